@@ -1,0 +1,68 @@
+"""callqueue: calls to APIs with rate limits, queued in the database and released exactly as fast as the limits allow.
+
+Names that need the app registry are loaded when they are first used, so settings.py can import this package.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from callqueue.limits import Concurrency, FixedWindow, SlidingWindow, TokenBucket
+from callqueue.outcome import GiveUp, HoldUntil, RetryLater, Succeeded
+from callqueue.rules import Breaker, Discard, Retry, Route, Rule
+
+if TYPE_CHECKING:
+    from callqueue.events import backlog_aged, call_failed, call_finished, call_unknown, limit_exceeded, rule_held
+    from callqueue.forecast import Forecast
+    from callqueue.handlers import handler
+    from callqueue.queued_task import QueuedTask
+    from callqueue.schedule import beat_schedule
+    from callqueue.session import Session
+
+_LAZY = {
+    "Forecast": "callqueue.forecast",
+    "QueuedTask": "callqueue.queued_task",
+    "Session": "callqueue.session",
+    "backlog_aged": "callqueue.events",
+    "beat_schedule": "callqueue.schedule",
+    "call_failed": "callqueue.events",
+    "call_finished": "callqueue.events",
+    "call_unknown": "callqueue.events",
+    "handler": "callqueue.handlers",
+    "limit_exceeded": "callqueue.events",
+    "rule_held": "callqueue.events",
+}
+
+__all__ = [
+    "Breaker",
+    "Concurrency",
+    "Discard",
+    "FixedWindow",
+    "Forecast",
+    "GiveUp",
+    "HoldUntil",
+    "QueuedTask",
+    "Retry",
+    "RetryLater",
+    "Route",
+    "Rule",
+    "Session",
+    "SlidingWindow",
+    "Succeeded",
+    "TokenBucket",
+    "backlog_aged",
+    "beat_schedule",
+    "call_failed",
+    "call_finished",
+    "call_unknown",
+    "handler",
+    "limit_exceeded",
+    "rule_held",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'callqueue' has no attribute {name!r}")

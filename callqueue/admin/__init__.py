@@ -1,0 +1,20 @@
+"""The admin: calls, their attempts, holds and rules, and the dashboard. Registered with Django's default admin site.
+
+Staff with view permissions see everything, redacted. Acting needs `requeue_call`, `cancel_call` or `control_rule`, goes by
+POST, and is logged.
+"""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from callqueue.admin.calls import CallQueueAdmin
+from callqueue.admin.rest import CallAttemptAdmin, HoldAdmin, RuleStateAdmin
+from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+
+admin.site.register(CallQueue, CallQueueAdmin)
+admin.site.register(CallAttempt, CallAttemptAdmin)
+admin.site.register(Hold, HoldAdmin)
+admin.site.register(RuleState, RuleStateAdmin)
+
+__all__ = ["CallAttemptAdmin", "CallQueueAdmin", "HoldAdmin", "RuleStateAdmin"]

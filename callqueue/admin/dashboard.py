@@ -1,0 +1,235 @@
+"""The dashboard: where every rule stands, and pause, resume and changed limits by form.
+
+In: a request. Out: a page, the parts of it that change, or a redirect with a message. What is done goes through
+callqueue.control and into the admin's log; nothing here counts anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import router
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from callqueue import conf, control, minutes, overview
+from callqueue.admin import plots, words
+from callqueue.database import clock
+from callqueue.durations import WrongDuration, parse_duration
+from callqueue.exceptions import CallQueueError, InvalidCall
+from callqueue.models import CallQueue, RuleState
+from callqueue.overview import KeyOverview, LimitOverview, RuleOverview
+
+PERMISSION = "callqueue.control_rule"
+KEYS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rule as the page shows it."""
+
+    rule: RuleOverview
+    plot: plots.Plot
+    limits: list[tuple[LimitOverview, plots.Gauge]]
+    keys: list[tuple[KeyOverview, list[tuple[LimitOverview, plots.Gauge]]]]
+
+    @property
+    def waiting(self) -> str:
+        return f"about {self.rule.waiting:,}" if self.rule.is_estimate else f"{self.rule.waiting:,}"
+
+    @property
+    def in_flight(self) -> str:
+        return f"{self.rule.in_flight:,}"
+
+    @property
+    def oldest(self) -> str:
+        return "" if self.rule.oldest_due_s is None else words.duration(self.rule.oldest_due_s)
+
+    @property
+    def drain(self) -> str:
+        if not self.rule.waiting:
+            return ""
+        return "nobody can say" if self.rule.drain_s is None else words.duration(self.rule.drain_s)
+
+
+def page(request: HttpRequest, admin: Any) -> HttpResponse:
+    """The whole page; a POST acts first."""
+    if request.method == "POST":
+        return _act(request, admin)
+    context = {
+        **admin.admin_site.each_context(request),
+        **_context(request),
+        "title": "Dashboard",
+        "opts": admin.opts,
+        "media": admin.media,
+    }
+    return TemplateResponse(request, "admin/callqueue/dashboard.html", context)
+
+
+def live(request: HttpRequest, admin: Any) -> HttpResponse:
+    """The parts that change, for the script to put in their places."""
+    response = TemplateResponse(request, "admin/callqueue/dashboard_live.html", _context(request))
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _context(request: HttpRequest) -> dict[str, Any]:
+    using = _using()
+    hour = minutes.per_minute(using)
+    rules = overview.look(using, keys=KEYS)
+    return {
+        "rows": [_row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour]) for rule in rules],
+        "now": timezone.localtime(clock(using)),
+        "may_control": request.user.has_perm(PERMISSION),
+        "totals": {
+            "waiting": f"{sum(rule.waiting for rule in rules):,}",
+            "is_estimate": any(rule.is_estimate for rule in rules),
+            "in_flight": f"{sum(rule.in_flight for rule in rules):,}",
+            "held": sum(1 for rule in rules if rule.holds),
+        },
+    }
+
+
+def _row(rule: RuleOverview, hour: list[tuple[int, int] | None]) -> Row:
+    return Row(
+        rule,
+        plots.plot(hour),
+        _gauges(rule.limits),
+        [(key, _gauges(key.limits)) for key in rule.keys],
+    )
+
+
+def _gauges(limits: Any) -> list[tuple[LimitOverview, plots.Gauge]]:
+    return [(limit, plots.gauge(limit.used, limit.free, limit.capacity)) for limit in limits]
+
+
+# --- acting
+
+
+def _act(request: HttpRequest, admin: Any) -> HttpResponse:
+    if not request.user.has_perm(PERMISSION):
+        raise PermissionDenied
+    act = _ACTS.get(request.POST.get("do", ""))
+    if act is None:
+        messages.error(request, "Nothing was done: there is no such action.")
+        return _back()
+    try:
+        answer = act(request, admin, request.POST.get("rule", ""))
+    except (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError) as error:
+        messages.error(request, f"Nothing was changed: {error}")
+        return _back()
+    if isinstance(answer, HttpResponse):
+        return answer
+    _log(request, request.POST.get("rule", ""), answer)
+    messages.success(request, f"{request.POST.get('rule', '')}: {answer}")
+    return _back()
+
+
+def _pause(request: HttpRequest, admin: Any, rule: str) -> str:
+    key, reason = request.POST.get("key", "").strip(), request.POST.get("reason", "").strip()[:500]
+    until = _until(request)
+    control.pause(_using(), rule, key=_key(key), until=until, reason=reason or f"paused by {request.user.get_username()}")
+    end = f"until {timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}" if until else "until it is resumed"
+    scope = f" key {key!r}" if key else ""
+    return f"Paused{scope} {end}" + (f": {reason}" if reason else "") + "."
+
+
+def _resume(request: HttpRequest, admin: Any, rule: str) -> str:
+    key = request.POST.get("key", "").strip()
+    count = control.resume(_using(), rule, key=_key(key))
+    return f"Resumed{f' key {key!r}' if key else ''}; {count} hold{'' if count == 1 else 's'} ended."
+
+
+def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
+    """Says first what it would do to the drain time; does it once that was confirmed."""
+    budget_id, text = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
+    rate = text or None
+    if "confirm" in request.POST:
+        control.change_limit(_using(), rule, budget_id, rate)
+        return f"Limit {budget_id} changed to {rate}." if rate else f"Limit {budget_id} is as the settings say."
+    conf.current().rule(rule)
+    (before,) = overview.look(_using(), only=rule)
+    found = {limit.id: limit for limit in before.limits}
+    if budget_id not in found:
+        raise InvalidCall("limit", f"rule {rule!r} has no limit {budget_id!r}{conf.suggest(budget_id, found)}")
+    limit = found[budget_id]
+    wanted = rate or limit.configured
+    _check_rate(rule, budget_id, wanted)
+    after = overview.drain_with(_using(), rule, {budget_id: wanted})
+    context = {
+        **admin.admin_site.each_context(request),
+        "title": f"Change a limit of {rule}?",
+        "opts": admin.opts,
+        "media": admin.media,
+        "rule": before,
+        "limit": limit,
+        "rate": text,
+        "wanted": wanted,
+        "others": [name for name in limit.rules if name != rule],
+        "drain_before": "nobody can say" if before.drain_s is None else words.duration(before.drain_s),
+        "drain_after": "nobody can say" if after is None else words.duration(after),
+        "is_longer": None not in (after, before.drain_s) and (after or 0) > (before.drain_s or 0),
+    }
+    return TemplateResponse(request, "admin/callqueue/confirm_limit.html", context)
+
+
+_ACTS: dict[str, Callable[[HttpRequest, Any, str], HttpResponse | str]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "limit": _change,
+}
+
+
+def _check_rate(rule: str, budget_id: str, rate: str) -> None:
+    """ImproperlyConfigured where the limit cannot have such a rate."""
+    for budget in conf.current().book.budgets[rule]:
+        if budget.id == budget_id:
+            budget.limit.with_rate(rate)
+
+
+def _until(request: HttpRequest) -> datetime | None:
+    """When a pause is to end: after a duration, at an instant, or None."""
+    for_, at = request.POST.get("for", "").strip(), request.POST.get("until", "").strip()
+    if for_ and at:
+        raise InvalidCall("until", "give either how long or until when, not both")
+    if for_:
+        return clock(_using()) + parse_duration(for_)
+    if not at:
+        return None
+    until = parse_datetime(at)
+    if until is None:
+        raise InvalidCall("until", f"{at!r} is not a date and time")
+    if timezone.is_naive(until):
+        until = timezone.make_aware(until)
+    if until <= clock(_using()):
+        raise InvalidCall("until", "is in the past")
+    return until
+
+
+def _key(text: str) -> Any:
+    """A key as `send` takes it: a mapping is written as JSON."""
+    from callqueue.budgets import key_parts
+
+    return dict(key_parts(text)) or text
+
+
+def _log(request: HttpRequest, rule: str, what: str) -> None:
+    user_id: Any = request.user.pk
+    LogEntry.objects.log_actions(user_id, [RuleState(rule=rule)], CHANGE, what, single_object=True)
+
+
+def _back() -> HttpResponse:
+    return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))
+
+
+def _using() -> str:
+    return router.db_for_write(CallQueue)

@@ -1,0 +1,110 @@
+"""The dashboard's pictures as numbers: where each bar and each gauge begins and ends. Pure; the templates draw them.
+
+Coordinates are SVG user units, y downwards. Nothing here knows colours: those are CSS classes, light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 360, 56
+GAUGE = 120
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One minute: the done part from the bottom, the failed part on top of it."""
+
+    x: float
+    width: float
+    done_y: float
+    done_height: float
+    failed_y: float
+    failed_height: float
+    label: str
+    is_known: bool
+
+
+@dataclass(frozen=True)
+class Plot:
+    """An hour of bars. `top` is the count that the full height stands for; `total_*` are sums; `summary` says it in words."""
+
+    bars: Sequence[Bar]
+    top: int
+    total_done: int
+    total_failed: int
+    summary: str
+    done: str
+    failed: str
+    most: str
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """How much of a limit is used: the width of the used part, out of `width`; and what is used and free, to be read."""
+
+    used_width: float
+    kind: str
+    percent: int
+    used: str
+    free: str
+    width: int = GAUGE
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line from the lower left to the upper right: `points` as SVG takes them. `summary` says it in words."""
+
+    points: str
+    seconds: float
+    calls: int
+    summary: str
+    width: int = WIDTH
+    height: int = 2 * HEIGHT
+
+
+def curve(points: Sequence[tuple[float, int]]) -> Curve:
+    """The curve of (seconds, calls sent so far), which both only grow."""
+    seconds, calls = points[-1] if points else (0.0, 0)
+    height = 2 * HEIGHT
+    drawn = " ".join(
+        f"{WIDTH * at / seconds if seconds else WIDTH:.1f},{height - height * sent / max(calls, 1):.1f}" for at, sent in points
+    )
+    return Curve(f"0,{height} {drawn}", seconds, calls, f"{calls:,} calls sent over {seconds:,.0f} seconds")
+
+
+def plot(minutes: Sequence[tuple[int, int] | None]) -> Plot:
+    """The plot of (done, failed) per minute, oldest first; None where it is not counted yet."""
+    known = [minute for minute in minutes if minute is not None]
+    top = max((done + failed for done, failed in known), default=0)
+    done, failed = sum(d for d, _ in known), sum(f for _, f in known)
+    step = WIDTH / max(1, len(minutes))
+    bars = [_bar(place, minute, len(minutes), step, max(top, 1)) for place, minute in enumerate(minutes)]
+    summary = f"Calls per minute over the last hour: {done:,} done and {failed:,} failed, at most {top:,} in a minute"
+    return Plot(bars, top, done, failed, summary, f"{done:,}", f"{failed:,}", f"{top:,}")
+
+
+def gauge(used: int, free: int, capacity: int) -> Gauge:
+    """The gauge of a limit; more than its capacity (an operator lowered it) is shown as full."""
+    share = used / capacity if capacity else 1.0
+    kind = "full" if share >= 1 else "high" if share >= 0.8 else "some" if used else "none"
+    return Gauge(round(GAUGE * min(1.0, share), 1), kind, round(100 * share), f"{used:,}", f"{free:,}")
+
+
+def _bar(place: int, minute: tuple[int, int] | None, count: int, step: float, top: int) -> Bar:
+    ago = count - 1 - place
+    when = "this minute" if not ago else f"{ago} min ago"
+    x, width = round(place * step, 2), round(max(step - 1, 0.5), 2)
+    if minute is None:
+        return Bar(x, width, HEIGHT - 2, 2, HEIGHT, 0, f"{when}: not counted yet", False)
+    done, failed = (round(HEIGHT * part / top, 2) for part in minute)
+    if minute[1] and failed < 2:
+        failed = 2.0  # a failure among ten thousand is to be seen
+    done = min(done, HEIGHT - failed)
+    return Bar(
+        x, width, round(HEIGHT - done, 2), done, round(HEIGHT - done - failed, 2), failed,
+        f"{when}: {minute[0]:,} done, {minute[1]:,} failed", True,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""What draining so many calls under a rule would take: callqueue_simulate as a page, with its curve.
+
+In: a request whose query names the rule, the calls, the latency. Out: a page. Reads the changed limits, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.db import router
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from callqueue import conf, database, holds, pacing
+from callqueue.admin import plots, words
+from callqueue.models import CallQueue
+from callqueue.simulate import Simulated, simulate
+
+MOST = 100_000  # calls that are followed one by one within about a second
+
+
+class WhatIfForm(forms.Form):
+    """What is asked."""
+
+    rule = forms.ChoiceField()
+    calls = forms.IntegerField(min_value=1, max_value=MOST, initial=1000)
+    latency = forms.FloatField(
+        label="Seconds to answer", min_value=0, max_value=86400, initial=0.2, widget=forms.NumberInput(attrs={"step": "any"})
+    )
+    keys = forms.IntegerField(label="Spread over keys", min_value=1, max_value=MOST, initial=1)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rule: Any = self.fields["rule"]
+        rule.choices = [(name, name) for name in conf.current().rules]
+
+
+def page(request: HttpRequest, admin: Any) -> HttpResponse:
+    """The form, and the answer once it is filled in."""
+    given = request.GET if "calls" in request.GET else None
+    form = WhatIfForm(given, initial={"rule": request.GET.get("rule", "default")})
+    context: dict[str, Any] = {
+        **admin.admin_site.each_context(request),
+        "title": "What if?",
+        "opts": admin.opts,
+        "media": admin.media,
+        "form": form,
+    }
+    if given is not None and form.is_valid():
+        context.update(_answer(form.cleaned_data, form))
+    return TemplateResponse(request, "admin/callqueue/what_if.html", context)
+
+
+def _answer(asked: dict[str, Any], form: WhatIfForm) -> dict[str, Any]:
+    using, rule = router.db_for_read(CallQueue), asked["rule"]
+    config = conf.current()
+    book = config.book.with_rates(holds.rates(using, config.book.groups[rule]))
+    delivery, notice = pacing.observed(using)
+    try:
+        found: Simulated = simulate(
+            book,
+            rule,
+            asked["calls"],
+            latency=asked["latency"],
+            start=database.to_us(database.clock(using)),
+            keys=asked["keys"],
+            delivery=delivery,
+            notice=notice,
+        )
+    except ValueError as error:
+        form.add_error(None, str(error))
+        return {}
+    return {"found": found, "takes": words.duration(found.seconds), "curve": plots.curve(found.curve)}

@@ -1,0 +1,47 @@
+"""Alerts that nothing but time brings: backlogs that have grown older than their rule's `backlog_alert`.
+
+In: the waiting set. Out: the event `backlog_aged`, with its signal. The other alerts are told where they happen.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from callqueue import conf, database, events, waiting
+
+AGAIN = 600.0  # seconds after which a backlog that is still too old is told of again
+
+
+class Backlogs:
+    """What one dispenser has told of the rules' backlogs: each once when it has aged, and again while it stays so."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def tell(self, using: str) -> None:
+        """Tell of the backlogs that are too old. No statement where no rule has a `backlog_alert`."""
+        for name, rule in conf.current().rules.items():
+            if rule.backlog_alert is None:
+                continue
+            age = oldest_due(using, name)
+            if age is None or age <= rule.backlog_alert:
+                self._told.pop(name, None)
+            elif time.monotonic() - self._told.get(name, -AGAIN) >= AGAIN:
+                self._told[name] = time.monotonic()
+                events.tell("backlog_aged", rule=name, oldest_due_s=round(age, 1))
+
+
+def oldest_due(using: str, rule: str) -> float | None:
+    """For how many seconds the call that waits longest has been due; None where none is. An index entry per priority."""
+    ready = _calls(using).waiting().filter(ready=True, rule=rule)
+    found = []
+    for priority in waiting.priorities(using, rule):
+        found += ready.filter(priority=priority).order_by("due_at_dt").values_list("due_at_dt", flat=True)[:1]
+    return max(0.0, (database.clock(using) - min(found)).total_seconds()) if found else None
+
+
+def _calls(using: str) -> Any:
+    from callqueue.models import CallQueue
+
+    return CallQueue.objects.using(using)

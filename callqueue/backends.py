@@ -1,0 +1,301 @@
+"""A backend of Django's Tasks API: `TASKS = {"default": {"BACKEND": "callqueue.backends.CallQueueBackend"}}`.
+
+For `django.tasks` of Django 6.0, or the `django-tasks` backport. Enters a task; a CallQueue row leaves, which waits for the
+limits of a rule; results are read from the row and its attempts. Importing this module needs neither of the two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any
+
+from django.core.checks import CheckMessage, Error
+from django.utils.module_loading import import_string
+
+from callqueue import conf, states
+from callqueue.exceptions import InvalidCall
+from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
+
+if TYPE_CHECKING:
+    from callqueue.handlers import Context
+    from callqueue.models import CallQueue
+
+METHOD = "django_task"
+APIS = ("django.tasks", "django_tasks")
+HEAD, TAIL = 400, 1400  # characters of an error's own words, and of its traceback's end
+_RAISED = re.compile(r"([A-Za-z_][\w.]*\.[A-Za-z_]\w*)(?:: |\n|$)")
+_UNRAISED = "callqueue.exceptions.CallQueueError"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "CallQueueBackend":
+        raise AttributeError(f"module 'callqueue.backends' has no attribute {name!r}")
+    for api in APIS:
+        try:
+            import_module(api)
+        except ImportError:
+            continue
+        return backend_of(api)
+    raise ImportError("CallQueueBackend needs Django 6.0, or the package django-tasks")
+
+
+@cache
+def backend_of(api: str) -> type:
+    """The backend's class for one of the two APIs: "django.tasks", or "django_tasks", the backport."""
+    base = import_module(f"{api}.backends.base").BaseTaskBackend
+    attributes = {"api": api, "__module__": __name__, "__qualname__": "CallQueueBackend", "__doc__": QueuedBackend.__doc__}
+    return type("CallQueueBackend", (QueuedBackend, base), attributes)
+
+
+def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
+    """The handler of the method "django_task": run the task here and now."""
+    api = params.get("api")
+    if api not in APIS:
+        return GiveUp(f"{api!r} is no Tasks API")
+    try:
+        backend = import_module(api).task_backends[params["backend"]]
+    except Exception as error:
+        return GiveUp(f"its backend {params['backend']!r} is not in TASKS any more: {error}")
+    outcome: Outcome = backend.run(context)
+    return outcome
+
+
+class QueuedBackend:
+    """Tasks wait in the table under the limits of a rule: the one that OPTIONS["rules"] gives for the task's queue_name, else
+    the rule that is named as the queue, else OPTIONS["rule"], else "default".
+
+    OPTIONS["key"] and OPTIONS["cost"] may be callables or dotted paths `(task, args, kwargs) ->` the call's key, its cost;
+    OPTIONS["using"] is a database's alias. An exception is a failed attempt, retried as the rule's Retry says.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    api: str
+    alias: str
+    options: dict[str, Any]
+    queues: set[str]
+    validate_task: Callable[[Any], None]
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Queue a call that runs the task, in the caller's transaction. TypeError for arguments that are no JSON."""
+        from callqueue.models import CallQueue
+
+        self.validate_task(task)
+        args, kwargs = self._normalized(list(args)), self._normalized(dict(kwargs))
+        params = {
+            "path": task.module_path, "args": args, "kwargs": kwargs, "api": self.api, "backend": self.alias,
+            "queue_name": task.queue_name, "takes_context": task.takes_context,
+        }  # fmt: skip
+        call = CallQueue.objects.db_manager(self._using).send(
+            {"method": METHOD, "params": params},
+            rule=self._rule(task),
+            key=self._asked("key", task, args, kwargs) or "",
+            cost=self._asked("cost", task, args, kwargs),
+            priority=int(task.priority),
+            not_before=task.run_after,
+        )
+        if call is None:
+            raise InvalidCall("task", f"{task.module_path} was discarded by CALLQUEUE['ROUTER']")
+        result = self._result(call, task)
+        import_module(f"{self.api}.signals").task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """What is known of a task, by the id of its result: the call's. TaskResultDoesNotExist where there is none."""
+        call = self._find(result_id)
+        if call is None:
+            raise self._unknown(result_id)
+        try:
+            return self._result(call, self._task_of(call))
+        except (ImportError, LookupError) as error:
+            raise self._unknown(result_id) from error
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
+        from django.apps import apps
+
+        place = f"TASKS[{self.alias!r}]"
+        if not apps.is_installed("callqueue"):
+            return [Error(f"{place}: 'callqueue' is not in INSTALLED_APPS", id="callqueue.E005")]
+        if conf.problems():
+            return []
+        named = {"OPTIONS['rule']": self.options.get("rule")}
+        named |= {f"OPTIONS['rules'][{queue!r}]": rule for queue, rule in self.options.get("rules", {}).items()}
+        known = conf.current().rules
+        return [
+            Error(f"{place}: {where}: there is no rule {rule!r}{conf.suggest(str(rule), known)}", id="callqueue.E005")
+            for where, rule in named.items()
+            if rule is not None and rule not in known
+        ]
+
+    def run(self, context: Context) -> Outcome:
+        """Run the task of a call in this worker: signals, context and result as the API documents."""
+        signals = import_module(f"{self.api}.signals")
+        try:
+            result = self.get_result(str(context.call_id))
+        except Exception as error:
+            return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
+        signals.task_started.send(sender=type(self), task_result=result)
+        outcome, raised = self._call(result)
+        finished = isinstance(outcome, Succeeded | GiveUp) or (isinstance(outcome, RetryLater) and context.is_last)
+        if finished:
+            self._finish(result, outcome)
+            self._tell_finished(signals, result, raised)
+        return outcome
+
+    def _tell_finished(self, signals: Any, result: Any, error: Exception | None) -> None:
+        """Send the signal while the error is being handled: Django's own listener logs its traceback."""
+        if error is None:
+            signals.task_finished.send(sender=type(self), task_result=result)
+            return
+        try:
+            raise error
+        except type(error):
+            signals.task_finished.send(sender=type(self), task_result=result)
+
+    def _call(self, result: Any) -> tuple[Outcome, Exception | None]:
+        """What comes of calling the task's function, and what it raised."""
+        before = [import_module(self.api).TaskContext(task_result=result)] if result.task.takes_context else []
+        try:
+            value = result.task.call(*before, *result.args, **result.kwargs)
+        except Exception as error:
+            return RetryLater(_told(error)), error
+        if isinstance(value, OUTCOMES):
+            return value, None
+        try:
+            value = self._normalized(value)
+        except TypeError as error:
+            return GiveUp(_told(error)), error
+        size, most = len(json.dumps(value)), conf.current().keep_response_bytes
+        if size > most:
+            long = ValueError(f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}")
+            return GiveUp(_told(long)), long
+        return Succeeded(value), None
+
+    def _finish(self, result: Any, outcome: Outcome) -> None:
+        """Bring the result up to what will be recorded, for the listeners of task_finished."""
+        status = self._base.TaskResultStatus
+        if isinstance(outcome, Succeeded):
+            _put(result, status=status.SUCCESSFUL, _return_value=outcome.result, finished_at=_now(self._using))
+        else:
+            result.errors.append(self._error(getattr(outcome, "why", "")))
+            _put(result, status=status.FAILED, finished_at=_now(self._using))
+
+    @property
+    def _using(self) -> str | None:
+        return self.options.get("using")
+
+    @property
+    def _base(self) -> Any:
+        return import_module(f"{self.api}.base")
+
+    def _normalized(self, value: Any) -> Any:
+        return self._base.normalize_json(value)
+
+    def _rule(self, task: Any) -> str | None:
+        rules: Mapping[str, str] = self.options.get("rules", {})
+        if task.queue_name in rules:
+            return rules[task.queue_name]
+        if task.queue_name in conf.current().rules and task.queue_name != "default":
+            return str(task.queue_name)
+        return self.options.get("rule")
+
+    def _asked(self, name: str, task: Any, args: Any, kwargs: Any) -> Any:
+        option = self.options.get(name)
+        option = import_string(option) if isinstance(option, str) else option
+        return option(task, args, kwargs) if callable(option) else option
+
+    def _find(self, result_id: str) -> CallQueue | None:
+        from callqueue.models import CallQueue
+
+        if not str(result_id).isascii() or not str(result_id).isdigit() or len(str(result_id)) > 18:
+            return None
+        found = CallQueue.objects.db_manager(self._using).filter(pk=int(result_id), method=METHOD).first()
+        is_ours = found is not None and found.call_data.get("params", {}).get("backend") == self.alias
+        return found if is_ours else None
+
+    def _unknown(self, result_id: str) -> Exception:
+        exceptions = import_module(f"{self.api}.exceptions")
+        error: Exception = exceptions.TaskResultDoesNotExist(result_id)
+        return error
+
+    def _task_of(self, call: CallQueue) -> Any:
+        """The task, as it was enqueued: `using(...)` included."""
+        params = call.call_data["params"]
+        found = import_string(params["path"])
+        if not isinstance(found, self._base.Task):
+            raise LookupError(f"{params['path']} is no task")
+        later = call.due_at_dt if call.due_at_dt > call.created_dt else None
+        return found.using(priority=call.priority, queue_name=params["queue_name"], backend=self.alias, run_after=later)
+
+    def _result(self, call: CallQueue, task: Any) -> Any:
+        from callqueue.models import CallAttempt
+
+        rows = CallAttempt.objects.using(call._state.db).charged().filter(call_id=call.pk, started_at__isnull=False)
+        attempts = list(rows.order_by("number"))
+        params = call.call_data["params"]
+        result = self._base.TaskResult(
+            task=task,
+            id=str(call.pk),
+            status=self._status(call, bool(attempts) and attempts[-1].finished_at is None),
+            enqueued_at=call.created_dt,
+            started_at=attempts[0].started_at if attempts else None,
+            finished_at=call.finished_at_dt,
+            last_attempted_at=attempts[-1].started_at if attempts else None,
+            args=params["args"],
+            kwargs=params["kwargs"],
+            backend=self.alias,
+            errors=self._errors(call, attempts),
+            worker_ids=[a.worker for a in attempts],
+        )
+        if call.status == states.DONE and attempts and attempts[-1].response_body:
+            _put(result, _return_value=json.loads(attempts[-1].response_body))
+        return result
+
+    def _status(self, call: CallQueue, is_running: bool) -> Any:
+        status = self._base.TaskResultStatus
+        if call.status == states.DONE:
+            return status.SUCCESSFUL
+        if call.status in states.FINAL:
+            return status.FAILED
+        return status.RUNNING if is_running and call.status == states.DISPATCHED else status.READY
+
+    def _errors(self, call: CallQueue, attempts: list[Any]) -> list[Any]:
+        told = [a.error_message for a in attempts if a.error_message and a.outcome != states.SUCCEEDED]
+        if not told and call.status in states.FINAL and call.status != states.DONE:
+            told = [call.error_message or f"the call is {call.get_status_display()}"]
+        return [self._error(message) for message in told]
+
+    def _error(self, message: str) -> Any:
+        """An error of an attempt, by the text that was recorded."""
+        raised = _RAISED.match(message)
+        _, _, traceback = message.partition("\n")
+        path = raised.group(1) if raised else _UNRAISED
+        return self._base.TaskError(exception_class_path=path, traceback=traceback or message)
+
+
+def _told(error: BaseException) -> str:
+    """The error as an attempt keeps it: its class's path and its words, then the end of its traceback."""
+    kind = type(error)
+    head = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ").replace("\n", " ")[:HEAD]
+    return f"{head}\n{''.join(format_exception(error))[-TAIL:]}"
+
+
+def _put(result: Any, **values: Any) -> None:
+    """Results are frozen; their backend is who writes them."""
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
+
+
+def _now(using: str | None) -> Any:
+    from callqueue import database
+
+    return database.clock(using or "default")

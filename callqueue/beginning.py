@@ -1,0 +1,240 @@
+"""Begin: takes released attempts for this worker, and reads what is needed to make their calls.
+
+An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or deleted is left out. The
+statement that reads also reads the database's clock, which the worker's own monotonic time is then mapped onto.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from callqueue import clockwork, conf, database, events, states
+from callqueue.database import from_us, to_us
+from callqueue.fields import UNREADABLE
+from callqueue.handlers import methods
+from callqueue.rules import Rule
+
+EXPIRED = "expired"
+_OF_ATTEMPT = ("id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call")
+_OF_CALL = (
+    "status", "last_attempt", "rule", "key", "cost", "call_data", "method", "failed_count", "throttled_count", "unique_key",
+    "callback", "first_sent_dt", "due_at_dt", "expires_at_dt", "idempotency_key",
+    "trace_context",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The database's clock, read between two instants of this process's monotonic time (seconds)."""
+
+    at: datetime
+    before: float
+    after: float
+
+    def latest(self, instant: float) -> datetime:
+        """The latest that the database's clock can have shown at this monotonic instant."""
+        return from_us(to_us(self.at) + round((instant - self.before) * 1_000_000))
+
+    def monotonic_at(self, when: datetime) -> float:
+        """A monotonic instant at which the database's clock has certainly reached `when`."""
+        return self.after + (to_us(when) - to_us(self.at)) / 1_000_000
+
+
+@dataclass
+class Job:
+    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any more."""
+
+    attempt_id: int
+    number: int
+    queue: str
+    send_at: datetime | None
+    pk: int
+    rule_name: str
+    key: str
+    cost: Any
+    method: str
+    params: Mapping[str, Any]
+    failed_count: int
+    throttled_count: int
+    unique_key: str | None
+    callback: str | None
+    first_sent_dt: datetime | None
+    due_at_dt: datetime
+    idempotency_key: str
+    worker: str
+    clock: Clock
+    trace_context: str | None = None
+    rule: Rule | None = None
+    lease_ends: float = 0.0
+    unfit: str | None = None
+
+    @property
+    def sound_rule(self) -> Rule:
+        """The rule, of a job that is fit."""
+        assert self.rule is not None
+        return self.rule
+
+
+def begin(using: str, attempt_ids: Sequence[int]) -> list[Job]:
+    """Take these attempts, those that are still to be begun; in the order in which they are to be sent."""
+    worker = f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
+    before = time.monotonic()
+    rows = [row for row in _read(using, attempt_ids) if row["a.started_at"] is None and row["a.finished_at"] is None]
+    after = time.monotonic()
+    clock, clock_jumped = _read_clock(using, rows, before, after)
+    released = {row["a.id"]: row["a.released_at"] for row in rows}
+    jobs = [_job(row, worker, clock) for row in rows if _is_current(row)]
+    for job, released_at in ((job, released[job.attempt_id]) for job in jobs if job.send_at is not None):
+        job.send_at = _slot(job, released_at, clock_jumped)
+    _give_back(using, attempt_ids, {job.attempt_id for job in jobs})
+    taken = _take(using, jobs, worker)
+    jobs = [job for job in jobs if job.attempt_id in taken]
+    if len(jobs) < len(attempt_ids):
+        events.tell("attempt_refused", attempts=len(attempt_ids) - len(jobs), reason="already begun, voided or out of date")
+    first = min((job.clock.at for job in jobs), default=None)
+    return sorted(jobs, key=lambda job: job.send_at or first or job.clock.at)
+
+
+@lru_cache
+def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A callable, or what a dotted path names."""
+    found: Callable[..., Any] = import_string(path) if isinstance(path, str) else path
+    return found
+
+
+def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The attempts, their calls and the clock. By key alone: with the fence in it, PostgreSQL might read all open attempts."""
+    columns, tables = _columns(using)
+    selected = f"{columns.sql}, {database.clock_sql(using)}"
+    sql = f"SELECT {selected} FROM {tables} WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
+    return [dict(zip([*columns.names, "clock"], row, strict=True)) for row in columns.rows(sql)]
+
+
+@lru_cache
+def _columns(using: str) -> tuple[database.Columns, str]:
+    from callqueue.models import CallAttempt, CallQueue
+
+    attempts, calls = (database.quoted(using, model._meta.db_table) for model in (CallAttempt, CallQueue))
+    columns = database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)})
+    return columns, f"{attempts} a JOIN {calls} c ON c.id = a.call_id"
+
+
+def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float, after: float) -> tuple[Clock, bool]:
+    """The database's clock as the rows brought it, narrowed by earlier readings; and whether it has jumped since those."""
+    shown = rows[0]["clock"] if rows else None
+    if shown is None:
+        return Clock(database.clock(using), before, after), False
+    at = from_us(database.instant_us(shown))
+    reading, watch = clockwork.Reading(to_us(at), before, after), clockwork.watch(using)
+    steady = watch.is_steady(reading)
+    watch.last = reading
+    narrowed = watch.narrowed.add(reading)
+    return Clock(at, narrowed.before, narrowed.after), not steady
+
+
+def _slot(job: Job, released_at: datetime, clock_jumped: bool) -> datetime:
+    """When to send: never later than the slot was ahead at release; and exactly that, if the clock cannot be trusted."""
+    assert job.send_at is not None
+    latest = job.clock.at + (job.send_at - released_at)
+    return latest if clock_jumped else min(job.send_at, latest)
+
+
+def _is_current(row: Mapping[str, Any]) -> bool:
+    return bool(row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"])
+
+
+def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
+    data = row["c.call_data"]
+    readable = isinstance(data, Mapping) and data != UNREADABLE and isinstance(data.get("params"), Mapping)
+    job = Job(
+        attempt_id=row["a.id"],
+        number=row["a.number"],
+        queue=row["a.queue"],
+        send_at=row["a.send_at"],
+        pk=row["a.call"],
+        rule_name=row["c.rule"],
+        key=row["c.key"],
+        cost=row["c.cost"],
+        method=str(data.get("method", "")).lower() if readable else row["c.method"],
+        params=data["params"] if readable else {},
+        failed_count=row["c.failed_count"],
+        throttled_count=row["c.throttled_count"],
+        unique_key=row["c.unique_key"],
+        callback=row["c.callback"],
+        first_sent_dt=row["c.first_sent_dt"],
+        due_at_dt=row["c.due_at_dt"],
+        idempotency_key=str(row["c.idempotency_key"]),
+        worker=worker,
+        clock=clock,
+        trace_context=row["c.trace_context"],
+        rule=conf.current().rules.get(row["c.rule"]),
+    )
+    lease = (job.rule.total_timeout if job.rule else 0.0) + conf.current().grace
+    start = max(0.0, job.clock.monotonic_at(job.send_at) - clock.after) if job.send_at else 0.0
+    job.lease_ends = clock.before + start + lease
+    job.unfit = _unfitness(job, readable, row["c.expires_at_dt"])
+    return job
+
+
+def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | None:
+    """Why the call cannot be made any more, if so."""
+    if expires_at is not None and expires_at <= job.clock.at:
+        return EXPIRED
+    if job.rule is None:
+        return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
+    if not readable:
+        return "its call_data cannot be read; is the key that encrypted it missing from ENCRYPTION_KEYS?"
+    if job.method not in methods():
+        return f"there is no handler for the method {job.method!r} any more"
+    for name in ("classify", "settle"):
+        path = getattr(job.rule, name)
+        try:
+            if path is not None:
+                imported(path)
+        except (ImportError, ImproperlyConfigured) as error:
+            return f"the rule's {name} cannot be imported: {error}"
+    return None
+
+
+def _take(using: str, jobs: Sequence[Job], worker: str) -> set[int]:
+    """The fence: an attempt is begun by the one update that finds it unbegun."""
+    from callqueue.models import CallAttempt
+
+    if not jobs:
+        return set()
+    rows = [
+        {
+            "pk": job.attempt_id,
+            "started_at": job.clock.at,
+            "worker": worker,
+            "lease_until": job.clock.at + timedelta(seconds=max(0.0, job.lease_ends - job.clock.before)),
+        }
+        for job in jobs
+    ]
+    count = database.update_each(CallAttempt, using, rows, where="t.started_at IS NULL AND t.finished_at IS NULL")
+    ids = {job.attempt_id for job in jobs}
+    if count == len(ids):
+        return ids
+    mine = CallAttempt.objects.using(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
+    return set(mine.values_list("pk", flat=True))
+
+
+def _give_back(using: str, attempt_ids: Sequence[int], current: set[int]) -> None:
+    """Void the attempts whose call was cancelled, changed or deleted since: they never reach the wire."""
+    from callqueue.models import CallAttempt
+
+    if len(current) == len(attempt_ids):
+        return
+    with database.writing(using):
+        CallAttempt.objects.using(using).void(set(attempt_ids) - current)

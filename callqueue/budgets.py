@@ -1,0 +1,122 @@
+"""Which limits count together: budgets, and the groups of rules that share one.
+
+A limit with a name is one budget for every rule that lists it; one without a name belongs to its rule alone. Rules that
+share a budget, directly or through others, form a group, and a pass plans a whole group at once. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from django.core.exceptions import ImproperlyConfigured
+
+from callqueue.limits import Limit
+from callqueue.rules import Rule
+
+Cost = int | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One limit and the rules it counts. `id` is its name, or "<rule>#<index>" where it has none."""
+
+    id: str
+    limit: Limit
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Book:
+    """All rules with their budgets and groups."""
+
+    rules: Mapping[str, Rule]
+    budgets: Mapping[str, tuple[Budget, ...]]  # by rule
+    groups: Mapping[str, tuple[str, ...]]  # by rule: the names in its group, sorted
+
+    def all_budgets(self) -> tuple[Budget, ...]:
+        """Every budget once."""
+        return tuple({b.id: b for budgets in self.budgets.values() for b in budgets}.values())
+
+    def group_budgets(self, group: Iterable[str]) -> tuple[Budget, ...]:
+        """Every budget of a group once."""
+        return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
+
+    def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Every group once, in the order of its first rule's name."""
+        return tuple(sorted(set(self.groups.values())))
+
+    def with_rates(self, rates: Mapping[str, str]) -> Book:
+        """The same book with other rates for the budgets named: an operator's overrides. Unknown ids are passed over."""
+        if not rates:
+            return self
+        changed = {
+            rule: tuple(replace(b, limit=b.limit.with_rate(rates[b.id])) if b.id in rates else b for b in budgets)
+            for rule, budgets in self.budgets.items()
+        }
+        return Book(self.rules, changed, self.groups)
+
+
+def bind(rules: Mapping[str, Rule]) -> Book:
+    """The book of these rules. ImproperlyConfigured where two limits of one name differ."""
+    named: dict[str, tuple[str, Limit]] = {}
+    users: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {rule: [] for rule in rules}
+    limits: dict[str, Limit] = {}
+    for rule_name, rule in rules.items():
+        for index, limit in enumerate(rule.limits):
+            budget_id = limit.name or f"{rule_name}#{index}"
+            first_rule, first = named.setdefault(budget_id, (rule_name, limit))
+            if first != limit or type(first) is not type(limit):
+                raise ImproperlyConfigured(
+                    f"CALLQUEUE['RULES']: the limit named {budget_id!r} is {first!r} in rule {first_rule!r} and {limit!r} in "
+                    f"rule {rule_name!r}; limits of one name are one budget and must be equal"
+                )
+            limits[budget_id] = limit
+            users.setdefault(budget_id, []).append(rule_name)
+            ids[rule_name].append(budget_id)
+    budgets = {rule: tuple(Budget(i, limits[i], tuple(users[i])) for i in ids[rule]) for rule in rules}
+    return Book(dict(rules), budgets, _groups(rules, users.values()))
+
+
+def cost_of(cost: Cost, unit: str) -> int:
+    """What a call's `cost` charges in `unit`: an int is calls; a mapping names its units, and calls is 1 unless named."""
+    if isinstance(cost, Mapping):
+        return cost.get(unit, 1 if unit == "calls" else 0)
+    return cost if unit == "calls" else 0
+
+
+@lru_cache(maxsize=16384)
+def key_part(key: str, per: str) -> str:
+    """The value that `per` picks from a call's key text; "" where the key has no such part.
+
+    A key is one string, or a mapping written as JSON with sorted names. For `per="key"` a mapping counts as a whole
+    unless it has a part named "key".
+    """
+    parts = key_parts(key)
+    if per == "key":
+        return parts.get("key", key) if parts else key
+    return parts.get(per, "")
+
+
+@lru_cache(maxsize=16384)
+def key_parts(key: str) -> Mapping[str, str]:
+    """The named parts of a key text; empty for a plain string."""
+    if not key.startswith("{"):
+        return {}
+    try:
+        parts = json.loads(key)
+    except ValueError:
+        return {}
+    return parts if isinstance(parts, dict) else {}
+
+
+def _groups(rules: Iterable[str], shares: Iterable[list[str]]) -> dict[str, tuple[str, ...]]:
+    group = {rule: {rule} for rule in rules}
+    for users in shares:
+        merged = set().union(*(group[user] for user in users))
+        for rule in merged:
+            group[rule] = merged
+    return {rule: tuple(sorted(members)) for rule, members in group.items()}

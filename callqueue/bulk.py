@@ -1,0 +1,101 @@
+"""Requeue and cancel by the thousand: picks calls by status, rule, key and time, and acts in short batches.
+
+In: a Pick, a function that is told how far the work is. Out: the count of calls that changed. Each batch is fenced by the
+states it starts from, so workers and dispensers may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+
+from callqueue import callcheck, conf, database, states
+
+BATCH = 500
+Progress = Callable[[int, int | None], None]
+BY_CREATION = (states.NEW, states.DISPATCHED)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Which calls: of these statuses, and where given of this rule, this key, and ended no longer ago than `since`.
+
+    `since` counts from `finished_at_dt`; for an ERROR from its last failure, for NEW and DISPATCHED from `created_dt`.
+    """
+
+    statuses: tuple[int, ...]
+    rule: str | None = None
+    key: Any = ""
+    since: timedelta | None = None
+
+
+def count(using: str, pick: Pick) -> int:
+    """How many calls are picked now."""
+    return int(_picked(using, pick).count())
+
+
+def requeue(using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None) -> int:
+    """Send the picked calls once more, those that may be; the count of them. DONE ones only with `again`."""
+    return _each_batch(using, pick, lambda calls: int(calls.requeue(again=again)), progress)
+
+
+def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
+    """End the picked calls, those that no worker has begun; the count of them."""
+    return _each_batch(using, pick, lambda calls: int(calls.cancel()), progress)
+
+
+def statuses_of(names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]) -> tuple[int, ...]:
+    """The statuses of these names; ValueError where one is unknown, or not among the `legal` ones."""
+    if not names:
+        return tuple(default)
+    allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
+    for name in names:
+        if name not in conf.STATUS_NAMES:
+            raise ValueError(f"there is no status {name!r}{conf.suggest(name, allowed)}")
+        if name not in allowed:
+            raise ValueError(f"{name!r} is none that this acts on; there are {', '.join(allowed)}")
+    return tuple(dict.fromkeys(allowed[name] for name in names))
+
+
+def _each_batch(using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None) -> int:
+    picked = _picked(using, pick)
+    total = int(picked.count()) if progress else None
+    changed = seen = last = 0
+    while ids := list(picked.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]):
+        changed += act(_calls(using).filter(pk__in=ids))
+        seen, last = seen + len(ids), ids[-1]
+        if progress:
+            progress(seen, total)
+    return changed
+
+
+def _picked(using: str, pick: Pick) -> Any:
+    rows = _calls(using).filter(status__in=pick.statuses)
+    if pick.rule is not None:
+        conf.current().rule(pick.rule)
+        rows = rows.filter(rule=pick.rule)
+    if text := callcheck.check_key(pick.key):
+        rows = rows.filter(key=text)
+    if pick.since is not None:
+        rows = rows.filter(_since(using, database.clock(using) - pick.since))
+    return rows
+
+
+def _since(using: str, cut: datetime) -> Q:
+    """Calls whose end, or whose last failure, is no earlier than `cut`."""
+    from callqueue.models import CallAttempt
+
+    attempts = CallAttempt.objects.using(using).charged().filter(call_id=OuterRef("pk"), finished_at__gte=cut)
+    ended = Q(status__in=states.FINAL, finished_at_dt__gte=cut)
+    failed = Q(status=states.ERROR) & Q(Exists(attempts))
+    return ended | failed | Q(status__in=BY_CREATION, created_dt__gte=cut)
+
+
+def _calls(using: str) -> Any:
+    from callqueue.models import CallQueue
+
+    return CallQueue.objects.using(using)

@@ -1,0 +1,56 @@
+"""Tells the application that calls have ended: the signals, and the callback tasks it named.
+
+A callback is owed (`callback_pending`) from the statement that ends the call until its message is sent, so a crash in
+between makes it come twice rather than never. Signals go once, in the process that ended the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from callqueue import conf, events, messages, states
+
+
+def announce(using: str, call_ids: Sequence[int], status: int) -> None:
+    """Signals and callbacks for calls that have just ended in `status`; calls that did not are passed over."""
+    from callqueue.models import CallQueue
+
+    rows = CallQueue.objects.using(using).filter(pk__in=call_ids, status=status)
+    owed = []
+    for pk, rule, error, pending in rows.values_list("pk", "rule", "error_message", "callback_pending"):
+        name = conf.NAMES_OF_STATUS[status]
+        if status == states.FAILED:
+            events.tell("call_failed", call_id=pk, status=name, rule=rule, reason=error)
+        elif status == states.UNKNOWN:
+            events.tell("call_unknown", call_id=pk, status=name, rule=rule, reason=error)
+        events.notify(events.call_finished, call_id=pk, status=name)
+        if pending:
+            owed.append(pk)
+    if owed:
+        deliver(using, owed)
+
+
+def deliver(using: str, call_ids: Sequence[int] | None = None, limit: int = 500) -> int:
+    """Send the callbacks that are owed, of these calls or of any; the count of them. A broker that is away: later."""
+    from celery import current_app
+
+    from callqueue.models import CallQueue
+
+    rows = CallQueue.objects.using(using).filter(callback_pending=True, status__in=states.FINAL)
+    if call_ids is not None:
+        rows = rows.filter(pk__in=call_ids)
+    sent = []
+    for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[:limit]:
+        try:
+            messages.send_by_name(current_app, callback, (pk, conf.NAMES_OF_STATUS[status]))
+        except Exception as error:
+            events.tell("broker_away", during="callback", error=type(error).__name__)
+            break
+        sent.append(pk)
+    CallQueue.objects.using(using).filter(pk__in=sent).update(callback_pending=False)
+    return len(sent)
+
+
+def has_listeners(status: int) -> bool:
+    """Whether anyone wants to be told of calls that end in `status`, log lines for failures included."""
+    return status in (states.FAILED, states.UNKNOWN) or bool(events.call_finished.receivers)

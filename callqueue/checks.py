@@ -1,0 +1,79 @@
+"""System checks: CALLQUEUE is read and everything wrong in it is reported, with the place and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from callqueue import conf
+
+
+@register("callqueue")
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """callqueue.E001: a key or value of CALLQUEUE is wrong."""
+    return [Error(why, hint="See docs/reference/settings.md.", id="callqueue.E001") for why in conf.problems()]
+
+
+@register("callqueue")
+def check_handlers(**_: Any) -> list[CheckMessage]:
+    """callqueue.E002: a handler, classify, settle or reconcile cannot be imported."""
+    from django.utils.module_loading import import_string
+
+    if conf.problems():
+        return []
+    config = conf.current()
+    paths = [(f"HANDLERS[{name!r}]", path) for name, path in config.handlers.items()]
+    for name, rule in config.rules.items():
+        paths += [(f"RULES[{name!r}].{field}", getattr(rule, field)) for field in ("classify", "settle", "reconcile")]
+    found: list[CheckMessage] = []
+    for place, path in paths:
+        try:
+            target = import_string(path) if isinstance(path, str) else path
+        except ImportError as error:
+            found.append(Error(f"CALLQUEUE: {place}: {error}", id="callqueue.E002"))
+            continue
+        if target is not None and not callable(target):
+            found.append(Error(f"CALLQUEUE: {place}: {path!r} is not callable", id="callqueue.E002"))
+    return found
+
+
+@register("callqueue")
+def check_queues(**_: Any) -> list[CheckMessage]:
+    """callqueue.E003, W001: a rule's queue is not one of CELERY_TASK_QUEUES, where those are listed."""
+    from celery import current_app
+
+    if conf.problems():
+        return []
+    listed = current_app.conf.task_queues
+    if not listed:
+        return []
+    names = {getattr(queue, "name", queue) for queue in listed}
+    found: list[CheckMessage] = []
+    for name, rule in conf.current().rules.items():
+        for queue in rule.queues or ():
+            if queue not in names:
+                make = Warning if current_app.conf.task_create_missing_queues else Error
+                found.append(
+                    make(
+                        f"CALLQUEUE: RULES[{name!r}].queues: {queue!r} is not in CELERY_TASK_QUEUES{conf.suggest(queue, names)}",
+                        id="callqueue.W001" if make is Warning else "callqueue.E003",
+                    )
+                )
+    return found
+
+
+@register("callqueue")
+def check_time_zone(**_: Any) -> list[CheckMessage]:
+    """callqueue.E004: USE_TZ is off, and limits are kept by instants that every clock agrees on."""
+    from django.conf import settings
+
+    if settings.USE_TZ:
+        return []
+    return [
+        Error(
+            "callqueue needs USE_TZ = True: without it, Django stores local times, and an hour a year happens twice",
+            hint="Set USE_TZ = True; TIME_ZONE still says in which zone times are shown. See docs/reference/settings.md.",
+            id="callqueue.E004",
+        )
+    ]

@@ -1,0 +1,122 @@
+"""Cleanup: deletes calls past their retention, attempts that no limit counts any more, ended holds; and vacuums.
+
+Short transactions by primary key, so that calls go on meanwhile. An attempt is kept as long as any limit's window may still
+count it, whatever became of its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from callqueue import conf, database, events, ledger, states
+
+BATCH = 2000
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass
+class Cleaned:
+    """What a cleanup deleted (or, as a dry run, would delete)."""
+
+    calls: int = 0
+    attempts: int = 0
+    holds: int = 0
+
+
+def clean(
+    using: str,
+    *,
+    older_than: timedelta | None = None,
+    batch_size: int = BATCH,
+    dry_run: bool = False,
+    vacuum: bool = False,
+    vacuum_full: bool = False,
+    progress: Progress | None = None,
+) -> Cleaned:
+    """Prune everything past retention (`older_than` replaces RETENTION for every final status), then reclaim space.
+
+    `progress` is told (calls deleted so far, how many there are to delete). `vacuum_full` locks the tables against all use
+    while they are rewritten.
+    """
+    cleaned = Cleaned()
+    total = sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than)) if dry_run or progress else None
+    if dry_run:
+        return Cleaned(calls=total or 0, attempts=_spent_orphans(using).count(), holds=_ended_holds(using).count())
+    for status, cut in _cuts(using, older_than):
+        for ids in _batches(_overdue(using, status, cut), batch_size):
+            _delete(using, ids, status, cut, cleaned)
+            if progress:
+                progress(cleaned.calls, total)
+    for ids in _batches(_spent_orphans(using), batch_size):
+        cleaned.attempts += _attempts(using).filter(pk__in=ids)._raw_delete(using)
+    cleaned.holds = _ended_holds(using).delete()[0]
+    if cleaned.calls or cleaned.attempts:
+        events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
+    if vacuum or vacuum_full:
+        database.vacuum(using, [_model()._meta.db_table, _attempts(using).model._meta.db_table], full=vacuum_full)
+    return cleaned
+
+
+def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
+    """Each final status with the instant before which its calls are past retention."""
+    now = database.clock(using)
+    for status in states.FINAL:
+        keep = conf.current().retention.get(status) if older_than is None else older_than
+        if keep is not None:
+            yield status, now - keep
+
+
+def _overdue(using: str, status: int, cut: datetime) -> Any:
+    return _model().objects.using(using).filter(status=status, finished_at_dt__lt=cut, callback_pending=False)
+
+
+def _batches(rows: Any, size: int) -> Iterator[list[int]]:
+    """Primary keys, `size` at a time, until none is left; what is deleted in between is not met again."""
+    last = 0
+    while ids := list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:size]):
+        yield ids
+        last = ids[-1]
+
+
+def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
+    """Delete these calls, those that are still past retention, with their attempts that no window counts any more."""
+    with database.writing(using):
+        rows = database.locked(_overdue(using, status, cut).filter(pk__in=ids))
+        gone = list(rows.values_list("pk", flat=True))
+        spent = _attempts(using).filter(call_id__in=gone, finished_at__lt=_horizon(using))
+        cleaned.attempts += spent._raw_delete(using)
+        cleaned.calls += _model().objects.using(using).filter(pk__in=gone)._raw_delete(using)
+
+
+def _spent_orphans(using: str) -> Any:
+    """Attempts whose call is gone and that no limit counts any more."""
+    from django.db.models import Exists, OuterRef
+
+    calls = _model().objects.using(using).filter(pk=OuterRef("call_id"))
+    return _attempts(using).filter(~Exists(calls), finished_at__lt=_horizon(using))
+
+
+def _ended_holds(using: str) -> Any:
+    from callqueue.models import Hold
+
+    return Hold.objects.using(using).filter(until__lt=database.clock(using) - timedelta(days=1))
+
+
+def _horizon(using: str) -> datetime:
+    window = timedelta(microseconds=ledger.longest_window(conf.current().book))
+    return database.clock(using) - window
+
+
+def _attempts(using: str) -> Any:
+    from callqueue.models import CallAttempt
+
+    return CallAttempt.objects.using(using)
+
+
+def _model() -> Any:
+    from callqueue.models import CallQueue
+
+    return CallQueue

@@ -1,0 +1,580 @@
+"""The only place that knows database vendors: the clock, row locks, bulk statements, vacuum, row estimates.
+
+PostgreSQL, MariaDB/MySQL and SQLite behave alike behind these functions. No driver is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import cycle
+from typing import Any, TypeVar
+
+from django.db import connections, models, transaction
+from django.db.models import Func, QuerySet
+from django.db.models.expressions import DatabaseDefault
+from django.db.models.sql import Query
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+M = TypeVar("M", bound=models.Model)
+ahead = timedelta(0)  # by how much this process sees a later time than the database: a test's, see callqueue.testing.travel
+
+
+class ClockNow(Func):
+    """The database's clock, in UTC, at the statement and not at the transaction's beginning."""
+
+    template = "CURRENT_TIMESTAMP"
+    output_field = models.DateTimeField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        later = f" + INTERVAL '{ahead // MICROSECOND} microseconds'" if ahead else ""
+        # CLOCK_TIMESTAMP() may differ from row to row, so no index could be used to compare with it.
+        return self.as_sql(compiler, connection, template=f"STATEMENT_TIMESTAMP(){later}", **extra)
+
+    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        later = f" + INTERVAL {ahead // MICROSECOND} MICROSECOND" if ahead else ""
+        return self.as_sql(compiler, connection, template=f"UTC_TIMESTAMP(6){later}", **extra)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        later = f", '{ahead.total_seconds():+.6f} seconds'" if ahead else ""
+        template = f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{later})"  # six digits, as Django's
+        return self.as_sql(compiler, connection, template=template, **extra)
+
+
+def clock(using: str) -> datetime:
+    """The database's clock now, aware. On SQLite that is this host's, and costs no statement."""
+    connection = connections[using]
+    if connection.vendor == "sqlite":
+        return datetime.now(UTC) + ahead
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT CLOCK_TIMESTAMP()" if connection.vendor == "postgresql" else "SELECT UTC_TIMESTAMP(6)")
+        now: datetime = cursor.fetchone()[0]
+    return (now if now.tzinfo else now.replace(tzinfo=UTC)) + ahead
+
+
+def to_us(instant: datetime) -> int:
+    """An aware datetime as whole microseconds since the epoch."""
+    return (instant - EPOCH) // timedelta(microseconds=1)
+
+
+def from_us(instant: int) -> datetime:
+    """Whole microseconds since the epoch as an aware datetime."""
+    return EPOCH + timedelta(microseconds=instant)
+
+
+def rows(using: str, sql: str, params: Sequence[Any] = ()) -> list[Any]:
+    """What a statement of this app's own returns: for those that run at every pass, where building a queryset would show."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        found: list[Any] = cursor.fetchall()
+        return found
+
+
+class Columns:
+    """Columns of joined tables, by alias, as a statement of this app's own selects them and their fields understand them."""
+
+    def __init__(self, using: str, tables: Mapping[str, tuple[type[models.Model], Sequence[str]]]) -> None:
+        self.using, connection = using, connections[using]
+        self.names: list[str] = []
+        self._converters: list[tuple[int, Any, Any]] = []
+        listed = []
+        for alias, (model, names) in tables.items():
+            for name in names:
+                field: Any = model._meta.get_field(name)
+                column = field.get_col(alias)
+                listed.append(f"{alias}.{connection.ops.quote_name(column.target.column)}")
+                own = [*connection.ops.get_db_converters(column), *column.get_db_converters(connection)]
+                self._converters += [(len(self.names), converter, column) for converter in own]
+                self.names.append(f"{alias}.{name}")
+        self.sql = ", ".join(listed)
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[list[Any]]:
+        """What the statement returns, which selects these columns first."""
+        connection, found = connections[self.using], [list(row) for row in rows(self.using, sql, params)]
+        for row in found:
+            for place, converter, column in self._converters:
+                row[place] = converter(row[place], column, connection)
+        return found
+
+
+def clock_sql(using: str) -> str:
+    """The database's clock as a statement of this app's own selects it; NULL on SQLite, whose own shows milliseconds only."""
+    connection = connections[using]
+    if connection.vendor == "sqlite":
+        return "NULL"
+    return str(Query(None).get_compiler(using).compile(ClockNow())[0])
+
+
+def run(using: str, sql: str, params: Sequence[Any] = ()) -> int:
+    """Run a statement of this app's own that returns no rows; the count of rows it changed."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return int(cursor.rowcount)
+
+
+def places(values: Sequence[Any]) -> str:
+    """The placeholders of a list of values: "%s, %s"."""
+    return ", ".join(["%s"] * len(values))
+
+
+def quoted(using: str, name: str) -> str:
+    """A table's or column's name, quoted."""
+    return str(connections[using].ops.quote_name(name))
+
+
+def instant_us(value: Any) -> int:
+    """Microseconds from what a driver returned for an instant: aware, naive in UTC, or text."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return to_us(value if value.tzinfo else value.replace(tzinfo=UTC))
+
+
+def skip_locked(using: str) -> str:
+    """What makes a SELECT lock its rows and pass over locked ones, on this database."""
+    features = connections[using].features
+    if not features.has_select_for_update:
+        return ""
+    return " FOR UPDATE SKIP LOCKED" if features.has_select_for_update_skip_locked else " FOR UPDATE"
+
+
+def is_mysql(using: str) -> bool:
+    """Whether the database is MariaDB or MySQL, whose SELECT wants a table even where none is read."""
+    return connections[using].vendor == "mysql"
+
+
+def in_transaction(using: str) -> bool:
+    """Whether this thread is inside a transaction on the database."""
+    return bool(connections[using].in_atomic_block)
+
+
+def as_parameter(using: str, instant: datetime) -> Any:
+    """An aware datetime as this database takes it in a statement written by hand."""
+    return connections[using].ops.adapt_datetimefield_value(instant)
+
+
+@contextmanager
+def writing(using: str) -> Iterator[None]:
+    """A transaction that writes. On SQLite it takes the write lock at once, so that no later statement can deadlock."""
+    connection: Any = connections[using]
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        with transaction.atomic(using=using):
+            yield
+        return
+    connection.ensure_connection()  # which sets transaction_mode: a thread's first statement may be this one
+    mode, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
+    try:
+        with transaction.atomic(using=using):
+            connection.transaction_mode = mode
+            yield
+    finally:
+        connection.transaction_mode = mode
+
+
+def commit_without_waiting(using: str) -> None:
+    """Let this transaction's commit return before it is on disk, where that can be: a crash soon after may undo it, whole."""
+    if connections[using].vendor == "postgresql":
+        run(using, "SET LOCAL synchronous_commit = off")
+
+
+_kept = threading.local()
+
+
+@contextmanager
+def kept_connection(using: str) -> Iterator[None]:
+    """Keep this thread's connection from one message to the next.
+
+    Celery closes every connection of Django's after every task; setting one up again costs more than the statements of a
+    call. What it does not see it does not close. A connection that failed is dropped. Not inside a transaction.
+    """
+    stored: dict[str, Any] = _kept.__dict__
+    if connections[using].in_atomic_block or connections[using].vendor == "sqlite":
+        yield
+        return
+    if using in stored:
+        connections[using].close()
+        connections[using] = stored.pop(using)
+    connection = connections[using]
+    if connection.connection is not None and connection.errors_occurred:
+        connection.close()
+    try:
+        yield
+    finally:
+        if connections[using] is connection and not connection.in_atomic_block and not connection.errors_occurred:
+            connection.close_at = None
+            stored[using] = connection
+            del connections[using]
+
+
+def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
+    """Lock the rows that nobody else has locked and pass over the rest; with `wait`, wait for all of them."""
+    features = connections[rows.db].features
+    if not features.has_select_for_update:
+        return rows
+    if wait or not features.has_select_for_update_skip_locked:
+        return rows.select_for_update()
+    return rows.select_for_update(skip_locked=True)
+
+
+def prepare_dispenser(using: str) -> None:
+    """A dispenser that is stopped inside a transaction must not hold its rules for ever: the server ends it after 5 s."""
+    if connections[using].vendor == "postgresql":
+        with connections[using].cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = '5s'")
+
+
+def update_each(
+    model: type[models.Model], using: str, rows: Sequence[Mapping[str, Any]], where: str = "", params: Sequence[Any] = ()
+) -> int:
+    """Update many rows by primary key with values of their own, in one statement; the count of rows changed.
+
+    Each row maps field names to values and has "pk". `where` is a further condition on columns of the table, in SQL of this
+    app's own, its values in `params`. In MariaDB the count leaves out rows that already had the values.
+    """
+    if not rows:
+        return 0
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    key: Any = model._meta.pk
+    columns: list[Any] = [key, *(model._meta.get_field(name) for name in rows[0] if name != "pk")]
+    names = [f"v{i}" for i in range(len(columns))]
+    sets = ", ".join(f"{quote(f.column)} = v.{n}" for f, n in zip(columns[1:], names[1:], strict=True))
+    # As a CASE the condition fits no partial index: rows are found by their keys, not by reading all that it is true of.
+    table, condition = quote(model._meta.db_table), f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
+    values = [row["pk" if field is key else field.name] for row in rows for field in columns]
+    if connection.vendor == "postgresql":
+        source, values = _recordset(connection, columns, values)
+        sql = f"UPDATE {table} AS t SET {sets} FROM {source} WHERE t.{quote(key.column)} = v.v0{condition}"
+    elif connection.vendor == "mysql":
+        values = [field.get_db_prep_save(v, connection) for field, v in zip(cycle(columns), values, strict=False)]
+        one = "SELECT " + ", ".join(["%s"] * len(columns))
+        first = "SELECT " + ", ".join(f"%s AS {name}" for name in names)
+        source = " UNION ALL ".join([first, *[one] * (len(rows) - 1)])
+        sets = ", ".join(f"t.{quote(f.column)} = v.{n}" for f, n in zip(columns[1:], names[1:], strict=True))
+        sql = f"UPDATE {table} t JOIN ({source}) v ON t.{quote(key.column)} = v.v0 SET {sets} WHERE 1 = 1{condition}"
+    else:
+        values = [field.get_db_prep_save(v, connection) for field, v in zip(cycle(columns), values, strict=False)]
+        listed = ", ".join(["(" + ", ".join(["%s"] * len(columns)) + ")"] * len(rows))
+        match = f"t.{quote(key.column)} = v.v0"
+        sql = f"WITH v ({', '.join(names)}) AS (VALUES {listed}) UPDATE {table} AS t SET {sets} FROM v WHERE {match}{condition}"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [*values, *params])
+        if cursor.rowcount >= 0:
+            return int(cursor.rowcount)
+        cursor.execute("SELECT CHANGES()")  # sqlite3 counts no statement that begins with WITH
+        return int(cursor.fetchone()[0])
+
+
+def insert_each(model: type[models.Model], using: str, records: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """Insert rows, field names to values, in one statement; their primary keys, in the same order.
+
+    Every field without a database default is to be given. A database that does not return what it inserts gives None for each.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql" or not records:
+        return [made.pk for made in model._default_manager.using(using).bulk_create([model(**record) for record in records])]
+    columns = [model._meta.get_field(name) for name in records[0]]
+    return [pk for (pk,) in _inserted(connection, model, columns, records, [model._meta.pk])]
+
+
+def insert_objects(model: type[M], using: str, objects: Sequence[M], *, batch_size: int) -> None:
+    """As bulk_create, for models that need nothing of what makes it slow: no inheritance, no given keys, no conflicts."""
+    connection = connections[using]
+    fields: list[Any] = [field for field in model._meta.concrete_fields if not field.primary_key]
+    for at in range(0, len(objects), batch_size):
+        batch = objects[at : at + batch_size]
+        left_out = [f for f in fields if f.has_db_default() and all(_is_default(getattr(o, f.attname)) for o in batch)]
+        given = [field for field in fields if field not in left_out]
+        mixed = any(hasattr(getattr(o, f.attname), "resolve_expression") for f in given if f.has_db_default() for o in batch)
+        if connection.vendor != "postgresql" or mixed:
+            model._default_manager.using(using).bulk_create(batch)
+            continue
+        back = [model._meta.pk, *left_out]
+        records = [{field.name: getattr(one, field.attname) for field in given} for one in batch]
+        for one, values in zip(batch, _inserted(connection, model, given, records, back), strict=True):
+            for field, value in zip(back, values, strict=True):
+                setattr(one, field.attname, value)
+            one._state.adding, one._state.db = False, using
+
+
+def _is_default(value: Any) -> bool:
+    return isinstance(value, DatabaseDefault)
+
+
+def _inserted(connection: Any, model: type[M], columns: Sequence[Any], records: Sequence[Any], back: Sequence[Any]) -> list[Any]:
+    """Insert rows into PostgreSQL; the columns asked for, of each in turn."""
+    quote = connection.ops.quote_name
+    source, values = _recordset(connection, columns, [value for record in records for value in record.values()])
+    names = ", ".join(quote(field.column) for field in columns)
+    given = ", ".join(f"v.v{i}" for i in range(len(columns)))
+    returned = ", ".join(quote(field.column) for field in back)
+    sql = f"INSERT INTO {quote(model._meta.db_table)} ({names}) SELECT {given} FROM {source} RETURNING {returned}"
+    return rows(connection.alias, sql, values)
+
+
+def listed(ids: Iterable[int]) -> str:
+    """Integers as a statement lists them; binding hundreds of them one by one takes longer than finding their rows."""
+    return ", ".join(str(int(one)) for one in ids) or "NULL"
+
+
+def _recordset(connection: Any, columns: Sequence[Any], values: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Rows of these columns as PostgreSQL reads them from one parameter: binding each value apart would cost as much again."""
+    width, names = len(columns), [f"v{i}" for i in range(len(columns))]
+    unready = [(i, field) for i, field in enumerate(columns) if type(field) not in _PLAIN]
+    listed = []
+    for at in range(0, len(values), width):
+        one = list(values[at : at + width])
+        for i, field in unready:
+            one[i] = _bare(field.get_db_prep_save(one[i], connection))
+        listed.append(dict(zip(names, one, strict=True)))
+    types = ", ".join(f"v{i} {field.rel_db_type(connection)}" for i, field in enumerate(columns))
+    # The limit is for the planner, who would expect 100 rows and read a small table whole to find them.
+    source = f"(SELECT * FROM json_to_recordset(CAST(%s AS json)) AS r({types}) LIMIT {len(listed)}) AS v"
+    return source, [json.dumps(listed, default=str)]
+
+
+# What needs no preparation to be written as JSON.
+_PLAIN = (
+    *(models.BigAutoField, models.BigIntegerField, models.PositiveIntegerField, models.PositiveSmallIntegerField),
+    *(models.SmallIntegerField, models.ForeignKey, models.BooleanField, models.CharField, models.TextField),
+    *(models.DateTimeField, models.UUIDField, models.JSONField),
+)
+
+
+def _bare(value: Any) -> Any:
+    """What a driver's wrapper of JSON wraps: psycopg's Jsonb, psycopg2's Json."""
+    return getattr(value, "obj", getattr(value, "adapted", value))
+
+
+def distinct_next(
+    using: str, table: str, column: str, where: str, params: Sequence[Any], *, after: Any, down: bool, count: int
+) -> list[Any]:
+    """The next `count` distinct values of a column past `after` among the rows that `where` picks, in order.
+
+    PostgreSQL steps from value to value in the index, so that the cost depends on `count` and not on the rows; MariaDB does
+    the same by itself for DISTINCT; SQLite reads the index. `where` is SQL of this app's own, its values in `params`.
+    """
+    connection = connections[using]
+    name, table = connection.ops.quote_name(column), connection.ops.quote_name(table)
+    than, order = ("<", "DESC") if down else (">", "ASC")
+    if connection.vendor == "postgresql":
+        first = f"SELECT {name} FROM {table} WHERE {where} AND {name} {than} %s ORDER BY {name} {order} LIMIT 1"
+        step = f"SELECT c.{name} FROM {table} c WHERE {where} AND c.{name} {than} k.v ORDER BY c.{name} {order} LIMIT 1"
+        sql = (
+            f"WITH RECURSIVE k(v) AS (({first}) UNION ALL SELECT ({step}) FROM k WHERE k.v IS NOT NULL) "
+            "SELECT v FROM k WHERE v IS NOT NULL LIMIT %s"
+        )
+        values = [*params, after, *params, count]
+    else:
+        sql = f"SELECT DISTINCT {name} FROM {table} WHERE {where} AND {name} {than} %s ORDER BY {name} {order} LIMIT %s"
+        values = [*params, after, count]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return [row[0] for row in cursor.fetchall()]
+
+
+def first_of_each(
+    using: str, table: str, column: str, where: str, params: Sequence[Any], order: str, counts: Mapping[str, int]
+) -> list[tuple[str, int]]:
+    """For each value of `column` the first so many rows in `order`: (value, id), a value's rows together.
+
+    Reads no more rows than it returns. `where` and `order` are SQL of this app's own.
+    """
+    if not counts:
+        return []
+    connection = connections[using]
+    name, table = connection.ops.quote_name(column), connection.ops.quote_name(table)
+    found: list[tuple[str, int]] = []
+    items = list(counts.items())
+    for start in range(0, len(items), 200):
+        chunk = items[start : start + 200]
+        values: list[Any] = []
+        if connection.vendor == "postgresql":
+            listed = ", ".join(["(%s, %s)"] * len(chunk))
+            sql = (
+                f"SELECT v.k, c.id FROM (VALUES {listed}) AS v(k, n) CROSS JOIN LATERAL "
+                f"(SELECT id FROM {table} WHERE {where} AND {name} = v.k ORDER BY {order} LIMIT v.n) c"
+            )
+            values = [part for item in chunk for part in item] + list(params)
+        else:
+            one = f"SELECT * FROM (SELECT {name}, id FROM {table} WHERE {where} AND {name} = %s ORDER BY {order} LIMIT %s) x"
+            sql = " UNION ALL ".join([one] * len(chunk))
+            for key, count in chunk:
+                values += [*params, key, count]
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            found += cursor.fetchall()
+    return found
+
+
+def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
+    """Make deleted rows' space usable again. `full` rewrites the tables, locked against all use meanwhile."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        for table in map(connection.ops.quote_name, tables):
+            if connection.vendor == "postgresql":
+                cursor.execute(f"VACUUM (FULL, ANALYZE) {table}" if full else f"VACUUM (ANALYZE) {table}")
+            elif connection.vendor == "mysql":
+                cursor.execute(f"OPTIMIZE TABLE {table}" if full else f"ANALYZE TABLE {table}")
+                cursor.fetchall()
+        if connection.vendor == "sqlite":
+            cursor.execute("VACUUM" if full else "PRAGMA optimize")
+
+
+def estimated_rows(using: str, table: str) -> int | None:
+    """About how many rows a table has, without reading it; None where the database keeps no estimate."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [table])
+        elif connection.vendor == "mysql":
+            cursor.execute(
+                "SELECT table_rows FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s",
+                [table],
+            )
+        else:
+            return None
+        row = cursor.fetchone()
+    return int(row[0]) if row and row[0] is not None and row[0] >= 0 else None
+
+
+def sample_of(using: str, table: str, percent: float) -> str | None:
+    """The table as FROM takes it, reading so many percent of its pages, always the same; None where none can be left out."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return None
+    return f"{connection.ops.quote_name(table)} TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)"
+
+
+def dead_rows(using: str, tables: Sequence[str]) -> dict[str, tuple[int, int]] | None:
+    """Deleted rows that still take space, and live ones, of each table; None where the database keeps no such count."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return None
+    sql = f"SELECT relname, n_dead_tup, n_live_tup FROM pg_stat_user_tables WHERE relname IN ({places(tables)})"
+    return {name: (int(dead), int(live)) for name, dead, live in rows(using, sql, list(tables))}
+
+
+def is_standby(using: str) -> bool:
+    """Whether this is a copy that follows another server, and may lag behind it."""
+    return connections[using].vendor == "postgresql" and bool(rows(using, "SELECT pg_is_in_recovery()")[0][0])
+
+
+def connect_within(using: str, seconds: int) -> None:
+    """Let connecting to the database's server take no longer than this, unless the settings say how long it may take."""
+    connection = connections[using]
+    if connection.vendor != "sqlite":
+        connection.settings_dict.setdefault("OPTIONS", {}).setdefault("connect_timeout", seconds)
+
+
+_STORAGE = {
+    # Every call is updated three times in its life: room on the page, and a vacuum that comes by the thousand rows.
+    "callqueue_callqueue": "fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, "
+    "autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1",
+    "callqueue_callattempt": "fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, "
+    "autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1",
+    "callqueue_rulestate": "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200",
+}
+_WHOLE_INDEXES = {  # MariaDB and MySQL have no partial indexes: these stand in for those that Django leaves out there
+    "callqueue_ready": ("callqueue_callqueue", "rule, ready, priority DESC, due_at_dt, id, status"),
+    "callqueue_ready_by_key": ("callqueue_callqueue", "rule, ready, priority, `key`, due_at_dt, id, status"),
+    "callqueue_later": ("callqueue_callqueue", "status, ready, due_at_dt"),
+    "callqueue_expiring": ("callqueue_callqueue", "status, expires_at_dt"),
+    "callqueue_finished": ("callqueue_callqueue", "status, finished_at_dt"),
+    "callqueue_callbacks": ("callqueue_callqueue", "callback_pending, id"),
+    "callqueue_unique_key": ("callqueue_callqueue", "unique_key"),
+    "callqueue_key": ("callqueue_callqueue", "`key`, id"),
+    "callqueue_open": ("callqueue_callattempt", "finished_at, rule"),
+    "callqueue_aging": ("callqueue_callattempt", "rule, finished_at"),
+    "callqueue_aging_by_key": ("callqueue_callattempt", "rule, `key`, finished_at"),
+}
+
+
+def tune_tables(schema_editor: Any) -> None:
+    """What Django's migrations cannot say: storage settings on PostgreSQL, whole indexes on MariaDB."""
+    vendor = schema_editor.connection.vendor
+    if vendor == "postgresql":
+        for table, options in _STORAGE.items():
+            schema_editor.execute(f"ALTER TABLE {table} SET ({options})")
+    elif vendor == "mysql":
+        for name, (table, columns) in _WHOLE_INDEXES.items():
+            schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
+
+
+CHANNEL = "callqueue_sent"
+_FLAG = 6_015_403_886_170_112_257  # the advisory lock that an idle dispenser holds; a number that nobody else will choose
+_WAKE = (
+    f"""CREATE OR REPLACE FUNCTION callqueue_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NOT pg_try_advisory_xact_lock_shared({_FLAG}) THEN PERFORM pg_notify('{CHANNEL}', ''); END IF;
+        RETURN NULL;
+    END $$""",
+    "DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue",
+    "CREATE TRIGGER callqueue_wake AFTER INSERT ON callqueue_callqueue FOR EACH STATEMENT EXECUTE FUNCTION callqueue_wake()",
+)
+
+
+def let_calls_wake(schema_editor: Any) -> None:
+    """On PostgreSQL, let inserted calls notify a dispenser that sleeps. While none does, a sender takes a shared lock."""
+    if schema_editor.connection.vendor == "postgresql":
+        for statement in _WAKE:
+            schema_editor.execute(statement)
+
+
+def let_calls_be_silent(schema_editor: Any) -> None:
+    """Undo `let_calls_wake`."""
+    if schema_editor.connection.vendor == "postgresql":
+        schema_editor.execute("DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue")
+        schema_editor.execute("DROP FUNCTION IF EXISTS callqueue_wake()")
+
+
+def raw_connection(using: str) -> Any:
+    """The driver's connection of this thread; None where there is none now."""
+    return connections[using].connection
+
+
+def start_listening(using: str) -> bool:
+    """Hear of calls that are sent. False where that cannot be: another vendor, a transaction, or a pooler in between."""
+    connection = connections[using]
+    raw = connection.connection
+    if connection.vendor != "postgresql" or connection.in_atomic_block or raw is None:
+        return False
+    if rows(using, "SELECT pg_backend_pid()")[0][0] != raw.info.backend_pid:  # a pooler lends us another session each time
+        return False
+    run(using, f"LISTEN {CHANNEL}")
+    return True
+
+
+def stop_listening(using: str) -> None:
+    """Hear of them no more."""
+    run(using, f"UNLISTEN {CHANNEL}")
+
+
+def raise_flag(using: str) -> bool:
+    """From now on senders notify; False where another dispenser's flag is up, or a sender has not committed yet."""
+    return bool(rows(using, f"SELECT pg_try_advisory_lock({_FLAG})")[0][0])
+
+
+def lower_flag(using: str) -> None:
+    """From now on senders are silent."""
+    rows(using, f"SELECT pg_advisory_unlock({_FLAG})")
+
+
+def wait_for_word(using: str, seconds: float) -> bool:
+    """Wait so long for the server to say anything at all: True if it did, and forget what it was."""
+    raw = connections[using].connection
+    with selectors.DefaultSelector() as selector:
+        selector.register(raw.fileno(), selectors.EVENT_READ)
+        if not selector.select(seconds):
+            return False
+    if callable(raw.notifies):
+        for _ in raw.notifies(timeout=0):
+            pass
+    else:
+        raw.poll()
+        del raw.notifies[:]
+    return True

@@ -1,0 +1,28 @@
+"""Durations as operators type them: `<n>` with s, m, h, d or w.
+
+Text enters, a timedelta leaves; WrongDuration says what to write instead. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+LONGEST = timedelta(days=3660)
+_DURATION = re.compile(r"([0-9]{1,12})([smhdw])")
+
+
+class WrongDuration(ValueError):
+    """The text is not a duration; the message says how one is written."""
+
+
+def parse_duration(text: str) -> timedelta:
+    """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most; WrongDuration says why not."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise WrongDuration(f'{text!r} is not a duration; write "<n>" with s, m, h, d or w, as in "90s", "2h", "7d"')
+    seconds = int(match[1]) * SECONDS[match[2]]
+    if seconds > LONGEST.total_seconds():
+        raise WrongDuration(f"{text!r} is longer than ten years")
+    return timedelta(seconds=seconds)

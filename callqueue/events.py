@@ -1,0 +1,78 @@
+"""What happens, told: each event's name, its one log line and, where others may listen, its signal.
+
+Takes names, ids and reasons; never a secret, a payload or a response body.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+logger = logging.getLogger("callqueue")
+
+call_finished = Signal()  # call_id, status: any final state
+call_failed = Signal()  # call_id, status, reason
+call_unknown = Signal()  # call_id, status, reason
+rule_held = Signal()  # rule, per, value, until, reason
+limit_exceeded = Signal()  # limit, rule, highest, allowed
+backlog_aged = Signal()  # rule, oldest_due_s
+
+_SIGNALS: dict[str, tuple[int, Signal | None]] = {
+    "call_done": (logging.DEBUG, None),
+    "call_failed": (logging.WARNING, call_failed),
+    "call_unknown": (logging.ERROR, call_unknown),
+    "call_expired": (logging.INFO, None),
+    "call_cancelled": (logging.INFO, None),
+    "call_requeued": (logging.INFO, None),
+    "call_discarded": (logging.INFO, None),
+    "call_reconciled": (logging.INFO, None),
+    "reconcile_failed": (logging.WARNING, None),
+    "attempt_failed": (logging.INFO, None),
+    "attempt_lost": (logging.WARNING, None),
+    "attempt_refused": (logging.INFO, None),
+    "attempts_voided": (logging.WARNING, None),
+    "calls_released": (logging.DEBUG, None),
+    "pass_failed": (logging.ERROR, None),
+    "publish_failed": (logging.INFO, None),
+    "rule_held": (logging.WARNING, rule_held),
+    "rule_paused": (logging.WARNING, rule_held),
+    "rule_resumed": (logging.INFO, None),
+    "limit_changed": (logging.WARNING, None),
+    "limit_exceeded": (logging.CRITICAL, limit_exceeded),
+    "backlog_aged": (logging.WARNING, backlog_aged),
+    "ledger_went_back": (logging.CRITICAL, None),
+    "clock_jumped": (logging.ERROR, None),
+    "database_away": (logging.ERROR, None),
+    "broker_away": (logging.ERROR, None),
+    "record_delayed": (logging.WARNING, None),
+    "calls_pruned": (logging.INFO, None),
+    "listener_failed": (logging.ERROR, None),
+}
+
+
+def tell(event: str, **facts: Any) -> None:
+    """Log the event as one line of ``name key=value ...`` and send its signal. A listener that fails is logged, no more."""
+    level, signal = _SIGNALS[event]
+    if logger.isEnabledFor(level):
+        line = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
+        logger.log(level, "%s %s", event, line, extra={"event": event, "facts": facts})
+    if signal is not None:
+        notify(signal, **facts)
+
+
+def notify(signal: Signal, **facts: Any) -> None:
+    """Send a signal to whoever listens; a listener that fails is logged, no more."""
+    for receiver, result in signal.send_robust(sender="callqueue", **facts):
+        if isinstance(result, Exception):
+            tell(
+                "listener_failed",
+                receiver=getattr(receiver, "__qualname__", repr(receiver)),
+                error=type(result).__name__,
+            )
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return repr(text) if " " in text or not text else text

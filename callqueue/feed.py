@@ -1,0 +1,226 @@
+"""Feed: sends the calls of a file, one JSON document a line, or one document over several lines.
+
+All lines are checked before the first call is written; then they are written in batches, in one transaction, so that all
+of the file is sent or nothing. A file of any size is read line by line. What is refused is told with its line and reason.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import IO, Any
+
+from django.db import transaction
+
+from callqueue import conf, intake
+from callqueue.exceptions import CallQueueError, InvalidCall
+
+BATCH = 1000
+BOM = b"\xef\xbb\xbf"
+LONGEST_LINE = 16 * 2**20
+_INSTANTS = ("not_before", "expires_at")
+Refused = Callable[[int, str], None]
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass
+class Fed:
+    """What became of a file: lines that hold a call, those refused, calls sent, calls that the router discarded."""
+
+    lines: int = 0
+    refused: int = 0
+    sent: int = 0
+    discarded: int = 0
+    bad: set[int] = field(default_factory=set)
+
+
+def feed(
+    source: IO[bytes],
+    *,
+    using: str,
+    rule: str | None = None,
+    skip_bad: bool = False,
+    refused: Refused,
+    checking: Progress | None = None,
+    sending: Progress | None = None,
+) -> Fed:
+    """Send the calls in `source`, which can be read twice. With a bad line nothing is sent, unless `skip_bad`.
+
+    `rule` is for calls that name none. `refused` is told (line, why) of each bad line; `checking` and `sending` how far
+    the work is, in lines.
+    """
+    if rule is not None:
+        conf.current().rule(rule)
+    fed = Fed()
+    same = {} if rule is None else {"rule": rule}
+    for number, text in documents(source):
+        fed.lines += 1
+        if why := _flaw(text, same):
+            fed.refused += 1
+            fed.bad.add(number)
+            refused(number, why)
+        if checking:
+            checking(fed.lines, None)
+    if not fed.refused or skip_bad:
+        _send(source, fed, same, using, sending)
+    return fed
+
+
+def documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Each line that is not empty with its number, from 1; a document over several lines is one, at its first line."""
+    source.seek(0)
+    if whole := _one_document(source):
+        yield whole
+        return
+    source.seek(0)
+    longest = _longest()
+    number = 0
+    while line := source.readline(longest + 1):
+        number += 1
+        if len(line) > longest and not line.endswith(b"\n"):
+            while (rest := source.readline(longest)) and not rest.endswith(b"\n"):
+                continue
+        if number == 1:
+            line = line.removeprefix(BOM)
+        if line.strip():
+            yield number, line
+
+
+def parse_document(text: bytes) -> Any:
+    """A JSON document, strictly: no key twice, no NaN, no number past what a float holds. ValueError says why not."""
+    if len(text) > _longest():
+        raise ValueError(f"is longer than {_longest()} bytes")
+    try:
+        return json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_without_repetition,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
+    except json.JSONDecodeError as error:
+        row = f"line {error.lineno} of it, " if error.lineno > 1 else ""
+        raise ValueError(f"is not JSON: {error.msg} ({row}column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+
+
+def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
+    """The order that a document is: `call_data` itself, or an envelope, whose instants are ISO 8601 text."""
+    if isinstance(document, list):
+        raise InvalidCall("call_data", "is a list; write one call per line")
+    if isinstance(document, dict) and "call_data" in document:
+        document = {name: value for name, value in document.items() if value is not None or name == "call_data"}
+        for name in _INSTANTS:
+            if name in document:
+                document[name] = _instant(name, document[name])
+    return intake.order_of(document, same)
+
+
+def _send(source: IO[bytes], fed: Fed, same: Mapping[str, Any], using: str, sending: Progress | None) -> None:
+    seen = 0
+    with transaction.atomic(using=using):
+        for batch in _batches(_envelopes(source, fed.bad, same)):
+            calls = intake.accept_many(batch, batch_size=BATCH, same={}, using=using)
+            fed.sent += len(calls)
+            fed.discarded += len(batch) - len(calls)
+            seen += len(batch)
+            if sending:
+                sending(seen, fed.lines - fed.refused)
+
+
+def _envelopes(source: IO[bytes], bad: set[int], same: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for number, text in documents(source):
+        if number not in bad:
+            order = order_of(parse_document(text), same)
+            given = {name: getattr(order, name) for name in intake.ARGUMENTS}
+            yield {"call_data": order.call_data, **given}
+
+
+def _batches(items: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _flaw(text: bytes, same: Mapping[str, Any]) -> str:
+    """Why this document cannot be sent; empty where it can be."""
+    try:
+        intake.prepare(order_of(parse_document(text), same))
+    except (CallQueueError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _one_document(source: IO[bytes]) -> tuple[int, bytes] | None:
+    """The whole file as one document, with its first line's number; None where it is JSON lines."""
+    text = source.read(_longest() + 1)
+    body = text.removeprefix(BOM).lstrip()
+    first, _, rest = body.partition(b"\n")
+    if len(text) > _longest() or not rest.strip() or _is_json(first):
+        return None
+    looks_like_lines = rest.lstrip().startswith(b"{") or first.strip() not in (b"{", b"[")
+    if looks_like_lines and not _is_json(body):
+        return None
+    return text[: len(text) - len(body)].count(b"\n") + 1, body
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _longest() -> int:
+    return max(LONGEST_LINE, 8 * conf.current().max_call_bytes)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"has the key {name[:60]!r} twice in one object")
+            seen.add(name)
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"has {name}, which is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"has the number {text[:40]}, which is too large")
+    return number
+
+
+def _instant(name: str, value: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise InvalidCall(name, 'is not an instant; write ISO 8601 with an offset, as in "2030-01-31T12:00:00Z"') from None
+
+
+def rereadable(source: IO[bytes], into: IO[bytes]) -> IO[bytes]:
+    """`source`, or, where it can be read only once, such as a pipe, a copy of it, made `into` a temporary file."""
+    if source.seekable():
+        return source
+    while chunk := source.read(io.DEFAULT_BUFFER_SIZE * 8):
+        into.write(chunk)
+    into.seek(0)
+    return into

@@ -1,0 +1,158 @@
+"""celery_task: runs a registered Celery task in this worker, under the call's limits; its result lands in the attempt.
+
+Celery's own tracer runs it, so that signals, hooks, callbacks, chains and chords see what they always see. A failure or a
+retry goes back to the table; errbacks and the result backend's FAILURE come once, with the last attempt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
+
+if TYPE_CHECKING:
+    from callqueue.handlers import Context
+
+HEAD, TAIL = 500, 1400  # characters of an error's own words, and of its traceback's end
+
+
+def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
+    """Run the task `name` with `args` and `kwargs`, here and now. Its exception is a failure; its `retry` a retry later.
+
+    A task may return an outcome of callqueue's, such as HoldUntil, as any handler may.
+    """
+    from celery import current_app
+    from celery.app.trace import build_tracer
+
+    app = current_app._get_current_object()
+    task = app.tasks.get(params["name"])
+    if task is None:
+        return GiveUp(f"this worker has no task {params['name']!r}; is its module imported by the worker?")
+    args, kwargs = list(params.get("args") or ()), dict(params.get("kwargs") or {})
+    request = _request(task, params.get("options") or {}, context)
+    told: list[Outcome] = []
+    tracer = build_tracer(task.name, task, eager=False, propagate=False, app=app, Info=_information(context, told))
+    done = tracer(request["id"], args, kwargs, request)
+    if told:
+        return told[-1]
+    if done.info is not None:  # Ignore and Reject: the task wants no more of it
+        return Succeeded(done.info.state)
+    return done.retval if isinstance(done.retval, OUTCOMES) else Succeeded(_as_json(done.retval))
+
+
+def _request(task: Any, options: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """The task's request. `is_eager` keeps Celery from publishing a retry, and from closing this worker's connections."""
+    task_id = options.get("task_id") or context.idempotency_key
+    return {
+        "id": task_id,
+        "task": task.name,
+        "root_id": options.get("root_id") or task_id,
+        "parent_id": options.get("parent_id"),
+        "retries": max(0, context.attempt - 1),
+        "is_eager": True,
+        "hostname": _hostname(),
+        "callbacks": options.get("link"),
+        "errbacks": options.get("link_error"),
+        "chain": options.get("chain"),
+        "chord": options.get("chord"),
+        "group": options.get("group_id"),
+        "group_index": options.get("group_index"),
+        "headers": options.get("headers"),
+        "shadow": options.get("shadow"),
+        "replaced_task_nesting": options.get("replaced_task_nesting", 0),
+        "ignore_result": options.get("ignore_result", task.ignore_result),
+        "stamped_headers": options.get("stamped_headers"),
+        "stamps": options.get("stamps"),
+        "delivery_info": {"priority": options.get("priority")},
+        "callqueue": {"call_id": context.call_id, "attempt": context.attempt, "rule": context.rule, "key": context.key},
+    }
+
+
+def _hostname() -> str:
+    from celery.utils.nodenames import gethostname
+
+    return str(gethostname())
+
+
+def _information(context: Context, told: list[Outcome]) -> type:
+    """Celery's account of a failure, which tells the table instead of the broker, and the backend only of the last."""
+    from celery import signals
+    from celery import states as celery_states
+    from celery.app.trace import ExceptionInfo, TraceInfo
+
+    class Information(TraceInfo):  # type: ignore[misc]
+        retval: Any
+
+        def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
+            retry = self.retval
+            changed = _changes(retry, req)
+            if changed:
+                told.append(GiveUp(f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"))
+            else:
+                after = None if getattr(req, "callqueue_backoff", False) else _seconds_until(retry)
+                told.append(RetryLater(_worded("the task asked to be retried", retry.exc or retry), after=after))
+            if changed or context.is_last:
+                self.state, self.retval = celery_states.FAILURE, retry.exc if retry.exc is not None else retry
+                return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=True)
+            return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
+
+        def handle_failure(self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True) -> Any:
+            error, is_final = self.retval, _is_final(self.retval, req)
+            einfo = ExceptionInfo((type(error), error, error.__traceback__))
+            why = _worded("", error, str(einfo.traceback))
+            told.append(GiveUp(why) if is_final else RetryLater(why))
+            if is_final or context.is_last:
+                return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=call_errbacks)
+            self.state = celery_states.RETRY
+            if store_errors:
+                task.backend.mark_as_retry(req.id, error, einfo.traceback, request=req)
+            task.on_retry(error, req.id, req.args, req.kwargs, einfo)
+            signals.task_retry.send(sender=task, request=req, reason=error, einfo=einfo)
+            return einfo
+
+    return Information
+
+
+def _is_final(error: BaseException, request: Any) -> bool:
+    """Whether another attempt cannot help: the task's own retries are used up, or its result cannot be stored."""
+    from celery.exceptions import MaxRetriesExceededError
+    from kombu.exceptions import EncodeError
+
+    return isinstance(error, MaxRetriesExceededError | EncodeError) or bool(getattr(request, "callqueue_exhausted", False))
+
+
+def _changes(retry: Any, request: Any) -> str:
+    """Which of the arguments `retry` would change: they are the call's, and stay."""
+    if retry.sig is None:
+        return ""
+    if list(retry.sig.args) != list(request.args or ()):
+        return "args"
+    return "kwargs" if dict(retry.sig.kwargs) != dict(request.kwargs or {}) else ""
+
+
+def _worded(what: str, error: BaseException, traceback: str = "") -> str:
+    """What went wrong, bounded: the error's own words first, then the end of its traceback."""
+    said = f"{type(error).__name__}: {error}".rstrip(": ")[:HEAD]
+    head = f"{what}: {said}" if what else said
+    return f"{head}\n{traceback[-TAIL:]}" if traceback else head
+
+
+def _as_json(value: Any) -> Any:
+    """The result as the attempt can keep it: as JSON, or its text where it has no such form."""
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def _seconds_until(retry: Any) -> float | None:
+    when = retry.when
+    if isinstance(when, int | float):
+        return max(0.0, float(when))
+    if isinstance(when, datetime):
+        aware = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(0.0, (aware - datetime.now(UTC)) / timedelta(seconds=1))
+    return None

@@ -1,0 +1,220 @@
+"""Intake: turns what the application sends into rows, or refuses it with the field's name. The only way in.
+
+Asks the router, finds the rule, checks everything, and inserts in the caller's transaction. Does no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from callqueue import callcheck, conf, database, events, states, tracing
+from callqueue.budgets import cost_of
+from callqueue.exceptions import CallQueueError, InvalidCall
+from callqueue.handlers import HTTP_METHODS, addresses, methods
+from callqueue.rules import Discard, Route, Rule
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
+
+ARGUMENTS = ("rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the caller of `send` asked for, not yet checked."""
+
+    call_data: Any
+    rule: str | None = None
+    key: Any = ""
+    priority: int | None = None
+    cost: Any = None
+    not_before: datetime | None = None
+    expires_at: datetime | None = None
+    unique_key: str | None = None
+    callback: str | None = None
+
+
+def accept(order: Order, *, using: str) -> CallQueue | None:
+    """Check an order and insert its row; None where the router discards it, the call there is where a unique key says so."""
+    call = prepare(order)
+    if call is None:
+        return None
+    if call.unique_key is None:
+        call.save(using=using, force_insert=True)
+        return _complete(call)
+    return _insert_unique(call, using)
+
+
+def accept_many(iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, Any], using: str) -> list[CallQueue]:
+    """Check all orders, then insert their rows, `batch_size` a statement, in one transaction."""
+    from callqueue.models import CallQueue
+
+    if type(batch_size) is not int or batch_size < 1:
+        raise InvalidCall("batch_size", f"{batch_size!r} is not a whole number of at least 1")
+    calls = [call for call in (_numbered(i, item, same) for i, item in enumerate(iterable)) if call is not None]
+    with transaction.atomic(using=using):
+        plain = [call for call in calls if call.unique_key is None]
+        database.insert_objects(CallQueue, using, plain, batch_size=batch_size)
+        by_place = {id(call): _complete(call) for call in plain}
+        return [by_place[id(c)] if c.unique_key is None else _insert_unique(c, using) for c in calls]
+
+
+def prepare(order: Order) -> CallQueue | None:
+    """The unsaved row of an order, checked in every respect; None where the router discards it."""
+    from callqueue.models import CallQueue
+
+    config = conf.current()
+    data = callcheck.check_call_data(
+        order.call_data,
+        methods=methods(),
+        allowed_hosts=config.allowed_hosts,
+        allowed_networks=config.allowed_networks,
+        secret_names=config.secrets.keys(),
+        max_bytes=config.max_call_bytes,
+    )
+    routed = _routed(order, data)
+    if routed is None:
+        return None
+    host = _host(data)
+    name = _rule_name(routed, host, config)
+    rule = config.rule(name)
+    key = callcheck.check_key(routed.key)
+    _check_key_parts(key, rule, name)
+    cost = callcheck.check_cost(1 if routed.cost is None else routed.cost)
+    _check_admissible(cost, name, config)
+    callcheck.check_times(timezone.now(), routed.not_before, routed.expires_at)
+    call = CallQueue(
+        status=states.NEW,
+        rule=name,
+        key=key,
+        priority=rule.priority if routed.priority is None else callcheck.check_priority(routed.priority),
+        cost=cost,
+        call_data=data,
+        method=data["method"],
+        host=host[:255],
+        expires_at_dt=routed.expires_at,
+        unique_key=callcheck.check_unique_key(routed.unique_key),
+        callback=callcheck.check_callback(routed.callback),
+        ready=routed.not_before is None,
+        trace_context=tracing.current(),
+    )
+    call.active_key = call.unique_key
+    if routed.not_before is not None:
+        call.due_at_dt = routed.not_before
+    return call
+
+
+def _numbered(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue | None:
+    try:
+        return prepare(order_of(item, same))
+    except CallQueueError as error:
+        if isinstance(error, InvalidCall):
+            raise InvalidCall(f"[{place}].{error.field}", error.why) from None
+        raise type(error)(f"[{place}]: {error}") from None
+
+
+def order_of(item: Any, same: Mapping[str, Any] | None = None) -> Order:
+    """An order from `call_data` itself, or from an envelope {"call_data": ..., "rule": ..., ...}."""
+    given = dict(same or {})
+    if isinstance(item, Mapping) and "call_data" in item:
+        given.update(item)
+    else:
+        given["call_data"] = item
+    for name in given:
+        if name != "call_data" and name not in ARGUMENTS:
+            raise InvalidCall(str(name)[:100], f"is no argument of send{conf.suggest(str(name), ARGUMENTS)}")
+    return Order(**given)
+
+
+def _routed(order: Order, data: Mapping[str, Any]) -> Order | None:
+    """The order with what the router adds; None where it discards the call."""
+    router = conf.current().router
+    if router is None:
+        return order
+    answer = router(data)
+    if isinstance(answer, Discard):
+        events.tell("call_discarded", method=data["method"], reason=answer.why)
+        return None
+    if answer is None:
+        return order
+    route = Route(rule=answer) if isinstance(answer, str) else answer
+    if not isinstance(route, Route):
+        raise InvalidCall("ROUTER", f"answered {type(answer).__name__}; it may answer None, a rule's name, Route or Discard")
+    return replace(
+        order,
+        rule=route.rule if order.rule is None else order.rule,
+        key=route.key if order.key in ("", None) and route.key is not None else order.key,
+        priority=route.priority if order.priority is None else order.priority,
+        cost=route.cost if order.cost is None else order.cost,
+    )
+
+
+def _rule_name(order: Order, host: str, config: conf.Config) -> str:
+    """The rule that was stated, else the one whose hosts name the call's host, else "default"."""
+    if order.rule is not None:
+        return order.rule
+    for exact in (True, False):
+        for name, rule in config.rules.items():
+            for pattern in rule.hosts if host else ():
+                if ("*" not in pattern) == exact and addresses.host_refusal(host, (pattern,)) is None:
+                    return name
+    return "default"
+
+
+def _host(data: Mapping[str, Any]) -> str:
+    url = data["params"].get("url") if data["method"] in HTTP_METHODS else None
+    return (urlsplit(url).hostname or "") if isinstance(url, str) else ""
+
+
+def _check_key_parts(key: str, rule: Rule, name: str) -> None:
+    """A plain key under limits that are all per named keys would count nowhere: say so."""
+    pers = {limit.per for limit in rule.keyed_limits}
+    if key and not key.startswith("{") and pers and "key" not in pers:
+        wanted = ", ".join(f"{per!r}: ..." for per in sorted(pers))
+        raise InvalidCall("key", f"the limits of rule {name!r} are per {', '.join(sorted(pers))}; give key={{{wanted}}}")
+
+
+def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
+    for budget in config.book.budgets[name]:
+        wanted = cost_of(cost, budget.limit.unit)
+        if wanted > budget.limit.capacity:
+            raise InvalidCall(
+                "cost",
+                f"{wanted} {budget.limit.unit} could never be admitted: {budget.limit.label} allows {budget.limit.capacity}",
+            )
+
+
+def _insert_unique(call: CallQueue, using: str) -> CallQueue:
+    """Insert, or find the unfinished call that carries the key. Another sender's uncommitted row is waited for."""
+    from callqueue.models import CallQueue
+
+    rows = CallQueue.objects.using(using)
+    for _ in range(100):
+        found: CallQueue | None = rows.filter(active_key=call.unique_key).first()
+        if found is not None and found.status in states.UNFINISHED:
+            return found
+        if found is not None:  # other code ended it without freeing its key
+            rows.filter(pk=found.pk, status__in=states.FINAL).update(active_key=None)
+        try:
+            with transaction.atomic(using=using):
+                call.pk = None
+                call.save(using=using, force_insert=True)
+            return _complete(call)
+        except IntegrityError:
+            continue
+    raise InvalidCall("unique_key", "calls with this key begin and end faster than one can be found")
+
+
+def _complete(call: CallQueue) -> CallQueue:
+    """On a database that does not return what it inserted, forget the defaults, so that they are read when asked for."""
+    for name in ("created_dt", "due_at_dt"):
+        if hasattr(call.__dict__.get(name), "as_sql") or hasattr(call.__dict__.get(name), "resolve_expression"):
+            del call.__dict__[name]
+    return call

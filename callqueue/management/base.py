@@ -1,0 +1,126 @@
+"""What every command shares: the database it works on, durations, JSON, and exit codes.
+
+0 done, 1 found a problem (the database or the broker away is one), 2 wrong use. A command parses, calls one function of a
+room, and reports; it holds no logic of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError, connections
+from kombu.exceptions import OperationalError as BrokerError
+
+from callqueue import database
+from callqueue.durations import WrongDuration, parse_duration
+from callqueue.exceptions import CallQueueError
+
+PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
+PATIENCE = 5  # seconds that connecting to the database may take
+
+
+class CallQueueCommand(BaseCommand):
+    """A command of callqueue: `run` is its body, and errors become one line and an exit code."""
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """A wrong option ends with 2 from call_command, too."""
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        exits = parser.error
+
+        def error(message: str) -> NoReturn:
+            try:
+                exits(message)
+            except CommandError as refused:
+                raise wrong_use(str(refused)) from None
+            raise AssertionError("not reached")
+
+        parser.error = error  # type: ignore[method-assign]
+        return parser
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--database", metavar="ALIAS", help="the database with callqueue's tables (default: as routed)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = _database(options["database"])
+        database.connect_within(using, PATIENCE)
+        try:
+            self.run(using, options)
+        except WrongDuration as error:
+            raise wrong_use(str(error)) from None
+        except CallQueueError as error:
+            raise wrong_use(str(error)) from None
+        except (DatabaseError, InterfaceError) as error:
+            raise problem(_what_ails(using, error)) from None
+        except (BrokerError, ConnectionError) as error:
+            raise problem(f"the broker is away: {first_line(error)}") from None
+        except KeyboardInterrupt:
+            raise CommandError("stopped", returncode=INTERRUPTED) from None
+
+    def run(self, using: str, options: dict[str, Any]) -> None:
+        """What the command does."""
+        raise NotImplementedError
+
+    def say(self, text: str) -> None:
+        """One line for the operator."""
+        self.stdout.write(text)
+
+    def say_json(self, document: Any) -> None:
+        """The one JSON document of a command that was asked for it."""
+        self.stdout.write(json.dumps(document, indent=2, default=str))
+
+
+def problem(why: str) -> CommandError:
+    """The command found a problem."""
+    return CommandError(why, returncode=PROBLEM)
+
+
+def wrong_use(why: str) -> CommandError:
+    """The command was used wrongly."""
+    return CommandError(why, returncode=WRONG_USE)
+
+
+def duration(value: str | timedelta | None) -> timedelta | None:
+    """An option that is a duration; WrongDuration says how one is written."""
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def key_of(text: str | None) -> Any:
+    """A --key option: a string, or a mapping written as JSON."""
+    if not text or not text.startswith("{"):
+        return text or ""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise wrong_use(f"--key: not JSON: {error}") from None
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line, its type first where it says nothing."""
+    text = " ".join(str(error).split())
+    return text[:300] or type(error).__name__
+
+
+def _database(alias: str | None) -> str:
+    from callqueue.models import CallQueue
+
+    if alias is None:
+        return str(CallQueue.objects.db_for_write)
+    if alias not in connections:
+        raise wrong_use(f"--database: there is no {alias!r} in DATABASES")
+    return alias
+
+
+def _what_ails(using: str, error: Exception) -> str:
+    """Whether the database is away, or refuses what was asked of it."""
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return f"the database refused: {first_line(error)}"
+    try:
+        connection.close()
+        connection.ensure_connection()
+    except Exception as reason:
+        return f"the database is away: {first_line(reason)}"
+    return f"the database refused: {first_line(error)} (are all migrations applied? see callqueue_doctor)"

@@ -1,0 +1,66 @@
+"""callqueue_dispenser: releases calls for as long as it runs, or once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from callqueue import conf, doctor, publisher
+from callqueue.dispenser import Dispenser
+from callqueue.management.base import CallQueueCommand, problem
+
+
+class Command(CallQueueCommand):
+    help = "Release calls as fast as their rules allow. SIGTERM and SIGINT end it cleanly; any number may run."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--once", action="store_true", help="release what may go now, and end")
+        parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end after so many seconds")
+        parser.add_argument("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these rules")
+
+    def run(self, using: str, options: dict[str, Any]) -> None:
+        rules = options["rules"] or []
+        for rule in rules:
+            conf.current().rule(rule)
+        if options["once"]:
+            self._once(using, rules)
+        else:
+            self._until_told(using, rules, options["seconds"])
+
+    def _once(self, using: str, rules: Sequence[str]) -> None:
+        if refusal := doctor.database_refusal(using):
+            raise problem(f"the database is away: {refusal}")
+        if refusal := doctor.broker_refusal():
+            raise problem(f"the broker is away: {refusal}")
+        taken: list[bool] = []
+
+        def publish(using: str, messages: Sequence[publisher.Message]) -> bool:
+            taken.append(publisher.publish(using, messages))
+            return taken[-1]
+
+        count = Dispenser(using, rules=rules, publish=publish).run_once()
+        if not all(taken):
+            raise problem("the broker is away: it refused a message; what was released waits again")
+        self.say(f"released {count} calls")
+
+    def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
+        stop = threading.Event()
+        dispenser = Dispenser(using, rules=rules)
+        before = {number: signal.signal(number, lambda *_: _set(stop)) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")
+        try:
+            dispenser.run(stop=stop, seconds=seconds)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self.say("ended")
+
+
+def _set(stop: threading.Event) -> None:
+    """From a thread: the signal may come while this one holds the event's lock."""
+    threading.Thread(target=stop.set, daemon=True).start()

@@ -1,0 +1,25 @@
+"""callqueue_resume: ends the holds on a rule, or on one key of it, whoever laid them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from callqueue import control
+from callqueue.management.base import CallQueueCommand, key_of
+
+
+class Command(CallQueueCommand):
+    help = "End the holds on a rule and its keys, or on one key, whoever laid them."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("rule", metavar="RULE")
+        parser.add_argument("--key", metavar="K", help="only this key; several named ones as a JSON mapping")
+
+    def run(self, using: str, options: dict[str, Any]) -> None:
+        rule, key = options["rule"], key_of(options["key"])
+        count = control.resume(using, rule, key=key)
+        scope = f"{rule}, key {options['key']}" if key else rule
+        self.say(f"resumed {scope}: {count} holds ended" if count else f"{scope} was not held")

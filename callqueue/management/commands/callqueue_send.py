@@ -1,0 +1,61 @@
+"""callqueue_send: queues the calls of a file or of standard input."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from django.core.management.base import CommandParser
+
+from callqueue import feed
+from callqueue.management.base import CallQueueCommand, first_line, problem, wrong_use
+from callqueue.progress import progress
+
+
+class Command(CallQueueCommand):
+    help = (
+        "Queue calls: one JSON call, or one a line, from a file or standard input. A line is call_data itself, or "
+        '{"call_data": {...}, "rule": ..., "key": ..., ...}. With a bad line nothing is sent, unless --skip-bad.'
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="- is standard input")
+        parser.add_argument("--rule", metavar="R", help="the rule of calls that name none")
+        parser.add_argument("--skip-bad", action="store_true", help="send the good lines; exits 1 if any was skipped")
+
+    def run(self, using: str, options: dict[str, Any]) -> None:
+        with _opened(options["file"]) as source, progress("checking") as bar:
+            fed = feed.feed(
+                source,
+                using=using,
+                rule=options["rule"],
+                skip_bad=options["skip_bad"],
+                refused=lambda number, why: self.stderr.write(f"line {number}: {why}"),
+                checking=bar.update,
+                sending=lambda done, total: bar.update(done, total, label="sending"),
+            )
+        if fed.refused and not options["skip_bad"]:
+            raise problem(f"{fed.refused} of {fed.lines} lines are bad; nothing was sent (--skip-bad sends the others)")
+        discarded = f", {fed.discarded} discarded by the router" if fed.discarded else ""
+        self.say(f"sent {fed.sent} calls{discarded}")
+        if fed.refused:
+            raise problem(f"{fed.refused} of {fed.lines} lines were skipped")
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[IO[bytes]]:
+    """The file, or standard input; what can be read only once is copied first, since it is read twice."""
+    with tempfile.TemporaryFile() as copy:
+        if name == "-":
+            yield feed.rereadable(sys.stdin.buffer, copy)
+            return
+        try:
+            file = open(name, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise wrong_use(f"{name}: {error.strerror or first_line(error)}") from None
+        with file:
+            yield feed.rereadable(file, copy)

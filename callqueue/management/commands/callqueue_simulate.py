@@ -1,0 +1,66 @@
+"""callqueue_simulate: what draining so many calls under a rule would take."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from callqueue import conf, database, holds, pacing
+from callqueue.management.base import CallQueueCommand, wrong_use
+from callqueue.simulate import simulate
+
+
+class Command(CallQueueCommand):
+    help = "Say how long so many calls under a rule would take, from an idle start, with workers enough, and what limits them."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--rule", required=True, metavar="R")
+        parser.add_argument("--calls", required=True, type=int, metavar="N")
+        parser.add_argument("--latency", type=float, default=0.2, metavar="0.2", help="seconds that the API takes to answer")
+        parser.add_argument("--keys", type=int, default=1, metavar="N", help="spread over so many keys (default: 1)")
+        parser.add_argument("--cost", default="1", metavar="1", help="of each call: calls, or unit=n, as in tokens=1500")
+        parser.add_argument("--json", action="store_true", help="one JSON document")
+
+    def run(self, using: str, options: dict[str, Any]) -> None:
+        rule, calls, latency = options["rule"], options["calls"], options["latency"]
+        if not 0 <= calls <= 10_000_000 or not 0 <= latency <= 86400 or options["keys"] < 1:
+            raise wrong_use("--calls is from 0 to 10,000,000, --latency from 0 to 86400 seconds, --keys at least 1")
+        config = conf.current()
+        config.rule(rule)
+        book = config.book.with_rates(holds.rates(using, config.book.groups[rule]))
+        start = database.to_us(database.clock(using))
+        delivery, notice = pacing.observed(using)
+        try:
+            found = simulate(
+                book,
+                rule,
+                calls,
+                latency=latency,
+                start=start,
+                cost=_cost(options["cost"]),
+                keys=options["keys"],
+                delivery=delivery,
+                notice=notice,
+            )
+        except ValueError as error:
+            raise wrong_use(f"--cost: {error}") from None
+        if options["json"]:
+            seconds = round(found.seconds, 3)
+            self.say_json({"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": found.binding_limit})
+            return
+        binds = f"the limit that binds is {found.binding_limit}" if found.binding_limit else "no limit binds"
+        self.say(f"{calls} calls under {rule} take {_length(found.seconds)}; {binds}")
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{timedelta(seconds=round(seconds))} (h:mm:ss)"
+
+
+def _cost(text: str) -> Any:
+    unit, _, amount = text.rpartition("=")
+    if not amount.isdecimal():
+        raise ValueError(f"{text!r} is neither a whole number nor unit=n")
+    return {unit: int(amount)} if unit else int(amount)

@@ -1,0 +1,127 @@
+"""callqueue_status: where every rule stands, once or as a table that follows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import arrow
+from django.core.management.base import CommandParser
+from django.utils import timezone
+
+from callqueue.management.base import CallQueueCommand, wrong_use
+from callqueue.management.table import table
+from callqueue.overview import overview
+
+EVERY = 1.0
+CLEAR = "\x1b[H\x1b[J"  # the cursor to the corner, and everything below it gone
+HEADING = ("rule", "waiting", "in flight", "a second", "oldest due", "drained", "held")
+
+
+class Command(CallQueueCommand):
+    help = "Say per rule what waits, what is in flight, what is used and free of every limit, holds, and the drain time."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--json", action="store_true", help="one JSON document")
+        parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+        parser.add_argument("--call", type=int, metavar="ID", help="why this call waits, and for how long")
+
+    def run(self, using: str, options: dict[str, Any]) -> None:
+        if options["watch"] and options["json"]:
+            raise wrong_use("--watch and --json cannot go together")
+        if options["call"] is not None:
+            self._forecast(using, options["call"], options["json"])
+        elif options["json"]:
+            self.say_json(overview(using))
+        elif options["watch"]:
+            self._watch(using)
+        else:
+            self._show(using)
+
+    def _watch(self, using: str) -> None:
+        try:
+            while True:
+                lines = [f"{timezone.localtime():%H:%M:%S}", *_lines(overview(using))]
+                self.stdout.write((CLEAR if self.stdout.isatty() else "") + "\n".join(lines))
+                self.stdout.flush()
+                time.sleep(EVERY)
+        except KeyboardInterrupt:
+            return
+
+    def _show(self, using: str) -> None:
+        for line in _lines(overview(using)):
+            self.say(line)
+
+    def _forecast(self, using: str, pk: int, as_json: bool) -> None:
+        from callqueue.models import CallQueue
+
+        call = CallQueue.objects.using(using).filter(pk=pk).first()
+        if call is None:
+            raise wrong_use(f"--call: there is no call {pk}")
+        found = call.forecast()
+        if as_json:
+            release_at = found.release_at.isoformat() if found.release_at else None
+            self.say_json({"call": pk, "reason": found.reason, "position": found.position, "release_at": release_at})
+            return
+        place = f", number {found.position} in its rule" if found.position else ""
+        self.say(f"call {pk}{place}: {found.reason}; it goes {_when(found.release_at)}")
+
+
+def _lines(seen: Mapping[str, Any]) -> Iterator[str]:
+    rows: list[list[str]] = []
+    limits: dict[int, list[str]] = {}
+    for name, rule in seen["rules"].items():
+        rows.append([name, *_figures(rule)])
+        limits[len(rows)] = [_limit(limit) for limit in rule["limits"]]
+    for number, line in enumerate(table(HEADING, rows, right={1, 2, 3})):
+        yield line
+        yield from limits.get(number, ())
+
+
+def _figures(rule: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{rule['waiting']}",
+        f"{rule['in_flight']}",
+        "" if rule["rate_per_s"] is None else f"{rule['rate_per_s']:.1f}",
+        _ago(rule["oldest_due_s"]),
+        _in(rule["drain_s"]) if rule["waiting"] else "",
+        _hold(rule["hold"]),
+    ]
+
+
+def _limit(limit: Mapping[str, Any]) -> str:
+    per = f" per {limit['per']}" if limit["per"] != "rule" and f"per {limit['per']}" not in limit["name"] else ""
+    rate = f" {limit['rate']}" if str(limit["rate"]) not in limit["name"] else ""
+    return f"    {limit['name']}{rate}{per}: {limit['used']} used, {limit['free']} free"
+
+
+def _hold(hold: Mapping[str, Any] | None) -> str:
+    if hold is None:
+        return ""
+    return f"until {hold['until'] or 'resumed'}: {hold['reason']}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "" if seconds is None else _human(-seconds)
+
+
+def _in(seconds: float | None) -> str:
+    return "nobody can say" if seconds is None else _human(seconds)
+
+
+def _human(seconds: float) -> str:
+    """ "in 3 hours and 12 minutes", "2 minutes ago": as exact as somebody who waits wants it."""
+    if abs(seconds) > timedelta(days=36500).total_seconds():
+        return "in more than a hundred years" if seconds > 0 else "more than a hundred years ago"
+    now = arrow.get(datetime(2000, 1, 1, tzinfo=UTC))
+    then = now.shift(seconds=round(seconds))
+    if abs(seconds) < 3600:
+        return then.humanize(now)
+    return then.humanize(now, granularity=["hour", "minute"] if abs(seconds) < 2 * 86400 else ["day"])
+
+
+def _when(instant: datetime | None) -> str:
+    return "nobody can say when" if instant is None else f"{arrow.get(instant).humanize()} ({instant:%Y-%m-%d %H:%M:%S %Z})"

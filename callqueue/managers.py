@@ -1,0 +1,260 @@
+"""What may be done with calls, by name: send, requeue, cancel, and the querysets named for what they mean.
+
+Every change of state is an update fenced by the state it starts from. Where attempts and calls are both locked, the
+attempts come first, everywhere, so that no two of these can deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import IntegrityError, models, transaction
+from django.db.models import Case, F, Q, Value, When
+
+from callqueue import database, events, states
+from callqueue.exceptions import IllegalTransition
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
+
+T = TypeVar("T")
+BATCH = 1000
+
+
+class CallQueueQuerySet(models.QuerySet["CallQueue"]):
+    """Calls, picked by what they are."""
+
+    def new(self) -> CallQueueQuerySet:
+        """Not attempted yet, or requeued."""
+        return self.filter(status=states.NEW)
+
+    def waiting(self) -> CallQueueQuerySet:
+        """To be released, now or later: NEW and ERROR."""
+        return self.filter(status__in=states.WAITING)
+
+    def due(self) -> CallQueueQuerySet:
+        """Waiting, and due by the database's clock."""
+        return self.waiting().filter(due_at_dt__lte=database.ClockNow())
+
+    def dispatched(self) -> CallQueueQuerySet:
+        """Released to a worker, and not ended."""
+        return self.filter(status=states.DISPATCHED)
+
+    def error(self) -> CallQueueQuerySet:
+        """Failed, and will be retried."""
+        return self.filter(status=states.ERROR)
+
+    def failed(self) -> CallQueueQuerySet:
+        """Given up."""
+        return self.filter(status=states.FAILED)
+
+    def unknown(self) -> CallQueueQuerySet:
+        """Sent, and what came of it was never recorded."""
+        return self.filter(status=states.UNKNOWN)
+
+    def done(self) -> CallQueueQuerySet:
+        """Succeeded."""
+        return self.filter(status=states.DONE)
+
+    def cancelled(self) -> CallQueueQuerySet:
+        """Cancelled before any worker began them."""
+        return self.filter(status=states.CANCELLED)
+
+    def expired(self) -> CallQueueQuerySet:
+        """Not released by their `expires_at`."""
+        return self.filter(status=states.EXPIRED)
+
+    def final(self) -> CallQueueQuerySet:
+        """Ended, in whatever way."""
+        return self.filter(status__in=states.FINAL)
+
+    def requeue(self, *, again: bool = False) -> int:
+        """Send these calls once more, those that may be; the count of them. DONE ones only with `again=True`."""
+        legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
+        return sum(_requeue(self, pks, legal) for pks in _batches(self.filter(status__in=legal)))
+
+    def cancel(self) -> int:
+        """End these calls, those that no worker has begun; the count of them."""
+        cancellable = self.filter(status__in=(*states.CANCELLABLE, states.DISPATCHED))
+        return sum(_cancel(self, pks) for pks in _batches(cancellable))
+
+    requeue.alters_data = True  # type: ignore[attr-defined]
+    cancel.alters_data = True  # type: ignore[attr-defined]
+
+
+class CallQueueManager(models.Manager.from_queryset(CallQueueQuerySet)):  # type: ignore[misc]
+    """`CallQueue.objects`."""
+
+    def send(
+        self,
+        call_data: Mapping[str, Any],
+        *,
+        rule: str | None = None,
+        key: str | Mapping[str, str] = "",
+        priority: int | None = None,
+        cost: int | Mapping[str, int] | None = None,
+        not_before: datetime | None = None,
+        expires_at: datetime | None = None,
+        unique_key: str | None = None,
+        callback: str | None = None,
+    ) -> CallQueue | None:
+        """Queue a call, in the caller's transaction. None where the ROUTER discards it.
+
+        Raises InvalidCall (naming the field), UnknownRule or NotAllowed, and then has written nothing. With a `unique_key`
+        that an unfinished call carries, returns that call. See docs/reference/sending.md for every argument.
+        """
+        from callqueue import intake
+
+        order = intake.Order(call_data, rule, key, priority, cost, not_before, expires_at, unique_key, callback)
+        return intake.accept(order, using=self.db_for_write)
+
+    def send_many(self, iterable: Iterable[Any], *, batch_size: int = 1000, **same: Any) -> list[CallQueue]:
+        """Queue many calls with the same arguments, `batch_size` rows a statement; the calls, without discarded ones.
+
+        An item is `call_data`, or a mapping with "call_data" and any of `send`'s arguments, which win over `same`. All are
+        checked before the first is written; a bad one raises as in `send`, its place in the message. One transaction.
+        """
+        from callqueue import intake
+
+        return intake.accept_many(iterable, batch_size=batch_size, same=same, using=self.db_for_write)
+
+    async def asend(self, call_data: Mapping[str, Any], **arguments: Any) -> CallQueue | None:
+        """`send`, from async code."""
+        return await sync_to_async(self.send)(call_data, **arguments)
+
+    async def asend_many(self, iterable: Iterable[Any], **arguments: Any) -> list[CallQueue]:
+        """`send_many`, from async code."""
+        return await sync_to_async(self.send_many)(iterable, **arguments)
+
+    def under_threshold(self, rule: str = "default", key: str | Mapping[str, str] = "") -> bool:
+        """Whether a call of cost 1 under this rule and key would be released now: room in every limit, and no hold."""
+        from callqueue import forecast
+
+        return forecast.has_room(self.db, rule, key)
+
+    def requeue_one(self, call: CallQueue, *, again: bool = False) -> None:
+        """Requeue `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
+        legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
+        rows = self.using(self.db_for_write)
+        changed = _requeue(rows, [call.pk], legal) if rows.filter(pk=call.pk, status__in=legal).exists() else 0
+        call.refresh_from_db(using=self.db_for_write)
+        if changed:
+            return
+        if call.status == states.DONE:
+            raise IllegalTransition(f"call {call.pk} is done; to make it once more on purpose, requeue(again=True)")
+        if call.status in legal:
+            raise IllegalTransition(f"another unfinished call carries the unique key {call.unique_key!r}")
+        raise IllegalTransition(f"call {call.pk} is {call.get_status_display()} and cannot be requeued")
+
+    def cancel_one(self, call: CallQueue) -> None:
+        """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
+        changed = _cancel(self.using(self.db_for_write), [call.pk])
+        call.refresh_from_db(using=self.db_for_write)
+        if changed:
+            return
+        if call.status == states.DISPATCHED:
+            raise IllegalTransition(f"a worker has begun call {call.pk}; it can no longer be cancelled")
+        raise IllegalTransition(f"call {call.pk} is {call.get_status_display()} and cannot be cancelled")
+
+    @property
+    def db_for_write(self) -> str:
+        """The database that calls are written to: the one named by `using`, or the router's choice."""
+        from django.db import router
+
+        return self._db or router.db_for_write(self.model)
+
+
+class CallAttemptQuerySet(models.QuerySet["CallAttempt"]):  # type: ignore[name-defined]
+    """Attempts: the ledger's rows."""
+
+    def open(self) -> CallAttemptQuerySet:
+        """Released and not answered: charged in full."""
+        return self.filter(finished_at__isnull=True)
+
+    def unbegun(self) -> CallAttemptQuerySet:
+        """Released, and no worker has begun them."""
+        return self.open().filter(started_at__isnull=True)
+
+    def charged(self) -> CallAttemptQuerySet:
+        """All but voided ones, which never reached the wire."""
+        return self.exclude(outcome=states.VOIDED)
+
+    def void(self, ids: Iterable[int]) -> list[int]:
+        """Take back attempts that no worker has begun; the ids of their calls. To be called inside a transaction."""
+        rows = database.locked(self.unbegun().filter(pk__in=list(ids)), wait=True).values_list("pk", "call_id")
+        voided = dict(rows)
+        self.filter(pk__in=list(voided)).update(finished_at=database.ClockNow(), outcome=states.VOIDED)
+        return list(voided.values())
+
+
+def ended(status: int) -> dict[str, Any]:
+    """The columns of a call that every final state sets."""
+    return {
+        "status": status,
+        "finished_at_dt": database.ClockNow(),
+        "active_key": None,
+        "ready": False,
+        "callback_pending": Case(When(Q(callback__isnull=True) | Q(callback=""), then=Value(False)), default=Value(True)),
+    }
+
+
+def _requeue(rows: CallQueueQuerySet, pks: list[int], legal: tuple[int, ...]) -> int:
+    fresh = rows.model.objects.using(rows.db).filter(pk__in=pks, status__in=legal)
+    columns: dict[str, Any] = {
+        "status": states.NEW,
+        "ready": True,
+        "due_at_dt": database.ClockNow(),
+        "expires_at_dt": Case(
+            When(expires_at_dt__lte=database.ClockNow(), then=Value(None)),
+            default=F("expires_at_dt"),
+            output_field=models.DateTimeField(),
+        ),
+        "finished_at_dt": None,
+        "failed_count": 0,
+        "throttled_count": 0,
+        "callback_pending": False,
+    }
+    count = fresh.filter(unique_key__isnull=True).update(**columns)
+    for pk, unique_key in fresh.filter(unique_key__isnull=False).values_list("pk", "unique_key"):
+        try:
+            with database.writing(rows.db):
+                count += fresh.filter(pk=pk).update(active_key=unique_key, **columns)
+        except IntegrityError:
+            continue  # another unfinished call carries the key
+    if count:
+        events.tell("call_requeued", calls=count, first=pks[0])
+    return int(count)
+
+
+def _cancel(rows: CallQueueQuerySet, pks: list[int]) -> int:
+    from callqueue.models import CallAttempt
+
+    using = rows.db
+    calls = rows.model.objects.using(using)
+    with database.writing(using):
+        count = calls.filter(pk__in=pks, status__in=states.CANCELLABLE).update(**ended(states.CANCELLED))
+        attempts = CallAttempt.objects.using(using)
+        unbegun = attempts.unbegun().filter(call_id__in=pks).values_list("pk", flat=True)
+        voided = attempts.void(list(unbegun))
+        count += calls.filter(pk__in=voided, status=states.DISPATCHED).update(**ended(states.CANCELLED))
+    if count:
+        from callqueue import callbacks
+
+        events.tell("call_cancelled", calls=count, first=pks[0])
+        transaction.on_commit(lambda: callbacks.announce(using, pks, states.CANCELLED), using=using)
+    return int(count)
+
+
+def _batches(rows: models.QuerySet[Any]) -> Iterator[list[int]]:
+    """The primary keys of `rows`, BATCH at a time, read as they are needed, so that no statement grows with the table."""
+    if rows.query.is_sliced:
+        pks = list(rows.values_list("pk", flat=True))
+        yield from (pks[i : i + BATCH] for i in range(0, len(pks), BATCH))
+        return
+    last = 0
+    while pks := list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]):
+        yield pks
+        last = pks[-1]

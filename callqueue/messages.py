@@ -1,0 +1,40 @@
+"""Hands messages to the broker: each at once or not at all, and never for longer than a few seconds.
+
+In: a Celery task and its arguments. Raises whatever the broker said, or that it said nothing. Never retries, and never waits
+for a connection that blocks to say goodbye.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 5.0  # seconds that the broker has to take a message and, where it confirms, to confirm it
+
+
+def send(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, queue: str = "") -> None:
+    """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say."""
+    options = {"queue": queue} if queue else {}
+    _within_patience(task.app, lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how))
+
+
+def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
+    """The same for a task by its name: its own `apply_async` where it has one of its own or tasks run eagerly."""
+    from celery import Task
+
+    task = app.tasks.get(name)
+    if task is None:
+        _within_patience(app, lambda **how: app.send_task(name, args, **how))
+    elif app.conf.task_always_eager or type(task).apply_async is not Task.apply_async:
+        task.apply_async(args)
+    else:
+        _within_patience(app, lambda **how: task.apply_async(args, **how))
+
+
+def _within_patience(app: Any, send: Callable[..., Any]) -> None:
+    with app.amqp.producer_pool.acquire(block=True, timeout=PATIENCE) as producer:
+        try:
+            send(producer=producer, retry=False, timeout=PATIENCE)
+        except Exception:
+            producer.connection.collect(socket_timeout=0.1)  # a polite close of a blocked connection would wait for ever
+            raise

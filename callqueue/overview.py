@@ -1,0 +1,467 @@
+"""Where every rule stands: what the dashboard, callqueue_status and the metrics show. Reads, and changes nothing.
+
+In: a database alias. Out: `look()`, a list of RuleOverview, or `overview()`, the same as one JSON document. Every read is
+bounded, so that it costs the same with a million calls waiting as with ten thousand; only `exact` counts are not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.cache import cache
+from django.db.models import Count
+
+from callqueue import conf, database, draining, holds, ledger, minutes, states, waiting
+from callqueue.budgets import Budget, cost_of, key_part
+from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
+from callqueue.limits import SECOND
+
+CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
+SMALLEST_CAP = 1000  # the same where there are many rules
+SAMPLE = 20_000  # rows that the estimate reads
+RECENT = 60  # seconds over which the rate is taken
+REMEMBERED = 10  # seconds for which the count of a large window is kept
+KEYS = 10  # keys that are shown of a rule, those with most calls waiting
+
+
+@dataclass(frozen=True)
+class LimitOverview:
+    """One limit. Where it is per queue, of all queues together; where it is per key, of the key that used most of it.
+
+    `configured` is the rate in the settings; it differs from `rate` where an operator changed it. `rules` share it.
+    """
+
+    id: str
+    name: str
+    kind: str
+    per: str
+    unit: str
+    rate: str
+    configured: str
+    capacity: int
+    used: int
+    free: int
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeyOverview:
+    """One key of a rule: its calls waiting and in flight, its limits, and the hold on it."""
+
+    key: str
+    waiting: int
+    in_flight: int
+    limits: Sequence[LimitOverview]
+    hold: holds.InForce | None
+
+
+@dataclass(frozen=True)
+class RuleOverview:
+    """One rule. Times in seconds; None: nothing is due, nobody can say.
+
+    `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute. `drain_s`: until
+    everything that waits is answered, if the limits are all that holds it back. `hold`: on the whole rule; `holds`: all.
+    """
+
+    name: str
+    priority: int
+    waiting: int
+    is_estimate: bool
+    in_flight: int
+    oldest_due_s: float | None
+    drain_s: float | None
+    rate_per_s: float
+    hold: holds.InForce | None
+    limits: Sequence[LimitOverview]
+    holds: Sequence[holds.InForce] = ()
+    keys: Sequence[KeyOverview] = ()
+    queues: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """What `callqueue_status --json` prints of a rule."""
+        hold = self.hold
+        return {
+            "waiting": self.waiting,
+            "in_flight": self.in_flight,
+            "oldest_due_s": None if self.oldest_due_s is None else round(self.oldest_due_s, 3),
+            "drain_s": None if self.drain_s is None else round(self.drain_s, 3),
+            "rate_per_s": round(self.rate_per_s, 3),
+            "hold": hold and {"until": hold.until.isoformat() if hold.until else None, "reason": hold.reason},
+            "limits": [
+                {"name": limit.name, "per": limit.per, "rate": limit.rate, "used": limit.used, "free": limit.free}
+                for limit in self.limits
+            ],
+        }
+
+
+def overview(using: str) -> dict[str, Any]:
+    """`{"rules": {NAME: {...}}}` as `callqueue_status --json` prints it, with exact counts."""
+    return {"rules": {rule.name: rule.as_json() for rule in look(using, exact=True)}}
+
+
+def look(
+    using: str, *, exact: bool = False, keys: int = 0, rates: Mapping[str, str] | None = None, only: str | None = None
+) -> list[RuleOverview]:
+    """Every rule of the settings, or `only` one, in the settings' order.
+
+    With `exact` every waiting call is counted, one index entry each. `keys`: so many keys of each rule that is limited per
+    key. `rates`: what if these budgets had other rates (budget id -> rate)?
+    """
+    config = conf.current()
+    names = tuple(config.rules) if only is None else config.book.groups[only]
+    seen = _Seen(using, names, exact, keys, dict(rates or {}))
+    found = [_of_rule(seen, name) for name in config.rules if name in names and only in (None, name)]
+    seen.remember()
+    return found
+
+
+def drain_with(using: str, rule: str, rates: Mapping[str, str]) -> float | None:
+    """The rule's drain time if these budgets had other rates; None where nobody can say."""
+    (found,) = look(using, only=rule, rates=rates)
+    return found.drain_s
+
+
+class _Seen:
+    """What is read once for all rules."""
+
+    def __init__(self, using: str, names: Sequence[str], exact: bool, keys: int, rates: dict[str, str]) -> None:
+        self.using, self.names, self.keys = using, names, keys
+        self.exact, self.what_if = exact, bool(rates)
+        self.now = to_us(database.clock(using))
+        self.book = conf.current().book.with_rates({**holds.rates(using, names), **rates})
+        self.held = holds.in_force(using, names, from_us(self.now))
+        self.in_flight = ledger.open_counts(using)
+        self.later = _later(using)
+        self.waiting, self.estimated = _waiting(using, names, self.later, exact)
+        self.keyed = {name: _next_keys(using, name) for name in names if _is_keyed(self, name)}
+        self._accounts: dict[tuple[str, ...], ledger.Account] = {}
+
+    def account(self, rule: str) -> ledger.Account:
+        """The account of the rule's group, beginning with what the dispensers remember of it."""
+        group = self.book.groups[rule]
+        if group not in self._accounts:
+            self._accounts[group] = _account(self, group)
+        return self._accounts[group]
+
+    def remembered(self, group: tuple[str, ...]) -> dict[str, Any]:
+        """What was free in the group's large windows at an earlier look: counting those reads every attempt in them."""
+        found: dict[str, Any] = {} if self.exact else cache.get(self._name(group)) or {}
+        return found
+
+    def remember(self) -> None:
+        """Keep it, unless it is what would be and not what is."""
+        for group, account in self._accounts.items():
+            if account.memo.get("free") and not self.what_if and not self.remembered(group):
+                cache.set(self._name(group), account.memo["free"], REMEMBERED)
+
+    def _name(self, group: tuple[str, ...]) -> str:
+        return f"callqueue:free:{minutes.place(self.using)}:{min(group)}"
+
+
+def _of_rule(seen: _Seen, name: str) -> RuleOverview:
+    recent = _Recent.read(seen.using, name, from_us(seen.now))
+    on_rule = [hold for hold in seen.held.by_rule.get(name, ()) if hold.per == "rule"]
+    hold = max(on_rule, key=_end, default=None)
+    oldest = _oldest_due(seen, name)
+    rule = seen.book.rules[name]
+    return RuleOverview(
+        name=name,
+        priority=rule.priority,
+        waiting=seen.waiting[name],
+        is_estimate=name in seen.estimated,
+        in_flight=seen.in_flight.get(name, 0),
+        oldest_due_s=None if oldest is None else max(0.0, (seen.now - oldest) / SECOND),
+        drain_s=_drain(seen, name, hold, recent),
+        rate_per_s=recent.per_second,
+        hold=hold,
+        limits=[_of_limit(seen, name, budget) for budget in seen.book.budgets[name]],
+        holds=seen.held.by_rule.get(name, ()),
+        keys=_of_keys(seen, name),
+        queues=tuple(rule.queues or ()),
+    )
+
+
+# --- what waits
+
+
+def _waiting(
+    using: str, names: Sequence[str], later: Mapping[str, tuple[int, int]], exact: bool
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Calls waiting by rule, and the rules whose number is an estimate."""
+    if exact:
+        return _exact(using, names), frozenset()
+    cap = max(SMALLEST_CAP, min(CAP, 20 * CAP // max(1, len(names))))
+    ready = {name: _calls(using).waiting().filter(ready=True, rule=name).order_by()[: cap + 1].count() for name in names}
+    counts = {name: ready[name] + later.get(name, (0, 0))[0] for name in names}
+    many = {name for name in names if ready[name] > cap}
+    if sum(count for count, _ in later.values()) > CAP:
+        many |= set(names) & later.keys()
+    if not many:
+        return counts, frozenset()
+    sampled = _sampled(using)
+    if sampled is None:
+        return _exact(using, names), frozenset()
+    return {**counts, **{name: max(_rounded(sampled[name]), counts[name]) for name in many}}, frozenset(many)
+
+
+def _exact(using: str, names: Sequence[str]) -> dict[str, int]:
+    """Each half of the waiting set has an index of its own."""
+    counts: Counter[str] = Counter()
+    for ready in (True, False):
+        rows = _calls(using).waiting().filter(ready=ready, rule__in=names)
+        counts.update(dict(rows.order_by().values_list("rule").annotate(count=Count("pk"))))
+    return {name: counts[name] for name in names}
+
+
+def _later(using: str) -> dict[str, tuple[int, int]]:
+    """Of the calls that are not ready, the first CAP to become so: by rule, how many, and when the first is due."""
+    found = rows(
+        using,
+        f"SELECT rule, COUNT(*), MIN(due_at_dt) FROM (SELECT rule, due_at_dt FROM {_table(using)} "
+        f"WHERE status IN (0, 2) AND NOT ready ORDER BY due_at_dt LIMIT {CAP + 1}) later GROUP BY rule",
+    )
+    return {rule: (int(count), instant_us(due)) for rule, count, due in found}
+
+
+def _sampled(using: str) -> Counter[str] | None:
+    """Calls waiting by rule, from a part of the table; None where the database cannot read a part."""
+    from callqueue.models import CallQueue
+
+    total = database.estimated_rows(using, CallQueue._meta.db_table) or 0
+    percent = min(100.0, 100 * SAMPLE / max(total, 1))
+    source = database.sample_of(using, CallQueue._meta.db_table, percent)
+    if source is None:
+        return None
+    found = rows(using, f"SELECT rule, COUNT(*) FROM {source} WHERE status IN (0, 2) GROUP BY rule")
+    return Counter({rule: round(count * 100 / percent) for rule, count in found})
+
+
+def _rounded(count: int) -> int:
+    """To two digits: an estimate claims no more."""
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return round(count / unit) * unit
+
+
+def _oldest_due(seen: _Seen, name: str) -> int | None:
+    """When the call that is due longest became due; None where none is."""
+    found = [due for count, due in [seen.later.get(name, (0, 0))] if count and due <= seen.now]
+    if seen.waiting[name] > seen.later.get(name, (0, 0))[0]:
+        ready = _calls(seen.using).waiting().filter(ready=True, rule=name, due_at_dt__lte=from_us(seen.now))
+        for priority in waiting.priorities(seen.using, name):
+            first = ready.filter(priority=priority).order_by("due_at_dt").values_list("due_at_dt", flat=True)[:1]
+            found += [to_us(due) for due in first]
+    return min(found, default=None)
+
+
+def _next_keys(using: str, name: str) -> Counter[str]:
+    """How many of the next CAP calls each key has."""
+    key = quoted(using, "key")
+    found = rows(
+        using,
+        f"SELECT {key}, COUNT(*) FROM (SELECT {key} FROM {_table(using)} WHERE ready AND status IN (0, 2) AND rule = %s "
+        f"ORDER BY priority DESC, due_at_dt, id LIMIT {CAP}) next_calls GROUP BY {key}",
+        [name],
+    )
+    return Counter({text: int(count) for text, count in found})
+
+
+def _is_keyed(seen: _Seen, name: str) -> bool:
+    return any(b.limit.per not in ("rule", "queue") for b in seen.book.budgets[name])
+
+
+# --- what was made lately
+
+
+@dataclass(frozen=True)
+class _Recent:
+    """A rule's attempts over the last minute: answered per second, and the mean seconds from release to answer."""
+
+    per_second: float = 0.0
+    latency: float = 0.0
+
+    @classmethod
+    def read(cls, using: str, rule: str, now: datetime) -> _Recent:
+        since = as_parameter(using, now - timedelta(seconds=RECENT))
+        table = _attempts(using)
+        newest = f"FROM {table} WHERE rule = %s AND finished_at > %s AND outcome <> %s ORDER BY finished_at DESC LIMIT "
+        params = [rule, since, states.VOIDED]
+        ((count, first),) = rows(
+            using, f"SELECT COUNT(*), MIN(finished_at) FROM (SELECT finished_at {newest}{CAP}) newest", params
+        )
+        if not count:
+            return cls()
+        span = (to_us(now) - instant_us(first)) / SECOND if count >= CAP else RECENT
+        taken = rows(using, f"SELECT released_at, finished_at {newest}100", params)
+        latency = sum(instant_us(end) - instant_us(begin) for begin, end in taken) / len(taken) / SECOND
+        return cls(count / max(span, 0.001), latency)
+
+
+# --- limits
+
+
+def _account(seen: _Seen, group: tuple[str, ...]) -> ledger.Account:
+    from callqueue.models import RuleState
+
+    stored = RuleState.objects.using(seen.using).filter(rule=min(group)).values_list("memo", flat=True).first() or {}
+    memo = {**copy.deepcopy(stored), "free": {**seen.remembered(group), **copy.deepcopy(stored.get("free", {}))}}
+    account = ledger.read(seen.using, seen.book, group, seen.now, memo)
+    account.read_keys([key for name in group for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))])
+    return account
+
+
+def _of_limit(seen: _Seen, name: str, budget: Budget) -> LimitOverview:
+    account, limit = seen.account(name), budget.limit
+    if limit.per == "rule":
+        values: Sequence[str] = [""]
+    elif limit.per == "queue":
+        values = sorted({queue for rule in budget.rules for queue in seen.book.rules[rule].queue_names})
+    else:
+        values = account.values(budget)
+    return _limit_of(account, budget, values)
+
+
+def _limit_of(account: ledger.Account, budget: Budget, values: Sequence[str]) -> LimitOverview:
+    limit = budget.limit
+    meters = [account.meter(budget, value) for value in values]
+    is_summed = limit.per == "queue"
+    used = (sum if is_summed else max)([meter.used for meter in meters] or [0])
+    free = (sum if is_summed else min)([meter.free for meter in meters] or [limit.capacity])
+    configured = {b.id: b.limit.rate_text for b in conf.current().book.budgets[budget.rules[0]]}
+    return LimitOverview(
+        id=budget.id,
+        name=limit.label,
+        kind=type(limit).__name__,
+        per=limit.per,
+        unit=limit.unit,
+        rate=limit.rate_text,
+        configured=configured.get(budget.id, limit.rate_text),
+        capacity=limit.capacity * (len(meters) if is_summed else 1),
+        used=used,
+        free=free,
+        rules=budget.rules,
+    )
+
+
+def _of_keys(seen: _Seen, name: str) -> list[KeyOverview]:
+    if not seen.keys or name not in seen.keyed:
+        return []
+    most = seen.keyed[name].most_common(seen.keys)
+    open_by_key = _open_by_key(seen.using, name, [key for key, _ in most])
+    account = seen.account(name)
+    budgets = [b for b in seen.book.budgets[name] if b.limit.per not in ("rule", "queue")]
+    return [
+        KeyOverview(
+            key=key,
+            waiting=count,
+            in_flight=open_by_key[key],
+            limits=[_limit_of(account, b, [key_part(key, b.limit.per)]) for b in budgets],
+            hold=next((h for h in seen.held.by_rule.get(name, ()) if _is_on_key(h, key)), None),
+        )
+        for key, count in most
+    ]
+
+
+def _open_by_key(using: str, name: str, keys: Sequence[str]) -> Counter[str]:
+    from callqueue.models import CallAttempt
+
+    found = CallAttempt.objects.using(using).open().filter(rule=name, key__in=keys)
+    return Counter(dict(found.order_by().values_list("key").annotate(count=Count("pk"))))
+
+
+def _is_on_key(hold: holds.InForce, key: str) -> bool:
+    return hold.per not in ("rule", "queue") and key_part(key, hold.per) == hold.value
+
+
+# --- the drain
+
+
+def _drain(seen: _Seen, name: str, hold: holds.InForce | None, recent: _Recent) -> float | None:
+    count = seen.waiting[name]
+    if not count:
+        return 0.0
+    if hold is not None and hold.until is None:
+        return None
+    held = 0.0 if hold is None or hold.until is None else max(0.0, (to_us(hold.until) - seen.now) / SECOND)
+    taken = [_drain_of(seen, name, budget, recent) for budget in seen.book.budgets[name]]
+    if None in taken:
+        return None
+    known = [seconds for seconds in taken if seconds is not None]
+    if known:
+        return held + max(known) + recent.latency
+    return held + count / recent.per_second if recent.per_second else None
+
+
+def _drain_of(seen: _Seen, name: str, budget: Budget, recent: _Recent) -> float | None:
+    limit, account = budget.limit, seen.account(name)
+    each = _mean_cost(seen, name, limit.unit)
+    if not each:
+        return 0.0
+    if limit.per in ("rule", "queue"):
+        queues = len(seen.book.rules[name].queue_names) if limit.per == "queue" else 1
+        amount = _ahead(seen, name, budget) * each / queues
+        value = "" if limit.per == "rule" else seen.book.rules[name].queue_names[0]
+    else:
+        value, calls = _heaviest(seen, name, limit.per)
+        amount = calls * each
+    return draining.seconds_until_gone(limit, account.meter(budget, value), amount, seen.now, recent.latency)
+
+
+def _ahead(seen: _Seen, name: str, budget: Budget) -> int:
+    """Calls that pass the budget before this rule is drained: all of higher rules; of its equals as many, taking turns."""
+    own, rules = seen.waiting[name], seen.book.rules
+    ahead = own
+    for other in budget.rules:
+        if other != name and other in seen.waiting:
+            if rules[other].priority > rules[name].priority:
+                ahead += seen.waiting[other]
+            elif rules[other].priority == rules[name].priority:
+                ahead += min(own, seen.waiting[other])
+    return ahead
+
+
+def _heaviest(seen: _Seen, name: str, per: str) -> tuple[str, float]:
+    """The value of the calls' key with most calls waiting, and how many those are."""
+    shares: Counter[str] = Counter()
+    for key, count in seen.keyed[name].items():
+        shares[key_part(key, per)] += count
+    if not shares:
+        return "", 0
+    value, count = shares.most_common(1)[0]
+    counted = shares.total()
+    return value, count if counted < CAP else count * max(1.0, seen.waiting[name] / counted)
+
+
+def _mean_cost(seen: _Seen, name: str, unit: str) -> float:
+    """What a waiting call costs in this unit, from the next hundred."""
+    if unit == "calls":
+        return 1.0
+    ready = _calls(seen.using).waiting().filter(ready=True, rule=name).order_by("-priority", "due_at_dt", "id")
+    costs = [cost_of(cost, unit) for cost in ready.values_list("cost", flat=True)[:100]]
+    return sum(costs) / len(costs) if costs else 0.0
+
+
+def _end(hold: holds.InForce) -> float:
+    return float("inf") if hold.until is None else hold.until.timestamp()
+
+
+def _calls(using: str) -> Any:
+    from callqueue.models import CallQueue
+
+    return CallQueue.objects.using(using)
+
+
+def _table(using: str) -> str:
+    from callqueue.models import CallQueue
+
+    return quoted(using, CallQueue._meta.db_table)
+
+
+def _attempts(using: str) -> str:
+    from callqueue.models import CallAttempt
+
+    return quoted(using, CallAttempt._meta.db_table)

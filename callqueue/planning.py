@@ -1,0 +1,162 @@
+"""Which of the candidates go now, by which queue, and at what instant: the decision of one pass, in memory.
+
+In: an account of the charges, candidates by rule, holds. Out: releases, and when to look again. Calls may be released up to
+`lead` ahead of their slot, with the instant to send at. No statement is made here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from callqueue.budgets import Budget, cost_of
+from callqueue.holds import Held
+from callqueue.ledger import Account, Scope, scope_value
+from callqueue.limits import Meter
+from callqueue.waiting import Candidate
+
+
+@dataclass(frozen=True)
+class Release:
+    """A candidate that goes: by this queue, to be sent at `send_at` (microseconds, the database's clock; None: at once)."""
+
+    candidate: Candidate
+    queue: str
+    send_at: int | None
+
+
+@dataclass
+class Plan:
+    """What a pass decided. `wake_at`: when the first blocked candidate may fit; `on_answer`: some wait for an open attempt."""
+
+    releases: list[Release] = field(default_factory=list)
+    wake_at: int | None = None
+    on_answer: bool = False
+    blocked: dict[str, str] = field(default_factory=dict)  # rule -> the budget that binds
+
+    def wait_for(self, rule: str, budget: Budget | None, instant: int | None) -> None:
+        """Note that a candidate of the rule is kept back until `instant`, or until an answer when None."""
+        if budget is not None:
+            self.blocked.setdefault(rule, budget.limit.label)
+        if instant is None:
+            self.on_answer = True
+        else:
+            self.wake_at = instant if self.wake_at is None else min(self.wake_at, instant)
+
+
+def plan(
+    account: Account,
+    candidates: Mapping[str, Iterable[Candidate]],
+    held: Held,
+    served: Mapping[str, int],
+    until: int,
+) -> Plan:
+    """Choose releases up to the instant `until`: rules by priority, equals in turns, each rule's candidates in order.
+
+    `served` says when each rule was served last (a running number). A call that waits for a budget shuts it for those
+    behind it, so that a costly call is not starved by cheap ones.
+    """
+    made = Plan()
+    queues = {rule: deque(listed) for rule, listed in candidates.items()}
+    turn = {rule: served.get(rule, 0) for rule in queues}
+    clock = max(turn.values(), default=0)
+    shut: set[Scope] = set()
+    while queues:
+        rule = min(queues, key=lambda name: (-account.book.rules[name].priority, turn[name], name))
+        if not queues[rule] or not _next(account, made, rule, queues[rule], held, shut, until):
+            del queues[rule]
+        else:
+            clock += 1
+            turn[rule] = clock
+    return made
+
+
+def room(account: Account, rule: str, until: int, most: int) -> int:
+    """How many calls of cost 1 the rule's own limits (those per rule, in calls) let go by `until`; at most `most`."""
+    meters = [account.meter(b) for b in account.book.budgets[rule] if b.limit.per == "rule" and b.limit.unit == "calls"]
+    return min((most_that_fits(meter, until, most) for meter in meters), default=most)
+
+
+def most_that_fits(meter: Meter, until: int, most: int) -> int:
+    """The largest cost up to `most` that fits by `until`."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        instant = meter.free_at(middle)
+        if instant is not None and instant <= until:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _next(account: Account, made: Plan, rule: str, waiting: deque[Candidate], held: Held, shut: set[Scope], until: int) -> bool:
+    """Release the rule's next candidate that fits; False when none does, or none is left."""
+    while waiting:
+        candidate = waiting.popleft()
+        if held.blocking(rule, candidate.key):
+            continue
+        queue, instant, binding = _best_queue(account, candidate, held, shut)
+        if queue is not None and instant is not None and instant <= until:
+            _take(account, candidate, queue)
+            made.releases.append(Release(candidate, queue, instant if instant > account.now else None))
+            return True
+        if binding is None:
+            continue  # every queue is held
+        budget, value = binding
+        made.wait_for(rule, budget, instant)
+        shut.add((budget.id, value))
+        if budget.limit.per in ("rule", "queue"):
+            return False
+    return False
+
+
+def _best_queue(
+    account: Account, candidate: Candidate, held: Held, shut: set[Scope]
+) -> tuple[str | None, int | None, tuple[Budget, str] | None]:
+    """The queue with most room, the instant at which every limit admits the call there, and the budget that binds."""
+    best: tuple[tuple[int, int, int], str, int] | None = None
+    blocked: tuple[Budget, str] | None = None
+    for queue in account.book.rules[candidate.rule].queue_names:
+        if held.blocking(candidate.rule, None, queue):
+            continue
+        instant, binding = _free_at(account, candidate, queue, shut)
+        if instant is None:
+            blocked = blocked or binding
+            continue
+        rank = (instant, -_queue_room(account, candidate, queue), account.open_by_queue[queue])
+        if best is None or rank < best[0]:
+            best, blocked = (rank, queue, instant), binding or blocked
+    if best is None:
+        return None, None, blocked
+    return best[1], best[2], blocked
+
+
+def _free_at(
+    account: Account, candidate: Candidate, queue: str, shut: set[Scope]
+) -> tuple[int | None, tuple[Budget, str] | None]:
+    latest, binding = account.now, None
+    for budget in account.book.budgets[candidate.rule]:
+        cost = cost_of(candidate.cost, budget.limit.unit)
+        if not cost:
+            continue
+        value = scope_value(budget.limit, candidate.key, queue)
+        instant = None if (budget.id, value) in shut else account.meter(budget, value).free_at(cost)
+        if instant is None:
+            return None, (budget, value)
+        if instant > latest or binding is None:
+            latest, binding = max(latest, instant), (budget, value)
+    return latest, binding
+
+
+def _queue_room(account: Account, candidate: Candidate, queue: str) -> int:
+    budgets = [b for b in account.book.budgets[candidate.rule] if b.limit.per == "queue"]
+    return min((account.meter(b, queue).free for b in budgets), default=0)
+
+
+def _take(account: Account, candidate: Candidate, queue: str) -> None:
+    account.open_by_queue[queue] += 1
+    for budget in account.book.budgets[candidate.rule]:
+        if cost := cost_of(candidate.cost, budget.limit.unit):
+            account.meter(budget, scope_value(budget.limit, candidate.key, queue)).take(cost)

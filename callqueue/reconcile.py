@@ -1,0 +1,129 @@
+"""Reconciles UNKNOWN calls: asks a rule's `reconcile` hook what became of a call that was sent and never answered.
+
+In: calls that are UNKNOWN, whose rule has a hook. Out: what the hook says, as the call's state: done, failed, or to be made
+again. The hook may use the network, so it is asked in a worker and never inside a transaction; it is asked again after a
+minute, then less and less often, and no more than MOST times.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import F, Q
+from django.utils.module_loading import import_string
+
+from callqueue import callbacks, conf, database, events, states
+from callqueue.exceptions import IllegalTransition, InvalidCall
+from callqueue.managers import ended
+from callqueue.outcome import GiveUp, RetryLater, Succeeded
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
+
+FIRST = 60.0  # seconds until a hook that did not know is asked again of the same call; doubled each time
+LONGEST = 6 * 3600.0
+MOST = 10  # times that a hook is asked of a call
+BATCH = 20  # calls that one round asks of
+
+
+def reconcile(call: CallQueue) -> int:
+    """Ask now what became of a call, and believe it; the call's status then, to which the instance is brought up to date.
+
+    IllegalTransition where it is not UNKNOWN, InvalidCall where its rule has no hook. What the hook raises is raised.
+    """
+    using = call._state.db or "default"
+    hook = _hooks().get(call.rule)
+    if call.status != states.UNKNOWN:
+        raise IllegalTransition(f"call {call.pk} is {call.get_status_display()}; only unknown ones are reconciled")
+    if hook is None:
+        raise InvalidCall("rule", f"{call.rule!r} has no reconcile hook to ask")
+    _believe(using, call, _imported(hook)(call))
+    call.refresh_from_db(using=using)
+    return call.status
+
+
+def ask_due(using: str, most: int = BATCH) -> int:
+    """Ask of the calls whose time it is, at most so many; the count of those that are UNKNOWN no more. Not in a transaction."""
+    settled = 0
+    for call in list(_due(using).order_by(F("reconcile_at").asc(nulls_first=True), "pk")[:most]) if _hooks() else ():
+        if _claim(using, call):
+            settled += _ask(using, call)
+    return settled
+
+
+def queues_wanted(using: str) -> list[str]:
+    """A queue for each rule that has calls to be asked of: its workers can do it. No statement where no rule has a hook."""
+    if not _hooks():
+        return []
+    rules = set(_due(using).order_by().values_list("rule", flat=True).distinct())
+    return sorted({conf.current().rules[rule].queue_names[0] for rule in rules})
+
+
+def _hooks() -> dict[str, Any]:
+    return {name: rule.reconcile for name, rule in conf.current().rules.items() if rule.reconcile is not None}
+
+
+def _due(using: str) -> Any:
+    """UNKNOWN calls that a hook may be asked of now."""
+    from callqueue.models import CallQueue
+
+    rows = CallQueue.objects.using(using).unknown().filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
+    return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=database.ClockNow()))
+
+
+def _claim(using: str, call: CallQueue) -> bool:
+    """Whether it is this worker that asks: the next time is set before the hook is asked, in one update."""
+    wait = timedelta(seconds=min(LONGEST, FIRST * 2**call.reconcile_count))
+    mine = type(call).objects.using(using).unknown().filter(pk=call.pk, reconcile_count=call.reconcile_count)
+    return bool(mine.update(reconcile_count=call.reconcile_count + 1, reconcile_at=database.clock(using) + wait))
+
+
+def _ask(using: str, call: CallQueue) -> bool:
+    try:
+        return _believe(using, call, _imported(_hooks()[call.rule])(call))
+    except Exception as error:
+        events.tell("reconcile_failed", call_id=call.pk, rule=call.rule, reason=f"{type(error).__name__}: {error}"[:300])
+        return False
+
+
+def _believe(using: str, call: CallQueue, answer: Any) -> bool:
+    """Make the call what the hook said it is; False where that changes nothing."""
+    if answer is None:
+        events.tell("call_reconciled", call_id=call.pk, rule=call.rule, status="unknown", reason="the hook cannot tell yet")
+        return False
+    if isinstance(answer, RetryLater):
+        changed, status, why = _make_again(using, call, answer), "new", answer.why
+    elif isinstance(answer, Succeeded):
+        changed, status, why = _end(using, call, states.DONE, ""), "done", "the provider has it"
+    elif isinstance(answer, GiveUp):
+        changed, status, why = _end(using, call, states.FAILED, answer.why), "failed", answer.why
+    else:
+        raise TypeError(f"the hook returned {type(answer).__name__}; it may return Succeeded, RetryLater, GiveUp or None")
+    if changed:
+        events.tell("call_reconciled", call_id=call.pk, rule=call.rule, status=status, reason=why)
+    return changed
+
+
+def _end(using: str, call: CallQueue, status: int, why: str) -> bool:
+    rows = type(call).objects.using(using).unknown().filter(pk=call.pk)
+    changed = bool(rows.update(**ended(status), error_message=why[:2000].replace("\x00", "")))
+    if changed:
+        callbacks.announce(using, [call.pk], status)
+    return changed
+
+
+def _make_again(using: str, call: CallQueue, answer: RetryLater) -> bool:
+    """Requeue it, under the idempotency key it always had; after `after` seconds where the hook says so."""
+    rows = type(call).objects.using(using)
+    after = answer.after.total_seconds() if isinstance(answer.after, timedelta) else answer.after
+    with database.writing(using):
+        changed = bool(rows.unknown().filter(pk=call.pk).requeue())
+        if changed and after:
+            due = database.clock(using) + timedelta(seconds=after)
+            rows.filter(pk=call.pk, status=states.NEW).update(due_at_dt=due, ready=False)
+    return changed
+
+
+def _imported(hook: Any) -> Any:
+    return import_string(hook) if isinstance(hook, str) else hook

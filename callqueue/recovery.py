@@ -1,0 +1,133 @@
+"""Takes back what was released and never begun, ends what was begun and fell silent, and expires what waited too long.
+
+Everything is fenced by the rows' own state, so any number of recoveries may run beside workers and dispensers. Attempts are
+locked before calls, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from callqueue import callbacks, conf, database, events, holds, publisher, states, waiting
+from callqueue.endings import Ending, after_failure, after_loss, columns_of_call
+from callqueue.managers import ended
+
+ORPHANED = timedelta(seconds=10)  # for how long a due call may have a rule that these settings do not know
+WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
+MOST = 1000  # rows that one statement of recovery handles
+
+
+def recover(using: str) -> int:
+    """One round: void, end, expire, fail orphans; to be called every second or so. The count of calls whose state changed."""
+    return void_unbegun(using) + end_lost(using) + expire(using) + fail_orphans(using)
+
+
+def void_unbegun(using: str) -> int:
+    """Let calls wait again whose attempt no worker began within its lease: the message was lost, or nobody listens."""
+    overdue = _attempts(using).unbegun().filter(lease_until__lt=database.ClockNow()).order_by("lease_until")
+    ids = list(overdue.values_list("pk", flat=True)[:MOST])
+    return publisher.undo(using, ids) if ids else 0
+
+
+def end_lost(using: str) -> int:
+    """End attempts that a worker began and never answered: retried, failed or UNKNOWN, as their rule's `on_lost` says."""
+    overdue = _attempts(using).open().filter(started_at__isnull=False, lease_until__lt=database.ClockNow())
+    ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
+    if not ids:
+        return 0
+    with database.writing(using):
+        lost = dict(database.locked(_attempts(using).open().filter(pk__in=ids)).values_list("call_id", "pk"))
+        now = database.clock(using)
+        message = "the worker fell silent: no answer was recorded within the lease"
+        _attempts(using).filter(pk__in=list(lost.values())).update(finished_at=now, outcome=states.LOST, error_message=message)
+        endings = [_ending(call, message, now) for call in _dispatched(using, list(lost))]
+        rows = [columns_of_call(ending, now) for ending in endings]
+        changed = database.update_each(_model(), using, rows, where=f"t.status = {states.DISPATCHED}")
+    for ending in endings:
+        events.tell("attempt_lost", call_id=ending.call_id, status=conf.NAMES_OF_STATUS[ending.status], reason=message)
+    for status in {e.status for e in endings if e.status in states.FINAL}:
+        callbacks.announce(using, [e.call_id for e in endings if e.status == status], status)
+    return changed
+
+
+def expire(using: str) -> int:
+    """End calls that were not released by their `expires_at`."""
+    calls = _model().objects.using(using)
+    overdue = calls.waiting().filter(expires_at_dt__lte=database.ClockNow()).order_by("expires_at_dt")
+    ids = list(overdue.values_list("pk", flat=True)[:MOST])
+    if not ids:
+        return 0
+    count = calls.waiting().filter(pk__in=ids).update(**ended(states.EXPIRED))
+    events.tell("call_expired", calls=count, first=ids[0])
+    callbacks.announce(using, ids, states.EXPIRED)
+    return int(count)
+
+
+def fail_orphans(using: str) -> int:
+    """End calls whose rule is in the settings no more, some seconds after they were due: none of a newer release's yet."""
+    gone = [rule for rule in waiting.rules_of_ready(using) if rule not in conf.current().rules]
+    calls = _model().objects.using(using)
+    count = 0
+    for rule in gone:
+        overdue = calls.waiting().filter(rule=rule, ready=True, due_at_dt__lt=database.clock(using) - ORPHANED)
+        ids = list(overdue.order_by("due_at_dt").values_list("pk", flat=True)[:MOST])
+        why = f"the rule {rule!r} is not in CALLQUEUE['RULES'] any more"
+        count += calls.waiting().filter(pk__in=ids).update(**ended(states.FAILED), error_message=why)
+        callbacks.announce(using, ids, states.FAILED)
+    return count
+
+
+def beat(using: str, name: str) -> datetime:
+    """A dispenser's sign of life, and when it gave it; forgets those that have been silent for a day."""
+    from callqueue.models import DispenserState
+
+    now = database.clock(using)
+    rows = DispenserState.objects.using(using)
+    if not rows.filter(pk=name).update(seen_at=now):
+        rows.filter(seen_at__lt=now - timedelta(days=1)).delete()
+        rows.bulk_create([DispenserState(name=name, started_at=now, seen_at=now)], ignore_conflicts=True)
+    return now
+
+
+def has_gone_back(using: str, name: str, last_beat: datetime) -> bool:
+    """Whether the database has forgotten this dispenser's last sign of life: it is a backup, or a copy that lagged behind."""
+    from callqueue.models import DispenserState
+
+    seen = DispenserState.objects.using(using).filter(pk=name).values_list("seen_at", flat=True).first()
+    return seen is None or seen < last_beat
+
+
+def hold_everything(using: str) -> None:
+    """Hold every rule until nothing that the ledger may have forgotten counts any more: a full window of its own limits."""
+    now, config = database.clock(using), conf.current()
+    for name, rule in config.rules.items():
+        windows = [budget.limit.window_us for budget in config.book.budgets[name]]
+        seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
+        until = now + timedelta(seconds=seconds)
+        holds.lay(using, [name], "rule", "", until, WENT_BACK, source="operator")
+    events.tell("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)
+
+
+def _dispatched(using: str, call_ids: Sequence[int]) -> list[Any]:
+    return list(_model().objects.using(using).dispatched().filter(pk__in=call_ids).order_by("pk"))
+
+
+def _ending(call: Any, message: str, now: Any) -> Ending:
+    rule = conf.current().rules.get(call.rule)
+    if rule is None:
+        return after_failure(call, None, f"{message}; the rule {call.rule!r} is gone", now)
+    return after_loss(call, rule, message, now)
+
+
+def _attempts(using: str) -> Any:
+    from callqueue.models import CallAttempt
+
+    return CallAttempt.objects.using(using)
+
+
+def _model() -> Any:
+    from callqueue.models import CallQueue
+
+    return CallQueue

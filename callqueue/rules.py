@@ -1,0 +1,224 @@
+"""Rules: how the calls of one kind are limited, retried and made. Frozen values, validated when built.
+
+A wrong field raises ImproperlyConfigured at once, naming the field and the reason. Pure: no database, no network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+
+from callqueue.limits import Limit
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+MAX_NAME = 100  # the width of the columns that hold rule and queue names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """When a failed attempt is tried again. Times in seconds; see docs/reference/rules.md.
+
+    `max_attempts` failed attempts end a call (throttled ones do not count until there were `max_rate_limited`).
+    A hold laid by the provider is never longer than `max_hold`.
+    """
+
+    max_attempts: int = 3
+    base: float = 1.0
+    factor: float = 2.0
+    cap: float = 600.0
+    jitter: bool = True
+    statuses: tuple[int, ...] = (408, 425, 429, 500, 502, 503, 504)
+    max_hold: float = 21600.0
+    max_rate_limited: int = 20
+
+    def __post_init__(self) -> None:
+        _whole(self, "max_attempts", 1, 1000)
+        _whole(self, "max_rate_limited", 0, 100_000)
+        _seconds(self, "base", 0, 86400)
+        _number(self, "factor", 1, 100)
+        _seconds(self, "cap", 0, 30 * 86400)
+        _seconds(self, "max_hold", 0, 366 * 86400)
+        _flag(self, "jitter")
+        statuses = tuple(self.statuses) if isinstance(self.statuses, Sequence | set | frozenset) else None
+        if statuses is None or not all(type(s) is int and 100 <= s <= 599 for s in statuses):
+            raise _wrong(self, "statuses", "a sequence of HTTP status codes")
+        object.__setattr__(self, "statuses", statuses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breaker:
+    """When a rule is held because its calls keep failing, and for how long. Times in seconds; see docs/how-to/circuit-breaker.md.
+
+    Trips after `failures` failed attempts in a row, or once `share` of at least `least` attempts failed, all `within` seconds.
+    The rule is then held for `hold`, `factor` times longer each time that the one call which probes it fails, at most `longest`.
+    """
+
+    failures: int | None = 10
+    share: float | None = None
+    least: int = 20
+    within: float = 60.0
+    hold: float = 30.0
+    factor: float = 2.0
+    longest: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.failures is None and self.share is None:
+            raise ImproperlyConfigured("Breaker.failures: None, and Breaker.share too: nothing could ever trip it")
+        if self.failures is not None:
+            _whole(self, "failures", 1, 10_000)
+        if self.share is not None:
+            _number(self, "share", 0.01, 1, "a share")
+        _whole(self, "least", 1, 10_000)
+        _seconds(self, "within", 0.1, 86400)
+        _seconds(self, "hold", 0.1, 86400)
+        _number(self, "factor", 1, 100)
+        _seconds(self, "longest", 0.1, 86400)
+        if self.longest < self.hold:
+            raise _wrong(self, "longest", f"at least hold, {self.hold:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How the calls under one name are limited, retried and made. All fields keyword-only; see docs/reference/rules.md.
+
+    Timeouts are seconds. `total_timeout` runs from name resolution to the last byte and caps the other two.
+    """
+
+    hosts: Sequence[str] = ()
+    queues: str | Sequence[str] | None = None
+    limits: Sequence[Limit] = ()
+    retry: Retry = field(default_factory=Retry)
+    connect_timeout: float = 3.05
+    read_timeout: float = 27
+    total_timeout: float = 60
+    priority: int = 0
+    idempotency_header: str | None = "Idempotency-Key"
+    idempotency_ttl: timedelta = timedelta(hours=24)
+    on_lost: str = "auto"
+    follow_redirects: bool = False
+    verify: bool | str = True
+    classify: str | Callable[..., Any] | None = None
+    settle: str | Callable[..., Any] | None = None
+    breaker: Breaker | None = None
+    reconcile: str | Callable[..., Any] | None = None
+    backlog_alert: float | None = None
+
+    ON_LOST: ClassVar[tuple[str, ...]] = ("auto", "retry", "unknown")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", _names(self, "hosts", self.hosts))
+        queues = () if self.queues is None else _names(self, "queues", self.queues)
+        object.__setattr__(self, "queues", queues or None)
+        _check_limits(self)
+        if not isinstance(self.retry, Retry):
+            raise _wrong(self, "retry", "a Retry(...)")
+        for name in ("connect_timeout", "read_timeout", "total_timeout"):
+            _seconds(self, name, 0.001, 86400)
+        _whole(self, "priority", -32768, 32767)
+        _check_idempotency(self)
+        if self.on_lost not in self.ON_LOST:
+            raise _wrong(self, "on_lost", "one of 'auto', 'retry', 'unknown'")
+        _flag(self, "follow_redirects")
+        if not isinstance(self.verify, bool | str) or self.verify == "":
+            raise _wrong(self, "verify", "True, False, or the path of a CA bundle")
+        for name in ("classify", "settle", "reconcile"):
+            _callable(self, name)
+        if self.breaker is not None and not isinstance(self.breaker, Breaker):
+            raise _wrong(self, "breaker", "a Breaker(...), or None")
+        if self.backlog_alert is not None:
+            _seconds(self, "backlog_alert", 1, 366 * 86400)
+
+    @property
+    def queue_names(self) -> tuple[str, ...]:
+        """The Celery queues this rule's calls may go to; ("",) stands for Celery's default queue."""
+        return tuple(self.queues) if self.queues else ("",)
+
+    @property
+    def keyed_limits(self) -> tuple[Limit, ...]:
+        """The limits that are per key or per one of the call's named keys."""
+        return tuple(limit for limit in self.limits if limit.per not in ("rule", "queue"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """What a ROUTER may answer: where a call belongs. What the caller of `send` states wins over it."""
+
+    rule: str | None = None
+    key: str | Mapping[str, str] | None = None
+    priority: int | None = None
+    cost: int | Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Discard:
+    """What a ROUTER may answer: do not queue this call. `send` then returns None."""
+
+    why: str
+
+
+def _check_limits(rule: Rule) -> None:
+    if isinstance(rule.limits, Limit) or not isinstance(rule.limits, Sequence):
+        raise _wrong(rule, "limits", "a list of limits, as in limits=[SlidingWindow('100/h')]")
+    for limit in rule.limits:
+        if type(limit) is Limit or not isinstance(limit, Limit):
+            raise _wrong(rule, "limits", f"made of SlidingWindow, FixedWindow, TokenBucket or Concurrency; got {limit!r}")
+    names = [limit.name for limit in rule.limits if limit.name]
+    if len(set(names)) < len(names):
+        raise _wrong(rule, "limits", "free of two limits with one name")
+    object.__setattr__(rule, "limits", tuple(rule.limits))
+
+
+def _check_idempotency(rule: Rule) -> None:
+    header = rule.idempotency_header
+    if header is not None and not (isinstance(header, str) and re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header)):
+        raise _wrong(rule, "idempotency_header", "a header's name, or None")
+    if not isinstance(rule.idempotency_ttl, timedelta) or rule.idempotency_ttl < timedelta(0):
+        raise _wrong(rule, "idempotency_ttl", "a timedelta, as in timedelta(hours=24)")
+
+
+def _names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Sequence | set | frozenset) or not all(isinstance(n, str) and n.strip() for n in names):
+        raise _wrong(rule, name, "a name or a list of names")
+    if any(len(n) > MAX_NAME for n in names):
+        raise _wrong(rule, name, f"of names no longer than {MAX_NAME} characters")
+    if len(set(names)) < len(names):
+        raise _wrong(rule, name, "free of repetitions")
+    return tuple(names)
+
+
+def _callable(rule: Rule, name: str) -> None:
+    value = getattr(rule, name)
+    if value is None or callable(value) or (isinstance(value, str) and _DOTTED.fullmatch(value)):
+        return
+    raise _wrong(rule, name, "a callable, a dotted path, or None")
+
+
+def _flag(owner: object, name: str) -> None:
+    if not isinstance(getattr(owner, name), bool):
+        raise _wrong(owner, name, "True or False")
+
+
+def _whole(owner: object, name: str, low: int, high: int) -> None:
+    value = getattr(owner, name)
+    if type(value) is not int or not low <= value <= high:
+        raise _wrong(owner, name, f"a whole number from {low} to {high}")
+
+
+def _seconds(owner: object, name: str, low: float, high: float) -> None:
+    _number(owner, name, low, high, "a number of seconds")
+
+
+def _number(owner: object, name: str, low: float, high: float, what: str = "a number") -> None:
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise _wrong(owner, name, f"{what} from {low:g} to {high:g}")
+
+
+def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"{type(owner).__name__}.{name}: {getattr(owner, name)!r} is not {wanted}")

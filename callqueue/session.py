@@ -1,0 +1,247 @@
+"""requests' session, queued: `Session(rule=...).post(url, json=...)` queues the call and returns its row.
+
+`QueueAdapter` does the same for code that insists on a requests.Session and on a response: it gets 202 and the call's id.
+Arguments of requests enter; what `CallQueue.objects.send` takes leaves. Opens no connection.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping
+from http.cookiejar import CookieJar
+from typing import TYPE_CHECKING, Any
+
+import requests
+from requests.adapters import BaseAdapter
+from requests.auth import HTTPBasicAuth
+from requests.cookies import RequestsCookieJar
+from requests.structures import CaseInsensitiveDict
+from requests.utils import default_headers
+
+from callqueue.callcheck import _ELSEWHERE as ELSEWHERE
+from callqueue.callcheck import _FRAMING as FRAMING
+from callqueue.exceptions import InvalidCall
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
+
+merge_setting: Any = requests.sessions.merge_setting  # requests has no types for these
+merge_cookies: Any = requests.cookies.merge_cookies
+cookiejar_from_dict: Any = requests.cookies.cookiejar_from_dict
+cookie_header: Any = requests.cookies.get_cookie_header
+
+OF_SEND = ("rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback")
+OF_THE_SESSION = ("headers", "params", "auth", "cookies")
+
+
+class Session:
+    """Looks like requests.Session; each request is queued, and what it returns is the CallQueue row.
+
+    `rule` and the rest are arguments of `send`, for every call of the session; a single request may state its own, beside
+    requests' arguments. `headers`, `params`, `auth` and `cookies` of the session are merged into each call as requests does.
+    None where the ROUTER discards the call. Raises what `send` raises.
+    """
+
+    def __init__(self, rule: str | None = None, *, using: str | None = None, **arguments: Any) -> None:
+        unknown = sorted(arguments.keys() - set(OF_SEND))
+        if unknown:
+            raise TypeError(f"Session() got an unexpected argument {unknown[0]!r}")
+        self.headers: CaseInsensitiveDict[Any] = CaseInsensitiveDict()
+        self.params: Any = {}
+        self.auth: Any = None
+        self.cookies: Any = RequestsCookieJar()
+        self._using = using
+        self._arguments = {"rule": rule, **arguments}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in OF_THE_SESSION and not name.startswith("_"):
+            raise InvalidCall(name, ELSEWHERE.get(name, "cannot be set on a callqueue.Session"))
+        super().__setattr__(name, value)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """There is nothing to close: calls are made by workers."""
+
+    def request(
+        self,
+        method: str,
+        url: str | bytes,
+        params: Any = None,
+        data: Any = None,
+        headers: Any = None,
+        cookies: Any = None,
+        files: Any = None,
+        auth: Any = None,
+        timeout: Any = None,
+        allow_redirects: Any = None,
+        proxies: Any = None,
+        hooks: Any = None,
+        stream: Any = None,
+        verify: Any = None,
+        cert: Any = None,
+        json: Any = None,
+        **arguments: Any,
+    ) -> CallQueue | None:
+        """Queue a call. Beside requests' arguments takes those of `send`, which win over the session's.
+
+        InvalidCall names an argument that cannot be queued (`timeout`, `files`, ...) and where to set it.
+        """
+        from callqueue.models import CallQueue
+
+        _refuse(
+            timeout=timeout, allow_redirects=allow_redirects, proxies=proxies, hooks=hooks, stream=stream, verify=verify,
+            cert=cert, files=files,
+        )  # fmt: skip
+        unknown = sorted(arguments.keys() - set(OF_SEND))
+        if unknown:
+            raise TypeError(f"request() got an unexpected keyword argument {unknown[0]!r}")
+        address = url.decode() if isinstance(url, bytes) else str(url)
+        merged: dict[str, Any] = {
+            "params": merge_setting(params, self.params),
+            "data": _body(data),
+            "json": json,
+            "headers": dict(merge_setting(headers, self.headers, dict_class=CaseInsensitiveDict) or {}),
+            "cookies": _cookies(address, self.cookies, cookies),
+            "auth": _auth(merge_setting(auth, self.auth)),
+        }
+        given = {name: value for name, value in merged.items() if value is not None and (name == "json" or value)}
+        call_data = {"method": method, "params": {"url": address, **given}}
+        call: CallQueue | None = CallQueue.objects.db_manager(self._using).send(call_data, **{**self._arguments, **arguments})
+        return call
+
+    def get(self, url: str | bytes, params: Any = None, **kwargs: Any) -> CallQueue | None:
+        """Queue a GET."""
+        return self.request("get", url, params=params, **kwargs)
+
+    def options(self, url: str | bytes, **kwargs: Any) -> CallQueue | None:
+        """Queue an OPTIONS."""
+        return self.request("options", url, **kwargs)
+
+    def head(self, url: str | bytes, **kwargs: Any) -> CallQueue | None:
+        """Queue a HEAD."""
+        return self.request("head", url, **kwargs)
+
+    def post(self, url: str | bytes, data: Any = None, json: Any = None, **kwargs: Any) -> CallQueue | None:
+        """Queue a POST."""
+        return self.request("post", url, data=data, json=json, **kwargs)
+
+    def put(self, url: str | bytes, data: Any = None, **kwargs: Any) -> CallQueue | None:
+        """Queue a PUT."""
+        return self.request("put", url, data=data, **kwargs)
+
+    def patch(self, url: str | bytes, data: Any = None, **kwargs: Any) -> CallQueue | None:
+        """Queue a PATCH."""
+        return self.request("patch", url, data=data, **kwargs)
+
+    def delete(self, url: str | bytes, **kwargs: Any) -> CallQueue | None:
+        """Queue a DELETE."""
+        return self.request("delete", url, **kwargs)
+
+
+class QueueAdapter(BaseAdapter):
+    """For requests.Session: `session.mount("https://api.example.com", QueueAdapter(rule="example"))`.
+
+    A request to such a URL is queued; the response is 202 at once, with the header X-Callqueue-Id and the body
+    {"call_id": ...}. `timeout` and proxies of the request do not apply; the rule's do. Arguments as Session's.
+    """
+
+    def __init__(self, rule: str | None = None, *, using: str | None = None, **arguments: Any) -> None:
+        super().__init__()
+        self._session = Session(rule, using=using, **arguments)
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        """Queue the prepared request, and answer 202."""
+        if verify is False:
+            raise InvalidCall("verify", ELSEWHERE["verify"])
+        if cert:
+            raise InvalidCall("cert", ELSEWHERE["cert"])
+        headers = _own_headers(request.headers)
+        call = self._session.request(request.method or "get", request.url or "", data=_body(request.body), headers=headers)
+        return _accepted(request, None if call is None else call.pk)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def queued_session(rule: str | None = None, **arguments: Any) -> requests.Session:
+    """A requests.Session whose every request is queued, for code that takes a session: see QueueAdapter."""
+    session = requests.Session()
+    session.trust_env = False
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, QueueAdapter(rule, **arguments))
+    return session
+
+
+def _refuse(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidCall(name, ELSEWHERE[name])
+
+
+def _body(data: Any) -> Any:
+    """Text, a mapping or pairs as they are; bytes as the text they are; None for nothing."""
+    if isinstance(data, bytes | bytearray):
+        try:
+            data = bytes(data).decode()
+        except UnicodeDecodeError:
+            raise InvalidCall("data", "is bytes that are no UTF-8 text; bodies are JSON or text, so send it as base64") from None
+    if data is not None and not isinstance(data, str | Mapping | list | tuple):
+        raise InvalidCall("data", f"is a {type(data).__name__}; bodies are JSON or text, read it first")
+    return data or None
+
+
+def _auth(auth: Any) -> Any:
+    if isinstance(auth, HTTPBasicAuth):
+        return [auth.username, auth.password]
+    if auth is not None and not isinstance(auth, tuple | list):
+        raise InvalidCall("auth", f"is a {type(auth).__name__}; give (user, password), or an Authorization header")
+    return list(auth) if auth else None
+
+
+def _cookies(url: str, of_session: Any, of_request: Any) -> dict[str, Any] | None:
+    """The cookies that requests would send to this URL. A value that is a secret's reference is kept as it is."""
+    references: dict[str, Any] = {}
+    jar = RequestsCookieJar()
+    for cookies in (of_session, of_request):
+        if isinstance(cookies, CookieJar):
+            merge_cookies(jar, cookies)
+        elif cookies:
+            references |= {name: value for name, value in cookies.items() if isinstance(value, Mapping)}
+            merge_cookies(jar, cookiejar_from_dict({n: v for n, v in cookies.items() if not isinstance(v, Mapping)}))
+    if not len(jar):
+        return references or None
+    header = cookie_header(jar, requests.Request("GET", url)) or ""
+    sent = dict(part.split("=", 1) for part in header.split("; ") if "=" in part)
+    return {**sent, **references} or None
+
+
+def _own_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    """The request's headers without those that are written from URL and body, and those that requests adds by itself."""
+    usual = {name.lower(): value for name, value in default_headers().items()}
+    texts = {name: value.decode("latin-1") if isinstance(value, bytes) else value for name, value in headers.items()}
+    return {n: v for n, v in texts.items() if n.lower() not in FRAMING and usual.get(n.lower()) != v}
+
+
+def _accepted(request: requests.PreparedRequest, call_id: int | None) -> requests.Response:
+    response = requests.Response()
+    response.status_code, response.reason = 202, "Accepted"
+    response.request, response.url = request, request.url or ""
+    response.headers["Content-Type"] = "application/json"
+    if call_id is not None:
+        response.headers["X-Callqueue-Id"] = str(call_id)
+    response._content = jsonlib.dumps({"call_id": call_id}).encode()
+    response.encoding = "utf-8"
+    return response

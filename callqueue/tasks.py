@@ -1,0 +1,51 @@
+"""The Celery tasks: each parses its message, calls one function of a room, and returns a count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery import shared_task
+
+from callqueue import cleanup, conf, database, executor, reconcile, recovery
+from callqueue.dispenser import Dispenser
+
+_dispensers: dict[str, Dispenser] = {}
+
+
+@shared_task(
+    name="callqueue.make_api_call",
+    ignore_result=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    serializer="json",
+    max_retries=0,
+)
+def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **newer: Any) -> int:
+    """Make the calls of these attempts; the count of those that this worker began. What a newer release adds is ignored."""
+    ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
+    with database.kept_connection(using):
+        return executor.execute(using, ids, inline=make_api_call.request.is_eager)
+
+
+@shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
+def dispense(seconds: float | None = None, using: str = "default") -> int:
+    """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the worker's slot to others."""
+    dispenser = _dispensers.setdefault(using, Dispenser(using))
+    if dispense.request.is_eager:
+        return dispenser.run_once()
+    with database.kept_connection(using):
+        dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)
+    return 0
+
+
+@shared_task(name="callqueue.recover_lost_calls", ignore_result=True, serializer="json", max_retries=0)
+def recover_lost_calls(using: str = "default") -> int:
+    """Take back what no worker begun, end what fell silent, expire what waited too long, reconcile; the calls changed."""
+    return recovery.recover(using) + reconcile.ask_due(using)
+
+
+@shared_task(name="callqueue.cleanup_call_queue", ignore_result=True, serializer="json", max_retries=0)
+def cleanup_call_queue(using: str = "default", vacuum: bool = True) -> int:
+    """Delete calls past their retention and vacuum; the count of calls deleted."""
+    return cleanup.clean(using, vacuum=vacuum).calls

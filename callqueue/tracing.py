@@ -1,0 +1,113 @@
+"""OpenTelemetry, where it is installed: the span that sent a call is remembered, and each attempt is a span linked to it.
+
+In: the current span at `send`; a begun attempt and its report. Out: spans by the API's global tracer. Without the
+package `opentelemetry` nothing is done, at the cost of one comparison. Attributes carry no URL, header or body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from callqueue import states
+from callqueue.handlers import HTTP_METHODS
+
+if TYPE_CHECKING:
+    from callqueue.beginning import Job
+    from callqueue.recording import Report
+
+Make = Callable[["Job"], "Report"]
+
+
+def current() -> str | None:
+    """The span that is recording now, as a W3C traceparent; None where there is none."""
+    trace = _opentelemetry()
+    if trace is None:
+        return None
+    span = trace.get_current_span()
+    context = span.get_span_context()
+    if not span.is_recording() or not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def traced(make: Make) -> Make:
+    """`make`, with a span around each attempt; as it is where nothing traces."""
+    trace = _opentelemetry()
+    if trace is None:
+        return make
+
+    def make_traced(job: Job) -> Report:
+        tracer = trace.get_tracer("callqueue")
+        with tracer.start_as_current_span(
+            _name(job), kind=trace.SpanKind.CLIENT, links=_links(trace, job), attributes=_attributes_of(job)
+        ) as span:
+            report = make(job)
+            _describe(trace, span, report)
+        return report
+
+    return make_traced
+
+
+@cache
+def _opentelemetry() -> Any:
+    """The API's `trace` module; None where it is not installed."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace
+
+
+def _name(job: Job) -> str:
+    return job.method.upper() if job.method in HTTP_METHODS else f"callqueue {job.method}"
+
+
+def _links(trace: Any, job: Job) -> list[Any]:
+    """A link to the span that sent the call. A text that is no traceparent makes none."""
+    try:
+        version, trace_id, span_id, flags = (int(part, 16) for part in (job.trace_context or "").split("-"))
+    except ValueError:
+        return []
+    context = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    return [trace.Link(context)] if version == 0 and context.is_valid else []
+
+
+def _attributes_of(job: Job) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "callqueue.rule": job.rule_name,
+        "callqueue.call_id": job.pk,
+        "callqueue.attempt": job.number,
+    }
+    if job.queue:
+        attributes["callqueue.queue"] = job.queue
+    if job.method in HTTP_METHODS:
+        attributes["http.request.method"] = job.method.upper()
+        if job.number > 1:
+            attributes["http.request.resend_count"] = job.number - 1
+        if host := _host(job):
+            attributes["server.address"] = host
+    return attributes
+
+
+def _host(job: Job) -> str:
+    """The host, unless the URL is a secret."""
+    url = job.params.get("url")
+    try:
+        return (urlsplit(url).hostname or "") if isinstance(url, str) else ""
+    except ValueError:
+        return ""
+
+
+def _describe(trace: Any, span: Any, report: Report) -> None:
+    if not span.is_recording():
+        return
+    span.set_attribute("callqueue.outcome", report.outcome)
+    status = getattr(report.response, "status_code", None)
+    if status is not None:
+        span.set_attribute("http.response.status_code", status)
+    if report.outcome != states.SUCCEEDED:
+        span.set_attribute("error.type", str(status) if status is not None and status >= 400 else report.outcome)
+        span.set_status(trace.Status(trace.StatusCode.ERROR, report.error[:200]))

@@ -1,0 +1,73 @@
+"""Wakes an idle dispenser at the commit of a `send`, instead of at its next look. PostgreSQL only; elsewhere it just waits.
+
+A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle dispenser therefore shows that it
+sleeps by holding an advisory lock, and the trigger on the table of calls notifies only while that is held. A look that is missed
+in any way (a pooler in between, another dispenser that holds the lock) is made up for by the next one, POLL seconds later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from callqueue import database
+
+SHORT = 0.01  # seconds: whoever waits less than this may as well not be woken
+DEAF = 0.2  # seconds for which it may not notice that it is to stop
+REST = 0.05  # seconds for which a dispenser that was woken for nothing is not to be woken again
+
+
+class Bell:
+    """What a dispenser waits by, in the one thread that runs it."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._is_armed = self._was_for_nothing = False
+        self._not_before = 0.0
+        self._connection: object | None = None
+
+    def wait(self, stop: threading.Event, seconds: float) -> bool:
+        """Wait so long, or until a call is sent: True if one may have been, and the waiting set is to be looked at."""
+        if seconds < SHORT or time.monotonic() < self._not_before:
+            self.disarm()
+        elif not self._is_listening():
+            pass
+        elif not self._is_armed:
+            self._is_armed = database.raise_flag(self.using)
+            if self._is_armed:
+                return True  # for what was sent between the last look and now
+        elif database.wait_for_word(self.using, min(seconds, DEAF)):
+            if self._was_for_nothing:
+                self._not_before = time.monotonic() + REST
+            self._was_for_nothing = True
+            return True
+        else:
+            return False
+        stop.wait(seconds)
+        return False
+
+    def has_served(self) -> None:
+        """The last ring was not for nothing."""
+        self._was_for_nothing = False
+
+    def disarm(self) -> None:
+        """Let senders be: there is work, and nobody sleeps."""
+        if self._is_armed and self._connection is database.raw_connection(self.using):
+            database.lower_flag(self.using)
+        self._is_armed = False
+
+    def close(self) -> None:
+        """Leave the connection as it was."""
+        self.disarm()
+        if self._connection is not None and self._connection is database.raw_connection(self.using):
+            database.stop_listening(self.using)
+        self._connection = None
+
+    def _is_listening(self) -> bool:
+        """Whether the connection of now hears of calls; a new one knows nothing of what the last one did."""
+        raw = database.raw_connection(self.using)
+        if raw is None or raw is not self._connection:
+            self._is_armed, self._connection = False, None
+            if raw is not None and database.start_listening(self.using):
+                self._connection = raw
+        return self._connection is not None

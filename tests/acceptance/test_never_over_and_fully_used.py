@@ -1,0 +1,165 @@
+"""Never over the limit, and the whole of it used: workers and dispensers as they run, arrivals as the vendor saw them.
+
+What a noisy machine makes of the use is no failure of the app: the shares asked for here leave it room, the benchmark of
+the same scenarios (`python -m tests.benchmarks exact`) prints what a quiet one gets. Going over is never forgiven.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from callqueue.models import CallAttempt, CallQueue
+from tests.support.processes import Processes
+from tests.support.recorder import Recorder, highest_in_window
+
+
+@dataclass
+class Scene:
+    """One rule on one queue, a vendor, processes."""
+
+    processes: Processes
+    vendor: Recorder
+    configure: Callable[[str], None]
+
+    def rule(self, source: str, **others: str) -> None:
+        queue = repr(self.processes.broker.queue("one"))
+        rules = {"r": source, **others}
+        listed = "".join(f"{name!r}: {rule.replace('QUEUE', queue)}, " for name, rule in rules.items())
+        self.configure(f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{{listed}}}}}')
+
+    def send(self, count: int, path: str = "/ok", rule: str = "r", **options: object) -> None:
+        data = [{"method": "post", "params": {"url": self.vendor.url(path), "json": {"n": n}}} for n in range(count)]
+        CallQueue.objects.send_many(data, rule=rule, **options)
+
+    def workers(self, count: int, slots: int) -> None:
+        for _ in range(count):
+            self.processes.worker("one", concurrency=slots, wait=False)
+        for worker in self.processes.started[-count:]:
+            worker.wait_for_log(" ready.")
+
+    def drain(self, seconds: float) -> list[float]:
+        """Wait for the end of all calls; the arrivals' instants."""
+        deadline = time.monotonic() + seconds
+        while CallQueue.objects.filter(status__in=(0, 1, 2)).exists():
+            assert time.monotonic() < deadline, Counter(CallQueue.objects.values_list("rule", "status"))
+            time.sleep(0.1)
+        assert set(CallQueue.objects.values_list("status", flat=True)) == {CallQueue.Status.DONE}
+        instants = sorted(arrival.at for arrival in self.vendor.arrivals())
+        assert len(instants) == CallAttempt.objects.count() == CallQueue.objects.count()
+        return instants
+
+
+@pytest.fixture
+def scene(processes: Processes, vendor: Recorder, configure: Callable[[str], None]) -> Scene:
+    return Scene(processes, vendor, configure)
+
+
+def share_used(instants: list[float], n: int, window: float) -> float:
+    """The share of the limit that was used after its first window."""
+    return (len(instants) - n) / ((instants[-1] - instants[0]) * n / window)
+
+
+@pytest.mark.parametrize(
+    ("rate", "n", "window", "jitter", "latency", "workers", "slots", "count"),
+    [
+        ("20/s", 20, 1.0, 0.05, 0.0, 2, 2, 160),
+        ("20/s", 20, 1.0, 0.05, 0.2, 2, 4, 160),
+        ("100/s", 100, 1.0, 0.05, 0.05, 2, 4, 800),
+        ("20/s", 20, 1.0, 0.01, 0.0, 1, 1, 160),
+        ("60/10s", 60, 10.0, 0.05, 0.05, 1, 2, 180),
+    ],
+    ids=["20/s", "20/s slow API", "100/s", "20/s small jitter, one slot", "60/10s"],
+)
+def test_a_backlog_drains_at_the_limit_and_never_above(
+    scene: Scene, rate: str, n: int, window: float, jitter: float, latency: float, workers: int, slots: int, count: int
+) -> None:
+    scene.rule(f'Rule(queues=QUEUE, limits=[SlidingWindow("{rate}", jitter={jitter})])')
+    scene.send(count, f"/delay?s={latency}" if latency else "/ok")
+    scene.workers(workers, slots)
+    scene.processes.dispenser()
+    instants = scene.drain(60)
+    assert highest_in_window(instants, window) <= n
+    assert share_used(instants, n, window) >= 0.8
+
+
+def test_no_burst_after_the_workers_were_away(scene: Scene) -> None:
+    scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("20/s")])')
+    scene.send(120)
+    dispenser = scene.processes.dispenser()
+    deadline = time.monotonic() + 20
+    while CallAttempt.objects.count() < 20:
+        assert time.monotonic() < deadline, dispenser.log
+        time.sleep(0.05)
+    time.sleep(3)
+    assert CallAttempt.objects.count() == 20
+    scene.workers(2, 2)
+    assert highest_in_window(scene.drain(60), 1.0) <= 20
+
+
+def test_four_dispensers_are_no_more_than_one_even_when_one_sleeps_in_a_pass(scene: Scene) -> None:
+    scene.rule(
+        'Rule(queues=QUEUE, limits=[SlidingWindow("30/s", name="account")])',
+        other='Rule(queues=QUEUE, limits=[SlidingWindow("30/s", name="account"), TokenBucket("20/s", burst=3)])',
+    )
+    scene.send(120)
+    scene.send(100, rule="other")
+    scene.workers(2, 4)
+    dispensers = [scene.processes.dispenser() for _ in range(4)]
+    for frozen in (dispensers[0], dispensers[1]):
+        time.sleep(1.0)
+        frozen.freeze()
+        time.sleep(0.5)
+    dispensers[0].thaw()
+    time.sleep(0.3)
+    dispensers[1].thaw()
+    assert highest_in_window(scene.drain(60), 1.0) <= 30
+
+
+def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> None:
+    scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("5/s", per="key"), SlidingWindow("40/s")])')
+    for key in range(12):
+        scene.send(15, f"/ok?key={key}", key=f"tenant-{key}")
+    scene.workers(2, 4)
+    scene.processes.dispenser()
+    assert highest_in_window(scene.drain(60), 1.0) <= 40
+    by_key: dict[str, list[float]] = {}
+    for arrival in scene.vendor.arrivals():
+        by_key.setdefault(arrival.query["key"], []).append(arrival.at)
+    assert len(by_key) == 12
+    assert max(highest_in_window(instants, 1.0) for instants in by_key.values()) <= 5
+
+
+def test_a_pause_and_a_resume_act_within_a_second(scene: Scene) -> None:
+    scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("20/s")])')
+    scene.send(100)
+    scene.workers(1, 4)
+    scene.processes.dispenser()
+    scene.vendor.wait_for(30)
+    assert scene.processes.manage("callqueue_pause", "r").returncode == 0
+    time.sleep(1.0)
+    before = scene.vendor.count()
+    time.sleep(1.0)
+    assert scene.vendor.count() == before < 100
+    assert scene.processes.manage("callqueue_resume", "r").returncode == 0
+    time.sleep(1.0)
+    assert scene.vendor.count() > before
+    assert highest_in_window(scene.drain(30), 1.0) <= 20
+
+
+def test_beat_and_a_worker_are_enough(scene: Scene) -> None:
+    scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("20/s")])')
+    scene.send(60)
+    for name in ("dispenser", "one"):
+        scene.processes.worker(name, concurrency=2)
+    queue = scene.processes.broker.queue("dispenser")
+    scene.processes.configure(
+        (scene.processes.folder / "settings_of_this_test.py").read_text()
+        + f"\nimport callqueue\nCELERY_BEAT_SCHEDULE = callqueue.beat_schedule(queue={queue!r})\n"
+    )
+    scene.processes.beat()
+    assert highest_in_window(scene.drain(60), 1.0) <= 20

@@ -1,0 +1,122 @@
+"""Celery tasks and Django's under limits, in workers of their own: released by the dispenser, chained, retried, exact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chain, shared_task
+
+import callqueue
+from tests.support.processes import Processes
+from tests.support.recorder import highest_in_window
+
+SETTINGS = """
+CELERY_IMPORTS = ["tests.acceptance.test_tasks_through_the_queue"]
+CALLQUEUE = {
+    "RULES": {
+        "quick": Rule(queues=TASKS, retry=Retry(base=0.1, jitter=False)),
+        "ten": Rule(queues=TASKS, limits=[SlidingWindow("10/s")]),
+        "per-customer": Rule(queues=TASKS, limits=[SlidingWindow("2/s", per="key")]),
+    },
+}
+"""
+
+
+@shared_task(base=callqueue.QueuedTask, rule="ten", name="tests.acceptance.stamp", bind=True)
+def stamp(self: Any, path: str, word: str) -> str:
+    """Append when it ran, and as what."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{time.time()} {word} {self.request.id} {self.request.retries}\n")
+    return word
+
+
+@shared_task(
+    base=callqueue.QueuedTask,
+    rule="per-customer",
+    name="tests.acceptance.of_customer",
+    key=lambda customer, **_: str(customer),
+)
+def of_customer(path: str, customer: int) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{time.time()} {customer} - 0\n")
+
+
+@shared_task(base=callqueue.QueuedTask, rule="quick", name="tests.acceptance.second_time", bind=True)
+def second_time(self: Any, path: str, word: str) -> str:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{time.time()} {word} {self.request.id} {self.request.retries}\n")
+    if not self.request.retries:
+        raise self.retry(countdown=0.2)
+    return word
+
+
+@shared_task(base=callqueue.QueuedTask, rule="quick", name="tests.acceptance.joined")
+def joined(before: str, path: str) -> str:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{time.time()} after-{before} - 0\n")
+    return before
+
+
+@pytest.fixture
+def record(configure: Callable[[str], None], processes: Processes, tmp_path: Path) -> Path:
+    configure(SETTINGS.replace("TASKS", repr(processes.broker.queue("tasks"))))
+    for _ in range(2):
+        processes.worker("tasks", concurrency=2)
+    processes.dispenser()
+    path = tmp_path / "record"
+    path.touch()
+    return path
+
+
+def lines(path: Path) -> list[tuple[float, str, str, int]]:
+    split = [line.split() for line in path.read_text().splitlines()]
+    return [(float(at), word, task_id, int(retries)) for at, word, task_id, retries in split]
+
+
+def wait_until_all_are_done(seconds: float) -> None:
+    from callqueue.models import CallQueue
+
+    end = time.monotonic() + seconds
+    while CallQueue.objects.exclude(status=CallQueue.Status.DONE).exists():
+        assert time.monotonic() < end, list(CallQueue.objects.exclude(status=3).values_list("status", "error_message"))
+        time.sleep(0.05)
+
+
+def test_a_tasks_limit_holds_over_all_workers(record: Path) -> None:
+    results = [stamp.delay(str(record), f"w{n}") for n in range(35)]
+    wait_until_all_are_done(30)
+    ran = lines(record)
+    assert sorted(task_id for _, _, task_id, _ in ran) == sorted(result.id for result in results)
+    assert highest_in_window([at for at, *_ in ran], 1.0) <= 10
+    assert max(ran)[0] - min(ran)[0] < 6
+
+
+def test_a_limit_per_key_from_the_arguments_holds_for_each_customer(record: Path) -> None:
+    for customer in (1, 2, 3):
+        for _ in range(4):
+            of_customer.delay(str(record), customer=customer)
+    wait_until_all_are_done(30)
+    ran = lines(record)
+    assert len(ran) == 12
+    for customer in ("1", "2", "3"):
+        assert highest_in_window([at for at, who, *_ in ran if who == customer], 1.0) <= 2
+
+
+def test_a_retry_and_a_chain_go_through_the_table_in_workers(record: Path) -> None:
+    from callqueue.models import CallAttempt, CallQueue
+
+    first = chain(second_time.s(str(record), "a"), joined.s(str(record)), joined.s(str(record))).apply_async()
+    end = time.monotonic() + 30
+    while len(lines(record)) < 4:
+        assert time.monotonic() < end, CallQueue.objects.values_list("status", "error_message")
+        time.sleep(0.05)
+    wait_until_all_are_done(10)
+    ran = lines(record)
+    assert [(word, retries) for _, word, _, retries in ran] == [("a", 0), ("a", 1), ("after-a", 0), ("after-a", 0)]
+    assert ran[0][2] == ran[1][2] == first.parent.parent.id
+    assert ran[1][0] - ran[0][0] >= 0.2
+    assert list(CallAttempt.objects.order_by("pk").values_list("number", flat=True)) == [1, 2, 1, 1]

@@ -1,0 +1,159 @@
+"""`python -m tests.benchmarks [what ...]`: measures, prints tables with ratios, and writes JSON and a plot into bench-out/."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tests.benchmarks import report
+from tests.benchmarks.stage import OUT
+
+
+def main() -> None:
+    """Parse, measure what was asked for, and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("what", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; by default {', '.join(USUAL)}")
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--sends", type=int, default=100, help="calls sent one at a time for the latency table")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waiting", type=int, default=1_000_000, help="calls waiting, for the table of flatness")
+    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--counted", type=int, default=300_000, help="attempts in a window of a day")
+    parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million` and `numbers`")
+    parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
+    parser.add_argument("--only", nargs="*", help="contestants of the throughput table")
+    options = parser.parse_args()
+    if unknown := set(options.what) - EXPERIMENTS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
+    for what in options.what or USUAL:
+        EXPERIMENTS[what](options)
+
+
+def throughput(options: argparse.Namespace) -> None:
+    from tests.benchmarks import throughput as room
+    from tests.benchmarks.contestants import ALL
+
+    found: dict[str, Any] = room.measure(options.calls, options.rounds, options.only or list(ALL))
+    ours = found.get("callqueue", {}).get("rate")
+    rows = [
+        [
+            one["name"],
+            f"{one['rate']:,.0f}",
+            f"{ours / one['rate']:.2f}" if ours else "",
+            f"{one['cpu_ms']:.2f}",
+            ", ".join(f"{role} {ms:.2f}" for role, ms in one["cpu_parts"].items()),
+            f"{one['api_cpu_ms']:.2f}",
+        ]
+        for one in found.values()
+    ]
+    head = ["", "calls/s", "callqueue is x", "CPU ms a call", "of which", "the API's CPU ms"]
+    print(report.table("Throughput", head, rows, "python -m tests.benchmarks throughput"))
+    report.save(OUT, "throughput", found)
+    report.plot(OUT, "throughput", "Calls per second, end to end", [(o["name"], o["rate"]) for o in found.values()], "calls/s")
+
+
+def latency(options: argparse.Namespace) -> None:
+    from tests.benchmarks import latency as room
+    from tests.benchmarks.contestants import ALL
+
+    found = room.measure(options.sends, options.only or list(ALL))
+    rows = [[one["name"], f"{one['median']:.1f}", f"{one['p95']:.1f}", f"{one['worst']:.1f}"] for one in found.values()]
+    head = ["from send to the wire, idle", "median ms", "p95 ms", "worst ms"]
+    print(report.table("Latency", head, rows, "python -m tests.benchmarks latency"))
+    report.save(OUT, "latency", found)
+
+
+def flat(options: argparse.Namespace) -> None:
+    from tests.benchmarks import flat as room
+
+    found = room.measure(options.waiting, options.keys, options.counted)
+    rows = [
+        [
+            one["what"],
+            f"{one['small_ms']:.2f}",
+            f"{one['large_ms']:.2f}",
+            f"{one['large_ms'] / one['small_ms']:.2f}",
+            f"{one['small_statements']:.0f} and {one['large_statements']:.0f}",
+        ]
+        for one in found.values()
+    ]
+    head = ["a pass, median", "small ms", "large ms", "ratio", "statements"]
+    print(report.table("Flat", head, rows, "python -m tests.benchmarks flat"))
+    report.save(OUT, "flat", found)
+
+
+def sending(options: argparse.Namespace) -> None:
+    from tests.benchmarks import sending as room
+
+    found = room.measure()
+    rows = [
+        [f"{ours} against {theirs}", f"{found[theirs]:.3f}", f"{found[ours]:.3f}", f"{found[ours] / found[theirs]:.2f}"]
+        for ours, theirs in (("send", "create"), ("send_many", "bulk_create"))
+    ]
+    print(report.table("Sending", ["", "Django's ms", "ours ms", "ratio"], rows, "python -m tests.benchmarks sending"))
+    print(f"send_many: {1000 / found['send_many']:,.0f} rows/s\n")
+    report.save(OUT, "sending", found)
+
+
+def million(options: argparse.Namespace) -> None:
+    from tests.benchmarks import scale
+
+    found = scale.million(options.share)
+    size, after, second = (sum(found[name].values()) / 1e6 for name in ("sizes", "sizes_after_cleanup", "sizes_second"))
+    rows = [
+        *_of_drain(found["first"]),
+        ["tables, MB: after the run, cleaned and vacuumed, after as many again", f"{size:,.0f}, {after:,.0f}, {second:,.0f}"],
+        ["growth by the second run", f"{found['growth']:.2f}"],
+        ["cleanup, rows a second, while calls went on", f"{found['cleanup']['rows_per_second']:,.0f}"],
+        ["p95 of a call before and during cleanup, ms", "{p95_before_ms:.0f}, {p95_meanwhile_ms:.0f}".format(**found["cleanup"])],
+    ]
+    title = f"{found['calls']:,} calls through 24 rules of {found['rate']}/s on 24 queues"
+    print(report.table(title, ["", ""], rows, f"python -m tests.benchmarks million --share {options.share}"))
+    report.save(OUT, "million", found)
+
+
+def numbers(options: argparse.Namespace) -> None:
+    from tests.benchmarks import scale
+
+    found = scale.numbers(options.share)
+    title = f"{found['calls']:,} calls of 20 keys, four worker nodes, {found['rate']:,.0f}/s reached"
+    print(report.table(title, ["", ""], _of_drain(found), f"python -m tests.benchmarks numbers --share {options.share}"))
+    report.save(OUT, "numbers", found)
+
+
+def soak(options: argparse.Namespace) -> None:
+    from tests.benchmarks import scale
+
+    found = scale.soak(options.seconds)
+    first, last = found["memory_mb"][0], found["memory_mb"][-1]
+    rows = [[name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"] for name in first]
+    command = f"python -m tests.benchmarks soak --seconds {options.seconds:g}"
+    print(report.table("Memory, MB", ["", "at first", "at last", "ratio"], rows, command))
+    report.save(OUT, "soak", found)
+
+
+def _of_drain(found: dict[str, Any]) -> list[list[str]]:
+    memory = found["memory_mb"]
+    flat = ", ".join(f"{name} {memory[0][name]:.0f} to {memory[-1][name]:.0f}" for name in memory[0]) if memory else "too short"
+    return [
+        ["seconds, calls a second", f"{found['seconds']:.0f}, {found['rate']:,.0f}"],
+        ["the most calls of a rule in any second", str(found["highest_in_a_second"])],
+        ["CPU ms a call", ", ".join(f"{role} {ms:.2f}" for role, ms in found["cpu_ms"].items())],
+        ["PostgreSQL's share of one core", f"{found['postgresql_cpu_share']:.0%}"],
+        ["memory, MB", flat],
+    ]
+
+
+EXPERIMENTS = {
+    "throughput": throughput,
+    "latency": latency,
+    "flat": flat,
+    "sending": sending,
+    "million": million,
+    "numbers": numbers,
+    "soak": soak,
+}
+USUAL = ["throughput", "latency", "flat", "sending"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The systems that are compared. Each sends, makes and records calls in its own best way, with two workers of two processes.
+
+In: a stage. `start()` brings up its processes, `enqueue(count)` sends so many calls, `has_ended(count)` says whether the last
+is recorded (or answered, where nothing is recorded). `roles()` says whose CPU is the contestant's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from tests.benchmarks import machine, stage
+from tests.benchmarks.stage import Stage
+
+WORKERS, PROCESSES = 2, 2
+SETTINGS = """
+CELERY_WORKER_PREFETCH_MULTIPLIER = 4
+CALLQUEUE = {
+    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+    "RULES": {"bench": Rule(queues="{queue}", limits=[SlidingWindow("100000/s")])},
+}
+"""
+
+
+class Contestant:
+    """One of the systems; `name` is its row in the table."""
+
+    name = ""
+    counts_postgresql = True
+    counts_rabbitmq = False
+
+    def __init__(self, on: Stage) -> None:
+        self.stage = on
+        self.url = on.api.url("/call")
+        self.running: list[Any] = []
+        self.environment = dict(os.environ)
+        self.folder = stage.ROOT
+
+    def start(self) -> None:
+        """Bring up its processes, ready to work."""
+
+    def stop(self) -> None:
+        for running in self.running:
+            running.stop()
+
+    def enqueue(self, count: int) -> None:
+        """Send so many calls."""
+        raise NotImplementedError
+
+    def send(self) -> None:
+        """Send one call from this process."""
+        raise NotImplementedError
+
+    def command_to_send_apart(self, count: int) -> list[str] | None:
+        """A program that sends calls one by one, and prints when; None where `send` does it here."""
+        return None
+
+    def has_ended(self) -> bool:
+        """Whether all that was sent has been recorded."""
+        return True
+
+    def databases(self) -> list[str]:
+        return []
+
+    def roles(self) -> dict[str, machine.IsRole]:
+        families = [machine.family(running.pid) for running in self.running]
+        roles: dict[str, machine.IsRole] = {"processes": lambda pid, title: any(f(pid, title) for f in families)}
+        if self.counts_postgresql:
+            roles["postgresql"] = machine.postgresql(*self.databases())
+        if self.counts_rabbitmq:
+            roles["rabbitmq"] = machine.rabbitmq
+        roles["sender"] = lambda pid, title: pid == os.getpid() or machine.is_child_of_this(pid)
+        return roles
+
+
+class Callqueue(Contestant):
+    """Limits counted, attempts recorded, fences, acknowledged late, publications confirmed."""
+
+    name = "callqueue"
+    counts_rabbitmq = True
+
+    def start(self) -> None:
+        for _ in range(WORKERS):
+            self.running.append(self.stage.processes.worker(concurrency=PROCESSES))
+        self.running.append(self.stage.processes.dispenser())
+
+    def enqueue(self, count: int) -> None:
+        from callqueue.models import CallQueue
+
+        data = {"method": "post", "params": {"url": self.url, "data": "x" * 200}}
+        CallQueue.objects.send_many([data] * count, rule="bench")
+
+    def send(self) -> None:
+        from callqueue.models import CallQueue
+
+        CallQueue.objects.send({"method": "post", "params": {"url": self.url, "data": "x" * 200}}, rule="bench")
+
+    def has_ended(self) -> bool:
+        from callqueue.models import CallQueue
+
+        rows = CallQueue.objects.order_by()
+        return not any(rows.filter(status=s).exists() for s in (1, 0, 2))
+
+    def databases(self) -> list[str]:
+        return [self.stage.database]
+
+
+class Raw(Contestant):
+    """Celery and a session, nothing else."""
+
+    name = "raw Celery + Session"
+    counts_postgresql = False
+    counts_rabbitmq = True
+
+    def __init__(self, on: Stage) -> None:
+        super().__init__(on)
+        self.queue = on.broker.queue("raw")
+        self.environment = {**os.environ, "RAW_BROKER_URL": on.broker.url, "RAW_QUEUE": self.queue}
+
+    def start(self) -> None:
+        self.stage.processes.environment.update(RAW_BROKER_URL=self.stage.broker.url, RAW_QUEUE=self.queue)
+        for number in range(WORKERS):
+            name = ["--hostname", f"raw{number}-{self.queue}@%h"]
+            quiet = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
+            command = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.rivals.raw", "worker", *name, *quiet]
+            command += ["--concurrency", str(PROCESSES), "--queues", self.queue]
+            self.running.append(self.stage.processes.start("raw", command))
+
+    def enqueue(self, count: int) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.rivals.raw", "enqueue", self.url, str(count)]
+        subprocess.run(command, check=True, cwd=stage.ROOT, env=self.environment)
+
+    def command_to_send_apart(self, count: int) -> list[str]:
+        return [sys.executable, "-m", "tests.benchmarks.rivals.raw", "apart", self.url, str(count)]
+
+
+class Loops(Contestant):
+    """Two loops over requests.Session in processes of their own: the ceiling for requests on two cores."""
+
+    name = "two bare Session loops"
+    counts_postgresql = False
+
+    def enqueue(self, count: int) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.rivals.raw", "loop", self.url, str(count // 2)]
+        loops = [subprocess.Popen(command, cwd=stage.ROOT) for _ in range(2)]
+        assert [loop.wait() for loop in loops] == [0, 0]
+
+
+class _Rival(Contestant):
+    program = ""
+
+    def start(self) -> None:
+        self.folder = stage.RIVALS
+        self.python = stage.rival_python()
+        dsn = self.stage.rival_database(self.program)
+        self.environment = {**os.environ, "RIVAL_DSN": dsn, "PYTHONPATH": str(stage.RIVALS)}
+        self.stage.processes.environment.update(RIVAL_DSN=dsn)
+        self.prepare()
+        before = self.stage.processes.environment["PYTHONPATH"]
+        self.stage.processes.environment["PYTHONPATH"] = str(stage.RIVALS)
+        for _ in range(WORKERS * PROCESSES):
+            self.running.append(self.stage.processes.start(self.program, self.worker()))
+        self.stage.processes.environment["PYTHONPATH"] = before
+        import psycopg2
+
+        self.connection = psycopg2.connect(dsn)
+        self.connection.autocommit = True
+
+    def stop(self) -> None:
+        super().stop()
+        self.connection.close()
+
+    def program_path(self) -> str:
+        return str(stage.RIVALS / f"{self.program}.py")
+
+    def enqueue(self, count: int) -> None:
+        stage.run([self.python, self.program_path(), "enqueue", self.url, str(count)], self.environment)
+
+    def command_to_send_apart(self, count: int) -> list[str]:
+        return [self.python, self.program_path(), "apart", self.url, str(count)]
+
+    def databases(self) -> list[str]:
+        return [f"{self.stage.database}_{self.program}"]
+
+    def _is_empty(self, sql: str) -> bool:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return not cursor.fetchall()
+
+
+class Procrastinate(_Rival):
+    """Four workers, jobs deferred a thousand at once."""
+
+    name = "procrastinate 3.10"
+    program = "with_procrastinate"
+
+    def prepare(self) -> None:
+        stage.run([self.python, self.program_path(), "schema"], self.environment)
+
+    def worker(self) -> list[str]:
+        return [self.python, "-m", "procrastinate", "--log-level", "warning", "--app", "with_procrastinate.app", "worker"]
+
+    def has_ended(self) -> bool:
+        return self._is_empty("SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1")
+
+
+class DjangoTasks(_Rival):
+    """Four workers that look for work each tenth of a second, ten times as often as they would by themselves."""
+
+    name = "django-tasks-db 0.13"
+    program = "with_django_tasks"
+
+    def prepare(self) -> None:
+        stage.run([self.python, self.program_path(), "migrate", "--verbosity", "0"], self.environment)
+
+    def worker(self) -> list[str]:
+        return [self.python, self.program_path(), "db_worker", "--interval", "0.1", "--verbosity", "0"]
+
+    def has_ended(self) -> bool:
+        return self._is_empty("SELECT 1 FROM django_tasks_database_dbtaskresult WHERE status IN ('READY', 'RUNNING') LIMIT 1")
+
+
+ALL: dict[str, type[Contestant]] = {
+    "callqueue": Callqueue,
+    "raw": Raw,
+    "loops": Loops,
+    "procrastinate": Procrastinate,
+    "django-tasks": DjangoTasks,
+}

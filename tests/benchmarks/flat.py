@@ -1,0 +1,128 @@
+"""Whether a pass costs the same whatever waits: pairs of rules that differ in one size, their passes measured in turn.
+
+In: how many calls, keys and counted attempts the larger of each pair has. Out: medians of time and statements, by pair. Rows
+are made in the database by the hundred thousand; nothing is sent.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from tests.benchmarks.report import say
+from tests.benchmarks.stage import open_stage
+
+BATCH, PASSES, SMALL = 20, 40, 1000
+SETTINGS = """
+CALLQUEUE = {
+    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+    "RULES": {
+        "backlog-small": Rule(limits=[SlidingWindow("100000/s")]),
+        "backlog-large": Rule(limits=[SlidingWindow("100000/s")]),
+        "keys-small": Rule(limits=[SlidingWindow("1000/s", per="key")]),
+        "keys-large": Rule(limits=[SlidingWindow("1000/s", per="key")]),
+        "window-small": Rule(limits=[SlidingWindow("1000000/d")]),
+        "window-large": Rule(limits=[SlidingWindow("1000000/d")]),
+        "batch-small": Rule(limits=[SlidingWindow("100000/s")]),
+        "batch-large": Rule(limits=[SlidingWindow("100000/s")]),
+    },
+}
+"""
+
+
+def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
+    """The pairs: calls waiting, keys waiting, attempts in a window of a day, calls that a pass releases."""
+    with open_stage(SETTINGS):
+        say(f"flat: making {waiting:,} calls, {keys:,} keys and {counted:,} attempts")
+        _make_calls("backlog-small", SMALL, "''")
+        _make_calls("backlog-large", waiting, "''")
+        _make_calls("keys-small", 300 * 10, "'k' || i % 300")
+        _make_calls("keys-large", keys * 10, f"'k' || i % {keys}")
+        for rule in ("window-small", "window-large", "batch-small", "batch-large"):
+            _make_calls(rule, 60 * BATCH if "batch" not in rule else 25_000, "''")
+        _make_attempts("window-small", SMALL)
+        _make_attempts("window-large", counted)
+        _sql("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
+        found = {
+            "waiting": {"what": f"{waiting:,} calls waiting, against {SMALL:,}", **_pair("backlog", BATCH, BATCH)},
+            "keys": {"what": f"{keys:,} keys with calls waiting, against 300", **_pair("keys", BATCH, BATCH)},
+            "window": {"what": f"{counted:,} attempts in a day's window, against {SMALL:,}", **_pair("window", BATCH, BATCH)},
+            "batch": {"what": "500 calls released, against 20 (statements)", **_pair("batch", BATCH, 500)},
+        }
+    return found
+
+
+def _pair(name: str, small: int, large: int) -> dict[str, Any]:
+    from callqueue.releasing import ensure_states
+
+    rules = {f"{name}-small": small, f"{name}-large": large}
+    ensure_states("default", list(rules))
+    taken: dict[str, list[tuple[float, int]]] = {rule: [] for rule in rules}
+    for number in range(PASSES):
+        for rule, batch in rules.items():
+            one = _pass(rule, batch)
+            if number >= 5:
+                taken[rule].append(one)
+    times = [statistics.median(seconds * 1000 for seconds, _ in passes) for passes in taken.values()]
+    statements = [statistics.median(count for _, count in passes) for passes in taken.values()]
+    say(f"  {name}: {times[0]:.2f} and {times[1]:.2f} ms, {statements[0]:.0f} and {statements[1]:.0f} statements")
+    return {"small_ms": times[0], "large_ms": times[1], "small_statements": statements[0], "large_statements": statements[1]}
+
+
+def _pass(rule: str, batch: int) -> tuple[float, int]:
+    """Seconds and statements of one pass; what it released is answered afterwards."""
+    from django.db import connection
+
+    from callqueue.releasing import release
+
+    count = 0
+
+    def counted(execute: Any, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return execute(*arguments)
+
+    with connection.execute_wrapper(counted):
+        began = time.perf_counter()
+        done = release("default", [rule], batch=batch)
+        seconds = time.perf_counter() - began
+    if len(done.released) < batch:
+        raise AssertionError(f"{rule}: released {len(done.released)} of {batch}: {done.wake_in=} {done.on_answer=}")
+    _sql("UPDATE callqueue_callqueue SET status = 3, finished_at_dt = clock_timestamp() WHERE status = 1")
+    answered = "finished_at = clock_timestamp() - interval '2s', outcome = 'succeeded'"
+    _sql(f"UPDATE callqueue_callattempt SET {answered} WHERE finished_at IS NULL")
+    return seconds, count
+
+
+def _make_calls(rule: str, count: int, key: str) -> None:
+    """Copies of one call that was sent in the ordinary way."""
+    from callqueue.models import CallQueue
+
+    call = CallQueue.objects.send({"method": "post", "params": {"url": "http://127.0.0.1/", "data": "x" * 200}}, rule=rule)
+    assert call is not None
+    names = [field.column for field in CallQueue._meta.concrete_fields if field.name != "id"]
+    own = {"key": key, "idempotency_key": "gen_random_uuid()", "due_at_dt": "due_at_dt + i * interval '1 us'"}
+    listed, selected = ", ".join(f'"{n}"' for n in names), ", ".join(own.get(n, f'"{n}"') for n in names)
+    for start in range(0, count, 100_000):
+        numbers = f"generate_series({start + 1}, {min(count, start + 100_000)}) AS i"
+        copied = f"SELECT {selected} FROM callqueue_callqueue, {numbers} WHERE id = {call.pk}"
+        _sql(f"INSERT INTO callqueue_callqueue ({listed}) {copied}")
+    _sql(f"DELETE FROM callqueue_callqueue WHERE id = {call.pk}")
+
+
+def _make_attempts(rule: str, count: int) -> None:
+    """Answered attempts, spread over the last 20 hours."""
+    _sql(
+        "INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at, started_at, sent_at, "
+        "finished_at, outcome, response_status, response_body, error_message, worker) "
+        f"SELECT 1000000000 + i, 1, '{rule}', '', '', '1', 1, t, t, t, t, 'succeeded', 200, '', '', '' "
+        f"FROM (SELECT i, clock_timestamp() - i * interval '72000 s' / {count} AS t FROM generate_series(1, {count}) AS i) AS a"
+    )
+
+
+def _sql(statement: str) -> None:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(statement)

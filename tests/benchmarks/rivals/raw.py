@@ -1,0 +1,53 @@
+"""Celery without us: a task that makes the call with a session of its process. No table, no limit, no record.
+
+As a program: `python -m tests.benchmarks.rivals.raw enqueue URL COUNT`, or `loop URL COUNT` for the bare session.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import requests
+from celery import Celery
+
+app = Celery("raw", broker=os.environ.get("RAW_BROKER_URL", "memory://"))
+app.conf.update(
+    task_default_queue=os.environ.get("RAW_QUEUE", "raw"),
+    task_ignore_result=True,
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=False,
+)
+BODY = b"x" * 200
+_session: requests.Session | None = None
+
+
+@app.task(name="raw.call")
+def call(url: str) -> None:
+    session().post(url, data=BODY, timeout=(3, 27)).raise_for_status()
+
+
+def session() -> requests.Session:
+    global _session
+    if _session is None:
+        _session = requests.Session()
+        _session.trust_env = False
+    return _session
+
+
+def main(what: str, url: str, count: int) -> None:
+    if what == "enqueue":
+        with app.producer_pool.acquire(block=True) as producer:
+            for _ in range(count):
+                call.apply_async((url,), producer=producer)
+    elif what == "apart":
+        from tests.benchmarks.rivals.apart import send_apart
+
+        send_apart(lambda: call.delay(url), count)
+    else:
+        for _ in range(count):
+            session().post(url, data=BODY, timeout=(3, 27)).raise_for_status()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

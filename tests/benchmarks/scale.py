@@ -1,0 +1,206 @@
+"""A day's million calls, two million numbers, and an hour: end to end, judged by what arrived at the API.
+
+In: the share of the full size, or seconds. Out: time, CPU by role, memory of each process over time, sizes of the tables; no
+limit may have been exceeded in any window, and every call must have arrived exactly once, or the run fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.benchmarks import machine
+from tests.benchmarks.report import say
+from tests.benchmarks.stage import Stage, open_stage
+from tests.support.recorder import highest_in_window
+
+TABLES = "callqueue_callqueue", "callqueue_callattempt"
+QUEUES = 24
+
+
+def million(share: float, rate: int = 100) -> dict[str, Any]:
+    """24 rules on 24 queues; then cleanup while calls go on; then as many calls once more."""
+    lines = [f'"r{i}": Rule(queues="{{queue}}{i}", limits=[SlidingWindow("{rate}/s")]),' for i in range(QUEUES)]
+    lines.append('"probe": Rule(queues="{queue}0", limits=[SlidingWindow("1000/s")]),')
+    count = round(1_000_000 * share) // QUEUES * QUEUES
+    with open_stage(_settings(*lines)) as on:
+        running = _start(on, workers=2, queues=[f"celery{i}" for i in range(QUEUES)])
+        names = [f"r{i}" for i in range(QUEUES)]
+        found: dict[str, Any] = {"calls": count, "share": share, "rate": rate}
+        found["first"] = _drain(on, running, count, lambda i: {"rule": names[i % QUEUES]}, names, rate)
+        found["sizes"] = _sizes()
+        found["cleanup"] = _clean_while_calls_go_on(on, count)
+        found["sizes_after_cleanup"] = _sizes()
+        found["second"] = _drain(on, running, count, lambda i: {"rule": names[i % QUEUES]}, names, rate)
+        found["sizes_second"] = _sizes()
+        grown = sum(found["sizes_second"].values()) / sum(found["sizes"].values())
+        found["growth"] = grown
+        say(f"the tables after the second run are {grown:.2f} times those after the first")
+    return found
+
+
+def numbers(share: float, rate: int = 600) -> dict[str, Any]:
+    """20 keys of 100,000 calls each, four worker nodes, one limit per second over all of them."""
+    limits = f'SlidingWindow("{rate}/s"), SlidingWindow("{rate // 5}/s", per="key")'
+    each = round(100_000 * share)
+    with open_stage(_settings(f'"numbers": Rule(queues="{{queue}}", limits=[{limits}]),')) as on:
+        running = _start(on, workers=4, queues=["celery"])
+        keys = [f"campaign-{i}" for i in range(20)]
+        found = _drain(on, running, each * 20, lambda i: {"rule": "numbers", "key": keys[i % 20]}, ["numbers"], rate)
+        return {"calls": each * 20, "share": share, "limit": rate, **found}
+
+
+def soak(seconds: float, rate: int = 100) -> dict[str, Any]:
+    """Calls at a steady rate; the memory of dispenser and workers each half minute."""
+    with open_stage(_settings('"soak": Rule(queues="{queue}", limits=[SlidingWindow("1000/s")]),')) as on:
+        running = _start(on, workers=2, queues=["celery"])
+        _send(on, 500, lambda i: {"rule": "soak"})
+        samples, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.monotonic()
+            while time.monotonic() < min(end, began + 30):
+                _send(on, rate, lambda i: {"rule": "soak"})
+                time.sleep(1)
+            samples.append(_memory(running))
+            say("soak: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in samples[-1].items()))
+        return {"seconds": seconds, "rate": rate, "memory_mb": samples}
+
+
+def _settings(*rules: str) -> str:
+    return "\n".join(['CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {', *rules, "}}"])
+
+
+def _start(on: Stage, *, workers: int, queues: Sequence[str]) -> dict[str, Any]:
+    running = {f"worker {i + 1}": on.processes.worker(*queues) for i in range(workers)}
+    return {**running, "dispenser": on.processes.dispenser()}
+
+
+def _drain(
+    on: Stage, running: dict[str, Any], count: int, options: Callable[[int], dict[str, Any]], names: Sequence[str], rate: int
+) -> dict[str, Any]:
+    """Send so many calls, wait until all have ended, and judge."""
+    on.api.clear()
+    roles: dict[str, machine.IsRole] = {"api": machine.family(on.api.process.pid)}
+    roles |= {name: machine.family(one.pid) for name, one in running.items()}
+    roles |= {"postgresql": machine.postgresql(on.database), "rabbitmq": machine.rabbitmq}
+    memory = []
+    with machine.Meter(roles) as meter:
+        began = time.monotonic()
+        _send(on, count, options)
+        sending = time.monotonic() - began
+        while (arrived := on.api.count()) < count:
+            say(f"  {arrived:,} of {count:,} arrived")
+            memory.append(_memory(running))
+            time.sleep(max(1.0, min(15.0, count / 50_000)))
+        machine.wait_until(_all_ended, 120, every=0.1)
+        seconds = time.monotonic() - began
+    highest = _judge(on, count, names, rate)
+    found = {
+        "seconds": seconds,
+        "sending_seconds": sending,
+        "rate": count / seconds,
+        "cpu_ms": {role: used * 1000 / count for role, used in meter.seconds.items()},
+        "postgresql_cpu_share": meter.seconds["postgresql"] / seconds,
+        "memory_mb": memory,
+        "highest_in_a_second": highest,
+    }
+    cpu = ", ".join(f"{role} {ms:.2f}" for role, ms in found["cpu_ms"].items())
+    say(f"  {count:,} calls in {seconds:.0f} s, {count / seconds:,.0f}/s; CPU ms a call: {cpu}; at most {highest} a second")
+    return found
+
+
+def _send(on: Stage, count: int, options: Callable[[int], dict[str, Any]]) -> None:
+    from callqueue.models import CallQueue
+
+    def orders(at: int) -> Iterator[dict[str, Any]]:
+        for i in range(at, min(count, at + 10_000)):
+            own = options(i)
+            params = {"url": on.api.url(f"/{own['rule']}"), "data": "x" * 200}
+            yield {"call_data": {"method": "post", "params": params}, **own}
+
+    for at in range(0, count, 10_000):
+        CallQueue.objects.send_many(orders(at))
+
+
+def _judge(on: Stage, count: int, names: Sequence[str], rate: int) -> int:
+    """Every call arrived once and is done; no rule's limit was exceeded in any second. The highest count of any second."""
+    from callqueue.models import CallAttempt, CallQueue
+
+    arrivals = on.api.arrivals()
+    highest = max(highest_in_window(arrivals[f"/{name}"], 1.0) for name in names)
+    total = sum(len(arrivals[f"/{name}"]) for name in names)
+    lost = CallQueue.objects.exclude(status=CallQueue.Status.DONE).count()
+    if highest > rate or total != count or lost or CallAttempt.objects.filter(finished_at=None).exists():
+        raise AssertionError(f"{highest=} of {rate}, {total=} of {count}, {lost} calls that are not done")
+    return highest
+
+
+def _all_ended() -> bool:
+    from callqueue.models import CallQueue
+
+    return not any(CallQueue.objects.order_by().filter(status=status).exists() for status in (0, 1, 2))
+
+
+def _memory(running: dict[str, Any]) -> dict[str, float]:
+    return {name: machine.resident_mb(one.pid) for name, one in running.items()}
+
+
+def _sizes() -> dict[str, int]:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT " + ", ".join(f"pg_total_relation_size('{table}')" for table in TABLES))
+        sizes = dict(zip(TABLES, cursor.fetchone(), strict=True))
+    say("sizes: " + ", ".join(f"{table} {size / 1e6:,.0f} MB" for table, size in sizes.items()))
+    return sizes
+
+
+def _clean_while_calls_go_on(on: Stage, count: int) -> dict[str, Any]:
+    """callqueue_cleanup of all that ended, with one call every tenth of a second before and meanwhile."""
+    with _probes(on) as before:
+        time.sleep(10)
+    with _probes(on) as meanwhile:
+        began = time.monotonic()
+        done = on.processes.manage("callqueue_cleanup", "--older-than", "1s", "--no-progress", "--vacuum", timeout=3600)
+        seconds = time.monotonic() - began
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    found = {"seconds": seconds, "rows_per_second": 2 * count / seconds, "said": done.stdout.strip()}
+    found |= {"p95_before_ms": _p95(before), "p95_meanwhile_ms": _p95(meanwhile)}
+    say(f"  cleanup: {count:,} calls and their attempts in {seconds:.1f} s, {found['rows_per_second']:,.0f} rows/s; "
+        f"p95 of a call {found['p95_before_ms']:.0f} ms before, {found['p95_meanwhile_ms']:.0f} ms meanwhile")  # fmt: skip
+    return found
+
+
+@contextmanager
+def _probes(on: Stage) -> Iterator[list[float]]:
+    """Calls, one every tenth of a second; their milliseconds from send to the wire."""
+    from django.db import connection
+
+    from callqueue.models import CallQueue
+
+    on.api.clear()
+    stop, sent, waits = threading.Event(), [], list[float]()
+
+    def probe() -> None:
+        while not stop.wait(0.1):
+            sent.append(time.monotonic())
+            CallQueue.objects.send({"method": "post", "params": {"url": on.api.url(f"/probe{len(sent)}")}}, rule="probe")
+        connection.close()
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    yield waits
+    stop.set()
+    thread.join()
+    machine.wait_until(lambda: on.api.count() >= len(sent), 60)
+    arrivals = on.api.arrivals()
+    waits += sorted((arrivals[f"/probe{i}"][0] - at) * 1000 for i, at in enumerate(sent, start=1))
+    machine.wait_until(_all_ended, 60, every=0.1)
+
+
+def _p95(waits: list[float]) -> float:
+    return waits[int(len(waits) * 0.95)]

@@ -1,0 +1,28 @@
+"""The Celery application of the tests, and two tasks for tests to send.
+
+It reads its settings lazily from Django's (`CELERY_...`), so importing it needs neither.
+"""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+
+app = Celery("tests")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+
+
+@app.task(name="tests.echo")
+def echo(path: str, text: str) -> None:
+    """Append a line to a file: how a test sees that a worker ran something, with no result backend."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+@app.task(name="tests.fail")
+def fail(message: str = "as asked") -> None:
+    raise RuntimeError(message)

@@ -1,0 +1,36 @@
+"""Fixtures of the tests of races: rules that every thread sees, and a vendor in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from callqueue import Rule
+    from tests.support.behaviour import Vendor
+
+
+@pytest.fixture
+def rules(settings: Any, transactional_db: None) -> Callable[..., None]:
+    """`rules(name=Rule(...))`: the rules from now on, in every thread; `more` are other keys of CALLQUEUE."""
+    from callqueue import conf
+    from callqueue.releasing import ensure_states
+
+    def apply(more: dict[str, Any] | None = None, **named: Rule) -> None:
+        settings.CALLQUEUE = {"RULES": named, **(more or {})}
+        ensure_states("default", list(conf.current().rules))
+
+    return apply
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
+    """The vendor of calls made in this process."""
+    from callqueue.handlers import wire
+    from tests.support.behaviour import Vendor
+
+    vendor = Vendor()
+    monkeypatch.setattr(wire, "request", vendor.request)
+    return vendor

@@ -1,0 +1,107 @@
+"""What speed rests on, as counts and never as times: statements per pass, per begin and per record, messages per attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from callqueue import Rule, SlidingWindow, TokenBucket, executor, publisher
+from callqueue.handlers import wire
+from callqueue.models import CallQueue
+from callqueue.releasing import Pass, ensure_states, release
+from tests.support.behaviour import Vendor
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RULES = {
+    "plain": Rule(limits=[SlidingWindow("100000/s")]),
+    "long": Rule(limits=[SlidingWindow("1000000/d"), TokenBucket("100000/s", burst=1000)]),
+    "keyed": Rule(limits=[SlidingWindow("100000/s", per="key")]),
+    "spread": Rule(queues=["a", "b"], limits=[SlidingWindow("100000/s", per="queue")]),
+}
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite takes so few values a statement that large batches are several there")
+    settings.CALLQUEUE = {"RULES": RULES}
+    ensure_states("default", list(RULES))
+    for rule in RULES:  # the first pass of a process looks at the clock, and what a pass remembers is written once
+        release("default", [rule])
+
+
+@pytest.fixture
+def vendor(monkeypatch: pytest.MonkeyPatch) -> Vendor:
+    vendor = Vendor()
+    monkeypatch.setattr(wire, "request", vendor.request)
+    return vendor
+
+
+def send(count: int, rule: str = "plain") -> None:
+    calls = [{"call_data": {"method": "post", "params": {"url": "http://vendor.example/"}}, "key": f"k{i}"} for i in range(count)]
+    CallQueue.objects.send_many(calls, rule=rule)
+
+
+def statements(of: Callable[[], Any]) -> tuple[int, Any]:
+    with CaptureQueriesContext(connection) as captured:
+        result = of()
+    return len(captured), result
+
+
+def a_pass(rule: str) -> tuple[int, Pass]:
+    return statements(lambda: release("default", [rule]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_pass_makes_as_many_statements_for_two_hundred_calls_as_for_two(rule: str) -> None:
+    send(2, rule)
+    few, one = a_pass(rule)
+    send(200, rule)
+    many, other = a_pass(rule)
+    assert (len(one.released), len(other.released)) == (2, 200)
+    assert many <= few + {"spread": 1, "keyed": 1}.get(rule, 0)  # an update a queue; the keys' turns, once they are remembered
+
+
+def test_a_pass_is_no_dearer_where_much_waits() -> None:
+    send(20)
+    few, _ = statements(lambda: release("default", ["plain"], batch=10))
+    send(2000)
+    many, _ = statements(lambda: release("default", ["plain"], batch=10))
+    assert many == few <= 14
+
+
+def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries(vendor: Vendor) -> None:
+    counts = []
+    for count in (2, 20):
+        send(count)
+        ids = [one.attempt_id for one in release("default", ["plain"]).released]
+        made, begun = statements(lambda ids=ids: executor.execute("default", ids))
+        assert begun == count
+        counts.append(made)
+    assert counts[0] == counts[1] <= 8
+
+
+@pytest.mark.parametrize(("attempts", "messages"), [(1, 1), (4, 4), (5, 3), (80, 4), (500, 25)])
+def test_attempts_share_messages_once_there_are_enough_of_them(attempts: int, messages: int) -> None:
+    send(attempts)
+    packed = publisher.pack(release("default", ["plain"]).released)
+    assert len(packed) == messages
+    assert sorted(pk for _, ids in packed for pk in ids) == sorted({pk for _, ids in packed for pk in ids})
+    assert sum(len(ids) for _, ids in packed) == attempts
+
+
+def test_a_send_is_one_insert() -> None:
+    count, _ = statements(
+        lambda: CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="plain")
+    )
+    assert count == 1
+
+
+def test_a_thousand_calls_are_one_insert() -> None:
+    count, _ = statements(lambda: send(1000))
+    assert count <= 3  # and the transaction around it

@@ -1,0 +1,141 @@
+"""An idle dispenser is woken by a commit, not by its next look; busy senders ring no bell."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from callqueue import database, wakeup
+from callqueue.dispenser import Dispenser
+from callqueue.models import CallQueue
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CALL = {"method": "post", "params": {"url": "http://vendor.example/"}}
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL wakes whoever waits")
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Do something on a connection of its own; what it returned."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert found, "it did not end"
+    return found[0]
+
+
+def send() -> Any:
+    return CallQueue.objects.send(CALL)
+
+
+@pytest.fixture
+def bell() -> Any:
+    """A bell that is armed: its first wait looks again at once."""
+    connection.ensure_connection()
+    bell = wakeup.Bell("default")
+    assert bell.wait(threading.Event(), 5)
+    yield bell
+    bell.close()
+
+
+def test_a_send_ends_the_wait(bell: Any) -> None:
+    in_thread(send)
+    assert bell.wait(threading.Event(), 20)
+
+
+def test_without_a_send_nothing_rings(bell: Any) -> None:
+    assert not bell.wait(threading.Event(), 0.05)
+
+
+def test_a_rolled_back_send_does_not_ring(bell: Any) -> None:
+    def send_in_vain() -> bool:
+        with transaction.atomic():
+            send()
+            transaction.set_rollback(True)
+        return True
+
+    in_thread(send_in_vain)
+    assert not bell.wait(threading.Event(), 0.05)
+
+
+def test_a_busy_dispenser_is_not_rung_for(bell: Any) -> None:
+    bell.wait(threading.Event(), 0)  # it has work: it does not wait
+    in_thread(send)
+    assert not database.wait_for_word("default", 0.05)
+
+
+def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_is_an_ordinary_one() -> None:
+    connection.ensure_connection()
+    bell, sent, may_commit = wakeup.Bell("default"), threading.Event(), threading.Event()
+
+    def send_slowly() -> None:
+        with transaction.atomic():
+            send()
+            sent.set()
+            may_commit.wait(20)
+        connection.close()
+
+    thread = threading.Thread(target=send_slowly)
+    thread.start()
+    assert sent.wait(20)
+    assert not bell.wait(threading.Event(), 0.02)
+    may_commit.set()
+    thread.join(20)
+    assert bell.wait(threading.Event(), 0.02)  # armed now: look again
+    bell.close()
+
+
+def test_only_one_dispenser_is_woken(bell: Any) -> None:
+    def other() -> bool:
+        connection.ensure_connection()
+        return wakeup.Bell("default").wait(threading.Event(), 0.02)
+
+    assert in_thread(other) is False
+
+
+def test_a_dispenser_that_looks_rarely_releases_at_once(settings: Any) -> None:
+    settings.CALLQUEUE = {"DISPENSER": {"POLL": 30.0}}
+    stop, released = threading.Event(), threading.Event()
+    thread = threading.Thread(
+        target=lambda: (Dispenser(publish=lambda *_: released.set() or True).run(stop=stop), connection.close())
+    )
+    thread.start()
+    while not _is_armed():
+        stop.wait(0.01)
+    send()
+    woken = released.wait(10)
+    stop.set()
+    thread.join(20)
+    assert woken
+
+
+def _is_armed() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT COUNT(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+            "WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def test_a_bell_that_was_closed_leaves_nothing_behind(bell: Any) -> None:
+    bell.close()
+    assert not _is_armed()
+    in_thread(send)
+    assert not database.wait_for_word("default", 0.05)

@@ -1,0 +1,33 @@
+"""Fixtures of the behaviour suite. What needs models is imported inside: this file is read before Django is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from callqueue import Rule
+    from tests.support.behaviour import Vendor
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
+    """The vendor of calls made in this process."""
+    from callqueue.handlers import wire
+    from tests.support.behaviour import Vendor
+
+    vendor = Vendor()
+    monkeypatch.setattr(wire, "request", vendor.request)
+    return vendor
+
+
+@pytest.fixture
+def rules(settings: Any, db: None) -> Callable[..., None]:
+    """`rules(name=Rule(...))`: the rules from now on; `more` are other keys of CALLQUEUE."""
+
+    def apply(more: dict[str, Any] | None = None, **named: Rule) -> None:
+        settings.CALLQUEUE = {"RULES": named, **(more or {})}
+
+    return apply

@@ -1,0 +1,125 @@
+"""Alerts: each signal and its log line, fired where the thing happens, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+from django.utils import timezone
+
+from callqueue import Retry, Rule, SlidingWindow, alerts, audit, database, events, states
+from callqueue.dispenser import Dispenser
+from callqueue.handlers import wire
+from callqueue.models import CallAttempt, CallQueue
+from tests.support.behaviour import Vendor, run, send
+
+Rules = Callable[..., None]
+
+
+@pytest.fixture
+def told() -> Iterator[Callable[[Signal], list[dict[str, Any]]]]:
+    """`told(signal)`: a list of what it was sent with from now on."""
+    listening = []
+
+    def listen_to(signal: Signal) -> list[dict[str, Any]]:
+        heard: list[dict[str, Any]] = []
+
+        def listen(sender: Any, signal: Signal, **facts: Any) -> None:
+            heard.append(facts)
+
+        signal.connect(listen)
+        listening.append((signal, listen))
+        return heard
+
+    yield listen_to
+    for signal, listen in listening:
+        signal.disconnect(listen)
+
+
+def test_a_limit_that_was_exceeded_is_told_by_the_audit(rules: Rules, told: Any, caplog: Any) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m")]))
+    heard = told(events.limit_exceeded)
+    now = database.clock("default")
+    CallAttempt.objects.bulk_create(
+        CallAttempt(call_id=1, number=1, rule="r", released_at=now, sent_at=now, finished_at=now, outcome=states.SUCCEEDED)
+        for _ in range(3)
+    )
+    audit.audit("default", since=timedelta(hours=1))
+    assert heard == [{"limit": "SlidingWindow 2/m", "rule": "r", "highest": 3, "allowed": 2}]
+    assert "limit_exceeded limit='SlidingWindow 2/m' rule=r highest=3 allowed=2" in caplog.text
+
+
+def test_a_hold_that_the_provider_asked_for_is_told_once(rules: Rules, remote: Vendor, told: Any) -> None:
+    rules(r=Rule())
+    heard = told(events.rule_held)
+    remote.answers["/"] = (429, {"Retry-After": "60"}, b"")
+    send("r"), send("r")
+    run()
+    assert [(facts["rule"], facts["per"]) for facts in heard] == [("r", "rule")]
+
+
+def test_a_backlog_that_is_too_old_is_told_once_and_again_while_it_stays_so(
+    rules: Rules, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")], backlog_alert=60), quiet=Rule(limits=[SlidingWindow("1/h")]))
+    heard = told(events.backlog_aged)
+    for rule in ("r", "r", "quiet", "quiet"):
+        send(rule)
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.run_once()
+    assert heard == []
+    CallQueue.objects.filter(status=states.NEW).update(due_at_dt=timezone.now() - timedelta(seconds=90))
+    watch = alerts.Backlogs()
+    watch.tell("default")
+    watch.tell("default")
+    assert [facts["rule"] for facts in heard] == ["r"]
+    assert heard[0]["oldest_due_s"] == pytest.approx(90, abs=5)
+    monkeypatch.setattr(alerts, "AGAIN", 0.0)
+    watch.tell("default")
+    assert len(heard) == 2
+
+
+def test_a_dispenser_looks_at_the_backlogs(rules: Rules, told: Any) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")], backlog_alert=60))
+    heard = told(events.backlog_aged)
+    send("r"), send("r")
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(hours=1))
+    Dispenser(publish=lambda *_: True).run_once()
+    assert [facts["rule"] for facts in heard] == ["r"]
+
+
+def test_without_a_backlog_alert_nothing_is_looked_at(rules: Rules, django_assert_num_queries: Any) -> None:
+    rules(r=Rule())
+    with django_assert_num_queries(0):
+        alerts.Backlogs().tell("default")
+
+
+def test_an_unknown_outcome_is_told(rules: Rules, remote: Vendor, told: Any) -> None:
+    rules(r=Rule())
+    heard = told(events.call_unknown)
+    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
+    call = send("r")
+    run()
+    assert [(facts["call_id"], facts["rule"], facts["status"]) for facts in heard] == [(call.pk, "r", "unknown")]
+
+
+def test_a_dead_letter_is_told_with_its_reason(rules: Rules, remote: Vendor, told: Any) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=1)))
+    heard = told(events.call_failed)
+    remote.answers["/"] = 500
+    call = send("r")
+    run()
+    assert heard == [{"call_id": call.pk, "status": "failed", "rule": "r", "reason": "500 Internal Server Error"}]
+
+
+def test_a_call_whose_rule_is_gone_is_a_dead_letter_too(rules: Rules, told: Any) -> None:
+    rules(r=Rule())
+    call = send("r")
+    rules(other=Rule())
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(minutes=5))
+    heard = told(events.call_failed)
+    Dispenser(publish=lambda *_: True).run_once()
+    assert [facts["call_id"] for facts in heard] == [call.pk]

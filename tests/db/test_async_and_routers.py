@@ -1,0 +1,165 @@
+"""Async code, ASGI, and projects with several databases: calls go where they should, and the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.core.handlers.asgi import ASGIHandler
+from django.core.management import call_command
+from django.db import connections, router
+from django.http import HttpRequest, JsonResponse
+from django.test import override_settings
+from django.urls import path
+
+from callqueue import Rule
+from callqueue.exceptions import InvalidCall
+from callqueue.models import CallQueue
+from callqueue.testing import assert_call_sent, calls_sent, fake_transport, run_callqueue
+
+Rules = Callable[..., None]
+URL = "https://api.example.com/"
+CALL = {"method": "post", "params": {"url": URL}}
+
+
+async def queue_one(request: HttpRequest) -> JsonResponse:
+    call = await CallQueue.objects.asend(CALL, rule="default", key="of a view")
+    assert call is not None
+    return JsonResponse({"call": call.pk}, status=202)
+
+
+urlpatterns = [path("queue/", queue_one)]
+
+
+def in_a_loop(work: Any) -> Any:
+    """What an async server does, its thread's connections closed afterwards."""
+
+    async def all_of_it() -> Any:
+        try:
+            return await work
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(all_of_it())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_asend_queues_as_send_does(rules: Rules) -> None:
+    rules(default=Rule(), other=Rule())
+    call = in_a_loop(CallQueue.objects.asend(CALL, rule="other", key="k", priority=3, unique_key="u"))
+    found = CallQueue.objects.get()
+    assert (found, found.rule, found.key, found.priority, found.unique_key) == (call, "other", "k", 3, "u")
+    with pytest.raises(InvalidCall):
+        in_a_loop(CallQueue.objects.asend({"method": "post", "params": {}}))
+    assert CallQueue.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_asend_many_queues_as_send_many_does(rules: Rules) -> None:
+    rules(default=Rule())
+    items = [CALL, {"call_data": CALL, "key": "own"}, CALL]
+    calls = in_a_loop(CallQueue.objects.asend_many(items, batch_size=2, key="k"))
+    assert [call.key for call in calls] == ["k", "own", "k"]
+    assert CallQueue.objects.count() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_asends_side_by_side_are_all_queued(rules: Rules) -> None:
+    rules(default=Rule())
+
+    async def many() -> None:
+        await asyncio.gather(*(CallQueue.objects.asend(CALL, key=str(n)) for n in range(10)))
+
+    in_a_loop(many())
+    assert CallQueue.objects.count() == 10
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[])
+def test_an_asgi_view_queues_a_call(rules: Rules) -> None:
+    rules(default=Rule())
+
+    async def ask() -> dict[str, Any]:
+        scope = {"type": "http", "method": "POST", "path": "/queue/", "query_string": b"", "headers": [(b"host", b"testserver")]}
+        server = ApplicationCommunicator(ASGIHandler(), scope)
+        await server.send_input({"type": "http.request", "body": b""})
+        start = await server.receive_output(5)
+        body = await server.receive_output(5)
+        with suppress(asyncio.CancelledError):
+            await server.wait(5)
+        return {"status": start["status"], "body": json.loads(body["body"])}
+
+    answer = in_a_loop(ask())
+    assert answer == {"status": 202, "body": {"call": CallQueue.objects.get(key="of a view").pk}}
+
+
+class Router:
+    """Another database for the app's rows."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "calls" if model._meta.app_label == "callqueue" else None
+
+    db_for_write = db_for_read
+
+
+@pytest.fixture(scope="module")
+def calls_database(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[str]:
+    """A second database, in a file of its own, with the app's tables."""
+    entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path_factory.mktemp("second") / "calls.sqlite3")}
+    before = connections.settings
+    connections.settings = connections.configure_settings({**before, "calls": entry})
+    with django_db_blocker.unblock():
+        call_command("migrate", "callqueue", database="calls", verbosity=0)
+    yield "calls"
+    connections["calls"].close()
+    del connections["calls"]
+    connections.settings = before
+
+
+def send(**more: Any) -> CallQueue:
+    call = CallQueue.objects.send(CALL, **more)
+    assert call is not None
+    return call
+
+
+BOTH = pytest.mark.django_db(databases=["default", "calls"])
+
+
+@BOTH
+def test_using_names_the_database(calls_database: str, settings: Any) -> None:
+    settings.CALLQUEUE = {"RULES": {"default": Rule()}}
+    call = CallQueue.objects.db_manager("calls").send(CALL)
+    assert call._state.db == "calls"
+    assert not CallQueue.objects.using("default").exists()
+    assert_call_sent(using="calls", count=1)
+    with fake_transport({URL: 204}) as transport:
+        assert run_callqueue() == 0
+        assert run_callqueue(using="calls") == 1
+    assert len(transport.requests) == 1
+    assert CallQueue.objects.using("calls").get().status == CallQueue.Status.DONE
+
+
+@BOTH
+def test_a_router_chooses_the_database(calls_database: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.CALLQUEUE = {"RULES": {"default": Rule()}}
+    monkeypatch.setattr(router, "routers", [Router()])
+    with calls_sent() as sent, fake_transport({URL: 204}):
+        one = send(unique_key="u")
+        assert send(unique_key="u") == one
+        many = CallQueue.objects.send_many([CALL, CALL])
+        assert [call._state.db for call in (one, *many)] == ["calls"] * 3
+        assert not CallQueue.objects.using("default").exists()
+        assert CallQueue.objects.under_threshold()
+        assert many[0].forecast().position is not None
+        many[1].cancel()
+        assert run_callqueue(using="calls") == 2
+    assert [call.get_status_display() for call in sent] == ["done", "done", "cancelled"]
+    many[1].requeue()
+    assert CallQueue.objects.new().get() == many[1]
+    assert list(one.attempts.values_list("outcome", flat=True)) == ["succeeded"]

@@ -1,0 +1,307 @@
+"""Django's Tasks API on the queue: what Django documents of a backend, with the API of the Django that is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import django
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from django.utils import timezone
+
+from callqueue import GiveUp, Retry, Rule, SlidingWindow
+from callqueue.models import CallQueue
+from callqueue.testing import Clock, Sent, run_callqueue
+
+API = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
+if API == "django_tasks" and find_spec("django_tasks") is None:
+    pytest.skip("neither django.tasks nor django-tasks is here", allow_module_level=True)
+
+api: Any = import_module(API)
+signals: Any = import_module(f"{API}.signals")
+exceptions: Any = import_module(f"{API}.exceptions")
+Status: Any = api.TaskResultStatus
+Rules = Callable[..., None]
+BACKEND = "callqueue.backends.CallQueueBackend"
+TASKS = {
+    "default": {
+        "BACKEND": BACKEND,
+        "QUEUES": ["default", "mail", "github"],
+        "OPTIONS": {"rules": {"mail": "sendgrid"}, "key": "tests.db.test_backends.key_of"},
+    },
+    "other": {"BACKEND": BACKEND},
+}
+ran: list[Any] = []
+
+
+def key_of(task: Any, args: Any, kwargs: Any) -> str:
+    return str(kwargs.get("customer", ""))
+
+
+@api.task
+def add(a: int, b: int = 1, customer: int | None = None) -> int:
+    ran.append((a, b))
+    return a + b
+
+
+@api.task(takes_context=True, priority=5)
+def with_context(context: Any, word: str) -> list[Any]:
+    ran.append(context.task_result)
+    return [word, context.attempt, context.task_result.status]
+
+
+@api.task
+async def later(word: str) -> str:
+    await asyncio.sleep(0)
+    return word.upper()
+
+
+@api.task
+def broken(times: int) -> str:
+    ran.append("broken")
+    if len(ran) <= times:
+        raise ValueError("it broke")
+    return "at last"
+
+
+@api.task
+def returns(what: str) -> Any:
+    return {"set": {1, 2}, "long": "x" * 5000, "none": None, "nested": {"a": [1, {"b": None}]}, "give up": GiveUp("no")}[what]
+
+
+@pytest.fixture(autouse=True)
+def project(rules: Rules, settings: Any) -> Iterator[None]:
+    settings.TASKS = TASKS
+    ran.clear()
+    retry = Retry(base=60.0, jitter=False)
+    rules(default=Rule(retry=retry), sendgrid=Rule(), github=Rule(limits=[SlidingWindow("1/h", per="key")]))
+    yield
+    ran.clear()
+
+
+def test_the_backend_says_what_it_supports() -> None:
+    backend = api.default_task_backend
+    assert backend.supports_defer
+    assert backend.supports_async_task
+    assert backend.supports_get_result
+    assert backend.supports_priority
+    assert api.task_backends["default"].__class__.__name__ == "CallQueueBackend"
+
+
+def test_a_task_is_enqueued_runs_and_has_a_result(callqueue_sent: Sent) -> None:
+    result = add.enqueue(2, b=3)
+    assert (result.status, result.args, result.kwargs) == (Status.READY, [2], {"b": 3})
+    assert (result.started_at, result.finished_at, result.attempts, result.errors) == (None, None, 0, [])
+    assert result.enqueued_at is not None
+    call = callqueue_sent.assert_call_sent(method="django_task", rule="default", count=1)
+    assert result.id == str(call.pk)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = result.return_value
+    run_callqueue()
+    assert result.status == Status.READY
+    result.refresh()
+    assert (result.status, result.return_value, result.attempts) == (Status.SUCCESSFUL, 5, 1)
+    assert result.is_finished
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert result.last_attempted_at == result.started_at
+    assert add.get_result(result.id).return_value == 5
+    assert result.worker_ids[0]
+
+
+def test_it_takes_part_in_the_transaction() -> None:
+    with transaction.atomic():
+        add.enqueue(1)
+        transaction.set_rollback(True)
+    assert not CallQueue.objects.exists()
+
+
+def test_queue_priority_and_run_after_are_the_calls(callqueue_clock: Clock) -> None:
+    at = timezone.now() + timedelta(hours=1)
+    mail = add.using(queue_name="mail", priority=7).enqueue(1)
+    github = add.using(queue_name="github").enqueue(1, customer=12)
+    deferred = add.using(run_after=at).enqueue(9)
+    calls = {call.pk: call for call in CallQueue.objects.all()}
+    assert (calls[int(mail.id)].rule, calls[int(mail.id)].priority) == ("sendgrid", 7)
+    assert (calls[int(github.id)].rule, calls[int(github.id)].key) == ("github", "12")
+    assert calls[int(deferred.id)].due_at_dt == at
+    run_callqueue()
+    assert (9, 1) not in ran
+    callqueue_clock.forward(hours=1, minutes=1)
+    run_callqueue()
+    assert (9, 1) in ran
+    found = add.get_result(mail.id)
+    assert (found.task.queue_name, found.task.priority) == ("mail", 7)
+    assert add.get_result(deferred.id).is_finished
+
+
+def test_tasks_wait_for_the_limits_of_their_rule() -> None:
+    for customer in (1, 1, 2):
+        add.using(queue_name="github").enqueue(customer, customer=customer)
+    run_callqueue()
+    assert sorted(ran) == [(1, 1), (2, 1)]
+
+
+def test_a_task_may_take_its_context() -> None:
+    result = with_context.enqueue("hello")
+    run_callqueue()
+    result.refresh()
+    assert result.return_value == ["hello", 1, "RUNNING"]
+    assert ran[0].id == result.id
+
+
+def test_async_tasks_and_the_async_methods() -> None:
+    result = later.enqueue("word")
+    run_callqueue()
+    assert later.get_result(result.id).return_value == "WORD"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_aenqueue_and_aget_result() -> None:
+    async def both() -> tuple[Any, Any]:
+        result = await add.aenqueue(1, b=2)
+        found = await add.aget_result(result.id)
+        await found.arefresh()
+        await sync_to_async(connections.close_all)()
+        return result, found
+
+    result, found = asyncio.run(both())
+    assert (result.id, found.status) == (found.id, Status.READY)
+
+
+def test_a_failure_is_retried_as_the_rule_says_and_is_among_the_errors(callqueue_clock: Clock) -> None:
+    result = broken.enqueue(times=1)
+    run_callqueue()
+    result.refresh()
+    assert (result.status, result.attempts, result.is_finished) == (Status.READY, 1, False)
+    run_callqueue(skip_waits=True)
+    result.refresh()
+    assert (result.status, result.attempts, result.return_value) == (Status.SUCCESSFUL, 2, "at last")
+    (error,) = result.errors
+    assert error.exception_class is ValueError
+    assert 'raise ValueError("it broke")' in error.traceback
+    assert result.last_attempted_at > result.started_at
+
+
+def test_after_the_last_attempt_it_has_failed(callqueue_clock: Clock) -> None:
+    result = broken.enqueue(times=9)
+    run_callqueue(skip_waits=True)
+    result.refresh()
+    assert (result.status, result.attempts, len(result.errors)) == (Status.FAILED, 3, 3)
+    with pytest.raises(ValueError, match="failed"):
+        _ = result.return_value
+
+
+@pytest.mark.parametrize(("what", "value"), [("none", None), ("nested", {"a": [1, {"b": None}]})])
+def test_return_values_come_back_as_they_were(what: str, value: Any) -> None:
+    result = returns.enqueue(what)
+    run_callqueue()
+    result.refresh()
+    assert result.return_value == value
+
+
+@pytest.mark.parametrize(("what", "why"), [("set", "TypeError"), ("long", "KEEP_RESPONSE_BYTES"), ("give up", "no")])
+def test_a_return_value_that_cannot_be_kept_is_a_failure_at_once(what: str, why: str) -> None:
+    result = returns.enqueue(what)
+    run_callqueue()
+    result.refresh()
+    assert (result.status, result.attempts) == (Status.FAILED, 1)
+    assert why in CallQueue.objects.get().error_message
+
+
+def test_a_cancelled_call_is_a_failed_task() -> None:
+    result = add.enqueue(1)
+    CallQueue.objects.all().cancel()
+    result.refresh()
+    assert result.status == Status.FAILED
+    assert "cancelled" in result.errors[0].traceback
+    assert issubclass(result.errors[0].exception_class, Exception)
+
+
+def test_arguments_must_be_json() -> None:
+    with pytest.raises(TypeError):
+        add.enqueue(object())
+    assert not CallQueue.objects.exists()
+
+
+def test_results_that_there_are_not() -> None:
+    call = CallQueue.objects.send({"method": "get", "params": {"url": "https://example.com"}})
+    assert call is not None
+    for unknown in ("123456", "no number", "9" * 40, str(call.pk)):
+        with pytest.raises(exceptions.TaskResultDoesNotExist):
+            add.get_result(unknown)
+    result = add.using(backend="other").enqueue(1)
+    assert add.using(backend="other").get_result(result.id).id == result.id
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
+        add.get_result(result.id)
+    mine = add.enqueue(1)
+    with pytest.raises(exceptions.TaskResultMismatch):
+        broken.get_result(mine.id)
+
+
+def test_invalid_tasks_are_refused() -> None:
+    invalid = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
+    for changes in ({"queue_name": "unknown"}, {"priority": 101}, {"run_after": timezone.now().replace(tzinfo=None)}):
+        with pytest.raises(invalid):
+            add.using(**changes)
+
+
+def test_signals_are_sent(callqueue_clock: Clock) -> None:
+    heard: list[tuple[str, Any]] = []
+    kept = []
+    for name in ("task_enqueued", "task_started", "task_finished"):
+
+        def hear(sender: Any, task_result: Any, name: str = name, **_: Any) -> None:
+            heard.append((name, task_result.status))
+
+        kept.append(hear)
+        getattr(signals, name).connect(hear)
+    add.enqueue(1)
+    run_callqueue()
+    assert heard == [("task_enqueued", Status.READY), ("task_started", Status.RUNNING), ("task_finished", Status.SUCCESSFUL)]
+    heard.clear()
+    broken.enqueue(times=9)
+    run_callqueue(skip_waits=True)
+    assert heard[1:] == [("task_started", Status.RUNNING)] * 3 + [("task_finished", Status.FAILED)]
+
+
+def test_checks(settings: Any) -> None:
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"rules": {"x": "sendgird"}, "rule": "sendgrid"}}}
+    (error,) = api.default_task_backend.check()
+    assert error.id == "callqueue.E005"
+    assert "did you mean 'sendgrid'" in error.msg
+
+
+def test_a_task_that_is_gone_fails_saying_so() -> None:
+    add.enqueue(1)
+    call = CallQueue.objects.get()
+    call.call_data["params"]["path"] = "tests.db.test_backends.gone"
+    call.save()
+    run_callqueue()
+    call.refresh_from_db()
+    assert call.status == CallQueue.Status.FAILED
+    assert "gone" in call.error_message
+
+
+def test_the_module_can_be_imported_without_the_api() -> None:
+    code = (
+        "import sys; sys.modules['django.tasks'] = sys.modules['django_tasks'] = None\n"
+        "import callqueue.backends\n"
+        "try: callqueue.backends.CallQueueBackend\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "needs Django 6.0, or the package django-tasks" in done.stdout
+
+
+def test_what_is_stored_is_plain_json() -> None:
+    add.enqueue(1, b=2)
+    assert json.loads(json.dumps(CallQueue.objects.get().call_data))["params"]["args"] == [1]

@@ -1,0 +1,207 @@
+"""The circuit breaker: a rule whose calls keep failing is held, probed by one call, and resumed or held longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from callqueue import Breaker, Retry, Rule, SlidingWindow, control, database, events, states
+from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.testing import travel
+from tests.support.behaviour import Vendor, release, run, send
+
+Rules = Callable[..., None]
+NEVER = Retry(max_attempts=1)
+
+
+@pytest.fixture
+def held() -> Any:
+    """What was told of rule_held."""
+    told: list[dict[str, Any]] = []
+
+    def listen(**facts: Any) -> None:
+        told.append(facts)
+
+    events.rule_held.connect(listen)
+    yield told
+    events.rule_held.disconnect(listen)
+
+
+def fail(remote: Vendor, count: int, status: int = 500) -> None:
+    remote.answers["/"] = status
+    for _ in range(count):
+        send("r")
+    run()
+
+
+def in_force() -> list[Hold]:
+    return list(Hold.objects.filter(source="breaker", until__gt=database.clock("default")))
+
+
+def test_there_is_no_breaker_unless_a_rule_has_one(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER))
+    fail(remote, 30)
+    assert not Hold.objects.exists()
+
+
+def test_so_many_failures_in_a_row_hold_the_rule_and_say_so(rules: Rules, remote: Vendor, held: list[dict[str, Any]]) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=3, hold=30)))
+    fail(remote, 2)
+    assert not in_force()
+    fail(remote, 1)
+    (hold,) = in_force()
+    assert (hold.rule, hold.reason) == ("r", "the circuit breaker: 3 attempts in a row failed within 60 s")
+    assert hold.until - hold.began_at == pytest.approx(timedelta(seconds=30), abs=timedelta(seconds=2))
+    assert [facts["rule"] for facts in held] == ["r"]
+    send("r")
+    assert release() == []
+
+
+def test_a_success_in_between_is_no_row(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=3)))
+    fail(remote, 2)
+    fail(remote, 1, status=200)
+    fail(remote, 2)
+    assert not in_force()
+
+
+def test_what_is_the_calls_own_fault_or_was_throttled_does_not_count(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=1, max_rate_limited=0), breaker=Breaker(failures=2)))
+    fail(remote, 4, status=404)
+    remote.answers["/slow"] = (429, {"Retry-After": "0"}, b"")
+    for _ in range(4):
+        send("r", "/slow")
+        run()
+    assert not in_force()
+
+
+def test_failures_long_ago_do_not_count(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=3, within=60)))
+    fail(remote, 2)
+    with travel(seconds=61):
+        fail(remote, 2)
+        assert not in_force()
+
+
+def test_a_share_of_the_attempts_holds_it_too(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=None, share=0.5, least=6)))
+    fail(remote, 3, status=200)
+    fail(remote, 2)
+    assert not in_force()
+    fail(remote, 1)
+    (hold,) = in_force()
+    assert hold.reason == "the circuit breaker: 3 of 6 attempts failed within 60 s"
+
+
+def test_after_the_hold_one_call_probes_and_its_success_resumes_the_rule(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30)))
+    fail(remote, 2)
+    for _ in range(5):
+        send("r")
+    with travel(seconds=31):
+        (probe,) = release()
+        assert release() == []
+        answer(probe, states.SUCCEEDED)
+        assert len(release()) == 4
+
+
+def test_a_probe_that_fails_holds_the_rule_again_for_longer_up_to_a_bound(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30, factor=3, longest=100)))
+    fail(remote, 2)
+    lengths, ahead = [], 0.0
+    for _ in range(3):
+        ahead += (lengths[-1] if lengths else 30) + 1
+        with travel(ahead):
+            fail(remote, 1)
+            (hold,) = in_force()
+            lengths.append((hold.until - hold.began_at).total_seconds())
+            assert hold.reason == "the circuit breaker: the call that probed the rule failed too"
+    assert lengths == pytest.approx([90, 100, 100], abs=1)
+
+
+def test_failures_from_before_do_not_trip_it_once_it_is_closed(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=None, share=0.5, least=3, within=3600, hold=10)))
+    fail(remote, 4)
+    with travel(seconds=11):
+        fail(remote, 1, status=200)
+        fail(remote, 1)
+        assert not in_force()
+
+
+def test_a_probe_that_never_went_is_followed_by_another(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30)))
+    fail(remote, 2)
+    first, second = send("r"), send("r")
+    with travel(seconds=31):
+        assert release() == [first]
+        first.refresh_from_db()
+        first.cancel()
+        assert release() == [second]
+
+
+def test_the_limits_of_the_rule_hold_for_the_probe(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, limits=[SlidingWindow("2/h")], breaker=Breaker(failures=2, hold=30)))
+    fail(remote, 2)
+    send("r")
+    with travel(seconds=31):
+        assert release() == []
+
+
+def test_under_limits_per_key_one_call_probes(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, limits=[SlidingWindow("9/m", per="key")], breaker=Breaker(failures=2, hold=30)))
+    fail(remote, 2)
+    for key in "abc":
+        send("r", key=key)
+    with travel(seconds=31):
+        assert len(release()) == 1
+
+
+def test_an_operator_may_resume_the_rule_at_once(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2)))
+    fail(remote, 2)
+    assert control.resume("default", "r") == 1
+    send("r"), send("r")
+    assert len(release()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"failures": 0}, "Breaker.failures"),
+        ({"failures": None}, "Breaker.share"),
+        ({"share": 1.5}, "Breaker.share"),
+        ({"least": "many"}, "Breaker.least"),
+        ({"within": -1}, "Breaker.within"),
+        ({"hold": 0}, "Breaker.hold"),
+        ({"factor": 0.5}, "Breaker.factor"),
+        ({"hold": 60, "longest": 30}, "Breaker.longest"),
+    ],
+)
+def test_a_breaker_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=field):
+        Breaker(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"breaker": True}, "Rule.breaker"),
+        ({"reconcile": "nodots"}, "Rule.reconcile"),
+        ({"reconcile": 5}, "Rule.reconcile"),
+        ({"backlog_alert": 0}, "Rule.backlog_alert"),
+        ({"backlog_alert": "1h"}, "Rule.backlog_alert"),
+    ],
+)
+def test_a_wrong_field_of_a_rule_is_refused_by_name(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=field):
+        Rule(**options)
+
+
+def answer(call: CallQueue, outcome: str) -> None:
+    """Its worker's record, without the worker."""
+    CallAttempt.objects.filter(call=call).update(finished_at=database.clock("default"), outcome=outcome)
+    CallQueue.objects.filter(pk=call.pk).update(status=states.DONE)

@@ -1,0 +1,614 @@
+"""A call's life: sent, made, judged, retried, ended, requeued; what the rows say at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.db import transaction
+from django.utils import timezone
+
+import callqueue
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, executor, recovery
+from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
+from callqueue.handlers import Context, wire
+from callqueue.models import CallAttempt, CallQueue, Hold
+from tests.support.behaviour import Vendor, release, response, run, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+QUICK = Retry(base=0.0, jitter=False)
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
+
+
+def test_a_call_that_succeeds_is_done(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    remote.answers["/pay"] = (201, {"Content-Type": "application/json"}, {"id": 7})
+    call = send("r", "/pay")
+    assert call.status == Status.NEW
+    assert call.finished_at_dt is None
+    assert run() == 1
+    call = fresh(call)
+    assert call.status == Status.DONE
+    assert call.finished_at_dt is not None
+    (attempt,) = call.attempts.all()
+    assert (attempt.number, attempt.outcome, attempt.response_status) == (1, "succeeded", 201)
+    assert attempt.response_body == '{"id": 7}'
+    assert attempt.released_at <= attempt.started_at <= attempt.sent_at <= attempt.finished_at
+    assert attempt.worker
+
+
+def test_every_verb_of_requests_is_a_method(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    for method in ("get", "options", "head", "post", "put", "patch", "delete"):
+        send("r", f"/{method}", method)
+    assert run() == 7
+    assert {(m, p) for m, p, _ in remote.requests} == {(p[1:], p) for p in remote.paths()}
+    assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
+
+
+def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=QUICK))
+    answers = iter([500, 503, 200])
+    remote.answers["/"] = lambda: next(answers)
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert (call.status, call.failed_count) == (Status.ERROR, 1)
+    assert "500" in call.error_message
+    run(), run()
+    call = fresh(call)
+    assert (call.status, call.failed_count) == (Status.DONE, 2)
+    assert [(a.number, a.response_status) for a in call.attempts.all()] == [(1, 500), (2, 503), (3, 200)]
+
+
+def test_after_the_last_attempt_it_has_failed(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=2, base=0.0, jitter=False)))
+    remote.answers["/"] = 500
+    call = send("r")
+    run(), run(), run()
+    call = fresh(call)
+    assert (call.status, call.failed_count, call.attempts.count()) == (Status.FAILED, 2, 2)
+
+
+def test_a_retry_waits_for_its_backoff(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(base=60, jitter=False)))
+    remote.answers["/"] = 500
+    call = send("r")
+    run()
+    assert run() == 0
+    call = fresh(call)
+    assert timedelta(seconds=55) < call.due_at_dt - timezone.now() < timedelta(seconds=61)
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 422, 302])
+def test_other_answers_are_final_at_once(rules: Rules, remote: Vendor, status: int) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = status
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert (call.status == Status.FAILED and str(status) in call.error_message) or status == 302
+    assert call.attempts.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "on_lost", "status"),
+    [
+        ("get", "auto", Status.ERROR),
+        ("put", "auto", Status.ERROR),
+        ("delete", "auto", Status.ERROR),
+        ("post", "auto", Status.UNKNOWN),
+        ("patch", "auto", Status.UNKNOWN),
+        ("post", "retry", Status.ERROR),
+        ("get", "unknown", Status.UNKNOWN),
+    ],
+)
+def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
+    rules: Rules, remote: Vendor, method: str, on_lost: str, status: int
+) -> None:
+    rules(r=Rule(on_lost=on_lost))
+    remote.answers["/"] = wire.Answer(response=None, sent_at=None, sent=True, error="read timeout")
+    call = send("r", method=method)
+    run()
+    assert fresh(call).status == status
+
+
+def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = wire.Answer(response=None, sent_at=None, error="connection refused")
+    call = send("r")
+    run()
+    assert fresh(call).status == Status.ERROR
+
+
+def test_a_refused_address_is_final(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = wire.Answer(response=None, sent_at=None, refused=True, error="10.0.0.1 is private")
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert (call.status, call.error_message) == (Status.FAILED, "10.0.0.1 is private")
+
+
+def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(max_attempts=2, base=0.0, jitter=False)), g=Rule(idempotency_header=None))
+    remote.answers["/"] = 500
+    call = send("r")
+    run(), run()
+    fresh(call).requeue()
+    run()
+    keys = {params["headers"]["Idempotency-Key"] for _, _, params in remote.requests}
+    assert len(remote.requests) == 3
+    assert len(keys) == 1
+    remote.requests.clear()
+    send("r", "/read", "get"), send("g", "/none")
+    run()
+    without = [params for _, path, params in remote.requests if path in ("/read", "/none")]
+    assert len(without) == 2
+    assert not any("headers" in params for params in without)
+
+
+def test_no_retry_once_the_idempotency_key_is_too_old(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=QUICK, idempotency_ttl=timedelta(hours=1)))
+    remote.answers["/"] = 500
+    call = send("r")
+    run()
+    CallQueue.objects.filter(pk=call.pk).update(first_sent_dt=timezone.now() - timedelta(hours=2))
+    run()
+    call = fresh(call)
+    assert call.status == Status.FAILED
+    assert "idempotency" in call.error_message
+
+
+def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
+    remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
+    call, same = send("r", key="T1"), send("r", "/same", key="T1", priority=-1)
+    run()
+    free, elsewhere = send("r", "/free", key="T2"), send("other", "/elsewhere")
+    assert run() == 2
+    call = fresh(call)
+    assert (call.status, call.failed_count) == (Status.ERROR, 0)
+    assert fresh(free).status == fresh(elsewhere).status == Status.DONE
+    hold = Hold.objects.get()
+    assert (hold.rule, hold.per, hold.value) == ("r", "key", "T1")
+    assert timedelta(seconds=25) < hold.until - timezone.now() < timedelta(seconds=31)
+    assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
+
+
+def test_ten_refusals_in_flight_are_one_hold(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    remote.answers["/"] = 429
+    told: list[Any] = []
+
+    def listen(**facts: Any) -> None:
+        told.append(facts)
+
+    callqueue.rule_held.connect(listen)
+    try:
+        for _ in range(10):
+            send("r")
+        run()
+    finally:
+        callqueue.rule_held.disconnect(listen)
+    assert Hold.objects.count() == 1
+    assert len(told) == 1
+    assert told[0]["rule"] == "r"
+
+
+def test_a_call_refused_nineteen_times_is_still_alive(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(base=0.0, jitter=False)))
+    remote.answers["/"] = (429, {"Retry-After": "0"}, b"")
+    call = send("r")
+    for _ in range(19):
+        assert run() == 1
+    call = fresh(call)
+    assert (call.status, call.failed_count, call.attempts.count()) == (Status.ERROR, 0, 19)
+    remote.answers["/"] = 200
+    run()
+    assert fresh(call).status == Status.DONE
+
+
+def test_an_absurd_retry_after_is_clamped(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(max_hold=60.0)))
+    remote.answers["/"] = (429, {"Retry-After": "99999999"}, b"")
+    send("r")
+    run()
+    assert Hold.objects.get().until - timezone.now() < timedelta(seconds=61)
+
+
+def classify(answer: Any) -> Any:
+    return {
+        "done": Succeeded(),
+        "later": RetryLater("not ready", after=5),
+        "held": HoldUntil(30, "quota", scope="rule"),
+        "over": GiveUp("no such number"),
+        "raise": None,
+    }[answer.json()["say"]]
+
+
+@pytest.mark.parametrize(
+    ("say", "status"),
+    [("done", Status.DONE), ("later", Status.ERROR), ("held", Status.ERROR), ("over", Status.FAILED), ("raise", Status.DONE)],
+)
+def test_a_rule_may_judge_answers_itself(rules: Rules, remote: Vendor, say: str, status: int) -> None:
+    rules(r=Rule(classify=classify))
+    remote.answers["/"] = (200, {}, {"say": say})
+    call = send("r")
+    run()
+    assert fresh(call).status == status
+    assert Hold.objects.count() == (say == "held")
+
+
+def test_a_classify_that_fails_leaves_the_default_verdict(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(classify=lambda answer: 1 / 0))
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert call.status == Status.DONE
+    assert "classify failed" in call.attempts.get().error_message
+
+
+def test_settle_corrects_the_charge(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1000/m", unit="tokens")], settle=lambda answer: {"tokens": answer.json()["used"]}))
+    remote.answers["/"] = (200, {}, {"used": 100})
+    for _ in range(2):
+        send("r", cost={"tokens": 900})
+    assert run() == 1
+    assert CallAttempt.objects.get().cost == {"tokens": 100}
+    assert run() == 1
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[list[Any]]:
+    seen: list[Any] = []
+
+    @callqueue.handler("sms")
+    def sms(params: Any, context: Context) -> Any:
+        seen.append((params, context))
+        if params.get("fail"):
+            raise OSError("line down")
+        return {"sent": params["to"]} if not params.get("give up") else GiveUp("no such number")
+
+    yield seen
+    from callqueue import handlers
+
+    handlers._registered.pop("sms")
+
+
+def test_a_handler_makes_calls_of_its_own_kind(rules: Rules, own_handlers: list[Any]) -> None:
+    rules(r=Rule(retry=QUICK))
+    good = CallQueue.objects.send({"method": "sms", "params": {"to": "1"}}, rule="r", key="T1")
+    bad = CallQueue.objects.send({"method": "sms", "params": {"to": "2", "fail": True}}, rule="r")
+    never = CallQueue.objects.send({"method": "sms", "params": {"to": "3", "give up": True}}, rule="r")
+    run()
+    assert fresh(good).status == Status.DONE
+    assert fresh(good).attempts.get().response_body == '{"sent": "1"}'
+    assert fresh(bad).status == Status.ERROR
+    assert "line down" in fresh(bad).error_message
+    assert fresh(never).status == Status.FAILED
+    context = own_handlers[0][1]
+    assert (context.call_id, context.rule, context.key, context.attempt) == (good.pk, "r", "T1", 1)
+    assert context.deadline > timezone.now()
+
+
+def test_mail_is_sent(rules: Rules) -> None:
+    rules(r=Rule())
+    params = {
+        "to": ["a@example.com"],
+        "subject": "Hello",
+        "message": "plain",
+        "html_message": "<b>x</b>",
+        "cc": ["c@example.com"],
+    }
+    call = CallQueue.objects.send({"method": "send_email", "params": params}, rule="r")
+    run()
+    assert fresh(call).status == Status.DONE
+    (message,) = mail.outbox
+    assert (message.to, message.cc, message.subject) == (["a@example.com"], ["c@example.com"], "Hello")
+
+
+def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(), gone=Rule())
+    orphan, handlerless, sound = send("gone"), send("r"), send("r")
+    CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
+    (released,) = [c for c in release() if c.pk == orphan.pk]
+    rules(r=Rule())
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    assert fresh(orphan).status == Status.FAILED
+    assert "gone" in fresh(orphan).error_message
+    assert fresh(handlerless).status == Status.FAILED
+    assert "fax" in fresh(handlerless).error_message
+    assert fresh(sound).status == Status.DONE
+    assert released
+
+
+def test_waiting_calls_of_a_removed_rule_fail_with_the_reason(rules: Rules) -> None:
+    rules(r=Rule(), gone=Rule())
+    call = send("gone")
+    rules(r=Rule())
+    run()
+    assert fresh(call).status == Status.NEW  # a newer release may know the rule: ours waits some seconds
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=11))
+    run()
+    call = fresh(call)
+    assert call.status == Status.FAILED
+    assert "gone" in call.error_message
+
+
+def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    waiting, released = send("r", expires_at=in_an_hour()), send("r", "/released", expires_at=in_an_hour(), priority=1)
+    CallQueue.objects.filter(pk=waiting.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
+    (call,) = release()
+    CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
+    executor.execute("default", list(call.attempts.values_list("pk", flat=True)), inline=True)
+    assert fresh(waiting).status == fresh(released).status == Status.EXPIRED
+    assert remote.requests == []
+
+
+def test_a_second_delivery_makes_no_second_request(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    assert executor.execute("default", ids, inline=True) == 1
+    assert executor.execute("default", ids, inline=True) == 0
+    assert len(remote.requests) == 1
+
+
+def test_an_old_message_after_a_requeue_makes_no_request(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    call = send("r")
+    release()
+    old = list(call.attempts.values_list("pk", flat=True))
+    fresh(call).cancel()
+    fresh(call).requeue()
+    run()
+    assert executor.execute("default", old, inline=True) == 0
+    assert len(remote.requests) == 1
+    assert [a.outcome for a in fresh(call).attempts.all()] == ["voided", "succeeded"]
+
+
+def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    call = send("r")
+    release()
+    CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+    assert recovery.recover("default") == 1
+    assert fresh(call).status == Status.NEW
+    assert run() == 1
+    assert [a.number for a in fresh(call).attempts.all()] == [1, 2]
+
+
+@pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])
+def test_what_was_begun_and_fell_silent_is_retried_or_unknown(rules: Rules, method: str, status: int) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    call = send("r", method=method)
+    release()
+    CallAttempt.objects.update(started_at=timezone.now(), lease_until=timezone.now() - timedelta(seconds=1))
+    assert recovery.recover("default") == 1
+    call = fresh(call)
+    assert call.status == status
+    assert call.attempts.get().outcome == "lost"
+    send("r")
+    assert release() == []  # it may have reached the provider: charged until its lease's end, then it ages
+
+
+def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    call = send("r")
+    release()
+
+    def too_late() -> int:
+        CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+        recovery.recover("default")
+        return 200
+
+    remote.answers["/"] = too_late
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    assert fresh(call).status == Status.UNKNOWN
+
+
+def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    for status in (Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.CANCELLED, Status.EXPIRED):
+        call = send("r")
+        CallQueue.objects.filter(pk=call.pk).update(status=status, failed_count=3, finished_at_dt=timezone.now())
+        call.requeue()
+        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
+    for status in (Status.NEW, Status.DISPATCHED, Status.DONE):
+        CallQueue.objects.filter(pk=call.pk).update(status=status)
+        with pytest.raises(IllegalTransition):
+            call.requeue()
+    call.status = Status.DONE
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE)
+    call.requeue(again=True)
+    assert call.status == Status.NEW
+
+
+def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    new, released, begun, done = (send("r") for _ in range(4))
+    new.cancel()
+    assert new.status == Status.CANCELLED
+    assert new.finished_at_dt is not None
+    release()
+    released.cancel()
+    assert released.status == Status.CANCELLED
+    begun.attempts.update(started_at=timezone.now())
+    for call in (begun, new):
+        with pytest.raises(IllegalTransition):
+            call.cancel()
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    assert len(remote.requests) == 1
+    assert fresh(done).status == Status.DONE
+
+
+def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
+    rules(r=Rule())
+    calls = [send("r") for _ in range(4)]
+    CallQueue.objects.filter(pk=calls[0].pk).update(status=Status.DONE)
+    assert CallQueue.objects.all().cancel() == 3
+    assert CallQueue.objects.cancelled().requeue() == 3
+    assert CallQueue.objects.new().count() == CallQueue.objects.due().count() == 3
+    assert CallQueue.objects.done().requeue() == 0
+    assert CallQueue.objects.done().requeue(again=True) == 1
+
+
+def test_while_an_unfinished_call_carries_the_key_send_returns_it(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    first = send("r", unique_key="order-1")
+    assert send("r", unique_key="order-1") == first
+    run()
+    second = send("r", unique_key="order-1")
+    assert second != first
+    with pytest.raises(IllegalTransition):
+        fresh(first).requeue(again=True)
+    CallQueue.objects.filter(pk=second.pk).update(status=Status.CANCELLED)
+    assert send("r", unique_key="order-1") not in (first, second)
+
+
+def test_send_takes_part_in_the_callers_transaction(rules: Rules) -> None:
+    rules(r=Rule())
+    with transaction.atomic():
+        send("r")
+        transaction.set_rollback(True)
+    assert not CallQueue.objects.exists()
+
+
+def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:
+    rules({"ALLOWED_HOSTS": ["vendor.example"]}, r=Rule(limits=[SlidingWindow("5/s")]))
+    good = {"method": "post", "params": {"url": "http://vendor.example/"}}
+    refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        ({"method": "pust", "params": {}}, {}, InvalidCall, "method"),
+        ({"method": "post", "params": {}}, {}, InvalidCall, "url"),
+        ({"method": "post", "params": {"url": "ftp://vendor.example/"}}, {}, InvalidCall, "url"),
+        ({"method": "post", "params": {"url": "http://vendor.example/", "timeout": 3}}, {}, InvalidCall, "timeout"),
+        ({"method": "post", "params": {"url": "http://evil.example/"}}, {}, NotAllowed, "evil.example"),
+        (good, {"rule": "rr"}, UnknownRule, "'r'"),
+        (good, {"cost": -1}, InvalidCall, "cost"),
+        (good, {"cost": 6}, InvalidCall, "cost"),
+        (good, {"not_before": timezone.now().replace(tzinfo=None)}, InvalidCall, "not_before"),
+        (good, {"expires_at": timezone.now() - timedelta(hours=1)}, InvalidCall, "expires_at"),
+        (good, {"priority": 99999}, InvalidCall, "priority"),
+    ]
+    for data, options, error, said in refused:
+        with pytest.raises(error, match=said):
+            CallQueue.objects.send(data, **{"rule": "r", **options})
+    with pytest.raises(InvalidCall, match=r"\[1\]"):
+        CallQueue.objects.send_many([good, {"method": "post"}], rule="r")
+    assert not CallQueue.objects.exists()
+
+
+def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> None:
+    def router(data: Any) -> Any:
+        if "drop" in data["params"]["url"]:
+            return callqueue.Discard("not wanted")
+        if "routed" in data["params"]["url"]:
+            return callqueue.Route(rule="routed", key="K", priority=4, cost=2)
+        return None
+
+    rules(
+        {"ROUTER": router},
+        default=Rule(),
+        routed=Rule(),
+        hosted=Rule(hosts=["*.vendor.example", "vendor.example"]),
+        stated=Rule(),
+    )
+
+    def put(url: str, **options: Any) -> Any:
+        return CallQueue.objects.send({"method": "get", "params": {"url": url}}, **options)
+
+    assert put("http://x.example/drop", rule="stated") is None
+    routed = put("http://x.example/routed")
+    assert (routed.rule, routed.key, routed.priority, routed.cost) == ("routed", "K", 4, 2)
+    assert put("http://x.example/routed", rule="stated", key="mine").key == "mine"
+    assert put("http://api.vendor.example/").rule == put("http://vendor.example/").rule == "hosted"
+    assert put("http://elsewhere.example/").rule == "default"
+
+
+def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    told: list[tuple[int, str]] = []
+
+    def listen(call_id: int, status: str, **_: Any) -> None:
+        told.append((call_id, status))
+
+    def broken(**_: Any) -> None:
+        raise RuntimeError("a listener's own")
+
+    callqueue.call_finished.connect(broken)
+    callqueue.call_finished.connect(listen)
+    try:
+        remote.answers["/bad"] = 404
+        done, failed = send("r"), send("r", "/bad")
+        run()
+    finally:
+        callqueue.call_finished.disconnect(listen)
+        callqueue.call_finished.disconnect(broken)
+    assert sorted(told) == [(done.pk, "done"), (failed.pk, "failed")]
+
+
+def test_secrets_are_resolved_in_the_worker_and_stored_nowhere(rules: Rules, remote: Vendor) -> None:
+    rules({"SECRETS": {"TOKEN": "s3cr3t-value"}}, r=Rule())
+    data = {"method": "post", "params": {"url": "http://vendor.example/", "headers": {"Authorization": {"$secret": "TOKEN"}}}}
+    call = CallQueue.objects.send(data, rule="r")
+    remote.answers["/"] = (400, {"X-Echo": "s3cr3t-value"}, b"you sent s3cr3t-value")
+    run()
+    assert remote.requests[0][2]["headers"]["Authorization"] == "s3cr3t-value"
+    (attempt,) = fresh(call).attempts.all()
+    kept = f"{fresh(call).call_data} {fresh(call).error_message} {attempt.response_body} {attempt.response_headers}"
+    assert "s3cr3t" not in kept
+    assert "[secret]" in attempt.response_body
+
+
+def test_encrypted_calls_are_made_and_unreadable_ones_fail_by_themselves(rules: Rules, remote: Vendor, settings: Any) -> None:
+    from cryptography.fernet import Fernet
+    from django.db import connection
+
+    key, other = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    rules({"ENCRYPTION_KEYS": [key]}, r=Rule())
+    first, second = send("r", "/first-path"), send("r", "/second-path")
+    remote.answers["/first-path"] = (200, {}, b"private answer")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT call_data FROM callqueue_callqueue")
+        assert "first-path" not in str(cursor.fetchall())
+    CallQueue.objects.filter(pk=second.pk).update(priority=-1)
+    release()
+    ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
+    executor.execute("default", ids[:1], inline=True)
+    assert fresh(first).status == Status.DONE
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT response_body FROM callqueue_callattempt")
+        assert "private" not in str(cursor.fetchall())
+    assert fresh(first).attempts.get().response_body == "private answer"
+    rules({"ENCRYPTION_KEYS": [other]}, r=Rule())
+    executor.execute("default", ids[1:], inline=True)
+    assert fresh(second).status == Status.FAILED
+    assert "ENCRYPTION_KEYS" in fresh(second).error_message
+
+
+def test_truncated_and_broken_bodies_are_told_with_the_attempt(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    remote.answers["/cut"] = wire.Answer(response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True)
+    remote.answers["/broken"] = wire.Answer(
+        response=response(200, {}, b"x"), sent_at=None, sent=True, broken=True, error="the body broke off"
+    )
+    cut, broken, reads = send("r", "/cut"), send("r", "/broken"), send("r", "/broken", "get")
+    run()
+    assert fresh(cut).status == fresh(broken).status == Status.DONE
+    assert fresh(reads).status == Status.ERROR
+    assert "cut at" in fresh(cut).attempts.get().error_message
+    assert "broke off" in fresh(broken).attempts.get().error_message
+
+
+def in_an_hour() -> Any:
+    return timezone.now() + timedelta(hours=1)

@@ -1,0 +1,115 @@
+"""The database's clock jumps: never over the limit, and no stall longer than a window."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import Rule, SlidingWindow, clockwork, conf, database, states
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.releasing import ensure_states, release
+
+
+class Clocks:
+    """The database's clock and this process's monotonic one, both at a test's command."""
+
+    def __init__(self) -> None:
+        self.wall, self.mono = timezone.now(), 1000.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
+        self.mono += seconds
+
+    def jump(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
+    settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
+    clocks = Clocks()
+    monkeypatch.setattr(database, "clock", lambda using: clocks.wall)
+    monkeypatch.setattr(clockwork.time, "monotonic", lambda: clocks.mono)
+    monkeypatch.setattr(clockwork, "_watches", {})
+    ensure_states("default", list(conf.current().rules))
+    url = {"method": "get", "params": {"url": "http://vendor.example/"}}
+    CallQueue.objects.send_many([url] * 100, rule="r")
+    CallQueue.objects.update(due_at_dt=clocks.wall - timedelta(days=9))
+    return clocks
+
+
+def released(clocks: Clocks) -> int:
+    """What the next passes release within a tenth of a second: a pass that finds the clock jumped looks again."""
+    count = 0
+    for _ in range(5):
+        count += len(release("default", ["r"]).released)
+        clocks.pass_by(0.02)
+    return count
+
+
+def answer_all(clocks: Clocks) -> None:
+    CallAttempt.objects.open().update(
+        started_at=clocks.wall, sent_at=clocks.wall, finished_at=clocks.wall, outcome=states.SUCCEEDED
+    )
+
+
+@pytest.mark.parametrize("jump", [3600, 86400, 120, 5])
+def test_a_jump_forward_makes_no_room(clocks: Clocks, jump: int) -> None:
+    assert released(clocks) == 20
+    answer_all(clocks)
+    clocks.pass_by(10)
+    assert released(clocks) == 0
+    clocks.jump(jump)
+    clocks.pass_by(1)
+    assert released(clocks) == 0
+    clocks.pass_by(47)
+    assert released(clocks) == 0
+    clocks.pass_by(3)
+    assert released(clocks) == 20
+
+
+@pytest.mark.parametrize("jump", [-3600, -86400, -120, -5])
+def test_a_jump_back_stalls_no_longer_than_a_window(clocks: Clocks, jump: int) -> None:
+    assert released(clocks) == 20
+    answer_all(clocks)
+    clocks.pass_by(10)
+    assert released(clocks) == 0
+    clocks.jump(jump)
+    clocks.pass_by(1)
+    assert released(clocks) == 0
+    clocks.pass_by(60)
+    CallQueue.objects.update(due_at_dt=clocks.wall - timedelta(days=9))
+    assert released(clocks) == 20
+
+
+def test_answers_after_the_jump_keep_their_own_time(clocks: Clocks) -> None:
+    assert released(clocks) == 20
+    clocks.pass_by(5)
+    clocks.jump(3600)
+    answer_all(clocks)  # recorded on the new clock, before any dispenser saw the jump
+    clocks.pass_by(1)
+    assert released(clocks) == 0
+    clocks.pass_by(58)
+    assert released(clocks) == 0
+    clocks.pass_by(2)
+    assert released(clocks) == 20
+
+
+def test_two_dispensers_shift_the_ledger_once(clocks: Clocks) -> None:
+    first, second = clockwork.Watch("default"), clockwork.Watch("default")
+    first.look(), second.look()
+    assert released(clocks) == 20
+    answer_all(clocks)
+    before = CallAttempt.objects.values_list("finished_at", flat=True)[0]
+    clocks.pass_by(10)
+    first.look(), second.look()
+    clocks.jump(3600)
+    clocks.pass_by(1)
+    first.look(), second.look()
+    clocks.pass_by(1)
+    first.look(), second.look()
+    moved = CallAttempt.objects.values_list("finished_at", flat=True)[0] - before
+    assert abs(moved - timedelta(hours=1)) < timedelta(seconds=2)

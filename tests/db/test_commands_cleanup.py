@@ -1,0 +1,86 @@
+"""callqueue_cleanup: recovers, prunes, reclaims space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from callqueue import Rule, database, states
+from callqueue.models import CallAttempt, CallQueue
+from tests.db.commands import run
+from tests.support.behaviour import release, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+@pytest.fixture(autouse=True)
+def one_rule(rules: Rules) -> None:
+    rules(r=Rule())
+
+
+def ended(status: int, days_ago: float) -> CallQueue:
+    call = send("r")
+    at = timezone.now() - timedelta(days=days_ago)
+    CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=at, ready=False)
+    CallAttempt.objects.create(
+        call=call, number=1, rule="r", released_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED
+    )
+    return call
+
+
+def test_calls_past_their_retention_are_deleted() -> None:
+    ended(Status.DONE, 8), ended(Status.FAILED, 31)
+    kept = {ended(Status.DONE, 6).pk, ended(Status.FAILED, 8).pk, send("r").pk}
+    ran = run("cleanup")
+    assert ran.code == 0
+    assert ran.out == "recovered 0 calls, deleted 2 calls, 2 attempts of calls that are gone, 0 ended holds\n"
+    assert set(CallQueue.objects.values_list("pk", flat=True)) == kept
+
+
+def test_older_than_replaces_retention_for_every_final_status() -> None:
+    for status in states.FINAL:
+        ended(status, 2)
+    young, waiting = ended(Status.DONE, 0.5), send("r")
+    assert "deleted 5 calls" in run("cleanup", "--older-than", "1d", "--batch-size", "2").out
+    assert set(CallQueue.objects.values_list("pk", flat=True)) == {young.pk, waiting.pk}
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing() -> None:
+    ended(Status.DONE, 8)
+    send("r")
+    release()
+    CallAttempt.objects.open().update(lease_until=timezone.now() - timedelta(hours=1))
+    ran = run("cleanup", "--dry-run")
+    assert ran.out.startswith("would delete 1 calls")
+    assert CallQueue.objects.count() == 2
+    assert CallAttempt.objects.open().count() == 1
+
+
+def test_lost_calls_are_recovered_first() -> None:
+    call = send("r")
+    release()
+    CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+    assert run("cleanup").out.startswith("recovered 1 calls")
+    call.refresh_from_db()
+    assert call.status == Status.NEW
+
+
+@pytest.mark.parametrize("arguments", [("--older-than", "7"), ("--older-than", "-1d"), ("--batch-size", "0")])
+def test_wrong_use_is_2(arguments: tuple[str, ...]) -> None:
+    assert run("cleanup", *arguments).code == 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("option", ["--vacuum", "--vacuum-full"])
+def test_space_is_reclaimed_and_a_full_vacuum_says_what_it_locks(option: str, rules: Rules) -> None:
+    ended(Status.DONE, 8)
+    ran = run("cleanup", option, "--no-progress")
+    assert ran.code == 0
+    assert ("locks each against all reading and writing" in ran.out) == (option == "--vacuum-full")
+    assert "vacuumed" in ran.out
+    dead = database.dead_rows("default", ["callqueue_callqueue"])
+    assert dead is None or "callqueue_callqueue" in dead

@@ -1,0 +1,190 @@
+"""callqueue_dispenser: once, for a while, and until it is told to stop; and what every command says of servers that are away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from callqueue import Rule, SlidingWindow, publisher
+from callqueue.models import CallQueue, DispenserState
+from tests.celery_app import app
+from tests.db.commands import run
+from tests.support.behaviour import send
+from tests.support.processes import ROOT, Processes
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The attempts that were given to the broker."""
+    ids: list[int] = []
+
+    def publish(using: str, messages: Any) -> bool:
+        ids.extend(pk for _, some in messages for pk in some)
+        return True
+
+    monkeypatch.setattr(publisher, "publish", publish)
+    return ids
+
+
+def test_once_releases_what_may_go_now(rules: Rules, published: list[int]) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m")]))
+    for _ in range(3):
+        send("r")
+    ran = run("dispenser", "--once")
+    assert (ran.code, ran.out) == (0, "released 2 calls\n")
+    assert len(published) == 2
+    assert DispenserState.objects.exists()
+
+
+def test_once_releases_only_the_rules_named(rules: Rules, published: list[int]) -> None:
+    rules(a=Rule(), b=Rule(), c=Rule())
+    calls = send("a"), send("b"), send("c")
+    assert run("dispenser", "--once", "--rule", "a", "--rule", "b").out == "released 2 calls\n"
+    assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [Status.DISPATCHED, Status.DISPATCHED, Status.NEW]
+
+
+def test_once_says_that_the_broker_is_away_and_the_call_waits_on(rules: Rules, settings: Any) -> None:
+    rules(r=Rule())
+    call = send("r")
+    with broker("amqp://guest:guest@127.0.0.1:1//"):
+        began = time.monotonic()
+        ran = run("dispenser", "--once")
+    assert time.monotonic() - began < 10
+    assert ran.code == 1
+    assert ran.error.startswith("the broker is away: ")
+    call.refresh_from_db()
+    assert call.status == Status.NEW
+
+
+def test_a_broker_that_refuses_in_the_middle_is_away_too(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule())
+    send("r")
+    monkeypatch.setattr(publisher, "publish", lambda using, messages: False)
+    ran = run("dispenser", "--once")
+    assert ran.code == 1
+    assert "refused a message" in ran.error
+
+
+def test_an_unknown_rule_is_wrong_use(rules: Rules) -> None:
+    rules(stripe=Rule())
+    ran = run("dispenser", "--once", "--rule", "strpe")
+    assert ran.code == 2
+    assert "did you mean 'stripe'" in ran.error
+
+
+def test_an_unknown_option_is_wrong_use(db: None) -> None:
+    assert run("dispenser", "--onec").code == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_ends_after_the_seconds_it_was_given(rules: Rules) -> None:
+    rules(r=Rule())
+    call = send("r")
+    began = time.monotonic()
+    ran = run("dispenser", "--for", "0.3")
+    assert 0.3 <= time.monotonic() - began < 5
+    assert ran.code == 0
+    assert CallQueue.objects.get(pk=call.pk).status == Status.DISPATCHED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(processes: Processes, number: signal.Signals) -> None:
+    dispenser = processes.dispenser()
+    dispenser.wait_for_log("dispensing all rules as ")
+    dispenser.process.send_signal(number)
+    assert dispenser.wait() == 0
+    assert "ended" in dispenser.log
+    assert "Traceback" not in dispenser.log
+
+
+def test_a_signal_ends_it_while_the_database_is_away() -> None:
+    command = [sys.executable, "-m", "django", "callqueue_dispenser"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=without_database(), **streams)
+    try:
+        assert process.stdout is not None
+        said = iter(process.stdout.readline, "")
+        assert any("database_away" in line for line in said)
+        process.terminate()
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["dispenser", "--once"],
+        ["cleanup"],
+        ["status"],
+        ["send", "{file}"],
+        ["requeue"],
+        ["cancel", "--dry-run"],
+        ["pause", "default"],
+        ["resume", "default"],
+        ["schedule"],
+        ["audit"],
+        ["simulate", "--rule", "default", "--calls", "5"],
+        ["doctor"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_database_that_is_away_is_named_within_seconds(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "calls"
+    file.write_text('{"method": "get", "params": {"url": "https://api.example.com/"}}')
+    name, *arguments = [part.format(file=file) for part in command]
+    done = subprocess.run(
+        [sys.executable, "-m", "django", f"callqueue_{name}", *arguments],
+        cwd=ROOT,
+        env=without_database(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "database" in (done.stderr + done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+def without_database() -> dict[str, str]:
+    """An environment whose database is nowhere."""
+    away = {
+        "CALLQUEUE_TEST_PG_URL": "postgresql://postgres@127.0.0.1:1",
+        "CALLQUEUE_TEST_MARIADB_URL": "mysql://root@127.0.0.1:1",
+    }
+    name = "/nowhere/at/all.sqlite3" if connection.vendor == "sqlite" else "nowhere"
+    return {**os.environ, **away, "CALLQUEUE_TEST_DB_NAME": name, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def broker(url: str) -> Iterator[None]:
+    """Celery's application with another broker, for as long as this is open."""
+    before = dict(app.conf.changes)
+    app.conf.changes["broker_url"] = url
+    try:
+        yield
+    finally:
+        app.conf.changes.clear()
+        app.conf.changes.update(before)
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals_are_left_as_they_were() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    yield
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -1,0 +1,222 @@
+"""callqueue_send: files of calls, with everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callqueue import Discard, Rule, SlidingWindow, feed
+from callqueue.models import CallQueue
+from tests.db.commands import Ran, run
+
+Rules = Callable[..., None]
+GOOD: dict[str, Any] = {"method": "get", "params": {"url": "https://api.example.com/"}}
+LINE = json.dumps(GOOD)
+
+
+@pytest.fixture
+def two_rules(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/s")]), other=Rule())
+
+
+@pytest.fixture
+def send_file(two_rules: None, tmp_path: Path) -> Callable[..., Ran]:
+    """`send_file(content, *options)`: the command on a file of this content."""
+
+    def apply(content: str | bytes, *options: str) -> Ran:
+        path = tmp_path / "calls.jsonl"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return run("send", str(path), *options)
+
+    return apply
+
+
+Send = Callable[..., Ran]
+
+
+def test_every_line_becomes_a_call(send_file: Send) -> None:
+    ran = send_file(f"{LINE}\n{LINE}\n{LINE}\n", "--rule", "r")
+    assert (ran.code, ran.out) == (0, "sent 3 calls\n")
+    assert list(CallQueue.objects.values_list("rule", flat=True)) == ["r"] * 3
+
+
+def test_an_envelope_has_the_arguments_of_send(send_file: Send) -> None:
+    line = json.dumps(
+        {
+            "call_data": GOOD,
+            "rule": "other",
+            "key": {"workspace": "T1"},
+            "priority": 3,
+            "cost": {"tokens": 5},
+            "not_before": "2999-01-31T12:00:00Z",
+            "expires_at": "2999-02-01T12:00:00+02:00",
+            "unique_key": "u",
+            "callback": None,
+        }
+    )
+    assert send_file(line, "--rule", "r").code == 0
+    call = CallQueue.objects.get()
+    assert (call.rule, call.key, call.priority, call.cost, call.unique_key) == (
+        "other",
+        '{"workspace":"T1"}',
+        3,
+        {"tokens": 5},
+        "u",
+    )
+    assert call.due_at_dt.isoformat() == "2999-01-31T12:00:00+00:00"
+
+
+def test_one_document_over_several_lines_is_one_call(send_file: Send) -> None:
+    assert send_file(json.dumps(GOOD, indent=2)).out == "sent 1 calls\n"
+    assert send_file("\n\n" + json.dumps({"call_data": GOOD}, indent="\t") + "\n\n").out == "sent 1 calls\n"
+
+
+def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter(send_file: Send) -> None:
+    assert send_file(b"\xef\xbb\xbf" + f"\r\n\r\n{LINE}\r\n   \r\n{LINE}".encode()).out == "sent 2 calls\n"
+    assert send_file(b"\xef\xbb\xbf" + json.dumps(GOOD, indent=1).encode()).out == "sent 1 calls\n"
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ('{"method": "get"', "is not JSON"),
+        (LINE + " " + LINE, "is not JSON: Extra data"),
+        ("hello", "is not JSON"),
+        ('{"method": "get", "method": "post", "params": {"url": "https://a.b/"}}', "'method' twice"),
+        ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": NaN}}}', "NaN"),
+        ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": -Infinity}}}', "-Infinity"),
+        ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": 1e400}}}', "1e400, which is too large"),
+        ("[" * 100_000, "nested too deep"),
+        ("9" * 5000, "is not JSON|digits"),
+        ('"text"', "call_data"),
+        ("null", "call_data"),
+        (f"[{LINE}]", "is a list; write one call per line"),
+        ('{"method": "gett", "params": {"url": "https://a.b/"}}', "'get'"),
+        ('{"method": "get", "params": {"url": "ftp://a.b/"}}', "params.url"),
+        ('{"method": "get", "params": {"url": "http://127.0.0.1/"}}', "127.0.0.1|not allowed|loopback"),
+        ('{"method": "get", "params": {"url": "https://a.b/\\ud800"}}', "params.url"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "othr"}', "did you mean 'other'"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rul": "r"}', "did you mean 'rule'"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "tomorrow"}', "not_before"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": 5}', "not_before"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "2999-01-01T00:00:00"}', "naive"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "expires_at": "2001-01-01T00:00:00Z"}', "past"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "r", "cost": 11}', "cost"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": 5}', "rule"),
+        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "priority": "high"}', "priority"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number_and_reason_and_nothing_is_sent(send_file: Send, bad: str, why: str) -> None:
+    import re
+
+    ran = send_file(f"{LINE}\n\n{bad}\n{LINE}\n")
+    assert ran.code == 1
+    assert re.search(f"line 3: .*({why})", ran.error), ran.error
+    assert "1 of 3 lines are bad; nothing was sent" in ran.error
+    assert ran.out == ""
+    assert not CallQueue.objects.exists()
+
+
+def test_bytes_that_are_not_text_are_a_bad_line(send_file: Send) -> None:
+    ran = send_file(LINE.encode() + b"\n" + LINE.replace("example", "ex\xe4mple").encode("latin-1") + b"\n")
+    assert ran.code == 1
+    assert "line 2: is not UTF-8 (byte" in ran.error
+
+
+def test_every_bad_line_is_told(send_file: Send) -> None:
+    ran = send_file(f"nonsense\n{LINE}\n{{}}\n")
+    assert "line 1: " in ran.error
+    assert "line 3: " in ran.error
+    assert "2 of 3 lines" in ran.error
+
+
+def test_a_first_line_that_is_cut_short_is_a_bad_line_among_good_ones(send_file: Send) -> None:
+    ran = send_file(f"{{\n{LINE}\n{LINE}\n", "--skip-bad")
+    assert "line 1: is not JSON" in ran.error
+    assert CallQueue.objects.count() == 2
+
+
+def test_a_document_over_several_lines_that_is_wrong_is_told_once(send_file: Send) -> None:
+    ran = send_file('{\n  "method": "get",\n  "params": {"url": "https://a.b/",}\n}\n')
+    assert ran.error.count("line ") == 2
+    assert "line 1: is not JSON" in ran.error
+    assert "line 3 of it" in ran.error
+
+
+def test_skip_bad_sends_the_others_and_still_ends_with_1(send_file: Send) -> None:
+    ran = send_file(f"{LINE}\nnonsense\n{LINE}\n", "--skip-bad")
+    assert ran.code == 1
+    assert ran.out == "sent 2 calls\n"
+    assert "line 2: " in ran.error
+    assert "1 of 3 lines were skipped" in ran.error
+
+
+def test_an_empty_file_sends_nothing(send_file: Send) -> None:
+    assert send_file("\n\n").out == "sent 0 calls\n"
+
+
+def test_a_line_past_all_bounds_is_refused_without_being_read_whole(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_longest", lambda: 1000)
+    ran = send_file(f"{LINE}\n{'x' * 10_000}\n{LINE}\n", "--skip-bad")
+    assert "line 2: is longer than 1000 bytes" in ran.error
+    assert CallQueue.objects.count() == 2
+
+
+def test_more_than_a_batch_is_sent(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "BATCH", 10)
+    assert send_file(f"{LINE}\n" * 25).out == "sent 25 calls\n"
+
+
+def test_what_the_router_discards_is_counted(send_file: Send, rules: Rules) -> None:
+    rules({"ROUTER": lambda data: Discard("not today")}, r=Rule())
+    assert send_file(f"{LINE}\n{LINE}\n").out == "sent 0 calls, 2 discarded by the router\n"
+
+
+def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import OperationalError
+
+    from callqueue import intake
+
+    monkeypatch.setattr(feed, "BATCH", 2)
+    whole = intake.accept_many
+    batches: list[int] = []
+
+    def breaks(items: Any, **options: Any) -> Any:
+        batches.append(1)
+        if len(batches) == 3:
+            raise OperationalError("the connection is gone")
+        return whole(items, **options)
+
+    monkeypatch.setattr(intake, "accept_many", breaks)
+    ran = send_file(f"{LINE}\n" * 6)
+    assert ran.code == 1
+    assert "the connection is gone" in ran.error
+    assert CallQueue.objects.count() == 0
+
+
+def test_standard_input_is_read_even_if_it_is_a_pipe(two_rules: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, f"{LINE}\n{LINE}\n".encode())
+    os.close(writing)
+    with os.fdopen(reading, "r") as pipe:
+        monkeypatch.setattr("sys.stdin", pipe)
+        assert run("send", "--rule", "r", "-").out == "sent 2 calls\n"
+
+
+def test_standard_input_is_the_default(two_rules: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINE.encode())))
+    assert run("send").out == "sent 1 calls\n"
+
+
+def test_wrong_use_is_2(send_file: Send, tmp_path: Path) -> None:
+    assert run("send", str(tmp_path / "none")).code == 2
+    assert run("send", str(tmp_path)).code == 2
+    ran = send_file(LINE, "--rule", "othr")
+    assert ran.code == 2
+    assert "did you mean 'other'" in ran.error

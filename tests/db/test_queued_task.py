@@ -1,0 +1,457 @@
+"""QueuedTask: Celery tasks that wait in the table, run when their limits admit them, and behave otherwise as Celery's do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import celery
+import pytest
+from celery import chain, chord, current_app, group, shared_task
+from celery.backends.cache import CacheBackend
+from celery.exceptions import Ignore
+from django.db import transaction
+from django.utils import timezone
+
+import callqueue
+from callqueue import GiveUp, HoldUntil, Retry, Rule, SlidingWindow
+from callqueue.exceptions import InvalidCall, UnknownRule
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.testing import Clock, Sent, assert_call_sent, run_callqueue
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+ran: list[Any] = []
+
+
+@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.fetch")
+def fetch(repo: str, page: int = 1) -> dict[str, Any]:
+    ran.append((repo, page))
+    return {"repo": repo, "page": page}
+
+
+@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.add")
+def add(a: int, b: int) -> int:
+    ran.append((a, b))
+    return a + b
+
+
+@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.total")
+def total(numbers: list[int]) -> int:
+    ran.append(numbers)
+    return sum(numbers)
+
+
+@shared_task(name="tests.queued.plain")
+def plain(result: Any, more: Any = None) -> Any:
+    ran.append(("plain", result, more))
+    return result
+
+
+@shared_task(name="tests.queued.errback")
+def errback(task_id: str) -> None:
+    ran.append(("errback", task_id))
+
+
+@shared_task(
+    base=callqueue.QueuedTask,
+    rule="keyed",
+    name="tests.queued.keyed",
+    key=lambda customer_id, **_: str(customer_id),
+    cost=lambda tokens: {"tokens": tokens},
+    unique_key=lambda customer_id, tokens: f"{customer_id}/{tokens}",
+    priority=7,
+    callback="tests.queued.plain",
+)
+def keyed(customer_id: int, tokens: int = 5) -> None:
+    ran.append((customer_id, tokens))
+
+
+@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.broken")
+def broken() -> None:
+    ran.append("broken")
+    raise ValueError("it broke")
+
+
+@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.stubborn", bind=True, max_retries=2)
+def stubborn(self: Any, successes_after: int, **options: Any) -> int:
+    ran.append((self.request.retries, self.request.id))
+    if self.request.retries < successes_after:
+        raise self.retry(exc=ValueError("not yet"), **options)
+    return int(self.request.retries)
+
+
+@shared_task(
+    base=callqueue.QueuedTask, rule="github", name="tests.queued.auto", autoretry_for=(KeyError,), retry_kwargs={"countdown": 30}
+)
+def auto() -> str:
+    ran.append("auto")
+    if len(ran) == 1:
+        raise KeyError("first")
+    return "second"
+
+
+@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.returns", bind=True)
+def returns(self: Any, what: str) -> Any:
+    ran.append(self.request.callqueue)
+    if what == "ignore":
+        raise Ignore
+    return {"hold": HoldUntil(60, "busy"), "give up": GiveUp("no use"), "odd": {(1, 2): datetime(2026, 1, 1, tzinfo=UTC)}}[what]
+
+
+@pytest.fixture(autouse=True)
+def github(rules: Rules) -> Iterator[None]:
+    ran.clear()
+    by_key = Rule(limits=[SlidingWindow("100/m", unit="tokens"), SlidingWindow("1/m", per="key")])
+    rules(github=Rule(retry=Retry(base=60.0, jitter=False)), keyed=by_key)
+    yield
+    ran.clear()
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result backend, in memory: Celery's own."""
+    app = current_app._get_current_object()
+    monkeypatch.setattr(type(app), "backend", CacheBackend(app=app, backend="memory"))
+    for name, task in app.tasks.items():
+        if name.startswith("tests.queued"):
+            monkeypatch.setattr(task, "ignore_result", False)
+
+
+def fresh(call: CallQueue | None) -> CallQueue:
+    assert call is not None
+    return CallQueue.objects.get(pk=call.pk)
+
+
+def last_attempt(call: CallQueue | None) -> CallAttempt:
+    return fresh(call).attempts.order_by("-number")[0]
+
+
+# --- Sending and running
+
+
+def test_delay_queues_a_call_and_the_task_runs_when_it_is_admitted(callqueue_sent: Sent) -> None:
+    result = fetch.delay("callqueue", page=2)
+    assert ran == []
+    assert result.call == callqueue_sent.last
+    assert result.state == "PENDING"
+    call = callqueue_sent.assert_call_sent(method="celery_task", name=fetch.name, rule="github", kwargs={"page": 2}, count=1)
+    assert run_callqueue() == 1
+    assert ran == [("callqueue", 2)]
+    assert fresh(call).status == Status.DONE
+    assert json.loads(last_attempt(call).response_body) == {"repo": "callqueue", "page": 2}
+    assert (result.state, result.result) == ("SUCCESS", {"repo": "callqueue", "page": 2})
+
+
+def test_it_takes_part_in_the_callers_transaction() -> None:
+    with transaction.atomic():
+        fetch.delay("a")
+        transaction.set_rollback(True)
+    assert not CallQueue.objects.exists()
+
+
+def test_key_cost_and_unique_key_come_from_the_arguments() -> None:
+    result = keyed.delay(12, tokens=8)
+    call = result.call
+    assert call is not None
+    assert (call.key, call.cost, call.unique_key, call.priority) == ("12", {"tokens": 8}, "12/8", 7)
+    assert call.callback == "tests.queued.plain"
+    assert (keyed.delay(customer_id=13).call.key, keyed.delay(13).call.cost) == ("13", {"tokens": 5})
+    again = keyed.delay(12, tokens=8)
+    assert (again.call, again.id) == (call, result.id)
+
+
+def test_a_limit_per_key_from_an_argument() -> None:
+    for customer in (1, 2):
+        for tokens in (5, 6, 7):
+            keyed.delay(customer, tokens=tokens)
+    run_callqueue()
+    assert sorted(item for item in ran if item[0] != "plain") == [(1, 5), (2, 5)]
+
+
+def test_options_of_one_call_win_over_the_decorators() -> None:
+    call = keyed.apply_async((1,), rule="github", key="k", cost=3, unique_key="u", priority=2, callback="x").call
+    assert (call.rule, call.key, call.cost, call.unique_key, call.priority, call.callback) == ("github", "k", 3, "u", 2, "x")
+
+
+def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
+    now = timezone.now()
+    later = fetch.apply_async(("later",), countdown=3600).call
+    eta = fetch.apply_async(("eta",), eta=now + timedelta(hours=2)).call
+    naive = fetch.apply_async(("naive",), eta=(now + timedelta(hours=2)).replace(tzinfo=None)).call
+    gone = fetch.apply_async(("gone",), countdown=60, expires=1800).call
+    assert abs(later.due_at_dt - now - timedelta(hours=1)) < timedelta(minutes=1)
+    assert eta.due_at_dt == naive.due_at_dt == now + timedelta(hours=2)
+    assert abs(gone.expires_at_dt - now - timedelta(minutes=30)) < timedelta(minutes=1)
+    run_callqueue()
+    assert ran == []
+    callqueue_clock.forward(minutes=31)
+    run_callqueue()
+    assert fresh(gone).status == Status.EXPIRED
+    callqueue_clock.forward(hours=2)
+    run_callqueue()
+    assert sorted(repo for repo, _ in ran) == ["eta", "later", "naive"]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"queue": "fast"}, "queue"),
+        ({"time_limit": 3}, "time_limit"),
+        ({"soft_time_limit": 3}, "soft_time_limit"),
+        ({"serializer": "pickle"}, "serializer"),
+        ({"countdwon": 3}, "countdwon"),
+    ],
+)
+def test_options_without_a_meaning_are_refused_by_name(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidCall, match=field) as refused:
+        fetch.apply_async(("a",), **options)
+    assert refused.value.field == field
+    assert not CallQueue.objects.exists()
+
+
+def test_options_that_say_how_a_message_travels_do_nothing() -> None:
+    fetch.apply_async(("a",), retry=True, retry_policy={"max_retries": 3}, compression="zlib", serializer="json")
+    assert run_callqueue() == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "field"),
+    [((object(),), {}, "repo"), (("a", b"x"), {}, "page"), (("a",), {"page": {"x": {1, 2}}}, "page.x")],
+)
+def test_an_argument_that_is_no_json_is_named(args: Any, kwargs: Any, field: str) -> None:
+    with pytest.raises(InvalidCall) as refused:
+        fetch.apply_async(args, kwargs)
+    assert refused.value.field == field
+
+
+def test_arguments_that_the_task_does_not_take_are_a_type_error() -> None:
+    with pytest.raises(TypeError):
+        fetch.delay()
+    with pytest.raises(TypeError):
+        fetch.delay("a", colour="red")
+
+
+def test_an_unknown_rule_is_said_at_once() -> None:
+    with pytest.raises(UnknownRule, match="github"):
+        fetch.apply_async(("a",), rule="githup")
+
+
+def test_calling_and_apply_run_at_once_and_queue_nothing() -> None:
+    assert fetch("a") == {"repo": "a", "page": 1}
+    assert fetch.apply(("b",)).get() == {"repo": "b", "page": 1}
+    assert not CallQueue.objects.exists()
+
+
+def test_always_eager_changes_nothing() -> None:
+    current_app.conf.task_always_eager = True
+    try:
+        result = fetch.delay("a")
+        assert ran == []
+        run_callqueue()
+    finally:
+        current_app.conf.task_always_eager = False
+    assert ran == [("a", 1)]
+    assert fresh(result.call).status == Status.DONE
+
+
+def test_delay_on_commit(django_capture_on_commit_callbacks: Any) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        fetch.delay_on_commit("a")
+        assert not CallQueue.objects.exists()
+    assert_call_sent(name=fetch.name, count=1)
+
+
+def test_revoking_cancels_the_call() -> None:
+    result = fetch.delay("a")
+    result.revoke()
+    assert run_callqueue() == 0
+    assert (fresh(result.call).status, result.state) == (Status.CANCELLED, "REVOKED")
+
+
+# --- Failing and retrying
+
+
+def test_an_exception_is_a_failed_attempt_and_lands_there_with_its_traceback(callqueue_clock: Clock) -> None:
+    result = broken.delay()
+    run_callqueue()
+    call = fresh(result.call)
+    assert (call.status, call.failed_count, result.state) == (Status.ERROR, 1, "RETRY")
+    attempt = last_attempt(call)
+    assert attempt.error_message.startswith("ValueError: it broke\n")
+    assert attempt.error_message.rstrip().endswith("ValueError: it broke")
+    assert 'raise ValueError("it broke")' in attempt.error_message
+    assert len(attempt.error_message) <= 2000
+    run_callqueue(skip_waits=True)
+    assert ran == ["broken"] * 3
+    assert (fresh(call).status, result.state) == (Status.FAILED, "FAILURE")
+    assert "it broke" in str(result.result)
+
+
+def test_retry_goes_through_the_table_when_it_asked_to(callqueue_clock: Clock, callqueue_sent: Sent) -> None:
+    result = stubborn.delay(1, countdown=600)
+    run_callqueue()
+    call = fresh(result.call)
+    assert (call.status, call.failed_count) == (Status.ERROR, 1)
+    assert "not yet" in call.error_message
+    callqueue_clock.forward(minutes=9)
+    assert run_callqueue() == 0
+    callqueue_clock.forward(minutes=2)
+    assert run_callqueue() == 1
+    assert ran == [(0, result.id), (1, result.id)]
+    assert fresh(call).status == Status.DONE
+    assert len(callqueue_sent) == 1
+
+
+def test_retry_without_a_time_waits_as_the_rule_says(callqueue_clock: Clock) -> None:
+    result = stubborn.delay(1)
+    run_callqueue()
+    wait = fresh(result.call).due_at_dt - callqueue_clock.now()
+    assert timedelta(seconds=50) < wait <= timedelta(seconds=60)
+
+
+def test_past_max_retries_the_call_has_failed(callqueue_clock: Clock, settings: Any) -> None:
+    settings.CALLQUEUE = {"RULES": {"github": Rule(retry=Retry(max_attempts=50, base=1.0))}}
+    result = stubborn.delay(9, countdown=1)
+    run_callqueue(skip_waits=True)
+    assert [retries for retries, _ in ran] == [0, 1, 2]
+    assert fresh(result.call).status == Status.FAILED
+
+
+def test_autoretry_waits_as_long_as_it_says(callqueue_clock: Clock) -> None:
+    result = auto.delay()
+    run_callqueue()
+    assert fresh(result.call).status == Status.ERROR
+    run_callqueue(skip_waits=True)
+    assert (ran, result.result) == (["auto", "auto"], "second")
+
+
+def test_retry_with_other_arguments_is_refused() -> None:
+    result = stubborn.apply_async((1,), {"args": (0,)})
+    run_callqueue()
+    assert fresh(result.call).status == Status.FAILED
+    assert "retry(args=...) is not offered" in fresh(result.call).error_message
+
+
+def test_a_plain_task_of_a_call_is_retried_by_the_table_too(callqueue_clock: Clock) -> None:
+    @shared_task(name="tests.queued.plain_stubborn", bind=True)
+    def plain_stubborn(self: Any) -> str:
+        ran.append(self.request.retries)
+        if not self.request.retries:
+            raise self.retry(countdown=30)
+        return "done"
+
+    call = CallQueue.objects.send({"method": "celery_task", "params": {"name": "tests.queued.plain_stubborn"}}, rule="github")
+    run_callqueue()
+    assert (ran, fresh(call).status) == ([0], Status.ERROR)
+    callqueue_clock.forward(31)
+    run_callqueue()
+    assert (ran, fresh(call).status) == ([0, 1], Status.DONE)
+
+
+def test_a_task_may_return_an_outcome() -> None:
+    given_up, held = returns.delay("give up"), returns.delay("hold")
+    run_callqueue()
+    assert (fresh(given_up.call).status, fresh(given_up.call).error_message) == (Status.FAILED, "no use")
+    assert fresh(held.call).status == Status.ERROR
+    assert ran[0]["call_id"] == given_up.call.pk
+
+
+def test_a_result_that_is_no_json_is_kept_as_text_and_ignoring_is_success() -> None:
+    odd, ignored = returns.delay("odd"), returns.delay("ignore")
+    run_callqueue()
+    assert "datetime" in last_attempt(odd.call).response_body
+    assert fresh(odd.call).status == fresh(ignored.call).status == Status.DONE
+
+
+# --- Callbacks, chains, groups, chords
+
+
+def test_link_is_sent_with_the_result_once_the_task_has_succeeded() -> None:
+    fetch.apply_async(("a",), link=plain.s("more"))
+    fetch.apply_async(("b",), link=[add.si(1, 2), plain.s()])
+    run_callqueue()
+    assert ("plain", {"repo": "a", "page": 1}, "more") in ran
+    assert (1, 2) in ran
+    assert ("plain", {"repo": "b", "page": 1}, None) in ran
+
+
+def test_link_error_is_sent_once_when_the_last_attempt_has_failed(callqueue_clock: Clock) -> None:
+    result = broken.apply_async(link_error=errback.s())
+    run_callqueue()
+    assert ran == ["broken"]
+    run_callqueue(skip_waits=True)
+    assert ran == ["broken"] * 3 + [("errback", result.id)]
+
+
+def test_a_chain_goes_on_when_the_queued_task_has_succeeded(callqueue_sent: Sent) -> None:
+    result = chain(add.s(1, 2), add.s(3), plain.s("end")).apply_async()
+    assert len(callqueue_sent) == 1
+    run_callqueue()
+    assert ran == [(1, 2), (3, 3), ("plain", 6, "end")]
+    assert len(callqueue_sent) == 2
+    assert result.parent.parent.id == callqueue_sent[0].call_data["params"]["options"]["task_id"]
+    assert result.parent.id == callqueue_sent[1].call_data["params"]["options"]["task_id"]
+
+
+def test_a_chain_ends_where_a_task_has_failed(callqueue_clock: Clock, callqueue_sent: Sent) -> None:
+    chain(broken.si(), add.si(1, 2)).apply_async(link_error=errback.s())
+    run_callqueue(skip_waits=True)
+    assert ran[:3] == ["broken"] * 3
+    assert (1, 2) not in ran
+    assert len(callqueue_sent) == 1
+
+
+def test_a_group_is_as_many_calls(callqueue_sent: Sent) -> None:
+    result = group(add.s(n, n) for n in range(3)).apply_async()
+    assert len(callqueue_sent) == 3
+    run_callqueue()
+    assert sorted(ran) == [(0, 0), (1, 1), (2, 2)]
+    assert [child.id for child in result.children] == [c.call_data["params"]["options"]["task_id"] for c in callqueue_sent]
+
+
+def test_a_plain_task_can_lead_to_a_queued_one(callqueue_sent: Sent) -> None:
+    plain.apply((5,), link=add.s(1))
+    run_callqueue()
+    assert ran == [("plain", 5, None), (5, 1)]
+
+
+def test_a_chord_needs_a_result_backend_as_in_celery() -> None:
+    with pytest.raises(NotImplementedError):
+        chord([add.s(1, 1), add.s(2, 2)])(total.s())
+
+
+# --- With a result backend
+
+
+@pytest.mark.usefixtures("results")
+def test_results_are_stored_under_the_tasks_id() -> None:
+    result = add.delay(20, 22)
+    run_callqueue()
+    assert result.get(timeout=1) == 42
+    assert current_app.AsyncResult(result.id).result == 42
+
+
+@pytest.mark.usefixtures("results")
+def test_a_failure_is_stored_with_the_last_attempt(callqueue_clock: Clock) -> None:
+    result = broken.delay()
+    run_callqueue()
+    assert current_app.AsyncResult(result.id).state == "RETRY"
+    run_callqueue(skip_waits=True)
+    assert current_app.AsyncResult(result.id).state == "FAILURE"
+    with pytest.raises(ValueError, match="it broke"):
+        result.get(timeout=1)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_chord_goes_on_when_all_of_its_calls_are_done() -> None:
+    result = chord([add.s(1, 1), add.s(2, 2)])(total.s())
+    run_callqueue()
+    assert sorted(ran, key=str) == [(1, 1), (2, 2), [2, 4]]
+    assert result.get(timeout=1) == 6
+
+
+def test_celery_is_not_changed() -> None:
+    assert celery.Task.retry.__module__ == "celery.app.task"

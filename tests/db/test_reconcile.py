@@ -1,0 +1,195 @@
+"""UNKNOWN calls: the rule's hook is asked what became of them, at its pace, and believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from callqueue import GiveUp, HoldUntil, RetryLater, Rule, Succeeded, database, events, reconcile, states, tasks
+from callqueue.dispenser import Dispenser
+from callqueue.exceptions import IllegalTransition, InvalidCall
+from callqueue.models import CallQueue
+from callqueue.testing import travel
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+
+
+class Provider:
+    """A hook that answers what a test wants, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+        self.asked: list[tuple[int, str]] = []
+
+    def __call__(self, call: CallQueue) -> Any:
+        self.asked.append((call.pk, str(call.idempotency_key)))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+provider = Provider()
+
+
+def hook(call: CallQueue) -> Any:
+    return provider(call)
+
+
+@pytest.fixture(autouse=True)
+def _provider(rules: Rules) -> None:
+    provider.__init__()  # type: ignore[misc]
+    rules(r=Rule(reconcile="tests.db.test_reconcile.hook"), plain=Rule())
+
+
+def unknown(rule: str = "r", **options: Any) -> CallQueue:
+    call = send(rule, **options)
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=states.UNKNOWN, finished_at_dt=database.clock("default"), active_key=None, ready=False
+    )
+    call.refresh_from_db()
+    return call
+
+
+def test_what_the_provider_has_is_done() -> None:
+    provider.answer = Succeeded()
+    call = unknown()
+    assert reconcile.ask_due("default") == 1
+    call.refresh_from_db()
+    assert (call.status, call.error_message) == (states.DONE, "")
+    assert provider.asked == [(call.pk, str(call.idempotency_key))]
+
+
+def test_what_the_provider_refused_is_failed_with_the_reason() -> None:
+    provider.answer = GiveUp("declined")
+    call = unknown()
+    reconcile.ask_due("default")
+    call.refresh_from_db()
+    assert (call.status, call.error_message) == (states.FAILED, "declined")
+
+
+def test_what_never_arrived_is_made_again_under_the_same_idempotency_key() -> None:
+    provider.answer = RetryLater("never seen")
+    call = unknown()
+    reconcile.ask_due("default")
+    again = CallQueue.objects.get(pk=call.pk)
+    assert (again.status, again.ready, again.finished_at_dt) == (states.NEW, True, None)
+    assert again.idempotency_key == call.idempotency_key
+
+
+def test_it_may_be_made_again_later() -> None:
+    provider.answer = RetryLater("not yet", after=300)
+    call = unknown()
+    reconcile.ask_due("default")
+    call.refresh_from_db()
+    assert (call.status, call.ready) == (states.NEW, False)
+    assert 290 < (call.due_at_dt - database.clock("default")).total_seconds() <= 300
+
+
+def test_a_hook_that_cannot_tell_is_asked_again_after_a_minute_then_less_and_less_often() -> None:
+    unknown()
+    instants = [0, 59, 61, 100, 179, 190, 420, 440]
+    asked = []
+    for instant in instants:
+        with travel(seconds=instant):
+            reconcile.ask_due("default")
+        asked.append(len(provider.asked))
+    assert asked == [1, 1, 2, 2, 2, 3, 3, 4]
+
+
+def test_a_hook_is_asked_so_many_times_of_a_call_and_no_more() -> None:
+    call = unknown()
+    for _ in range(reconcile.MOST + 3):
+        reconcile.ask_due("default")
+        CallQueue.objects.update(reconcile_at=None)
+    assert len(provider.asked) == reconcile.MOST
+    call.refresh_from_db()
+    assert call.status == states.UNKNOWN
+
+
+@pytest.mark.parametrize("answer", [ValueError("no such id"), HoldUntil(60, "busy"), "done"], ids=repr)
+def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(answer: Any, caplog: Any) -> None:
+    provider.answer = answer
+    call = unknown()
+    assert reconcile.ask_due("default") == 0
+    call.refresh_from_db()
+    assert call.status == states.UNKNOWN
+    assert "reconcile_failed" in caplog.text
+
+
+def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:
+    unknown("plain")
+    send("r")
+    assert reconcile.ask_due("default") == 0
+    assert provider.asked == []
+
+
+def test_two_workers_never_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = unknown()
+    assert reconcile._claim("default", call)
+    assert not reconcile._claim("default", call)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_hook_is_not_asked_inside_a_transaction(settings: Any) -> None:
+    seen = []
+    settings.CALLQUEUE = {"RULES": {"r": Rule(reconcile=lambda call: seen.append(connection.in_atomic_block))}}
+    unknown()
+    tasks.recover_lost_calls()
+    assert seen == [False]
+
+
+def test_it_may_be_asked_by_hand() -> None:
+    provider.answer = Succeeded()
+    call = unknown()
+    assert reconcile.reconcile(call) == states.DONE
+    assert call.status == states.DONE
+    with pytest.raises(IllegalTransition, match="only unknown ones"):
+        reconcile.reconcile(call)
+    with pytest.raises(InvalidCall, match="has no reconcile hook"):
+        reconcile.reconcile(unknown("plain"))
+
+
+def test_the_end_is_announced_once_more(caplog: Any) -> None:
+    told = []
+
+    def listen(call_id: int, status: str, **_: Any) -> None:
+        told.append((call_id, status))
+
+    events.call_finished.connect(listen)
+    provider.answer = Succeeded()
+    call = unknown()
+    reconcile.ask_due("default")
+    events.call_finished.disconnect(listen)
+    assert told == [(call.pk, "done")]
+
+
+def test_an_answer_that_comes_too_late_changes_nothing() -> None:
+    call = unknown()
+
+    def meanwhile(asked: CallQueue) -> Succeeded:
+        CallQueue.objects.get(pk=asked.pk).requeue()
+        return Succeeded()
+
+    provider.__class__.__call__, kept = (lambda self, c: meanwhile(c)), provider.__class__.__call__  # type: ignore[method-assign]
+    try:
+        assert reconcile.ask_due("default") == 0
+    finally:
+        provider.__class__.__call__ = kept  # type: ignore[method-assign]
+    call.refresh_from_db()
+    assert call.status == states.NEW
+
+
+def test_a_dispenser_has_workers_of_the_rules_queue_ask(monkeypatch: pytest.MonkeyPatch, rules: Rules) -> None:
+    rules(r=Rule(queues="payments", reconcile=hook))
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(tasks.recover_lost_calls, "apply_async", lambda args, kwargs, **options: sent.append(options))
+    Dispenser(publish=lambda *_: True).run_once()
+    assert sent == []
+    unknown()
+    Dispenser(publish=lambda *_: True).run_once()
+    assert [options["queue"] for options in sent] == ["payments"]
+    assert provider.asked == []

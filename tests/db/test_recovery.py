@@ -1,0 +1,348 @@
+"""What is left behind comes back, once: leases, losses, expiry, callbacks, and sends inside transactions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from callqueue import Retry, Rule, SlidingWindow, database, executor, publisher, recovery
+from callqueue.dispenser import Dispenser
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
+from tests.support import behaviour
+from tests.support.behaviour import Vendor, release, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+WIDE = SlidingWindow("10000/s")
+SOON = Retry(max_attempts=3, base=0.0, jitter=False)
+
+
+def overdue(**more: Any) -> int:
+    """All open attempts are past their lease, as if that time had gone by."""
+    return CallAttempt.objects.open().update(lease_until=timezone.now() - timedelta(seconds=60), **more)
+
+
+def begun(call: CallQueue) -> CallAttempt:
+    """The call's attempt, begun by a worker that is never heard of again."""
+    assert release() == [call]
+    overdue(started_at=timezone.now() - timedelta(seconds=61), worker="gone:1:x")
+    return call.attempts.get(finished_at=None)
+
+
+def state(call: CallQueue) -> Status:
+    call.refresh_from_db()
+    return Status(call.status)
+
+
+# --- Attempts that nobody began
+
+
+def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> None:
+    rules(default=Rule(limits=[SlidingWindow("1/h")]))
+    call = send()
+    assert release() == [call]
+    overdue()
+    recovery.recover("default")
+    assert state(call) == Status.NEW
+    assert call.attempts.get().outcome == "voided"
+    assert release() == [call], "the voided attempt was charged"
+    assert list(call.attempts.values_list("number", flat=True)) == [1, 2]
+
+
+def test_what_no_worker_began_keeps_its_failures(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE], retry=SOON))
+    remote.answers["/"] = 500
+    call = send()
+    behaviour.run()
+    behaviour.run()
+    assert state(call) == Status.ERROR
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=1), ready=True)
+    release()
+    overdue()
+    recovery.recover("default")
+    assert state(call) == Status.ERROR
+    assert call.failed_count == 2
+    assert behaviour.run() == 1
+    assert state(call) == Status.FAILED
+
+
+def test_within_its_lease_nothing_is_taken_back(rules: Rules) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    assert recovery.recover("default") == 0
+    assert state(call) == Status.DISPATCHED
+
+
+def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
+    """A hundred thousand calls for next week: the index ends the search at now, on PostgreSQL as elsewhere."""
+    if connection.vendor != "postgresql":
+        pytest.skip("reads PostgreSQL's plan")
+    rules(default=Rule(limits=[WIDE]))
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    calls, now = CallQueue.objects.waiting(), database.ClockNow()
+    for rows in (
+        calls.filter(ready=False, due_at_dt__lte=now).order_by("due_at_dt"),
+        calls.filter(expires_at_dt__lte=now).order_by("expires_at_dt"),
+    ):
+        assert "Index Cond: " in rows.explain(), rows.explain()
+
+
+# --- Attempts that were begun and fell silent
+
+
+@pytest.mark.parametrize(
+    ("method", "on_lost", "status"),
+    [
+        ("get", "auto", Status.ERROR),
+        ("put", "auto", Status.ERROR),
+        ("delete", "auto", Status.ERROR),
+        ("post", "auto", Status.UNKNOWN),
+        ("patch", "auto", Status.UNKNOWN),
+        ("post", "retry", Status.ERROR),
+        ("get", "unknown", Status.UNKNOWN),
+    ],
+)
+def test_what_fell_silent_ends_as_on_lost_says(rules: Rules, method: str, on_lost: str, status: Status) -> None:
+    rules(default=Rule(limits=[WIDE], on_lost=on_lost))
+    call = send(method=method)
+    attempt = begun(call)
+    recovery.recover("default")
+    assert state(call) == status
+    attempt.refresh_from_db()
+    assert attempt.outcome == "lost"
+    assert attempt.finished_at is not None
+    assert (call.finished_at_dt is None) == (status == Status.ERROR)
+
+
+def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
+    """A call that takes its worker with it every time: bounded by the rule's Retry."""
+    rules(default=Rule(limits=[WIDE], on_lost="retry", retry=SOON))
+    call = send()
+    for _ in range(3):
+        CallQueue.objects.filter(pk=call.pk).update(due_at_dt=timezone.now() - timedelta(seconds=1), ready=True)
+        begun(call)
+        recovery.recover("default")
+    assert state(call) == Status.FAILED
+    assert call.attempts.count() == 3
+
+
+def test_what_fell_silent_is_charged_from_its_end(rules: Rules) -> None:
+    """It may have reached the provider as late as its lease: it ages from there."""
+    rules(default=Rule(limits=[SlidingWindow("1/h")]))
+    call = send(method="get")
+    begun(call)
+    recovery.recover("default")
+    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=1), ready=True)
+    assert release() == []
+
+
+def test_two_recoveries_at_once_end_a_call_once(rules: Rules, transactional_db: None) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time is all that SQLite knows")
+    rules(default=Rule(limits=[WIDE]))
+    calls = [send() for _ in range(30)]
+    release()
+    overdue(started_at=timezone.now() - timedelta(seconds=61), worker="gone:1:x")
+    at_once(4, lambda _: recovery.end_lost("default"))
+    assert {state(call) for call in calls} == {Status.UNKNOWN}
+    assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"lost"}
+
+
+# --- The fence
+
+
+def test_a_record_after_recovery_changes_nothing(rules: Rules, remote: Vendor) -> None:
+    """A worker that comes back past its lease: its answer is refused."""
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    attempt = release() and call.attempts.get()
+
+    def too_late() -> int:
+        overdue()
+        recovery.recover("default")
+        return 200
+
+    remote.answers["/"] = too_late
+    executor.execute("default", [attempt.pk], inline=True)
+    assert state(call) == Status.UNKNOWN
+    attempt.refresh_from_db()
+    assert (attempt.outcome, attempt.response_status) == ("lost", None)
+
+
+def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    pk = call.attempts.get().pk
+    assert executor.execute("default", [pk], inline=True) == 1
+    assert executor.execute("default", [pk], inline=True) == 0
+    assert executor.execute("default", [pk, pk, pk + 1000], inline=True) == 0
+    assert len(remote.requests) == 1
+
+
+def test_one_message_that_names_an_attempt_twice_makes_one_request(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    pk = call.attempts.get().pk
+    executor.execute("default", [pk, pk], inline=True)
+    assert len(remote.requests) == 1
+
+
+def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    old = call.attempts.get().pk
+    call.cancel()
+    call.requeue()
+    assert executor.execute("default", [old], inline=True) == 0
+    release()
+    assert executor.execute("default", [old], inline=True) == 0
+    assert not remote.requests
+
+
+def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE], retry=SOON, on_lost="retry"))
+    remote.answers["/"] = 500
+    call = send()
+    for _ in range(3):
+        behaviour.run()
+    call.refresh_from_db()
+    call.requeue()
+    remote.answers["/"] = 200
+    behaviour.run()
+    keys = [params["headers"]["Idempotency-Key"] for _, _, params in remote.requests]
+    assert len(keys) == 4
+    assert len(set(keys)) == 1
+
+
+# --- The broker refuses
+
+
+def test_a_refused_publish_is_undone_at_once(rules: Rules) -> None:
+    rules(default=Rule(limits=[SlidingWindow("3/h")]))
+    calls = [send() for _ in range(3)]
+
+    def refuse(using: str, messages: Any) -> bool:
+        publisher.undo(using, [pk for _, ids in messages for pk in ids])
+        return False
+
+    Dispenser(publish=refuse).run_once()
+    assert {state(call) for call in calls} == {Status.NEW}
+    assert release() == calls, "what never left was charged"
+
+
+# --- Sending inside transactions
+
+
+def test_a_rollback_takes_the_call_with_it(rules: Rules, transactional_db: None) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    with transaction.atomic():
+        send()
+        transaction.set_rollback(True)
+    assert not CallQueue.objects.exists()
+
+
+def test_a_savepoint_takes_only_its_own_calls_with_it(rules: Rules, transactional_db: None) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    with transaction.atomic():
+        outer = send(unique_key="outer")
+        with transaction.atomic():
+            send(unique_key="inner")
+            assert send(unique_key="outer") == outer
+            transaction.set_rollback(True)
+        again = send(unique_key="inner")
+    assert list(CallQueue.objects.order_by("pk")) == [outer, again]
+
+
+def test_a_call_is_not_seen_before_it_is_committed(rules: Rules, transactional_db: None) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time: the other thread would wait")
+    rules(default=Rule(limits=[WIDE]))
+    with transaction.atomic():
+        call = send()
+        seen = at_once(1, lambda _: Dispenser(publish=lambda *_: True).run_once())
+    assert seen == [0]
+    assert release() == [call]
+
+
+def test_twenty_threads_with_one_unique_key_make_one_call(rules: Rules, transactional_db: None) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    found = at_once(20, lambda number: send(path=f"/{number}", unique_key="order-1").pk)
+    assert len(set(found)) == 1
+    assert CallQueue.objects.count() == 1
+    CallQueue.objects.get().cancel()
+    assert send(unique_key="order-1").pk not in found
+
+
+def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
+    """Let so many threads do it at the same moment; what each returned. Re-raises the first error."""
+    gate, results, errors = threading.Barrier(count), [None] * count, list[BaseException]()
+
+    def body(number: int) -> None:
+        try:
+            gate.wait(10)
+            results[number] = do(number)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    return results
+
+
+# --- A database that is older than it was
+
+
+def test_a_dispenser_that_is_remembered_holds_nothing(rules: Rules) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    beat = recovery.beat("default", "me:1")
+    assert not recovery.has_gone_back("default", "me:1", beat)
+
+
+@pytest.mark.parametrize("remembers", ["an older beat", "nothing"])
+def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: str) -> None:
+    """Every rule is held until what was forgotten counts no more: its longest window, or as long as a call may take."""
+    rules(slow=Rule(limits=[SlidingWindow("5/h"), SlidingWindow("9/d")]), quick=Rule(total_timeout=7, limits=[WIDE]))
+    beat = recovery.beat("default", "me:1")
+    if remembers == "nothing":
+        DispenserState.objects.all().delete()
+    else:
+        DispenserState.objects.update(seen_at=beat - timedelta(seconds=30))
+    assert recovery.has_gone_back("default", "me:1", beat)
+    now = database.clock("default")
+    recovery.hold_everything("default")
+    left = {hold.rule: (hold.until - now).total_seconds() for hold in Hold.objects.all()}
+    assert left == {"slow": pytest.approx(86400, abs=5), "quick": pytest.approx(37, abs=5), "default": pytest.approx(3600, abs=5)}
+    send("quick")
+    assert release() == []
+
+
+def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(rules: Rules, transactional_db: None) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    published: list[Any] = []
+    dispenser = Dispenser(publish=lambda using, messages: bool(published.extend(messages)) or True)
+    dispenser.run(seconds=0.05)
+    DispenserState.objects.all().delete()  # as in a backup from before it was started
+    dispenser._lost_database(RuntimeError("the connection broke"))
+    call = send()
+    dispenser.run(seconds=0.3)
+    assert not published
+    assert state(call) == Status.NEW
+    assert Hold.objects.filter(rule="default").exists()

@@ -1,0 +1,399 @@
+"""Nobody gets in, and nothing gets out: addresses, secrets, payloads, answers without end, and what a fuzzer thinks of."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callqueue import Rule, SlidingWindow, feedback
+from callqueue.exceptions import CallQueueError
+from callqueue.limits import FixedWindow, TokenBucket
+from callqueue.models import CallQueue
+from tests.support import behaviour
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+WIDE = SlidingWindow("100000/s")
+
+
+class Listener:
+    """A server on loopback that counts whoever connects, and answers what it is told to."""
+
+    def __init__(self, host: str, port: int = 0, answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.create_server((host, port), family=family)
+        self.port = int(self.socket.getsockname()[1])
+        self.answer, self.heard = answer, list[bytes]()
+        self.connections = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self.socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with closing(peer):
+                self.heard.append(peer.recv(65536))
+                peer.sendall(self.answer)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., Listener]]:
+    opened: list[Listener] = []
+
+    def at(host: str = "127.0.0.1", **options: Any) -> Listener:
+        opened.append(Listener(host, **options))
+        return opened[-1]
+
+    yield at
+    for listener in opened:
+        listener.close()
+
+
+def make(call: CallQueue) -> CallQueue:
+    """Release the call and make it in this process; as it is afterwards."""
+    behaviour.run()
+    call.refresh_from_db()
+    return call
+
+
+def smuggled(url: Any, method: str = "post", **params: Any) -> CallQueue:
+    """A row that never went through `send`: as other code, or an older release, might have written it."""
+    call = CallQueue(rule="default", call_data={"method": method, "params": {"url": url, **params}}, method=method, ready=True)
+    call.save()
+    return call
+
+
+# --- Server-side request forgery
+
+LOOPBACK = """
+    127.0.0.1 127.1 127.0.1 2130706433 0x7f000001 0x7f.1 0177.0.0.1 017700000001 127.0.0.1. 0 0.0.0.0 127.255.255.254
+    [::1] [::ffff:127.0.0.1] [::ffff:7f00:1] [0:0:0:0:0:0:0:1] [::] [::127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] [::1%25lo]
+    ①②⑦.0.0.1 127。0。0。1 127%2e0.0.1
+""".split()  # noqa: SIM905
+ELSEWHERE = """
+    10.0.0.1 10.1 172.16.0.1 172.31.255.255 192.168.1.1 192.168.257 100.64.0.1 100.127.255.254 169.254.1.1
+    169.254.169.254 2852039166 0xa9fea9fe [fd00:ec2::254] 169.254.170.2 100.100.100.200 168.63.129.16
+    224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255 198.18.0.1 192.0.2.1 192.0.0.1
+    [fe80::1] [fc00::1] [ff02::1] [64:ff9b::a00:1] [64:ff9b:1::a00:1] [2002:a00:1::] [::ffff:10.0.0.1] [2001:db8::1] [2001::1]
+    [fec0::1]
+""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("host", LOOPBACK + ELSEWHERE)
+def test_send_refuses_every_spelling_of_an_address_that_is_not_public(rules: Rules, host: str) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    with pytest.raises(CallQueueError):
+        CallQueue.objects.send({"method": "get", "params": {"url": f"http://{host}:8080/"}})
+    assert not CallQueue.objects.exists()
+
+
+def test_a_worker_refuses_them_as_well_and_nothing_arrives(rules: Rules, listen: Callable[..., Listener]) -> None:
+    """Rows that never saw `send`, and URLs that are a secret: the worker is the one who must not be fooled."""
+    listeners = [listen("127.0.0.1"), *([listen("::1")] if socket.has_ipv6 and has_loopback_6() else [])]
+    secrets = {f"S{i}": f"http://{host}:{listener.port}/" for i, (host, listener) in enumerate(pairs(listeners))}
+    rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"SECRETS": secrets})
+    calls = [smuggled(f"http://{host}:{listener.port}/") for host, listener in pairs(listeners)]
+    calls += [smuggled({"$secret": name}) for name in secrets]
+    calls += [smuggled(f"http://{host}/") for host in ELSEWHERE]
+    while behaviour.run():
+        pass
+    for call in calls:
+        call.refresh_from_db()
+        assert call.status == Status.FAILED, (call.call_data, call.error_message)
+        assert call.attempts.count() == 1, "what is refused for good is not tried again"
+        assert set(call.attempts.values_list("sent_at", flat=True)) == {None}
+    assert [listener.connections for listener in listeners] == [0] * len(listeners)
+
+
+def pairs(listeners: list[Listener]) -> list[tuple[str, Listener]]:
+    return [(host, listener) for listener in listeners for host in LOOPBACK]
+
+
+def has_loopback_6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_name_that_is_local_or_has_one_address_that_is_not_public(
+    rules: Rules, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = listen()
+    rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2))
+    resolve(monkeypatch, {"mixed.example": [["93.184.215.14", "127.0.0.1"]], "local.example": [["127.0.0.1"]]})
+    for host in ("localhost", "mixed.example", "local.example"):
+        call = make(behaviour_send(f"http://{host}:{listener.port}/"))
+        assert call.status == Status.FAILED
+        assert "loopback" in call.error_message
+    assert listener.connections == 0
+
+
+def test_a_name_that_changes_between_check_and_connect(
+    rules: Rules, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding: the address that was checked is the one that is connected to, whatever the name says a moment later."""
+    allowed, trap = listen("127.0.0.1"), None
+    trap = listen("127.0.0.2", port=allowed.port)
+    rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]})
+    resolve(monkeypatch, {"rebinding.example": [["127.0.0.1"], ["127.0.0.2"]]})
+    first = make(behaviour_send(f"http://rebinding.example:{allowed.port}/"))
+    assert first.status == Status.DONE, first.error_message
+    second = make(behaviour_send(f"http://rebinding.example:{allowed.port}/"))
+    assert second.status == Status.FAILED
+    assert (allowed.connections, trap.connections) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_into_the_network_is_not_followed(rules: Rules, listen: Callable[..., Listener], status: int) -> None:
+    trap = listen("127.0.0.2")
+    head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: http://127.0.0.2:{trap.port}/\r\nContent-Length: 0\r\n\r\n"
+    honest = listen("127.0.0.1", answer=head.encode())
+    rules(default=Rule(limits=[WIDE], follow_redirects=True, total_timeout=2), more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]})
+    call = make(behaviour_send(f"http://127.0.0.1:{honest.port}/"))
+    assert call.status == Status.FAILED
+    assert "redirect" in call.error_message
+    assert (honest.connections, trap.connections) == (1, 0)
+
+
+def test_credentials_stay_with_the_host_they_are_for(rules: Rules, listen: Callable[..., Listener]) -> None:
+    other = listen("127.0.0.2")
+    head = f"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.2:{other.port}/\r\nContent-Length: 0\r\n\r\n"
+    honest = listen("127.0.0.1", answer=head.encode())
+    rules(
+        default=Rule(limits=[WIDE], follow_redirects=True),
+        more={"ALLOWED_NETWORKS": ["127.0.0.0/8"], "SECRETS": {"TOKEN": "tok-cafebabe-1234"}},
+    )
+    headers = {"Authorization": {"$secret": "TOKEN"}, "X-Api-Key": {"$secret": "TOKEN"}, "Cookie": "a=cafebabe"}
+    call = make(smuggled(f"http://127.0.0.1:{honest.port}/", headers=headers, auth=None))
+    assert call.status == Status.DONE, call.error_message
+    assert b"cafebabe" in honest.heard[0]
+    assert b"cafebabe" not in other.heard[0]
+
+
+def resolve(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[list[str]]]) -> None:
+    """These names resolve to the first of these lists of addresses, at the next question to the second, and so on."""
+    original = socket.getaddrinfo
+
+    def answer(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if host not in names:
+            return original(host, port, *args, **kwargs)
+        listed = names[host].pop(0) if len(names[host]) > 1 else names[host][0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in listed]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+
+def behaviour_send(url: str, method: str = "get", **params: Any) -> CallQueue:
+    call = CallQueue.objects.send({"method": method, "params": {"url": url, **params}})
+    assert call is not None
+    return call
+
+
+# --- Secrets and payloads
+
+SECRET, PAYLOAD, PASSWORD = "sk-live-5e1f-secret", "patient-zero-payload", "pass-5e1f-word"
+
+
+@pytest.fixture
+def leaky(rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptureFixture) -> list[CallQueue]:
+    """Calls full of secrets and payloads, to a vendor that throws all of it back at us in every way."""
+    caplog.set_level(logging.DEBUG)
+    echo = f'{{"error": "bad token {SECRET} for {PAYLOAD}, {PASSWORD}"}}'.encode()
+    echoed = f"X-Echo: {SECRET}\r\nSet-Cookie: session={SECRET}\r\nX-Payload: {PAYLOAD}\r\n"
+    listeners = []
+    for line in ("200 OK", "400 Bad", "500 Broken", "429 Slow", f"418 {SECRET} {PAYLOAD}"):
+        head = f"HTTP/1.1 {line}\r\n{echoed}Content-Length: {len(echo)}\r\n\r\n".encode()
+        listeners.append(listen(answer=head + echo))
+    listeners.append(listen(answer=b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + echo))
+    listeners.append(listen(answer=f"garbage {SECRET} {PAYLOAD}".encode()))
+    from cryptography.fernet import Fernet
+
+    keys = [Fernet.generate_key().decode()]
+    rules(
+        default=Rule(limits=[WIDE]),
+        more={"SECRETS": {"KEY": SECRET, "PW": PASSWORD}, "ALLOWED_NETWORKS": ["127.0.0.0/8"], "ENCRYPTION_KEYS": keys},
+    )
+    params = {
+        "json": {"token": {"$secret": "KEY"}, "patient": PAYLOAD},
+        "headers": {"Authorization": {"$secret": "KEY"}, "X-Patient": PAYLOAD},
+        "params": {"api_key": {"$secret": "KEY"}, "patient": PAYLOAD},
+        "auth": ["user", {"$secret": "PW"}],
+    }
+    calls = []
+    for listener in listeners:
+        calls.append(behaviour_send(f"http://127.0.0.1:{listener.port}/{PAYLOAD}?patient={PAYLOAD}", method="post", **params))
+    calls.append(behaviour_send(f"http://no-such-host.invalid/{PAYLOAD}", method="post", **params))
+    calls.append(behaviour_send("http://127.0.0.1:1/", method="post", **params))
+    behaviour.run()
+    for call in calls:
+        call.refresh_from_db()
+    return calls
+
+
+def test_no_secret_and_no_payload_in_the_database_when_it_is_encrypted(leaky: list[CallQueue]) -> None:
+    stored = dump()
+    assert "callqueue_callattempt" in stored
+    for text in (SECRET, PASSWORD, PAYLOAD):
+        place = stored.find(text)
+        assert place < 0, stored[max(0, place - 300) : place + 100]
+    assert leaky[0].call_data["params"]["json"]["patient"] == PAYLOAD, "whoever has the keys reads it"
+    assert PAYLOAD in leaky[0].attempts.get().response_body
+    assert SECRET not in leaky[0].attempts.get().response_body
+
+
+def test_no_secret_and_no_payload_in_logs(leaky: list[CallQueue], caplog: pytest.LogCaptureFixture) -> None:
+    said = [record for record in caplog.get_records("setup") if not record.name.startswith("django.db")]
+    assert said
+    for record in said:
+        text = f"{record.getMessage()} {record.__dict__}"
+        for secret in (SECRET, PASSWORD, PAYLOAD):
+            assert secret not in text, text
+
+
+def test_no_secret_in_the_admin(leaky: list[CallQueue], admin_client: Any) -> None:
+    from django.urls import reverse
+
+    for call in leaky:
+        page = admin_client.get(reverse("admin:callqueue_callqueue_change", args=[call.pk]))
+        assert page.status_code == 200
+        assert SECRET not in page.content.decode()
+        assert PASSWORD not in page.content.decode()
+
+
+def dump() -> str:
+    """Everything in every table of the app, as the database has it."""
+    lines = []
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names(cursor):
+            if table.startswith("callqueue_"):
+                cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
+                lines += [f"{table}: {row}" for row in cursor.fetchall()]
+    return "\n".join(lines)
+
+
+def raising(params: Any, context: Any) -> None:
+    """A handler whose exception says more than it should."""
+    raise ValueError(f"cannot reach {params['to']} ({params['who']['name']!r}) with {params['token']}")
+
+
+def test_what_a_handler_raises_is_kept_without_the_payload(rules: Rules, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    rules(default=Rule(limits=[WIDE]), more={"HANDLERS": {"say": f"{__name__}.raising"}, "SECRETS": {"KEY": SECRET}})
+    params = {"to": "someone@example.com", "who": {"name": PAYLOAD}, "token": {"$secret": "KEY"}}
+    call = CallQueue.objects.send({"method": "say", "params": params})
+    assert call is not None
+    make(call)
+    assert call.status == Status.ERROR
+    assert call.error_message == "ValueError: cannot reach [payload] ('[payload]') with [secret]"
+    assert PAYLOAD not in "".join(record.getMessage() for record in caplog.records if not record.name.startswith("django.db"))
+
+
+def test_keys_are_rotated(rules: Rules, remote: behaviour.Vendor, settings: Any) -> None:
+    """The new key seals, either opens; a row whose key is gone fails by itself, and the others go on."""
+    from cryptography.fernet import Fernet
+
+    old, new = (Fernet.generate_key().decode() for _ in range(2))
+    rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [old]})
+    first, stale = behaviour.send(path="/first"), behaviour.send(path="/stale")
+    rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [new, old]})
+    CallQueue.objects.filter(pk=stale.pk).update(due_at_dt=datetime(2100, 1, 1, tzinfo=UTC), ready=False)
+    second = behaviour.send(path="/second")
+    behaviour.run()
+    assert [Status(c.status) for c in CallQueue.objects.filter(pk__in=[first.pk, second.pk])] == [Status.DONE] * 2
+    rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [new]})
+    CallQueue.objects.filter(pk=stale.pk).update(due_at_dt=datetime(2020, 1, 1, tzinfo=UTC), ready=True)
+    third = behaviour.send(path="/third")
+    behaviour.run()
+    stale.refresh_from_db()
+    third.refresh_from_db()
+    assert stale.status == Status.FAILED
+    assert "ENCRYPTION_KEYS" in stale.error_message
+    assert third.status == Status.DONE
+    assert sorted(remote.paths()) == ["/first", "/second", "/third"]
+
+
+def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(rules: Rules, remote: behaviour.Vendor) -> None:
+    """Percent signs, braces, dotted paths, ORM look-ups: all of it is text, and arrives as it was sent."""
+    rules(default=Rule(limits=[WIDE]))
+    nasty = {
+        "%s %(x)s {0} {call.pk}": "{{ 7 * 7 }} {% load x %}",
+        "pk__in": [1],
+        "__class__": "os.system",
+        "a' OR 1=1 --": "\\u0041",
+    }
+    call = CallQueue.objects.send(
+        {"method": "post", "params": {"url": "http://vendor.example/%7Bx%7D", "json": nasty, "headers": {"X-Format": "%s{0}"}}},
+        key="%s{0}'; DROP TABLE x; --",
+        unique_key="%(x)s",
+    )
+    assert call is not None
+    make(call)
+    assert call.status == Status.DONE
+    assert remote.requests[0][2]["json"] == nasty
+    for wrong in (
+        {"method": "os.system", "params": {}},
+        {"method": "__import__", "params": {"url": "x"}},
+        {"method": "post", "pk": 1},
+    ):
+        with pytest.raises(CallQueueError):
+            CallQueue.objects.send(wrong)
+    with pytest.raises(CallQueueError):
+        CallQueue.objects.send_many([{"call_data": {"method": "get", "params": {"url": "http://vendor.example"}}, "status": 3}])
+
+
+# --- What a fuzzer thinks of
+
+NUMBERS = st.one_of(st.integers(-(10**30), 10**30).map(str), st.text("0123456789.eE+-_ ", max_size=8), st.just(""))
+RATES = st.one_of(st.text(max_size=20), st.builds("{}/{}{}".format, NUMBERS, NUMBERS, st.sampled_from(["", *"smhdw", "ms", "S"])))
+
+
+@given(rate=RATES | st.none() | st.integers() | st.floats(allow_nan=True) | st.binary(max_size=5))
+def test_a_limit_of_any_text_is_a_limit_or_refused(rate: Any) -> None:
+    """Never another error, and never a limit that admits nothing or has no end."""
+    for make_limit in (SlidingWindow, FixedWindow, lambda r: TokenBucket(r, burst=3)):
+        try:
+            limit = make_limit(rate)
+        except ImproperlyConfigured as error:
+            assert str(error)
+            continue
+        assert limit.capacity >= 1
+        assert 0 < limit.window_us <= 366 * 86_400 * 1_000_000 * 10
+
+
+HEADER = st.sampled_from(
+    ["Retry-After", "RateLimit", "RateLimit-Policy", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Remaining",
+     "X-RateLimit-Reset", "X-Rate-Limit-Reset", "x-ratelimit-reset-requests", "Date"]
+)  # fmt: skip
+VALUE = st.one_of(
+    st.text(max_size=30), NUMBERS, st.sampled_from(["1e400", "nan", "-inf", "9" * 400, "Wed, 21 Oct 2026 07:28:00 GMT"])
+)
+
+
+@given(status=st.sampled_from([200, 403, 429, 503, 529]), headers=st.dictionaries(HEADER, VALUE, max_size=6))
+def test_rate_limit_headers_of_any_text_hold_for_a_bounded_time_or_not_at_all(status: int, headers: dict[str, str]) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    verdict = feedback.verdict(status, headers, b"", retry_statuses=(429, 503), now=now, max_hold=60.0, method="get")
+    until = getattr(verdict, "until", None)
+    if isinstance(until, datetime):
+        assert (until - now).total_seconds() <= 61
+    elif until is not None:
+        assert 0 <= float(getattr(until, "total_seconds", lambda: until)()) <= 61

@@ -1,0 +1,159 @@
+"""OpenTelemetry: the span that sent a call is carried in its row, and each attempt is a span linked to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+
+from callqueue import Retry, Rule, tracing
+from callqueue.handlers import wire
+from callqueue.models import CallQueue
+from tests.support.behaviour import Vendor, run, send
+
+Rules = Callable[..., None]
+SENDER = trace.SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1))
+
+
+class RecordedSpan(trace.NonRecordingSpan):
+    """A span that keeps what it is told, as a tracer of the SDK would."""
+
+    def __init__(
+        self, context: trace.SpanContext, name: str = "", kind: Any = None, links: Any = (), attributes: Any = None
+    ) -> None:
+        super().__init__(context)
+        self.name, self.kind, self.links, self.attributes = name, kind, list(links), dict(attributes or {})
+        self.status: Any = None
+        self.ended = False
+
+    def is_recording(self) -> bool:
+        return True
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        self.attributes[key] = value
+
+    def set_status(self, status: Any, description: str | None = None) -> None:
+        self.status = status
+
+
+class Recorder:
+    """Stands in for the global tracer."""
+
+    def __init__(self) -> None:
+        self.spans: list[RecordedSpan] = []
+
+    @contextmanager
+    def start_as_current_span(self, name: str, **options: Any) -> Iterator[RecordedSpan]:
+        span = RecordedSpan(trace.SpanContext(1, len(self.spans) + 1, is_remote=False), name, **options)
+        self.spans.append(span)
+        with trace.use_span(span):
+            yield span
+        span.ended = True
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(trace, "get_tracer", lambda name: recorder)
+    return recorder
+
+
+def sent_inside_a_span(*arguments: Any, **options: Any) -> CallQueue:
+    with trace.use_span(RecordedSpan(SENDER)):
+        return send(*arguments, **options)
+
+
+def test_the_span_that_sends_is_remembered(rules: Rules) -> None:
+    rules(r=Rule())
+    call = sent_inside_a_span("r")
+    call.refresh_from_db()
+    assert call.trace_context == f"00-{0xABC:032x}-{0xDEF:016x}-01"
+
+
+def test_calls_sent_by_the_thousand_remember_it_too(rules: Rules) -> None:
+    rules(r=Rule())
+    with trace.use_span(RecordedSpan(SENDER)):
+        CallQueue.objects.send_many([{"method": "get", "params": {"url": "http://vendor.example/"}}] * 2, rule="r")
+    assert CallQueue.objects.exclude(trace_context=None).count() == 2
+
+
+def test_without_a_recording_span_nothing_is(rules: Rules) -> None:
+    rules(r=Rule())
+    assert send("r").trace_context is None
+    with trace.use_span(trace.NonRecordingSpan(SENDER)):
+        assert send("r").trace_context is None
+
+
+def test_each_attempt_is_a_span_linked_to_the_sender(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+    rules(r=Rule(queues="q"))
+    call = sent_inside_a_span("r", "/charges?token=secret")
+    run()
+    (span,) = recorder.spans
+    assert (span.name, span.kind, span.ended, span.status) == ("POST", trace.SpanKind.CLIENT, True, None)
+    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [(0xABC, 0xDEF)]
+    assert span.attributes == {
+        "callqueue.rule": "r",
+        "callqueue.call_id": call.pk,
+        "callqueue.attempt": 1,
+        "callqueue.queue": "q",
+        "callqueue.outcome": "succeeded",
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "server.address": "vendor.example",
+    }
+
+
+def test_the_request_is_made_inside_the_span(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+    rules(r=Rule())
+    inside: list[Any] = []
+    remote.answers["/"] = lambda: (inside.append(trace.get_current_span()), 200)[1]
+    send("r")
+    run()
+    assert inside == recorder.spans
+
+
+def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+    rules(r=Rule(retry=Retry(base=0)))
+    remote.answers["/"] = 503
+    send("r")
+    run(), run()
+    first, second = recorder.spans
+    assert first.status.status_code is trace.StatusCode.ERROR
+    assert (first.attributes["error.type"], first.attributes["http.response.status_code"]) == ("503", 503)
+    assert (second.attributes["callqueue.attempt"], second.attributes["http.request.resend_count"]) == (2, 1)
+    assert first.links == []
+
+
+def test_no_answer_is_an_error_without_a_status(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
+    send("r")
+    run()
+    assert recorder.spans[0].attributes["error.type"] == "lost"
+    assert "http.response.status_code" not in recorder.spans[0].attributes
+
+
+@pytest.mark.parametrize("text", ["", "00-zz-1-01", "00-00-00-00", "garbage", f"00-{0:032x}-{1:016x}-01"])
+def test_a_trace_context_that_is_none_makes_no_link(rules: Rules, remote: Vendor, recorder: Recorder, text: str) -> None:
+    rules(r=Rule())
+    call = send("r")
+    CallQueue.objects.filter(pk=call.pk).update(trace_context=text)
+    run()
+    assert recorder.spans[0].links == []
+
+
+def test_where_it_is_not_installed_nothing_is_wrapped(rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    tracing._opentelemetry.cache_clear()
+    try:
+        assert tracing.current() is None
+        assert tracing.traced(run) is run  # type: ignore[arg-type]
+        rules(r=Rule())
+        send("r")
+        assert run() == 1
+    finally:
+        tracing._opentelemetry.cache_clear()

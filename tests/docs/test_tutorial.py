@@ -1,0 +1,115 @@
+"""The tutorial, followed to the letter in a new project: its files are written, its shell session is executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import free_port
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial" / "first-calls.md"
+README = ROOT / "README.md"
+PORT_OF_THE_PAGE = "9000"
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+class Project:
+    """A project made by following the page, with a port of its own for the vendor."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, str(free_port())
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "CALLQUEUE_"))}
+        self.environment = {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+        self.session = ""
+        self.run("-m", "django", "startproject", "myshop", ".")
+
+    def follow(self, blocks: list[str]) -> None:
+        """Write the blocks that are files, appending to those that are there; keep the rest for the shell."""
+        for block in blocks:
+            block = block.replace(PORT_OF_THE_PAGE, self.port)
+            first, _, rest = block.partition("\n")
+            if first.startswith("# file: "):
+                with (self.folder / first.removeprefix("# file: ")).open("a", encoding="utf-8") as file:
+                    file.write(rest)
+            else:
+                self.session += block
+
+    def run(self, *arguments: str, text: str = "") -> str:
+        command = [sys.executable, *arguments]
+        streams = {"input": text, "capture_output": True, "text": True}
+        done = subprocess.run(command, cwd=self.folder, env=self.environment, timeout=120, check=False, **streams)
+        assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def vendor(project: Project) -> Iterator[None]:
+    """The page's own vendor, listening."""
+    project.follow(python_blocks(TUTORIAL))
+    process = subprocess.Popen(
+        [sys.executable, "vendor.py"], cwd=project.folder, env=project.environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for_port(project.port, process)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_port(port: str, process: subprocess.Popen[bytes]) -> None:
+    """Ask until it answers; no event tells of a port that somebody else listens to."""
+    deadline = time.monotonic() + 20
+    while True:
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "the page's vendor does not answer"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), 1):
+            return
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("vendor")
+def test_the_tutorial_s_code_does_what_the_page_says(project: Project) -> None:
+    project.run("manage.py", "migrate", "--verbosity", "0")
+    (project.folder / "session.py").write_text(project.session, encoding="utf-8")
+    project.run("manage.py", "shell", "--command", "exec(compile(open('session.py').read(), 'session.py', 'exec'), globals())")
+
+
+def test_the_readme_s_code_is_python() -> None:
+    blocks = python_blocks(README)
+    assert blocks
+    for block in blocks:
+        compile(block, str(README), "exec")
+
+
+def test_the_readme_s_settings_are_sound(project: Project) -> None:
+    settings = next(block for block in python_blocks(README) if "CALLQUEUE = {" in block)
+    with (project.folder / "myshop" / "settings.py").open("a", encoding="utf-8") as file:
+        file.write(settings)
+    assert "no issues" in project.run("manage.py", "check")
+
+
+@pytest.mark.parametrize("page", [README, TUTORIAL], ids=["readme", "tutorial"])
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []

@@ -1,0 +1,112 @@
+"""Kills or freezes the process it is loaded into, at a chosen point of the core: what no signal from outside can time.
+
+In: CALLQUEUE_TEST_SABOTAGE, a folder. A file `<point>` there names what is to happen ("child", "group", "stop", "exit") and
+how many times, one word a line; each line is used up once, whatever process comes by. Workers and dispensers of a test load it
+as a Django app (see tests.faults.stage). Nothing of it is in the package.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from django.apps import AppConfig
+
+POINTS = (
+    "before-begin",
+    "before-socket",
+    "before-record",
+    "inside-record",
+    "after-record",
+    "inside-release",
+    "before-publish",
+    "inside-publish",
+    "after-publish",
+    "inside-cleanup",
+)
+
+
+def plant(folder: Path, point: str, *deeds: str) -> None:
+    """From now on, whoever comes by `point` does the next of these deeds."""
+    assert point in POINTS, point
+    for number, deed in enumerate(deeds):
+        (folder / f"{point}.{number}.{deed}").touch()
+
+
+def left(folder: Path) -> list[str]:
+    """The deeds that nobody has done yet."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def strike(point: str) -> None:
+    """Do the next deed planted at this point, if any. Taking it is a rename: one process only gets it."""
+    folder = Path(os.environ["CALLQUEUE_TEST_SABOTAGE"])
+    for path in sorted(folder.glob(f"{point}.*")):
+        with suppress(FileNotFoundError):
+            path.unlink()
+            DEEDS[path.suffix[1:]]()
+            return
+
+
+def _kill_group() -> None:
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _stop_group() -> None:
+    os.killpg(os.getpgrp(), signal.SIGSTOP)
+
+
+DEEDS: dict[str, Callable[[], None]] = {
+    "child": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "group": _kill_group,
+    "stop": _stop_group,
+    "exit": lambda: os._exit(1),
+}
+
+
+class Sabotage(AppConfig):
+    name = "tests.faults.sabotage"
+    label = "sabotage"
+    path = str(Path(__file__).parent)
+
+    def ready(self) -> None:
+        from callqueue import beginning, cleanup, database, executor, publisher, recording, releasing
+        from callqueue.dispenser import Dispenser
+
+        _before(beginning, "begin", "before-begin")
+        _before(executor.SlotGate, "wait", "before-socket")
+        _before(executor, "_record", "before-record")
+        _before(recording, "columns_of_call", "inside-record")
+        _after(executor, "_record", "after-record")
+        _after(releasing, "_charge", "inside-release")
+        _before(publisher, "pack", "before-publish")
+        _before(publisher, "_options", "inside-publish")
+        _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))
+        _after(cleanup, "_delete", "inside-cleanup")
+        assert database
+
+
+def _before(owner: Any, name: str, point: str) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        strike(point)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _after(owner: Any, name: str, point: str, when: Callable[[Any], bool] = lambda result: True) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if when(result):
+            strike(point)
+        return result
+
+    setattr(owner, name, wrapped)

@@ -1,0 +1,223 @@
+"""A scene for faults: a rule with short leases, a vendor, processes that come back when they are killed, and a judge.
+
+The judge goes by the vendor's record: every committed call reached one final state; a call that is not idempotent arrived at
+most once, else the call says UNKNOWN; an idempotent one at least once; one idempotency key for all attempts of a call; no
+window over the limit; nothing open past its lease and one round of recovery.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from callqueue.models import CallAttempt, CallQueue
+from tests.faults import sabotage
+from tests.support.processes import Processes, Running
+from tests.support.recorder import Arrival, Recorder, highest_in_window
+
+Status = CallQueue.Status
+FINAL = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.UNKNOWN)
+RECOVERY = 3.0  # seconds that a round of recovery may take to come by on a busy machine, every half second as it should
+RELEASE, GRACE, TOTAL = 1.5, 0.5, 2.0
+
+SETTINGS = """
+CALLQUEUE = {{
+    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+    "LEASE": {{"RELEASE": {release}, "GRACE": {grace}}},
+    "RULES": {{
+        "r": Rule(queues={queue!r}, limits=[SlidingWindow("{rate}/s")], total_timeout={total},
+                  retry=Retry(max_attempts=60, base=0.05, factor=1.0, jitter=False){more}),
+    }},
+    {extra}
+}}
+"""
+
+
+@dataclass
+class Stage:
+    """One rule `r` of so many calls a second on one queue; workers and dispensers; calls to a vendor that records."""
+
+    processes: Processes
+    vendor: Recorder
+    configure: Callable[[str], None]
+    folder: Path
+    alias: str = "default"
+    rate: int = 100
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def rule(self, rate: int = 100, *, total: float = TOTAL, release: float = RELEASE, more: str = "", extra: str = "") -> None:
+        """Settings of everything that is started from now on."""
+        self.rate, self.release, self.total = rate, release, total
+        queue = self.processes.broker.queue("one")
+        values = {"release": release, "grace": GRACE, "rate": rate, "total": total}
+        source = SETTINGS.format(**values, queue=queue, more=f", {more}" if more else "", extra=extra)
+        self.configure(source)
+        folder = self.processes.folder
+        app = "from tests.settings import INSTALLED_APPS\nINSTALLED_APPS = [*INSTALLED_APPS, 'tests.faults.sabotage.Sabotage']\n"
+        settings = (folder / "settings_of_this_test.py").read_text("utf-8")
+        self.processes.configure(settings + app, name="settings_with_sabotage")
+        self.processes.environment["CALLQUEUE_TEST_SABOTAGE"] = str(self.folder)
+
+    def add_settings(self, source: str) -> None:
+        """More settings, for what is started from now on and not for this process."""
+        path = self.processes.folder / "settings_with_sabotage.py"
+        self.processes.configure(f"{path.read_text('utf-8')}\n{source}\n", name=path.stem)
+
+    def plant(self, point: str, *deeds: str) -> None:
+        sabotage.plant(self.folder, point, *deeds)
+
+    def wait_until_struck(self, seconds: float = 30.0) -> None:
+        wait_until(lambda: not sabotage.left(self.folder), seconds, lambda: f"never struck: {sabotage.left(self.folder)}")
+
+    # --- Calls
+
+    def send(self, count: int = 1, path: str = "/ok", method: str = "post", rule: str = "r", **options: Any) -> list[CallQueue]:
+        """Calls that the vendor's record can be told apart by: each has a number of its own in its URL."""
+        manager = CallQueue.objects.db_manager(self.alias)
+        first = len(self.numbers)
+        joint = "&" if "?" in path else "?"
+        data = [
+            {"method": method, "params": {"url": self.vendor.url(f"{path}{joint}call={first + i}"), "json": {"n": first + i}}}
+            for i in range(count)
+        ]
+        calls = manager.send_many(data, rule=rule, **options)
+        self.numbers.update({call.pk: first + i for i, call in enumerate(calls)})
+        return calls
+
+    def calls(self) -> Any:
+        return CallQueue.objects.using(self.alias)
+
+    def attempts(self) -> Any:
+        return CallAttempt.objects.using(self.alias)
+
+    def arrivals_of(self, call: CallQueue) -> list[Arrival]:
+        number = str(self.numbers[call.pk])
+        return [arrival for arrival in self.vendor.arrivals() if arrival.query.get("call") == number]
+
+    # --- Processes
+
+    def worker(self, concurrency: int = 2, arguments: Sequence[str] = (), *, wait: bool = True) -> Running:
+        return self.processes.worker("one", concurrency=concurrency, arguments=arguments, wait=wait)
+
+    def dispenser(self) -> Running:
+        return self.processes.dispenser()
+
+    def keep(self, *makers: Callable[[], Running]) -> Keeper:
+        """Processes that are started again whenever they die: what systemd or Kubernetes would do."""
+        return Keeper(list(makers))
+
+    # --- Waiting
+
+    def wait_for_all(self, seconds: float = 30.0) -> None:
+        """Return once every call has ended."""
+        wait_until(
+            lambda: not self.calls().exclude(status__in=FINAL).exists(),
+            seconds,
+            lambda: f"not ended: {Counter(self.calls().values_list('status', flat=True))}, {self.open_attempts()}",
+        )
+
+    def wait_for_status(self, call: CallQueue, *statuses: int, seconds: float = 20.0) -> None:
+        def has_it() -> bool:
+            call.refresh_from_db()
+            return call.status in statuses
+
+        wait_until(has_it, seconds, lambda: f"{call} is not {statuses}: {call.error_message}, {list(call.attempts.values())}")
+
+    def open_attempts(self) -> list[Any]:
+        return list(self.attempts().open().values("pk", "call_id", "number", "started_at", "lease_until", "worker")[:5])
+
+    # --- The judge
+
+    def judge(self, *, unknown_allowed: bool = True, recovery: float | None = RECOVERY) -> Counter[str]:
+        """Everything that must be true after any fault, by the vendor's record; the count of each final state."""
+        by_number: dict[str, list[Arrival]] = {}
+        arrivals = self.vendor.arrivals()
+        for arrival in arrivals:
+            by_number.setdefault(arrival.query["call"], []).append(arrival)
+        ended = list(self.calls().values_list("pk", "status", "method", "error_message", named=True))
+        assert {call.pk for call in ended} == set(self.numbers), "calls have vanished, or come from nowhere"
+        for call in ended:
+            seen = by_number.pop(str(self.numbers[call.pk]), [])
+            self._judge_call(call, seen, unknown_allowed)
+        assert not by_number, f"arrived, and nobody sent it: {by_number}"
+        assert highest_in_window([arrival.at for arrival in arrivals], 1.0) <= self.rate
+        assert not self.attempts().open().exists(), self.open_attempts()
+        if recovery is not None:
+            self._judge_leases(recovery)
+        return Counter(Status(call.status).name for call in ended)
+
+    def _judge_call(self, call: Any, seen: list[Arrival], unknown_allowed: bool) -> None:
+        story = f"call {call.pk} ({call.method}) is {Status(call.status).name}: {call.error_message!r}; {len(seen)} arrivals"
+        story = f"{story}; {list(self.attempts().filter(call_id=call.pk).values_list('number', 'outcome', 'error_message'))}"
+        assert call.status in FINAL, story
+        keys = {arrival.idempotency_key for arrival in seen}
+        assert len(keys) <= 1, f"{story}; keys {keys}"
+        if call.method == "post":
+            assert len(seen) <= 1, story
+            allowed = (Status.DONE, Status.UNKNOWN) if unknown_allowed else (Status.DONE,)
+            assert call.status in allowed, story
+        else:
+            assert call.status == Status.DONE, story
+        if call.status == Status.DONE:
+            assert seen, story
+        if call.method in ("post", "put"):
+            assert None not in keys, story
+
+    def _judge_leases(self, recovery: float) -> None:
+        late = timedelta(seconds=recovery)
+        for attempt in self.attempts().exclude(lease_until=None).values("pk", "outcome", "finished_at", "lease_until"):
+            assert attempt["finished_at"] <= attempt["lease_until"] + late, attempt
+
+
+class Keeper:
+    """Starts processes, and starts them again when they end, until the block is left."""
+
+    def __init__(self, makers: list[Callable[[], Running]]) -> None:
+        self.makers = makers
+        self.running: list[Running] = []
+        self.restarts = 0
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self.running = [make() for make in self.makers]
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            for place, make in enumerate(self.makers):
+                if not self.running[place].is_alive() and not self._stop.is_set():
+                    self.running[place].kill()  # what is left of its group
+                    self.restarts += 1
+                    self.running[place] = make()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has made: the pool of a worker."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float, story: Callable[[], str] = lambda: "it never came") -> None:
+    """Look every twentieth of a second; AssertionError with the story when the time is up."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, story()
+        time.sleep(0.05)

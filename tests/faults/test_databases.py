@@ -1,0 +1,240 @@
+"""A PostgreSQL of the test's own that crashes, disconnects, turns read-only, and comes back older than it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from tests.faults import private
+from tests.faults.stage import Stage, Status, wait_until
+from tests.support.brokers import Broker
+from tests.support.processes import ROOT, Processes
+from tests.support.recorder import Recorder, highest_in_window
+
+Length = Callable[[Any, Any], Any]
+TEMPLATE = "callqueue_template"
+WINDOW = 4.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[private.Postgres]:
+    """A server with a migrated database to copy from."""
+    with private.Postgres() as running:
+        running.execute(f"CREATE DATABASE {TEMPLATE}")
+        environment = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "CALLQUEUE_TEST_DATABASE": "postgresql",
+            "CALLQUEUE_TEST_PG_URL": running.url,
+            "CALLQUEUE_TEST_DB_NAME": TEMPLATE,
+        }
+        command = [sys.executable, "-m", "django", "migrate", "--verbosity=0"]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
+        yield running
+
+
+@pytest.fixture
+def database(server: private.Postgres, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of this test's; the server runs again afterwards, whatever the test did to it."""
+    name = f"callqueue_{abs(hash(request.node.name)) % 10**9}"
+    server.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    yield name
+    if server.process is None:
+        server.start()
+    server.execute("ALTER SYSTEM RESET ALL")
+    server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def at(
+    transactional_db: None, any_broker: Broker, vendor: Recorder, settings: Any, database: str, tmp_path: Path
+) -> Iterator[Callable[..., Stage]]:
+    """`at(url, server)`: a stage whose processes have their database at `url`, and this process at the server, for now."""
+    processes, before = Processes(any_broker), dict(connection.settings_dict)
+
+    def configure(source: str) -> None:
+        from tests.support.fixtures import PRELUDE
+
+        processes.configure(PRELUDE + source)
+        names: dict[str, Any] = {}
+        exec(PRELUDE + source, names)
+        settings.CALLQUEUE = names["CALLQUEUE"]
+
+    def staged(url: str, direct: private.Postgres) -> Stage:
+        processes.environment["CALLQUEUE_TEST_PG_URL"] = url
+        processes.environment["CALLQUEUE_TEST_DB_NAME"] = database
+        own = {"HOST": "127.0.0.1", "PORT": str(direct.port), "NAME": database, "USER": "postgres", "PASSWORD": ""}
+        connection.close()
+        connection.settings_dict.update(own)
+        folder = tmp_path / "sabotage"
+        folder.mkdir(exist_ok=True)
+        stage = Stage(processes, vendor, configure, folder)
+        stage.rule()
+        return stage
+
+    yield staged
+    print(processes.logs())
+    for running in processes.started:
+        running.kill()
+    processes.close()
+    connection.close()
+    connection.settings_dict.update(before)
+
+
+@pytest.fixture
+def stage(at: Callable[..., Stage], server: private.Postgres) -> Stage:
+    return at(server.url, server)
+
+
+def test_postgresql_crashes_and_comes_back(stage: Stage, server: private.Postgres, length: Length) -> None:
+    """`stop -m immediate` under load: workers and dispensers reconnect by themselves."""
+    stage.worker(concurrency=2)
+    dispenser = stage.dispenser()
+    for _ in range(length(2, 8)):
+        for method in ("post", "put", "get"):
+            stage.send(20, path="/delay?s=0.1", method=method)
+        seen = stage.vendor.count()
+        wait_until(lambda seen=seen: stage.vendor.count() > seen + 10, 30)
+        server.stop()
+        time.sleep(length(0.5, 3))
+        server.start()
+        connection.close()
+    stage.wait_for_all(90)
+    assert dispenser.is_alive()
+    assert "database_away" in dispenser.log
+    stage.judge(recovery=10)
+
+
+def test_answers_in_hand_while_the_database_is_away(stage: Stage, server: private.Postgres) -> None:
+    """The worker keeps trying within its lease: nothing is repeated, nothing is UNKNOWN."""
+    stage.rule(total=15.0)
+    stage.worker(concurrency=2)
+    stage.dispenser()
+    calls = stage.send(2, path="/hold/d", method="post")
+    stage.vendor.wait_for(2)
+    server.stop()
+    connection.close()
+    stage.vendor.release()
+    worker = stage.processes.started[0]
+    worker.wait_for_log("record_delayed")
+    server.start()
+    for call in calls:
+        stage.wait_for_status(call, Status.DONE)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 2}
+
+
+@pytest.mark.slow
+def test_all_connections_are_terminated(stage: Stage, server: private.Postgres, database: str, length: Length) -> None:
+    """Again and again, as an administrator or a failover would."""
+    stage.rule(40)
+    worker = stage.worker(concurrency=2)
+    dispenser = stage.dispenser()
+    for method in ("post", "put", "get"):
+        stage.send(length(30, 120), method=method)
+    for _ in range(length(5, 25)):
+        time.sleep(0.4)
+        server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+        connection.close()
+    stage.wait_for_all(90)
+    assert worker.is_alive()
+    assert dispenser.is_alive()
+    stage.judge(recovery=10)
+
+
+@pytest.mark.slow
+def test_the_database_is_read_only_for_a_while(stage: Stage, server: private.Postgres, database: str) -> None:
+    """As after a failover to a copy: nothing goes out that could not be written down."""
+    stage.worker(concurrency=2)
+    dispenser = stage.dispenser()
+    stage.send(10)
+    stage.vendor.wait_for(10)
+    stage.wait_for_all()
+    server.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    connection.close()
+    dispenser.wait_for_log("database_away")
+    seen = stage.vendor.count()
+    with pytest.raises(Exception, match="read-only"):
+        stage.send(1)
+    server.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
+    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    connection.close()
+    assert stage.vendor.count() == seen
+    stage.send(10)
+    stage.wait_for_all()
+    assert stage.judge(unknown_allowed=False) == {"DONE": 20}
+
+
+def test_behind_pgbouncer_in_transaction_mode(at: Callable[..., Stage], server: private.Postgres, length: Length) -> None:
+    """Every transaction may have another server connection: nothing of a session may be counted on."""
+    with private.PgBouncer(server.port) as bouncer:
+        stage = at(bouncer.url, server)
+        stage.plant("before-socket", "child", "child")
+        stage.worker(concurrency=3)
+        dispensers = [stage.dispenser() for _ in range(2)]
+        for method in ("post", "put", "get"):
+            stage.send(length(60, 400), method=method)
+        stage.wait_for_all(90)
+        stage.judge()
+        assert all(dispenser.is_alive() for dispenser in dispensers)
+        for dispenser in dispensers:
+            dispenser.kill()
+        with connection.cursor() as cursor:
+            idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%%'"
+            cursor.execute(idle)
+            assert cursor.fetchone() == (0,)
+
+
+def test_a_restored_backup_is_noticed_and_held(stage: Stage, server: private.Postgres, database: str) -> None:
+    """The ledger is older than what the dispenser wrote into it: every rule is held for a whole window of its own."""
+    stage.rule(20)  # calls a WINDOW
+    source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
+    stage.processes.configure(source.replace('"20/s"', f'"20/{WINDOW:g}s"'), name="settings_with_sabotage")
+    stage.worker(concurrency=2)
+    dispenser = stage.dispenser()
+    wait_until(lambda: _beats(stage) > 0, 20)
+    stage.send(60)
+    server.execute(f"DROP DATABASE IF EXISTS {database}_backup")
+    dump = subprocess.run(
+        [server.binaries / "pg_dump", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-Fc", database],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    wait_until(lambda: stage.vendor.count() >= 20, 20)
+    beats = _beats(stage)
+    wait_until(lambda: _beats(stage) != beats, 20)  # a sign of life that the backup does not know
+    connection.close()
+    server.execute(f"UPDATE pg_database SET datallowconn = false WHERE datname = '{database}'")
+    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    server.execute(f"DROP DATABASE {database} WITH (FORCE)")
+    server.execute(f"CREATE DATABASE {database}")
+    subprocess.run(
+        [server.binaries / "pg_restore", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-d", database],
+        input=dump.stdout, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    dispenser.wait_for_log("ledger_went_back", timeout=40)
+    doctor = json.loads(stage.processes.manage("callqueue_doctor", "--json").stdout)
+    ledger = next(check for check in doctor["checks"] if check["name"] == "ledger")
+    assert not ledger["ok"]
+    assert "back" in ledger["detail"]
+    stage.wait_for_all(60)
+    arrivals = stage.vendor.arrivals()
+    assert highest_in_window([arrival.at for arrival in arrivals], WINDOW) <= 20
+    assert {arrival.query["call"] for arrival in arrivals} == {str(n) for n in range(60)}, "a call is lost"
+    repeated = [arrival.idempotency_key for arrival in arrivals]
+    assert len(repeated) > len(set(repeated)) == 60, "calls of the gap go again under the same key"
+
+
+def _beats(stage: Stage) -> float:
+    from callqueue.models import DispenserState
+
+    newest = DispenserState.objects.using(stage.alias).order_by("-seen_at").first()
+    return newest.seen_at.timestamp() if newest else 0.0

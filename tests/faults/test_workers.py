@@ -1,0 +1,181 @@
+"""Workers that are killed, frozen and told to go, at every moment of a call."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from callqueue.models import CallQueue
+from tests.faults.stage import GRACE, Keeper, Stage, Status, children_of, wait_until
+
+Length = Callable[[Any, Any], Any]
+POINTS = ["before-begin", "before-socket", "before-record", "inside-record", "after-record"]
+
+
+def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
+    times = length(2, 10)
+    for point in POINTS:
+        stage.plant(point, *["child"] * times)
+    stage.worker(concurrency=4)
+    stage.dispenser()
+    stage.send(4 * times, method="post")
+    stage.send(4 * times, method="put")
+    stage.send(4 * times, method="get")
+    stage.wait_until_struck(60)
+    stage.wait_for_all(60)
+    counts = stage.judge()
+    assert counts["UNKNOWN"] <= 4 * times
+
+
+def test_a_whole_worker_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
+    stage.dispenser()
+    with stage.keep(lambda: stage.worker(concurrency=2)):
+        for point in length(["before-socket", "before-record"], POINTS * 3):
+            stage.plant(point, "group")
+            stage.send(3, method="post")
+            stage.send(3, method="delete")
+            stage.wait_until_struck()
+            stage.wait_for_all(40)
+    stage.judge()
+
+
+def test_a_worker_is_killed_while_the_server_holds_the_answer(stage: Stage) -> None:
+    stage.dispenser()
+    worker = stage.worker(concurrency=2)
+    post, put = stage.send(path="/hold/a", method="post")[0], stage.send(path="/hold/a", method="put")[0]
+    stage.vendor.wait_for(2)
+    worker.kill()
+    stage.worker(concurrency=2)
+    stage.wait_for_status(post, Status.UNKNOWN)
+    wait_until(lambda: len(stage.arrivals_of(put)) == 2, 20)
+    stage.vendor.release()
+    stage.wait_for_status(put, Status.DONE)
+    assert len(stage.arrivals_of(post)) == 1
+    stage.judge()
+
+
+def test_random_kills_under_load(stage: Stage, length: Length) -> None:
+    """Children, whole workers and dispensers, at random; the seed makes the choices, the machine the moments."""
+    kills, seed = length((10, 20261120), (200, 20261121))
+    dice = random.Random(seed)
+    stage.rule(40 if kills < 50 else 60)
+    makers = [lambda: stage.worker(concurrency=3, wait=False)] * 2 + [stage.dispenser]
+    with stage.keep(*makers) as keeper:
+        for running in keeper.running[:2]:
+            running.wait_for_log(" ready.")
+        killed = seen = 0
+        while killed < kills:
+            if stage.calls().filter(status__in=(0, 1, 2)).count() < 60:
+                for method in ("post", "put", "get"):
+                    stage.send(20, path=dice.choice(["/ok", "/delay?s=0.1", "/delay?s=0.5"]), method=method)
+            wanted = seen + dice.randrange(1, 12)  # calls go on between two kills: what dies while it starts tells nothing
+            wait_until(lambda wanted=wanted: stage.vendor.count() >= wanted, 60)
+            time.sleep(dice.uniform(0.0, 0.1))
+            killed += strike_at_random(dice, keeper)
+            seen = stage.vendor.count()
+        stage.wait_for_all(60)
+    counts = stage.judge(recovery=10)  # a dispenser that is killed again and again recovers when it is back
+    assert counts["DONE"] > 2 * kills
+
+
+def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
+    """Mostly a pool child; one time in ten a whole worker or the dispenser. 0 where there was nobody to kill."""
+    if dice.random() < 0.1:
+        victim = dice.choice(keeper.running)
+        with suppress(ProcessLookupError):
+            os.killpg(victim.pid, signal.SIGKILL)
+        return 1
+    children = [pid for running in keeper.running[:2] for pid in children_of(running.pid)]
+    if not children:
+        return 0
+    with suppress(ProcessLookupError):
+        os.kill(dice.choice(sorted(children)), signal.SIGKILL)
+    return 1
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGQUIT, id="SIGQUIT", marks=pytest.mark.slow)],
+)
+def test_a_worker_that_is_told_to_go_loses_nothing(stage: Stage, number: signal.Signals) -> None:
+    """SIGTERM: calls under way are finished. SIGQUIT drops them: those that may be repeated are, the others are UNKNOWN."""
+    stage.dispenser()
+    worker = stage.worker(concurrency=2)
+    stage.send(4, path="/delay?s=1", method="post")
+    stage.send(4, path="/delay?s=1", method="put")
+    stage.vendor.wait_for(2)
+    worker.process.send_signal(number)
+    worker.wait(30)
+    stage.worker(concurrency=2)
+    stage.wait_for_all(40)
+    counts = stage.judge(unknown_allowed=number == signal.SIGQUIT)
+    if number == signal.SIGTERM:
+        assert counts == {"DONE": 8}
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_loses_nothing(stage: Stage) -> None:
+    stage.dispenser()
+    worker = stage.worker(concurrency=2)
+    stage.send(2, path="/hold/x", method="post")
+    stage.send(2, path="/hold/x", method="put")
+    stage.vendor.wait_for(2)
+    worker.process.terminate()
+    worker.wait_for_log("Warm shutdown")
+    worker.process.terminate()
+    stage.vendor.release()
+    worker.wait(30)
+    stage.worker(concurrency=4)
+    wait_until(lambda: stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists(), 40)
+    stage.judge()
+
+
+def test_a_worker_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage) -> None:
+    """Held answers arrive, but the attempts are no longer its own: what it records does not count."""
+    stage.dispenser()
+    frozen = stage.worker(concurrency=2)
+    post, put = stage.send(path="/hold/f", method="post")[0], stage.send(path="/hold/f", method="put")[0]
+    stage.vendor.wait_for(2)
+    frozen.freeze()
+    stage.vendor.release()
+    stage.worker(concurrency=2)
+    time.sleep(2 * (stage.total + GRACE))  # twice the lease, as the clock has it: nothing else marks that time
+    wait_until(lambda: stage.vendor.release() >= 0 and _status(put) == Status.DONE, 20)
+    stage.wait_for_status(post, Status.UNKNOWN)
+    frozen.thaw()
+    frozen.wait_for_log("attempt_refused")
+    assert _status(post) == Status.UNKNOWN
+    assert len(stage.arrivals_of(post)) == 1
+    assert len(stage.arrivals_of(put)) >= 2
+    stage.judge()
+
+
+@pytest.mark.slow
+def test_a_worker_frozen_before_the_socket_sends_nothing_when_it_wakes(stage: Stage) -> None:
+    stage.plant("before-socket", "stop")
+    stage.dispenser()
+    frozen = stage.worker(concurrency=1)
+    post = stage.send(method="post")[0]
+    stage.wait_until_struck()
+    behind = stage.send(4, method="post")  # in messages behind it, which it has taken and never begun
+    stage.wait_for_status(post, Status.UNKNOWN)
+    stage.worker(concurrency=2)
+    for call in behind:
+        stage.wait_for_status(call, Status.DONE)
+    time.sleep(stage.total + GRACE)
+    frozen.thaw()
+    frozen.wait_for_log("attempt_refused", timeout=20)
+    assert stage.arrivals_of(post) == []
+    stage.judge()
+
+
+def _status(call: CallQueue) -> int:
+    call.refresh_from_db()
+    return call.status

@@ -1,0 +1,148 @@
+"""Run every test on everything that is there, and say at the end what that was.
+
+`python -m tests.run [--faults] [pytest's arguments]`: all tests on PostgreSQL, then the behaviour suite on SQLite, and
+on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's count. With CI
+set, a server that answers and was not used is a failure. Leaves no process and no file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from tests.support import servers
+
+ROOT = Path(__file__).resolve().parent.parent
+BEHAVIOUR = ["tests/db", "tests/concurrency"]
+INTERRUPTED = 130
+NO_TESTS_COLLECTED = 5
+ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
+
+
+def main(arguments: list[str]) -> int:
+    started = time.monotonic()
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)  # a shell's background job would ignore it, and its children too
+    answering = servers.answering()
+    faults = "--faults" in arguments
+    arguments = [argument for argument in arguments if argument != "--faults"]
+    with servers.postgresql():
+        sessions = [run(planned, arguments) for planned in plan(answering, arguments, faults)]
+    problems = unused(sessions, answering) if not arguments and not faults else []
+    print(summary(sessions, answering, problems))
+    print(count_line(sessions, time.monotonic() - started), flush=True)
+    return exit_status(sessions) or (1 if problems and os.environ.get("CI") else 0)
+
+
+@dataclass
+class Session:
+    """One run of pytest: on which database, over which folders, and what came of it."""
+
+    database: str
+    folders: list[str]
+    marks: str = ""
+    on: str = ""
+    status: int = INTERRUPTED
+    counts: Counter[str] = field(default_factory=Counter)
+    used: Counter[str] = field(default_factory=Counter)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM and Ctrl-C end a run alike: pytest takes down what it put up."""
+    raise KeyboardInterrupt
+
+
+def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Session]:
+    marks = "fault" if faults else ""
+    if any(argument.startswith("tests") for argument in arguments):
+        return [Session("postgresql", [], marks)]
+    sessions = [Session("postgresql", ["tests"], marks), Session("sqlite", BEHAVIOUR, marks)]
+    if "mariadb" in answering:
+        sessions.append(Session("mariadb", BEHAVIOUR, marks))
+    return sessions
+
+
+def run(session: Session, arguments: list[str]) -> Session:
+    title = f" {session.database}: {' '.join(session.folders or arguments)} "
+    print(f"\n{title:#^100}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="callqueue-tests-") as folder:
+        report = Path(folder) / "report.json"
+        session.status = pytest(session, arguments, report)
+        if report.exists():
+            document = json.loads(report.read_text(encoding="utf-8"))
+            session.on = document["on"]
+            session.counts.update(document["counts"])
+            session.used.update(document["used"])
+    if session.status == INTERRUPTED:
+        raise SystemExit(INTERRUPTED)
+    return session
+
+
+def pytest(session: Session, arguments: list[str], report: Path) -> int:
+    """A session of its own for each database: interrupted, it hears of it once, and gets the time to clean up."""
+    marks = ["-m", session.marks] if session.marks else []
+    folders = [folder for folder in session.folders if (ROOT / folder).is_dir()]
+    command = [sys.executable, "-m", "pytest", f"--database={session.database}", *marks, *arguments, *folders]
+    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": str(report), "PYTHONDONTWRITEBYTECODE": "1"}
+    running = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return running.wait()
+    except KeyboardInterrupt:
+        running.send_signal(signal.SIGINT)
+        running.wait(60)
+        return INTERRUPTED
+
+
+def unused(sessions: list[Session], answering: list[str]) -> list[str]:
+    """The databases and the servers that answer, and that no test that passed ran on."""
+    used = {server for session in sessions for server in session.used}
+    used |= {session.database for session in sessions if session.counts["passed"]}
+    expected = dict.fromkeys([session.database for session in sessions] + answering)
+    return [server for server in expected if server not in used]
+
+
+def summary(sessions: list[Session], answering: list[str], problems: list[str]) -> str:
+    lines = ["", f"{' what the tests ran on ':=^100}"]
+    for session in sessions:
+        lines.append(f"{session.on or session.database:<24} {phrase(session.counts) or 'no tests'}")
+    used = sum((session.used for session in sessions), Counter())
+    again = sum(session.counts["rerun"] for session in sessions)
+    lines += [f"{'tried again':<24} {again} times, for the machine was busy"] if again else []
+    lines += [f"{server:<24} used by {number} of the tests that passed" for server, number in sorted(used.items())]
+    for server in servers.DEFAULTS:
+        if server not in answering and server != "postgresql":
+            lines.append(f"{server:<24} skipped: {servers.refusal(server)}")
+    lines += [f"{server:<24} IS THERE, AND NO TEST THAT PASSED USED IT" for server in problems]
+    return "\n".join(lines)
+
+
+def phrase(counts: Counter[str]) -> str:
+    words = {word: "error" if word == "errors" and counts[word] == 1 else word for word in ORDER}
+    return ", ".join(f"{counts[word]} {words[word]}" for word in ORDER if counts[word])
+
+
+def count_line(sessions: list[Session], seconds: float) -> str:
+    total = sum((session.counts for session in sessions), Counter())
+    text = f" {phrase(total) or 'no tests ran'} in {seconds:.2f}s "
+    return f"{text:=^100}"
+
+
+def exit_status(sessions: list[Session]) -> int:
+    """The worst that pytest said. A session may find nothing (`-k`), not all of them."""
+    statuses = [session.status for session in sessions]
+    if all(status == NO_TESTS_COLLECTED for status in statuses):
+        return NO_TESTS_COLLECTED
+    return max((status for status in statuses if status != NO_TESTS_COLLECTED), key=abs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""Fixtures of tests that need a vendor, a broker or processes: see the modules of the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support import brokers, servers
+from tests.support.brokers import Broker
+from tests.support.processes import Processes
+from tests.support.recorder import Recorder
+
+PRELUDE = """\
+from datetime import timedelta
+from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
+"""
+
+
+@pytest.fixture(scope="session")
+def vendor_process() -> Iterator[Recorder]:
+    with Recorder() as recorder:
+        yield recorder
+
+
+@pytest.fixture
+def vendor(vendor_process: Recorder) -> Recorder:
+    """The recording HTTP server, its record empty."""
+    vendor_process.clear()
+    return vendor_process
+
+
+@pytest.fixture(params=brokers.KINDS)
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """Each broker in turn; `parametrize("broker", ["redis"], indirect=True)` chooses. Skips where none answers."""
+    yield from _open_broker(request.param, request)
+
+
+@pytest.fixture
+def any_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """One broker, the best there is."""
+    kind = next((kind for kind in ("rabbitmq", "redis") if servers.answers(kind)), "filesystem")
+    yield from _open_broker(kind, request)
+
+
+def _open_broker(kind: str, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    if kind in servers.DEFAULTS and (refusal := servers.refusal(kind)):
+        pytest.skip(f"{kind}: {refusal}")
+    request.node.user_properties.append(("server", kind))
+    with brokers.broker(kind) as opened:
+        yield opened
+
+
+@pytest.fixture
+def processes(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[Processes]:
+    """Workers and dispensers on this test's broker (`any_broker`, unless it asks for `broker`) and database."""
+    name = "broker" if "broker" in request.fixturenames else "any_broker"
+    started = Processes(request.getfixturevalue(name))
+    yield started
+    logs = started.logs()
+    started.close()
+    print(logs)
+
+
+@pytest.fixture
+def configure(processes: Processes, settings: Any) -> Callable[[str], None]:
+    """`configure(source)`: settings for this process and for those started from now on, as Python source.
+
+    The source finds Rule, Retry, timedelta and the limits imported.
+    """
+
+    def apply(source: str) -> None:
+        source = PRELUDE + source
+        names: dict[str, object] = {}
+        exec(source, names)
+        processes.configure(source)
+        for name, value in names.items():
+            if name.isupper():
+                setattr(settings, name, value)
+
+    return apply

@@ -1,0 +1,194 @@
+"""Real workers, dispensers and commands in processes of their own, for as long as a test lasts.
+
+In: a broker, the database of the test, settings as source text. Out: Running processes, whose log can be read and
+waited for, and which can be stopped, killed, frozen and thawed. Each leads a process group, and none outlives
+`Processes.close()`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from django.db import connection
+
+from tests.support.brokers import Broker
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+READY_SECONDS = 60.0
+STOP_SECONDS = 15.0
+
+
+class Running:
+    """A process that was started, and what it has said so far (both streams)."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.path = log
+        self._lines: list[str] = []
+        self._said = threading.Condition()
+        self._ended = False
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        with self._said:
+            return "".join(self._lines)
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def wait_for_log(self, text: str, timeout: float = READY_SECONDS, *, times: int = 1) -> None:
+        """Return once so many lines hold that; an AssertionError with the log if it ends or the time is up before."""
+        with self._said:
+            self._said.wait_for(lambda: self._ended or self._has_said(text, times), timeout)
+            found = self._has_said(text, times)
+        assert found, f"{self.name} did not say {text!r}. It said:\n{self.log[-8000:]}"
+
+    def _has_said(self, text: str, times: int) -> bool:
+        return sum(text in line for line in self._lines) >= times
+
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        """Its exit status; subprocess.TimeoutExpired if it goes on."""
+        return self.process.wait(timeout)
+
+    def stop(self, timeout: float = STOP_SECONDS) -> int:
+        """Ask it to end (SIGTERM) and return its status; AssertionError if it does not."""
+        self.process.terminate()
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} ignored SIGTERM. It said:\n{self.log[-8000:]}") from None
+
+    def kill(self) -> None:
+        """SIGKILL to it and all of its children: as if the machine had lost power."""
+        self._signal_group(signal.SIGKILL)
+        self.process.wait(STOP_SECONDS)
+
+    def kill_parent_only(self) -> None:
+        self.process.kill()
+        self.process.wait(STOP_SECONDS)
+
+    def freeze(self) -> None:
+        """SIGSTOP to it and all of its children: as a paused virtual machine."""
+        self._signal_group(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal_group(signal.SIGCONT)
+
+    def close(self) -> None:
+        self._signal_group(signal.SIGKILL)
+        self.process.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout, self.path.open("wb") as file:
+            for line in self.process.stdout:
+                file.write(line)
+                file.flush()
+                with self._said:
+                    self._lines.append(line.decode("utf-8", "replace"))
+                    self._said.notify_all()
+        with self._said:
+            self._ended = True
+            self._said.notify_all()
+
+
+class Processes:
+    """Starts processes that share this test's database, broker and settings; the last thing to do is `close()`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.started: list[Running] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="callqueue-processes-")
+        self.folder = Path(self._folder.name)
+        self.environment = self._environment()
+
+    def configure(self, source: str, name: str = "settings_of_this_test") -> None:
+        """What is started from now on has these settings too: Python source, upper-case names count."""
+        (self.folder / f"{name}.py").write_text(source, encoding="utf-8")
+        self.environment["CALLQUEUE_TEST_SETTINGS"] = name
+
+    def worker(
+        self,
+        *queues: str,
+        concurrency: int = 2,
+        pool: str = "prefork",
+        arguments: Sequence[str] = (),
+        wait: bool = True,
+    ) -> Running:
+        """A Celery worker on these queues (short names), ready for work."""
+        names = ",".join(self.broker.queue(queue) for queue in queues or ("celery",))
+        number = len(self.started)
+        quiet = ["--without-gossip", "--without-mingle", "--loglevel=INFO"]
+        size = ["--concurrency", str(concurrency), "--pool", pool, "--hostname", f"w{number}-{self.broker.prefix}@%h"]
+        celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
+        worker = self.start("worker", [*celery, "worker", "--queues", names, *size, *quiet, *arguments])
+        if wait:
+            worker.wait_for_log(" ready.")
+        return worker
+
+    def dispenser(self, *arguments: str) -> Running:
+        return self.start("dispenser", [sys.executable, "-m", "django", "callqueue_dispenser", *arguments])
+
+    def beat(self, *arguments: str) -> Running:
+        schedule = ["--schedule", str(self.folder / "schedule"), "--pidfile", "", "--loglevel=INFO"]
+        celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
+        return self.start("beat", [*celery, "beat", *schedule, *arguments])
+
+    def start(self, name: str, command: list[str]) -> Running:
+        name = f"{name}-{len(self.started)}"
+        running = Running(name, command, dict(self.environment), self.folder / f"{name}.log")
+        self.started.append(running)
+        return running
+
+    def manage(self, *arguments: str, timeout: float = 60.0, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a management command to its end, `text` on its standard input."""
+        command = [sys.executable, "-m", "django", *arguments]
+        streams = {"input": text, "capture_output": True, "text": True}
+        return subprocess.run(command, cwd=ROOT, env=self.environment, timeout=timeout, check=False, **streams)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {running.name}\n{running.log[-4000:]}" for running in self.started)
+
+    def close(self) -> None:
+        """Ask all of them to end, give them a moment together, kill the rest, and leave nothing."""
+        for running in self.started:
+            running.thaw()
+            running.process.terminate()
+        deadline = time.monotonic() + 5.0
+        for running in self.started:
+            with suppress(subprocess.TimeoutExpired):
+                running.process.wait(max(deadline - time.monotonic(), 0.01))
+            running.close()
+        self._folder.cleanup()
+
+    def _environment(self) -> dict[str, str]:
+        path = [str(ROOT), str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "CALLQUEUE_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return {**os.environ, **own, **self.broker.environment()}

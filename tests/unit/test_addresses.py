@@ -1,0 +1,273 @@
+"""What may be called, and every spelling in which somebody may try to say what may not."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from requests import PreparedRequest
+
+from callqueue.handlers.addresses import host_refusal, literal_address, refusal
+
+LOOPBACK = IPv4Address("127.0.0.1")
+
+# --- Spellings
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "2130706433",
+        "0x7f000001",
+        "0X7F.1",
+        "0x7f.0.1",
+        "127.1",
+        "127.0.1",
+        "0177.0.0.1",
+        "0177.0x0.0.01",
+        "017700000001",
+        "127.0.0.1.",
+        "127.0.0.1..",
+        " 127.0.0.1 ",
+        "127。0。0。1",
+        "127．0．0．1",
+        "127｡0｡0｡1",
+        "①②⑦.0.0.1",
+        "１２７.0.0.1",
+        "𝟏𝟐𝟕.0.0.1",
+        "12\u00ad7.0.0.1",
+        "0ⓧ7f.1",
+        "127.0.0.%31",
+        "%31%32%37.0.0.1",
+        "%EF%BC%91%EF%BC%92%EF%BC%97.0.0.1",
+    ],
+)
+def test_every_spelling_of_loopback_is_read_as_it(host: str) -> None:
+    assert literal_address(host) == LOOPBACK
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("[::1]", "::1"),
+        ("::1", "::1"),
+        ("[::1%lo]", "::1%lo"),
+        ("[::1%25lo]", "::1%lo"),
+        ("[::FFFF:127.0.0.1]", "::ffff:127.0.0.1"),
+        ("[::ffff:7f00:1]", "::ffff:127.0.0.1"),
+        ("[0:0:0:0:0:0:0:1]", "::1"),
+        ("[fe80::1%25eth0]", "fe80::1%eth0"),
+        ("%5B::1%5D", "::1"),
+        ("[::1].", "::1"),
+    ],
+)
+def test_ipv6_is_read_with_and_without_brackets_and_zones(host: str, address: str) -> None:
+    assert literal_address(host) == IPv6Address(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["example.com", "localhost", "127.0.0.1.example.com", "1.2.3.4.5", "256.0.0.1", "127.0.0.256", "4294967296", "",
+     ".", "127..1", "0xzz", "a.1", "08", "1_0.0.0.1", "0x1_0", "-1", "+1", "[v1.fe80::a]", "١٢٧.0.0.1",
+     "xn--127-0.com", "9" * 70],
+)  # fmt: skip
+def test_names_are_not_addresses(host: str) -> None:
+    assert literal_address(host) is None
+
+
+REFUSED_V4 = st.sampled_from(
+    ["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10"]
+).flatmap(lambda text: st.integers(int(ip_network(text)[0]), int(ip_network(text)[-1])).map(IPv4Address))
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> tuple[str, IPv4Address]:
+    """A refused address, in one of the ways that inet_aton and IDNA know."""
+    address = draw(REFUSED_V4)
+    count = draw(st.integers(1, 4))
+    octets = address.packed
+    numbers = [*octets[: count - 1], int.from_bytes(octets[count - 1 :], "big")]
+    write = st.sampled_from(["{:d}", "0x{:x}", "0X{:X}", "0{:o}", "0x000{:x}", "00{:o}"])
+    text = ".".join(draw(write).format(number) for number in numbers)
+    wide = str.maketrans("0123456789", draw(st.sampled_from(["0123456789", "０１２３４５６７８９", "𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗"])))
+    text = text.translate(wide).replace(".", draw(st.sampled_from([".", "。", "．", "｡"])))
+    if draw(st.booleans()):
+        text = text.upper()
+    if draw(st.booleans()):
+        text = "".join(f"%{ord(letter):02X}" if letter.isascii() and letter.isdigit() else letter for letter in text)
+    return text + draw(st.sampled_from(["", "."])), address
+
+
+@given(spellings())
+def test_no_spelling_of_a_refused_address_gets_through(spelling: tuple[str, IPv4Address]) -> None:
+    host, address = spelling
+    found = literal_address(host)
+    assert found == address
+    assert refusal(found) is not None
+
+
+@given(spellings())
+def test_what_requests_makes_of_a_spelling_is_the_same_address(spelling: tuple[str, IPv4Address]) -> None:
+    host, address = spelling
+    prepared = PreparedRequest()
+    try:
+        prepared.prepare_url(f"http://{host}/", None)
+    except (ValueError, OSError):
+        return  # then it cannot be called at all
+    assert literal_address((prepared.url or "").split("/")[2]) == address
+
+
+@given(REFUSED_V4)
+def test_no_wrapping_into_ipv6_gets_a_refused_address_through(address: IPv4Address) -> None:
+    number = int(address)
+    for text in (
+        f"::ffff:{address}",
+        f"::{address}",
+        f"::ffff:0:{address}",
+        f"64:ff9b::{address}",
+        f"64:ff9b:1::{address}",
+        str(IPv6Address(0x2002 << 112 | number << 80)),
+        str(IPv6Address(0x20010000 << 96 | (number ^ 0xFFFFFFFF))),
+        str(IPv6Address(0x2A00 << 112 | 0x5EFE << 32 | number)),
+        str(IPv6Address(0x2A00 << 112 | 0x02005EFE << 32 | number)),
+    ):
+        assert refusal(text) is not None, text
+
+
+# --- Addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.8.9.1", "loopback"),
+        ("::1", "loopback"),
+        ("0.0.0.0", "unspecified"),
+        ("0.1.2.3", "this network"),
+        ("::", "unspecified"),
+        ("10.1.2.3", "private"),
+        ("172.31.255.255", "private"),
+        ("192.168.1.1", "private"),
+        ("fc00::1", "private"),
+        ("fdff::1", "private"),
+        ("100.64.0.1", "carrier"),
+        ("169.254.1.1", "link-local"),
+        ("fe80::1", "link-local"),
+        ("fe80::1%eth0", "link-local"),
+        ("169.254.169.254", "metadata"),
+        ("169.254.170.2", "metadata"),
+        ("100.100.100.200", "metadata"),
+        ("168.63.129.16", "metadata"),
+        ("192.0.0.192", "metadata"),
+        ("fd00:ec2::254", "metadata"),
+        ("192.0.0.8", "protocols"),
+        ("192.0.2.1", "documentation"),
+        ("198.51.100.1", "documentation"),
+        ("203.0.113.1", "documentation"),
+        ("2001:db8::1", "documentation"),
+        ("3fff::1", "documentation"),
+        ("198.19.0.1", "benchmarks"),
+        ("2001:2::1", "benchmarks"),
+        ("192.88.99.1", "6to4"),
+        ("2002:7f00:1::", "6to4"),
+        ("2002:808:808::", "6to4"),
+        ("2001::1", "Teredo"),
+        ("2001:10::1", "protocols"),
+        ("224.0.0.1", "multicast"),
+        ("ff02::1", "multicast"),
+        ("240.0.0.1", "reserved"),
+        ("255.255.255.255", "broadcast"),
+        ("100::1", "discarding"),
+        ("fec0::1", "site-local"),
+        ("64:ff9b:1::808:808", "NAT64"),
+        ("64:ff9b::7f00:1", "loopback"),
+        ("::ffff:127.0.0.1", "loopback"),
+        ("::ffff:169.254.169.254", "metadata"),
+        ("::8.8.8.8", "obsolete form"),
+        ("::ffff:0:8.8.8.8", "reserved"),
+        ("4000::1", "reserved"),
+        ("5f00::1", "protocols"),
+    ],
+)
+def test_special_addresses_are_refused_with_the_reason(address: str, why: str) -> None:
+    reason = refusal(address)
+    assert reason is not None
+    assert why in reason
+    assert "ALLOWED_NETWORKS" in reason
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.63.255.255", "100.128.0.0", "169.253.0.1", "192.0.1.1", "223.255.255.255",
+     "2606:4700::1111", "2a00:1450::1", "64:ff9b::808:808", "::ffff:8.8.8.8", "2a00::5efe:808:808", "2003::1"],
+)  # fmt: skip
+def test_public_addresses_may_be_called(address: str) -> None:
+    assert refusal(address) is None
+    assert refusal(ip_address(address)) is None
+
+
+@given(st.integers(0, 2**32 - 1).map(IPv4Address))
+def test_whatever_python_knows_to_be_private_is_refused_too(address: IPv4Address) -> None:
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        assert refusal(address) is not None
+
+
+def test_an_allowed_network_reopens_its_addresses_and_no_others() -> None:
+    assert refusal("10.1.2.3", ("10.1.0.0/16",)) is None
+    assert refusal("10.2.2.3", ("10.1.0.0/16",)) is not None
+    assert refusal("::1", ("127.0.0.0/8",)) is not None
+    assert refusal("fd00:ec2::254", ("fd00::/8",)) is None
+
+
+def test_an_address_inside_an_ipv6_one_is_opened_as_what_it_is() -> None:
+    assert refusal("::ffff:10.1.2.3", ("10.0.0.0/8",)) is None
+    assert refusal("64:ff9b::a01:203", ("10.0.0.0/8",)) is None
+    assert refusal("::ffff:10.1.2.3", ("::ffff:0:0/96",)) is None
+
+
+def test_a_network_with_host_bits_is_the_network_around_it() -> None:
+    assert refusal("127.0.0.1", ("127.0.0.5/8",)) is None
+
+
+# --- Hosts
+
+
+@pytest.mark.parametrize(
+    ("host", "patterns"),
+    [
+        ("api.example.com", ("*",)),
+        ("api.example.com", ("api.example.com",)),
+        ("API.Example.COM", ("api.example.com",)),
+        ("api.example.com.", ("api.example.com",)),
+        ("api.example.com", ("API.example.com.",)),
+        ("api.example.com", ("*.example.com",)),
+        ("a.b.example.com", ("*.example.com",)),
+        ("bücher.example", ("xn--bcher-kva.example",)),
+        ("xn--bcher-kva.example", ("bücher.example",)),
+        ("0x7f.1", ("127.0.0.1",)),
+        ("[::1]", ("::1",)),
+        ("::1", ("other.example", "[::1]")),
+    ],
+)
+def test_hosts_that_a_pattern_names_may_be_called(host: str, patterns: tuple[str, ...]) -> None:
+    assert host_refusal(host, patterns) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "patterns"),
+    [
+        ("example.com", ()),
+        ("example.com", ("*.example.com",)),
+        ("evilexample.com", ("*.example.com", "example.com")),
+        ("example.com.evil.test", ("example.com", "*.example.com")),
+        ("10.0.0.1", ("*.0.0.1",)),
+        ("127.0.0.1", ("localhost",)),
+    ],
+)
+def test_other_hosts_are_refused_by_name(host: str, patterns: tuple[str, ...]) -> None:
+    reason = host_refusal(host, patterns)
+    assert reason is not None
+    assert host in reason

@@ -1,0 +1,40 @@
+"""Readings of the database's clock: what they say together is never wrong, and says more than each alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callqueue.clockwork import Narrowed, Reading
+
+TRIPS = st.tuples(st.floats(0.0001, 0.05), st.floats(0.0, 1.0), st.floats(0.0, 3.0))
+
+
+@given(st.lists(TRIPS, min_size=1, max_size=40), st.floats(-9e-5, 9e-5))
+def test_a_narrowed_reading_still_brackets_the_truth(trips: list[tuple[float, float, float]], drift: float) -> None:
+    """The truth here: the database's clock shows 5000 + monotonic time, running faster or slower by `drift`."""
+    narrowed, mono = Narrowed(), 100.0
+    for round_trip, share, pause in trips:
+        before, after = mono, mono + round_trip
+        read_at = before + share * round_trip
+        reading = Reading(round((5000 + read_at * (1 + drift)) * 1_000_000), before, after)
+        closer = narrowed.add(reading)
+        assert before <= closer.before + 1e-5
+        assert closer.after <= after + 1e-5
+        assert closer.before - 1e-5 <= read_at <= closer.after + 1e-5
+        mono = after + pause
+
+
+def test_a_clock_that_was_set_starts_anew() -> None:
+    narrowed = Narrowed()
+    narrowed.add(Reading(1_000_000, 1.0, 1.001))
+    jumped = Reading(9_000_000, 2.0, 2.001)
+    assert narrowed.add(jumped) == jumped
+
+
+def test_many_readings_are_closer_than_any() -> None:
+    narrowed = Narrowed()
+    for n in range(10):
+        share = n / 9
+        closer = narrowed.add(Reading(round((n + share * 0.01) * 1_000_000), float(n), n + 0.01))
+    assert closer.after - closer.before < 0.005

@@ -1,0 +1,105 @@
+"""docker-compose.yml: the services of a production-like setup, each watched, and no secret in the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+LASTING = sorted(set(SERVICES) - {"migrate"})
+OURS = ["beat", "dispenser", "migrate", "web", "worker-one", "worker-two"]
+
+
+def queues_of(service: str) -> set[str]:
+    command = SERVICES[service]["command"]
+    return set(command[command.index("--queues") + 1].split(","))
+
+
+def settings_of(service: str) -> dict[str, str]:
+    return SERVICES[service].get("environment", {})
+
+
+def test_all_of_it_is_there() -> None:
+    assert set(SERVICES) == {"postgres", "rabbitmq", "redis", *OURS}
+
+
+@pytest.mark.parametrize("service", LASTING)
+def test_what_lasts_has_a_health_check_and_comes_back(service: str) -> None:
+    check = SERVICES[service]["healthcheck"]
+    assert check["test"][0] in ("CMD", "CMD-SHELL")
+    assert {"interval", "timeout", "retries", "start_period"} <= set(check)
+    assert SERVICES[service]["restart"] == "unless-stopped"
+
+
+def test_the_workers_serve_two_queues() -> None:
+    assert queues_of("worker-one").isdisjoint(queues_of("worker-two"))
+    assert "celery" in queues_of("worker-one"), "the chores of beat go to Celery's default queue"
+
+
+@pytest.mark.parametrize("service", [name for name in OURS if name != "migrate"])
+def test_ours_start_once_the_servers_are_healthy_and_the_tables_are_there(service: str) -> None:
+    needs = {name: need["condition"] for name, need in SERVICES[service]["depends_on"].items()}
+    healthy = "service_healthy"
+    assert needs == {
+        "postgres": healthy,
+        "rabbitmq": healthy,
+        "redis": healthy,
+        "migrate": "service_completed_successfully",
+    }
+
+
+def test_every_secret_comes_from_the_environment_and_must_be_given() -> None:
+    secret = re.compile(r"PASS|SECRET|AUTH")
+    for service in SERVICES:
+        for name, value in settings_of(service).items():
+            if secret.search(name):
+                assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value), f"{service}: {name}"
+
+
+def test_no_url_holds_a_password_of_its_own() -> None:
+    for user, password in re.findall(r"//(\S*?):(\S*?)@", re.sub(r"\$\{[^}]*\}", "$", TEXT)):
+        assert user in ("", "$")
+        assert password == "$"
+
+
+def test_the_example_of_env_names_what_must_be_given_and_gives_no_secret() -> None:
+    lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert set(given) == set(re.findall(r"\$\{([A-Z_]+):\?", TEXT))
+    assert all(not value for name, value in given.items() if re.search(r"PASS|SECRET", name))
+
+
+def test_only_the_web_server_can_be_reached_and_only_from_this_machine() -> None:
+    published = {service: spec["ports"] for service, spec in SERVICES.items() if "ports" in spec}
+    assert list(published) == ["web"]
+    assert all(port.startswith("127.0.0.1:") for port in published["web"])
+
+
+def test_a_worker_gets_the_time_to_finish_a_call() -> None:
+    for service in ("worker-one", "worker-two"):
+        assert int(SERVICES[service]["stop_grace_period"].removesuffix("s")) >= 60
+
+
+def test_every_image_is_pinned_to_a_version() -> None:
+    images = [spec["image"] for spec in SERVICES.values() if "build" not in spec]
+    assert all(re.search(r":\d", image) for image in images)
+
+
+def test_the_volumes_in_use_are_declared() -> None:
+    used = {volume.split(":")[0] for spec in SERVICES.values() for volume in spec.get("volumes", [])}
+    assert used == set(COMPOSE["volumes"])
+
+
+def test_the_image_copies_only_what_docker_gets_to_see() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] == "!"}
+    copied = {name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
+    assert copied == sent
+    assert re.search(r"^USER (?!root)", dockerfile, re.MULTILINE)

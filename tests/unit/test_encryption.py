@@ -1,0 +1,89 @@
+"""Texts are sealed under the newest key and opened by any; errors name the place of a key, never the key."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callqueue import encryption
+from callqueue.encryption import EncryptionUnavailable, Unreadable, check_keys, open_sealed, seal
+from callqueue.exceptions import CallQueueError
+
+OLD, NEW, OTHER = (Fernet.generate_key().decode() for _ in range(3))
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_what_was_sealed_opens(text: str) -> None:
+    assert open_sealed(seal(text, [NEW]), [NEW]) == text
+
+
+def test_a_token_shows_nothing_and_differs_each_time() -> None:
+    tokens = {seal("plain text", [NEW]) for _ in range(3)}
+    assert len(tokens) == 3
+    assert all(token.isascii() and "plain" not in token for token in tokens)
+
+
+def test_the_newest_key_seals_and_older_ones_still_open() -> None:
+    sealed_before = seal("text", [OLD])
+    assert open_sealed(sealed_before, [NEW, OLD]) == "text"
+    assert open_sealed(seal("text", [NEW, OLD]), [NEW]) == "text"
+
+
+def test_keys_may_be_bytes_and_any_sequence() -> None:
+    assert open_sealed(seal("text", (NEW.encode(),)), [NEW]) == "text"
+
+
+@pytest.mark.parametrize("token", ["", "x", "gAAAAA", "é", None, 5, seal("text", [OTHER]), seal("text", [NEW])[:-4] + "AAAA"])
+def test_what_no_key_opens_is_unreadable(token: Any) -> None:
+    with pytest.raises(Unreadable, match="none of the 2 ENCRYPTION_KEYS") as caught:
+        open_sealed(token, [NEW, OLD])
+    assert isinstance(caught.value, CallQueueError)
+    assert NEW not in str(caught.value)
+
+
+def test_what_is_sealed_is_unreadable_once_there_are_no_keys() -> None:
+    with pytest.raises(Unreadable, match="ENCRYPTION_KEYS is empty"):
+        open_sealed(seal("text", [NEW]), [])
+
+
+@pytest.mark.parametrize("keys", [[], ["short"], [NEW, "hunter2"], [5]])
+def test_unusable_keys_are_refused_without_being_shown(keys: Any) -> None:
+    with pytest.raises(EncryptionUnavailable, match="^ENCRYPTION_KEYS: ") as caught:
+        seal("text", keys)
+    assert "hunter2" not in str(caught.value)
+    assert NEW not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problems"),
+    [
+        ([], []),
+        ((NEW, OLD), []),
+        (NEW, ["must be a list of Fernet keys, newest first"]),
+        (None, ["must be a list of Fernet keys, newest first"]),
+        ([NEW, "x"], ["key 2 of 2 is not a Fernet key"]),
+        ([None], ["key 1 of 1 is not a string but NoneType"]),
+        (["é"], ["key 1 of 1 is not a Fernet key"]),
+        ([NEW, OLD, NEW.encode()], ["key 3 is given twice"]),
+    ],
+)
+def test_the_check_says_what_is_wrong_with_the_keys(keys: Any, problems: list[str]) -> None:
+    found = check_keys(keys)
+    assert len(found) == len(problems)
+    assert all(text.startswith(expected) for text, expected in zip(found, problems, strict=True))
+
+
+def test_without_cryptography_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
+    encryption._box.cache_clear()
+    assert "django-callqueue[encryption]" in check_keys([NEW])[0]
+    with pytest.raises(EncryptionUnavailable, match=r"django-callqueue\[encryption\]"):
+        seal("text", [NEW])
+    with pytest.raises(EncryptionUnavailable, match=r"django-callqueue\[encryption\]"):
+        open_sealed("token", [NEW])

@@ -1,0 +1,318 @@
+"""What providers say in their answers, and what the default verdict makes of it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from requests.structures import CaseInsensitiveDict
+
+from callqueue.feedback import Advice, rate_limit_headers, retry_after, tightening, verdict
+from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+RETRY = (408, 425, 429, 500, 502, 503, 504)
+
+
+def judge(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> object:
+    return verdict(status, headers or {}, body, retry_statuses=RETRY, now=NOW, max_hold=21600, method="get")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("30", 30.0),
+        ("0", 0.0),
+        ("1.5", 1.5),
+        (" 7 ", 7.0),
+        (format_datetime(NOW + timedelta(seconds=90), usegmt=True), 90.0),
+        ("Friday, 20-Nov-26 12:01:00 GMT", 60.0),
+        ("Fri Nov 20 12:01:00 2026", 60.0),
+        ((NOW - timedelta(hours=1)).strftime("%a, %d %b %Y %H:%M:%S GMT"), 0.0),
+        ("2026-11-20T12:00:30Z", 30.0),
+        ("6m0s", 360.0),
+        ("10, 20", 20.0),
+        ("30, Fri, 20 Nov 2026 12:00:45 GMT", 45.0),
+        ("Fri, 20 Nov 2026 12:00:15 GMT, 30", 30.0),
+        ("10, soon", 10.0),
+        ("1e9", 21600),
+        ("99999999999999999999", 21600),
+        ("9" * 5000, 21600),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 21600),
+        ("Fri, 31 Dec 9999 23:59:59 -0100", 21600),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+        ("٣٠", None),
+        ("-5", None),
+        ("", None),
+    ],
+)
+def test_retry_after_in_seconds_or_as_a_date(value: str, seconds: float | None) -> None:
+    assert retry_after({"Retry-After": value}, now=NOW, max_hold=21600).until_s == seconds
+
+
+def test_a_date_is_counted_from_the_providers_own_clock() -> None:
+    theirs = NOW + timedelta(minutes=10)
+    headers = {
+        "Date": format_datetime(theirs, usegmt=True),
+        "retry-after": format_datetime(theirs + timedelta(seconds=5), usegmt=True),
+    }
+    assert retry_after(headers, now=NOW, max_hold=60).until_s == 5.0
+
+
+def test_a_date_of_another_day_is_not_their_clock() -> None:
+    headers = {
+        "Date": format_datetime(NOW - timedelta(days=2), usegmt=True),
+        "Retry-After": format_datetime(NOW + timedelta(seconds=5), usegmt=True),
+    }
+    assert retry_after(headers, now=NOW, max_hold=60).until_s == 5.0
+
+
+def test_a_clock_ten_minutes_off_changes_nothing_where_the_answer_has_a_date() -> None:
+    headers = {
+        "Date": format_datetime(NOW, usegmt=True),
+        "X-RateLimit-Remaining": "0",
+        "X-RateLimit-Reset": str(int(NOW.timestamp()) + 30),
+    }
+    for ours in (NOW - timedelta(minutes=10), NOW, NOW + timedelta(minutes=10)):
+        assert rate_limit_headers(headers, now=ours, max_hold=60).until_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("value", "note"),
+    [
+        ("100000", "clamped; it named 100000 s"),
+        ("1e300", "clamped; it named more than a year"),
+        ("Fri, 20 Nov 2026 11:00:00 GMT", "clamped; it named a moment that is past"),
+        ("-5", "its Retry-After is unusable"),
+        ("30", ""),
+    ],
+)
+def test_what_was_clamped_or_ignored_is_told(value: str, note: str) -> None:
+    assert retry_after({"Retry-After": value}, now=NOW, max_hold=60).note == note
+
+
+def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
+    for headers in ({"RETRY-AFTER": "3"}, CaseInsensitiveDict({"rEtry-aFter": "3"}), {"Retry-After": "1", "retry-after": "3"}):
+        assert retry_after(headers, now=NOW, max_hold=60).until_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"RateLimit": '"default";r=0;t=5'}, 5.0),
+        ({"RateLimit": '"default";r=3;t=5'}, None),
+        ({"RateLimit": '"burst";r=0;t=2, "daily";r=0;t=900', "RateLimit-Policy": '"burst";q=10;w=1'}, 900.0),
+        ({"RateLimit": '"burst";r=0', "RateLimit-Policy": '"burst";q=10;w=60'}, 60.0),
+        ({"RateLimit": '"burst";r=0;t=2, "daily";r=7;t=900'}, 2.0),
+        ({"RateLimit": "default;r=0;t=5"}, 5.0),
+        ({"RateLimit": '"a,b;c";pk=:dHJpYWwxMjEzMjM=:;r=0;t=5'}, 5.0),
+        ({"RateLimit": '"job";r=0', "RateLimit-Policy": '"job";q=3;qu="concurrent-requests";w=60'}, None),
+        ({"RateLimit": '"a";r=0;t=-5'}, None),
+        ({"RateLimit": "r=0;t=5"}, None),
+        ({"RateLimit": "limit=100, remaining=0, reset=50"}, 50.0),
+        ({"RateLimit": "limit=100, remaining=1, reset=50"}, None),
+        ({"RateLimit-Limit": "100, 100;w=60", "RateLimit-Remaining": "0", "RateLimit-Reset": "5"}, 5.0),
+        ({"X-Rate-Limit-Remaining": "0", "X-Rate-Limit-Reset": "9"}, 9.0),
+        ({"RateLimit-Limit": "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "12"}, 12.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(NOW.timestamp()) + 30)}, 30.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 1000)}, 30.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "2026-11-20T12:00:07+00:00"}, 7.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 10**9)}, 30.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "Fri Nov 20 2026 13:00:09 GMT+0100 (CET)"}, 9.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "Fri, 20 Nov 2026 12:00:09 GMT"}, 9.0),
+        ({"X-RateLimit-Remaining": "5, 0", "X-RateLimit-Reset": "50, 7"}, 7.0),
+        ({"X-RateLimit-Remaining": "5, 0", "X-RateLimit-Reset": "50"}, 50.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "1.25"}, 1.25),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "1.25", "X-RateLimit-Reset": "1470173023"}, 1.25),
+        ({"anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": "2026-11-20T12:00:07Z"}, 7.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 360.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, None),
+        (
+            {
+                "x-ratelimit-remaining-requests": "0",
+                "x-ratelimit-reset-requests": "1s",
+                "x-ratelimit-remaining-tokens": "0",
+                "x-ratelimit-reset-tokens": "1m30.5s",
+                "x-ratelimit-remaining-images": "4",
+                "x-ratelimit-reset-images": "2h",
+            },
+            90.5,
+        ),
+        ({"x-ratelimit-remaining-tokens": "-1", "x-ratelimit-reset-tokens": "5"}, None),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30", "Age": "12"}, None),
+        ({"X-RateLimit-Remaining-Minute": "0", "RateLimit-Reset": "30"}, None),
+        ({"X-RateLimit-Limit": "10", "X-RateLimit-Reset": "30"}, None),
+        ({"X-RateLimit-Remaining": "0"}, None),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "whenever"}, None),
+        ({}, None),
+    ],
+)
+def test_nothing_remaining_is_a_hold_until_the_reset(headers: dict[str, str], seconds: float | None) -> None:
+    until = rate_limit_headers(headers, now=NOW, max_hold=21600).until_s
+    assert until == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_the_limit_told_is_the_one_that_holds() -> None:
+    headers = {"RateLimit": '"s";r=4;t=1, "d";r=0;t=50', "RateLimit-Policy": '"s";q=5;w=1, "d";q=900;w=86400'}
+    assert rate_limit_headers(headers, now=NOW, max_hold=60) == Advice(50.0, 0, 900)
+    headers["RateLimit"] = '"s";r=4;t=1, "d";r=70;t=50'
+    assert rate_limit_headers(headers, now=NOW, max_hold=60) == Advice(None, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "kind"),
+    [
+        (200, {}, b"", Succeeded),
+        (204, {}, b"", Succeeded),
+        (429, {}, b"", HoldUntil),
+        (503, {"Retry-After": "5"}, b"", HoldUntil),
+        (503, {}, b"", RetryLater),
+        (503, {"Retry-After": ""}, b"", RetryLater),
+        (503, {"Retry-After": "soon"}, b"", HoldUntil),
+        (502, {"Retry-After": "5"}, b"", RetryLater),
+        (529, {}, b"", HoldUntil),
+        (500, {}, b"", RetryLater),
+        (501, {}, b"", GiveUp),
+        (404, {}, b"", GiveUp),
+        (302, {"Location": "https://elsewhere.example/x?token=1"}, b"", GiveUp),
+        (403, {}, b"forbidden", GiveUp),
+        (403, {"X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "9"}, b"", GiveUp),
+        (403, {}, b"\xff\xfeAPI Rate Limit Exceeded for user 1", HoldUntil),
+        (404, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, b"rate limit exceeded", GiveUp),
+        (304, {}, b"", GiveUp),
+        (100, {}, b"", GiveUp),
+        (403, {"Retry-After": "60"}, b"", HoldUntil),
+        (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, b"", HoldUntil),
+        (403, {}, b'{"message": "You have exceeded a secondary rate limit"}', HoldUntil),
+        (799, {}, b"", GiveUp),
+    ],
+)
+def test_the_default_verdict(status: int, headers: dict[str, str], body: bytes, kind: type) -> None:
+    assert isinstance(judge(status, headers, body), kind)
+
+
+@pytest.mark.parametrize(
+    ("headers", "until"),
+    [
+        ({"Retry-After": "0"}, 0.0),
+        ({"Retry-After": "0.25"}, 0.25),
+        ({"Retry-After": "5", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "3600"}, 5.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, 9.0),
+        ({"Retry-After": "soon", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, 9.0),
+        ({"X-RateLimit-Reset": "9"}, 9.0),
+        ({"X-RateLimit-Remaining": "40", "X-RateLimit-Reset": "9"}, None),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "0"}, None),
+        ({"Retry-After": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_refusal_holds_until_the_time_it_names_or_for_the_backoff(headers: dict[str, str], until: float | None) -> None:
+    outcome = judge(429, headers)
+    assert isinstance(outcome, HoldUntil)
+    assert (outcome.until, outcome.scope) == (until, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "why"),
+    [
+        (429, {"Retry-After": "30"}, "429 Too Many Requests; Retry-After 30 s"),
+        (429, {"Retry-After": "30000"}, "429 Too Many Requests; Retry-After 21600 s (clamped; it named 30000 s)"),
+        (429, {"Retry-After": "s3cret"}, "429 Too Many Requests; its Retry-After is unusable"),
+        (429, {"RateLimit": '"d";r=0;t=9'}, "429 Too Many Requests; reset in 9 s"),
+        (429, {"RateLimit": '"d";r=0;t=0'}, "429 Too Many Requests; its reset is already past"),
+        (503, {}, "503 Service Unavailable"),
+        (529, {}, "529 Site is overloaded"),
+        (404, {}, "404 Not Found"),
+        (799, {}, "799"),
+        (302, {"Location": "https://me:s3cret@other.example/?token=s3cret"}, "302 Found; redirect to other.example not followed"),
+        (302, {"Location": "/elsewhere?token=s3cret"}, "302 Found; redirect not followed"),
+        (302, {"Location": "http://[s3cret"}, "302 Found; redirect not followed"),
+        (304, {}, "304 Not Modified"),
+    ],
+)  # fmt: skip
+def test_the_reason_is_short_and_repeats_no_text_of_a_header(status: int, headers: dict[str, str], why: str) -> None:
+    assert judge(status, headers).why == why  # type: ignore[attr-defined]
+
+
+def test_a_success_may_tighten_and_never_loosen() -> None:
+    held = tightening(200, {"RateLimit": '"d";r=0;t=3'}, now=NOW, max_hold=60)
+    assert held is not None
+    assert held.until == 3.0
+    assert tightening(200, {"RateLimit": '"d";r=9;t=3'}, now=NOW, max_hold=60) is None
+    assert tightening(200, {"RateLimit": '"d";r=0;t=0'}, now=NOW, max_hold=60) is None
+
+
+NAMES = st.sampled_from(
+    ["Retry-After", "retry-after", "Date", "Age", "Location", "RateLimit", "RateLimit-Policy", "RateLimit-Reset",
+     "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "X-RateLimit-Reset-After",
+     "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens", "ratelimit-", "-rate-limit-reset-after"]
+)  # fmt: skip
+WORDS = st.sampled_from(
+    ["0", "-1", "1e309", "6m0s", "9" * 400, "Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 +2359", "GMT",
+     "0001-01-01T00:00:00+23:59", '"a";r=0;t=5', '"', "\\", ";", ",", "=", "remaining=0", "https://[", "\x00", "\u2028", " "]
+)  # fmt: skip
+VALUES = st.one_of(
+    st.text(max_size=60),
+    st.lists(WORDS, max_size=6).map("".join),
+    st.from_regex(r'"[a-z]{0,3}";r=-?\d{1,20};t=-?\d{1,20}'),
+    st.integers().map(str),
+    st.datetimes().map(str),
+    st.none(),
+    st.binary(max_size=20),
+)
+HEADERS = st.dictionaries(NAMES, VALUES)
+MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(status=st.integers(-1, 1000), headers=HEADERS, body=st.one_of(st.binary(max_size=50), st.text(max_size=50)), now=MOMENTS)
+def test_no_header_is_too_strange(status: int, headers: Any, body: bytes | str, now: datetime) -> None:
+    outcome = verdict(status, headers, body, retry_statuses=RETRY, now=now, max_hold=21600, method="post")
+    assert isinstance(outcome, OUTCOMES)
+    tight = tightening(status, headers, now=now, max_hold=60)
+    for hold, most in ((outcome, 21600), (tight, 60)):
+        if isinstance(hold, HoldUntil) and hold.until is not None:
+            assert 0 <= hold.until <= most  # type: ignore[operator]
+        if not isinstance(hold, Succeeded | None):
+            assert len(hold.why) < 350
+            assert hold.why.isprintable()
+
+
+@given(text=st.text(alphabet="abcdefgk", min_size=4, max_size=12), name=NAMES, status=st.sampled_from([403, 404, 429, 503, 529]))
+def test_no_reason_repeats_what_a_header_holds(text: str, name: str, status: int) -> None:
+    secret = f"zq{text}"
+    headers = {name: f'"{secret}";r=0;t=4, {secret}', "X-RateLimit-Remaining": "0"}
+    assert secret not in judge(status, headers).why  # type: ignore[attr-defined]
+
+
+@given(remaining=st.integers(1, 10**9), reset=st.integers(0, 10**10))
+def test_what_remains_is_never_a_reason_to_hold(remaining: int, reset: int) -> None:
+    headers = {
+        "RateLimit": f'"d";r={remaining};t={reset}',
+        "X-RateLimit-Remaining": str(remaining),
+        "X-RateLimit-Reset": str(reset),
+    }
+    assert tightening(200, headers, now=NOW, max_hold=60) is None
+
+
+@pytest.mark.parametrize(
+    "unit", ['"', '\\"', '"\\', '"a', 'a"\\",', ";", ",", "9", "a,", "1m", "Fri, ", "a;=", "Fri, 20 Nov 2026 12:00:00 GMT,"]
+)
+def test_headers_of_megabytes_are_read_at_once(unit: str) -> None:
+    headers = dict.fromkeys(
+        ["Retry-After", "RateLimit", "RateLimit-Policy", "Location", "Date", "X-RateLimit-Remaining"], unit * 10**6
+    )
+    headers["X-RateLimit-Reset"] = unit * 10**6
+    started = time.process_time()
+    judge(429, headers)
+    judge(302, headers)
+    tightening(200, headers, now=NOW, max_hold=60)
+    assert time.process_time() - started < 3

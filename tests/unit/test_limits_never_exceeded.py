@@ -1,0 +1,230 @@
+"""The ledger rule against an adversary who chooses wire instants, answers, losses, restarts and costs.
+
+The adversary plays broker, workers, network and provider at once: every released attempt reaches the wire whenever it likes
+until its answer, and the answer comes whenever it likes. The provider's count is then judged by a check of its own, which
+shares no code with the limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket, Usage
+
+START = 1_780_000_000 * SECOND
+
+
+@dataclass
+class Attempt:
+    """A released attempt. `wire` is when the provider counts it; the ledger never learns of it."""
+
+    cost: int
+    released: int
+    send_at: int
+    wire: int
+    sent: int | None
+    answered: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the adversary does with one call: how long it dallies before the wire, and before the answer; what is stamped."""
+
+    pause: int
+    before_wire: int
+    before_answer: int
+    network: float  # share of the jitter between the stamp and the provider's count
+    stamped: bool
+    cost: int
+
+
+def moves(most_cost: int) -> st.SearchStrategy[list[Move]]:
+    short = st.one_of(st.just(0), st.integers(0, 3000), st.integers(0, 3 * SECOND))
+    move = st.builds(
+        Move,
+        pause=st.one_of(st.just(0), st.integers(0, 200_000), st.integers(0, 4 * SECOND)),
+        before_wire=short,
+        before_answer=short,
+        network=st.floats(0, 1),
+        stamped=st.booleans(),
+        cost=st.integers(1, most_cost),
+    )
+    return st.lists(move, min_size=1, max_size=60)
+
+
+def play(limit: Limit, game: list[Move], lead: int = 0) -> list[Attempt]:
+    """Release every call as soon as the limit admits it, or when the adversary lets the dispenser look; the attempts made."""
+    now, made = START, list[Attempt]()
+    for move in game:
+        now += move.pause
+        while True:
+            meter = limit.meter(usage_at(limit, made, now), now)
+            instant = meter.free_at(move.cost)
+            if instant is not None and instant <= now + lead:
+                break
+            ends = [a.answered for a in made if a.answered > now]
+            now = instant - lead if instant is not None else min(ends)
+        made.append(attempt_of(limit, move, now, instant))
+    return made
+
+
+def attempt_of(limit: Limit, move: Move, now: int, instant: int) -> Attempt:
+    jitter = round(limit.jitter * SECOND)
+    sent = max(now, instant) + move.before_wire
+    if move.stamped and not limit.strict:
+        wire = sent + int(move.network * jitter)
+        return Attempt(move.cost, now, instant, wire, sent, max(wire, sent + move.before_answer))
+    answered = sent + move.before_answer
+    return Attempt(move.cost, now, instant, sent + int(move.network * move.before_answer), None, answered)
+
+
+def usage_at(limit: Limit, made: list[Attempt], now: int) -> Usage:
+    """The ledger as the app would read it at `now`."""
+    since = limit.horizon(now)
+    aged = sorted((limit.aged_from(a.sent, a.answered), a.cost) for a in made if since < a.answered <= now)
+    return Usage(open=sum(a.cost for a in made if a.answered > now), aged=aged, since=since)
+
+
+RATES = st.sampled_from(["1/s", "3/s", "20/s", "5/2s", "7/m"])
+
+
+@settings(max_examples=600, deadline=None)
+@given(rate=RATES, game=moves(1), lead=st.sampled_from([0, 50_000, 150_000]), strict=st.booleans())
+def test_no_window_at_the_provider_ever_holds_more_than_a_sliding_window_allows(
+    rate: str, game: list[Move], lead: int, strict: bool
+) -> None:
+    limit = SlidingWindow(rate, strict=strict)
+    wires = sorted(a.wire for a in play(limit, game, lead))
+    for i, first in enumerate(wires[: -limit.n]):
+        assert wires[i + limit.n] - first > limit.period_us
+
+
+@settings(max_examples=300, deadline=None)
+@given(game=moves(5), lead=st.sampled_from([0, 150_000]))
+def test_weights_count_in_full(game: list[Move], lead: int) -> None:
+    limit = SlidingWindow("7/s")
+    made = sorted(play(limit, game, lead), key=lambda a: a.wire)
+    for i, first in enumerate(made):
+        in_window = [a.cost for a in made[i:] if a.wire - first.wire <= limit.period_us]
+        assert sum(in_window) <= limit.n
+
+
+@settings(max_examples=400, deadline=None)
+@given(rate=st.sampled_from(["10/s", "3/s", "50/m"]), burst=st.integers(1, 12), game=moves(1), lead=st.sampled_from([0, 150_000]))
+def test_a_bucket_at_the_provider_never_runs_dry(rate: str, burst: int, game: list[Move], lead: int) -> None:
+    limit = TokenBucket(rate, burst=burst)
+    wires = sorted(a.wire for a in play(limit, game, lead))
+    level, at = float(burst), wires[0]
+    for wire in wires:
+        level = min(burst, level + (wire - at) * limit.n / limit.period_us) - 1
+        at = wire
+        assert level >= -1e-6
+
+
+@settings(max_examples=300, deadline=None)
+@given(game=moves(1), lead=st.sampled_from([0, 150_000]), skew=st.floats(-1, 1))
+def test_no_calendar_window_holds_more_though_the_providers_clock_is_off_by_the_jitter(
+    game: list[Move], lead: int, skew: float
+) -> None:
+    limit = FixedWindow("5/s")
+    off = int(skew * limit.jitter * SECOND)
+    counts: dict[int, int] = {}
+    for attempt in play(limit, game, lead):
+        window = (attempt.wire + off) // SECOND
+        counts[window] = counts.get(window, 0) + 1
+    assert max(counts.values()) <= 5
+
+
+@pytest.mark.parametrize("off", [-0.05, 0.05], ids=["behind", "ahead"])
+def test_calls_beside_the_edge_count_on_both_sides_of_it(off: float) -> None:
+    limit = FixedWindow("5/s")
+    edge = START + 10 * SECOND
+    shifted = edge - int(off * SECOND)  # where the provider, whose clock is off, has its edge
+    quick = [(edge - 40_000, 1), (edge - 10_000, 1), (edge + 10_000, 1)]  # answered at once: the jitter does not cover them
+    counted_after = [at for at, _ in quick if at >= shifted]
+    now = edge + 60_000
+    meter = limit.meter(Usage(aged=[c for c in quick if c[0] > limit.horizon(now)], since=limit.horizon(now)), now)
+    assert meter.free + len(counted_after) <= limit.n
+
+
+@settings(max_examples=300, deadline=None)
+@given(n=st.integers(1, 6), game=moves(1))
+def test_never_more_in_flight_than_concurrency_allows(n: int, game: list[Move]) -> None:
+    made = play(Concurrency(n), game)
+    for attempt in made:
+        assert sum(a.send_at <= attempt.send_at < a.answered for a in made) <= n
+
+
+@settings(max_examples=200, deadline=None)
+@given(rate=RATES, game=moves(1), later=st.integers(0, 3 * SECOND))
+def test_room_never_shrinks_as_time_goes_by(rate: str, game: list[Move], later: int) -> None:
+    limit = SlidingWindow(rate)
+    made = play(limit, game)
+    now = max(a.answered for a in made)
+    first = limit.meter(usage_at(limit, made, now), now)
+    second = limit.meter(usage_at(limit, made, now + later), now + later)
+    assert second.free >= first.free
+
+
+@pytest.mark.parametrize(("jitter", "least"), [(0.05, 19.0), (0.01, 19.7)])
+def test_with_a_backlog_the_whole_of_the_bound_is_used(jitter: float, least: float) -> None:
+    limit = SlidingWindow("20/s", jitter=jitter)
+    slow_api = [Move(0, 0, 200_000, 0.0, True, 1)] * 400
+    made = play(limit, slow_api, lead=150_000)
+    span = (made[-1].wire - made[0].wire) / SECOND
+    assert (len(made) - 20) / span >= least
+
+
+def test_a_fast_answer_says_more_than_the_jitter_does() -> None:
+    made = play(SlidingWindow("20/s"), [Move(0, 0, 2000, 0.0, True, 1)] * 400, lead=150_000)
+    span = (made[-1].wire - made[0].wire) / SECOND
+    assert (len(made) - 20) / span >= 19.9
+
+
+def test_long_windows_lose_nothing() -> None:
+    made = play(SlidingWindow("60/10s"), [Move(0, 0, 200_000, 0.0, True, 1)] * 600, lead=150_000)
+    span = (made[-1].wire - made[0].wire) / SECOND
+    assert (len(made) - 60) / span >= 0.99 * 6
+
+
+@pytest.mark.parametrize(
+    ("day", "hours"), [("2026-03-08", 23), ("2026-11-01", 25), ("2026-07-01", 24)], ids=["spring", "autumn", "summer"]
+)
+def test_a_day_is_as_long_as_the_calendar_says(day: str, hours: int) -> None:
+    zone = ZoneInfo("America/Los_Angeles")
+    noon = datetime.fromisoformat(f"{day}T12:00").replace(tzinfo=zone)
+    start, end = FixedWindow("25000/d", timezone="America/Los_Angeles").window(int(noon.timestamp()) * SECOND)
+    assert end - start == hours * 3600 * SECOND
+    assert datetime.fromtimestamp(start / SECOND, zone).hour == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    instant=st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
+    zone=st.sampled_from(["America/Los_Angeles", "Asia/Kathmandu", "America/Havana", "Africa/Cairo", "UTC"]),
+    rate=st.sampled_from(["9/d", "9/2d", "9/w", "9/h", "9/6h", "9/7h", "9/s"]),
+)
+def test_calendar_windows_follow_each_other_without_gap(instant: datetime, zone: str, rate: str) -> None:
+    limit = FixedWindow(rate, timezone=zone)
+    at = int(instant.timestamp()) * SECOND
+    start, end = limit.window(at)
+    assert start <= at < end
+    assert limit.window(end)[0] == end
+    assert limit.window(end - 1) == (start, end)
+    assert end - start <= limit.period_us + 2 * 3600 * SECOND
+
+
+def test_havana_has_days_without_a_midnight() -> None:
+    limit = FixedWindow("9/d", timezone="America/Havana")
+    zone = ZoneInfo("America/Havana")
+    starts = [
+        limit.window(int((datetime(2026, 3, 7, 12, tzinfo=zone) + timedelta(days=d)).timestamp()) * SECOND) for d in range(3)
+    ]
+    assert all(first[1] == second[0] for first, second in pairwise(starts))

@@ -1,0 +1,175 @@
+"""The names, arguments and numbers that users rely on: changing any of these is a breaking change."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import get_commands
+from django.urls import reverse
+
+import callqueue
+from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket, conf
+from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, NotAllowed, UnknownRule
+from callqueue.models import CallAttempt, CallQueue
+
+NAMES = """Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule Session
+SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
+COMMANDS = """dispenser cleanup status send requeue cancel pause resume schedule audit simulate doctor"""
+
+
+def test_every_public_name_is_importable_from_the_package() -> None:
+    for name in NAMES.split():
+        assert getattr(callqueue, name) is not None
+
+
+def test_the_package_is_importable_before_django_is_set_up() -> None:
+    code = "import callqueue; from callqueue import *; callqueue.Rule(limits=[callqueue.SlidingWindow('1/s')])"
+    code = code.replace("from callqueue import *; ", "callqueue.beat_schedule(); ")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_states_are_numbered() -> None:
+    assert {s.name: s.value for s in CallQueue.Status} == {
+        "NEW": 0, "DISPATCHED": 1, "ERROR": 2, "DONE": 3, "FAILED": 4, "CANCELLED": 5, "EXPIRED": 6, "UNKNOWN": 7,
+    }  # fmt: skip
+
+
+def test_models_have_their_columns() -> None:
+    call = """status created_dt due_at_dt expires_at_dt dispatched_at_dt finished_at_dt rule queue key priority cost
+    call_data failed_count error_message unique_key callback"""
+    attempt = """call number rule key queue cost released_at started_at sent_at finished_at outcome response_status
+    response_headers response_body error_message worker"""
+    assert set(call.split()) <= {f.name for f in CallQueue._meta.get_fields()}
+    assert set(attempt.split()) <= {f.name for f in CallAttempt._meta.get_fields()}
+    assert {p[0] for p in CallQueue._meta.permissions} == {"requeue_call", "cancel_call", "control_rule"}
+
+
+def test_send_takes_keywords_only() -> None:
+    parameters = inspect.signature(CallQueue.objects.send).parameters
+    assert list(parameters) == [
+        "call_data", "rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback",
+    ]  # fmt: skip
+    assert all(p.kind is p.KEYWORD_ONLY for name, p in parameters.items() if name != "call_data")
+
+
+def test_querysets_are_named_for_what_they_hold() -> None:
+    for name in ["new", "due", "dispatched", "error", "failed", "unknown", "done", "cancelled", "expired"]:
+        assert callable(getattr(CallQueue.objects, name))
+
+
+def test_every_command_is_there() -> None:
+    assert {f"callqueue_{name}" for name in COMMANDS.split()} <= set(get_commands())
+
+
+def test_tasks_have_their_names() -> None:
+    from celery import current_app
+
+    import callqueue.tasks  # noqa: F401
+
+    names = ("dispenser", "make_api_call", "recover_lost_calls", "cleanup_call_queue")
+    assert {f"callqueue.{name}" for name in names} <= set(current_app.tasks)
+
+
+def test_errors_are_of_one_family() -> None:
+    for error in (InvalidCall, UnknownRule, NotAllowed, IllegalTransition):
+        assert issubclass(error, CallQueueError)
+
+
+def test_defaults_of_a_rule_and_its_retry() -> None:
+    rule, retry = Rule(), Retry()
+    assert (rule.connect_timeout, rule.read_timeout, rule.total_timeout) == (3.05, 27, 60)
+    assert (rule.priority, rule.idempotency_header, rule.on_lost) == (0, "Idempotency-Key", "auto")
+    assert rule.idempotency_ttl == timedelta(hours=24)
+    assert (retry.max_attempts, retry.base, retry.factor, retry.cap, retry.jitter) == (3, 1.0, 2.0, 600.0, True)
+    assert retry.statuses == (408, 425, 429, 500, 502, 503, 504)
+    assert (retry.max_hold, retry.max_rate_limited) == (21600.0, 20)
+
+
+def test_defaults_of_the_settings(settings: object) -> None:
+    settings.CALLQUEUE = {}  # type: ignore[attr-defined]
+    config = conf.current()
+    assert list(config.rules) == ["default"]
+    assert config.rules["default"].limits[0].rate == "100/h"  # type: ignore[attr-defined]
+    assert (config.interval, config.poll, config.release_lease, config.grace) == (1.0, 0.05, 300, 30)
+    assert (config.max_call_bytes, config.max_response_bytes, config.keep_response_bytes) == (262144, 1048576, 4096)
+
+
+@pytest.mark.parametrize("rate", ["ten/s", "5/0s", "0/s", "5", "5/", "/s", "5/y", "-5/s", "5/s ", "5.5/s", None, 5])
+def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
+    for make in (SlidingWindow, FixedWindow, lambda r: TokenBucket(r, burst=1)):
+        with pytest.raises(ImproperlyConfigured, match=r"rate: "):
+            make(rate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hosts", 5), ("queues", [1]), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
+        ("connect_timeout", 0), ("read_timeout", -1), ("total_timeout", "60"), ("priority", 1.5), ("priority", 10**6),
+        ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"), ("follow_redirects", "no"),
+        ("verify", 1), ("classify", "nodots"), ("settle", 7),
+    ],
+)  # fmt: skip
+def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
+    with pytest.raises(ImproperlyConfigured, match=f"Rule.{field}"):
+        Rule(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        lambda: SlidingWindow("1/s", per=""), lambda: SlidingWindow("1/s", jitter=-1), lambda: SlidingWindow("1/s", strict=1),
+        lambda: FixedWindow("1/d", timezone="Mars/Olympus"), lambda: TokenBucket("1/s", burst=0), lambda: Concurrency(0),
+        lambda: Concurrency(True), lambda: SlidingWindow("1/s", unit=""), lambda: SlidingWindow("1/s", name=""),
+    ],
+)  # fmt: skip
+def test_a_limit_says_what_is_wrong(limit: object) -> None:
+    with pytest.raises(ImproperlyConfigured):
+        limit()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"RULEZ": {}}, "did you mean 'RULES'"),
+        ({"RULES": {"a": "100/h"}}, "'a'"),
+        ({"RULES": {rate: Rule(limits=[SlidingWindow(rate, name="x")]) for rate in ("1/s", "2/s")}}, "'x'"),
+        ({"RETENTION": {"dun": None}}, "did you mean 'done'"),
+        ({"RETENTION": {"done": 7}}, "timedelta"),
+        ({"DISPENSER": {"POL": 1}}, "did you mean 'POLL'"),
+        ({"LEASE": {"GRACE": -1}}, "GRACE"),
+        ({"ALLOWED_NETWORKS": ["10.0.0.0/99"]}, "ALLOWED_NETWORKS"),
+        ({"ROUTER": "no.such.thing"}, "ROUTER"),
+        ({"MAX_CALL_BYTES": "big"}, "MAX_CALL_BYTES"),
+        ({"ENCRYPTION_KEYS": ["short"]}, "ENCRYPTION_KEYS"),
+        ({"HANDLERS": {"x": 5}}, "HANDLERS"),
+        ([], "CALLQUEUE"),
+    ],
+)  # fmt: skip
+def test_a_system_check_names_the_place_and_suggests(settings: object, given: object, said: str) -> None:
+    from callqueue.checks import check_settings
+
+    settings.CALLQUEUE = given  # type: ignore[attr-defined]
+    assert any(said in message.msg for message in check_settings())
+
+
+def test_a_handler_that_cannot_be_imported_is_a_check_error(settings: object) -> None:
+    from callqueue.checks import check_handlers
+
+    settings.CALLQUEUE = {"HANDLERS": {"sms": "no.such.handler"}, "RULES": {"a": Rule(classify="no.such.thing")}}  # type: ignore[attr-defined]
+    assert len(check_handlers()) == 2
+
+
+def test_admin_urls_have_their_names() -> None:
+    assert reverse("admin:callqueue_callqueue_changelist")
+    assert reverse("admin:callqueue_dashboard")
+
+
+def test_the_app_is_labelled() -> None:
+    assert apps.get_app_config("callqueue").name == "callqueue"
