@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connections, router
 from django.http import HttpRequest, JsonResponse
 from django.test import override_settings
-from django.urls import path
+from django.urls import path, set_urlconf
 
 from callqueue import Rule
 from callqueue.exceptions import InvalidCall
@@ -80,8 +80,16 @@ def test_asends_side_by_side_are_all_queued(rules: Rules) -> None:
     assert CallQueue.objects.count() == 10
 
 
+@pytest.fixture
+def own_urls() -> Iterator[None]:
+    """This module's URLs. The handler names them for its context, which an event loop hands back to its caller."""
+    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[]):
+        yield
+    set_urlconf(None)
+
+
 @pytest.mark.django_db(transaction=True)
-@override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[])
+@pytest.mark.usefixtures("own_urls")
 def test_an_asgi_view_queues_a_call(rules: Rules) -> None:
     rules(default=Rule())
 

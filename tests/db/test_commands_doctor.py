@@ -182,6 +182,7 @@ def test_calls_under_a_rule_that_is_gone_are_told(rules: Rules) -> None:
 
 
 def test_dead_rows_are_told_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (10, 1000)})
     assert doctor.check_bloat("default").ok
     monkeypatch.setattr(database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (900_000, 1000)})
     assert_wrong(doctor.check_bloat("default"), "900000 dead rows beside 1000", "callqueue_cleanup --vacuum")
