@@ -59,10 +59,11 @@ docs: ## the documentation, warnings as errors, into docs/_build/html
 	@$(NEED) dev
 	@$(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-wheel: ## build the wheel into dist and check what is in it
+wheel: ## build the wheel into dist, check what is in it, and that its types hold for others
 	@$(NEED) dev
 	@$(RUN) -m build --no-isolation --wheel --outdir dist . >/dev/null
 	@$(RUN) .ci/check_wheel.py dist
+	@CALLQUEUE_TEST_WHEEL=1 $(RUN) -m pytest -q --database=sqlite -p no:cacheprovider tests/packaging
 
 bench: ## measure throughput
 	@$(NEED) tests

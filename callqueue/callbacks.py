@@ -42,7 +42,7 @@ def deliver(using: str, call_ids: Sequence[int] | None = None, limit: int = 500)
     sent = []
     for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[:limit]:
         try:
-            messages.send_by_name(current_app, callback, (pk, conf.NAMES_OF_STATUS[status]))
+            messages.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
         except Exception as error:
             events.tell("broker_away", during="callback", error=type(error).__name__)
             break

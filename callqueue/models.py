@@ -15,9 +15,11 @@ from django.utils.translation import gettext_lazy as _
 from callqueue import states
 from callqueue.database import ClockNow
 from callqueue.fields import SealedJSONField, SealedTextField, one_call
-from callqueue.managers import CallAttemptQuerySet, CallQueueManager
+from callqueue.managers import CallAttemptManager, CallQueueManager
 
 if TYPE_CHECKING:
+    from django.db.models.fields.related_descriptors import RelatedManager
+
     from callqueue.forecast import Forecast
 
 
@@ -72,7 +74,9 @@ class CallQueue(models.Model):
 
     objects = CallQueueManager()
 
-    attempts: models.Manager[CallAttempt]
+    if TYPE_CHECKING:
+        pk: int
+        attempts: RelatedManager[CallAttempt]
 
     class Meta:
         verbose_name = _("call")
@@ -186,7 +190,7 @@ class CallAttempt(models.Model):
     error_message = models.TextField(_("error"), blank=True, default="")
     worker = models.CharField(_("worker"), max_length=100, blank=True, default="")
 
-    objects = CallAttemptQuerySet.as_manager()
+    objects = CallAttemptManager()
 
     class Meta:
         verbose_name = _("attempt")
