@@ -10,8 +10,9 @@ import selectors
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import cycle
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.db import connections, models, transaction
@@ -232,41 +233,57 @@ def update_each(
 ) -> int:
     """Update many rows by primary key with values of their own, in one statement; the count of rows changed.
 
-    Each row maps field names to values and has "pk". `where` is a further condition on columns of the table, in SQL of this
-    app's own, its values in `params`. In MariaDB the count leaves out rows that already had the values.
+    Each row maps field names to values and has "pk"; all have the same names in the same order. `where` is a further condition
+    on columns of the table, in SQL of this app's own, its values in `params`. In MariaDB the count leaves out rows that already
+    had the values.
     """
     if not rows:
         return 0
     connection = connections[using]
-    quote = connection.ops.quote_name
-    key: Any = model._meta.pk
-    columns: list[Any] = [key, *(model._meta.get_field(name) for name in rows[0] if name != "pk")]
-    names = [f"v{i}" for i in range(len(columns))]
-    sets = ", ".join(f"{quote(f.column)} = v.{n}" for f, n in zip(columns[1:], names[1:], strict=True))
-    # As a CASE the condition fits no partial index: rows are found by their keys, not by reading all that it is true of.
-    table, condition = quote(model._meta.db_table), f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
-    values = [row["pk" if field is key else field.name] for row in rows for field in columns]
+    names = tuple(name for name in rows[0] if name != "pk")
+    shape = _shape(using, model, ("pk", *names))
+    values = [[row["pk"], *(row[name] for name in names)] for row in rows]
+    update = _update_sql(using, model, ("pk", *names), where)
     if connection.vendor == "postgresql":
-        source, values = _recordset(connection, columns, values)
-        sql = f"UPDATE {table} AS t SET {sets} FROM {source} WHERE t.{quote(key.column)} = v.v0{condition}"
-    elif connection.vendor == "mysql":
-        values = [field.get_db_prep_save(v, connection) for field, v in zip(cycle(columns), values, strict=False)]
-        one = "SELECT " + ", ".join(["%s"] * len(columns))
-        first = "SELECT " + ", ".join(f"%s AS {name}" for name in names)
-        source = " UNION ALL ".join([first, *[one] * (len(rows) - 1)])
-        sets = ", ".join(f"t.{quote(f.column)} = v.{n}" for f, n in zip(columns[1:], names[1:], strict=True))
-        sql = f"UPDATE {table} t JOIN ({source}) v ON t.{quote(key.column)} = v.v0 SET {sets} WHERE 1 = 1{condition}"
+        source, bound = shape.recordset(connection, values)
     else:
-        values = [field.get_db_prep_save(v, connection) for field, v in zip(cycle(columns), values, strict=False)]
-        listed = ", ".join(["(" + ", ".join(["%s"] * len(columns)) + ")"] * len(rows))
-        match = f"t.{quote(key.column)} = v.v0"
-        sql = f"WITH v ({', '.join(names)}) AS (VALUES {listed}) UPDATE {table} AS t SET {sets} FROM v WHERE {match}{condition}"
+        bound = [f.get_db_prep_save(v, connection) for one in values for f, v in zip(shape.fields, one, strict=True)]
+        source = _listed_rows(connection.vendor, len(shape.fields), len(values))
     with connection.cursor() as cursor:
-        cursor.execute(sql, [*values, *params])
+        cursor.execute(update.replace(_SOURCE, source, 1), [*bound, *params])
         if cursor.rowcount >= 0:
             return int(cursor.rowcount)
         cursor.execute("SELECT CHANGES()")  # sqlite3 counts no statement that begins with WITH
         return int(cursor.fetchone()[0])
+
+
+_SOURCE = "{source}"
+
+
+@lru_cache(maxsize=256)
+def _update_sql(using: str, model: type[models.Model], names: tuple[str, ...], where: str) -> str:
+    """The statement of `update_each`, with a place for the rows: `v.v0` is the primary key, `v.v1` and on the values."""
+    connection, shape = connections[using], _shape(using, model, names)
+    quote = connection.ops.quote_name
+    key, *columns = [quote(field.column) for field in shape.fields]
+    # As a CASE the condition fits no partial index: rows are found by their keys, not by reading all that it is true of.
+    table, condition = quote(model._meta.db_table), f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
+    own = "t." if connection.vendor == "mysql" else ""
+    sets = ", ".join(f"{own}{column} = v.v{i}" for i, column in enumerate(columns, start=1))
+    if connection.vendor == "postgresql":
+        return f"UPDATE {table} AS t SET {sets} FROM {_SOURCE} WHERE t.{key} = v.v0{condition}"
+    if connection.vendor == "mysql":
+        return f"UPDATE {table} t JOIN {_SOURCE} ON t.{key} = v.v0 SET {sets} WHERE 1 = 1{condition}"
+    listed = ", ".join(f"v{i}" for i in range(len(shape.fields)))
+    return f"WITH v ({listed}) AS ({_SOURCE}) UPDATE {table} AS t SET {sets} FROM v WHERE t.{key} = v.v0{condition}"
+
+
+def _listed_rows(vendor: str, width: int, count: int) -> str:
+    """So many rows of so many parameters, as a table where there are no recordsets."""
+    if vendor != "mysql":
+        return "VALUES " + ", ".join(["(" + ", ".join(["%s"] * width) + ")"] * count)
+    first = "SELECT " + ", ".join(f"%s AS v{i}" for i in range(width))
+    return "(" + " UNION ALL ".join([first, *["SELECT " + ", ".join(["%s"] * width)] * (count - 1)]) + ") v"
 
 
 def insert_each(model: type[models.Model], using: str, records: Sequence[Mapping[str, Any]]) -> list[int | None]:
@@ -277,8 +294,7 @@ def insert_each(model: type[models.Model], using: str, records: Sequence[Mapping
     connection = connections[using]
     if connection.vendor != "postgresql" or not records:
         return [made.pk for made in model._default_manager.using(using).bulk_create([model(**record) for record in records])]
-    columns = [model._meta.get_field(name) for name in records[0]]
-    return [pk for (pk,) in _inserted(connection, model, columns, records, [model._meta.pk])]
+    return [pk for (pk,) in _inserted(connection, model, tuple(records[0]), records, [model._meta.pk])]
 
 
 def insert_objects(model: type[M], using: str, objects: Sequence[M], *, batch_size: int) -> None:
@@ -294,8 +310,9 @@ def insert_objects(model: type[M], using: str, objects: Sequence[M], *, batch_si
             model._default_manager.using(using).bulk_create(batch)
             continue
         back = [model._meta.pk, *left_out]
+        names = tuple(field.name for field in given)
         records = [{field.name: getattr(one, field.attname) for field in given} for one in batch]
-        for one, values in zip(batch, _inserted(connection, model, given, records, back), strict=True):
+        for one, values in zip(batch, _inserted(connection, model, names, records, back), strict=True):
             for field, value in zip(back, values, strict=True):
                 setattr(one, field.attname, value)
             one._state.adding, one._state.db = False, using
@@ -305,14 +322,16 @@ def _is_default(value: Any) -> bool:
     return isinstance(value, DatabaseDefault)
 
 
-def _inserted(connection: Any, model: type[M], columns: Sequence[Any], records: Sequence[Any], back: Sequence[Any]) -> list[Any]:
+def _inserted(
+    connection: Any, model: type[M], names: tuple[str, ...], records: Sequence[Mapping[str, Any]], back: Sequence[Any]
+) -> list[Any]:
     """Insert rows into PostgreSQL; the columns asked for, of each in turn."""
-    quote = connection.ops.quote_name
-    source, values = _recordset(connection, columns, [value for record in records for value in record.values()])
-    names = ", ".join(quote(field.column) for field in columns)
-    given = ", ".join(f"v.v{i}" for i in range(len(columns)))
+    quote, shape = connection.ops.quote_name, _shape(connection.alias, model, names)
+    source, values = shape.recordset(connection, [list(record.values()) for record in records])
+    columns = ", ".join(quote(field.column) for field in shape.fields)
+    given = ", ".join(f"v.v{i}" for i in range(len(names)))
     returned = ", ".join(quote(field.column) for field in back)
-    sql = f"INSERT INTO {quote(model._meta.db_table)} ({names}) SELECT {given} FROM {source} RETURNING {returned}"
+    sql = f"INSERT INTO {quote(model._meta.db_table)} ({columns}) SELECT {given} FROM {source} RETURNING {returned}"
     return rows(connection.alias, sql, values)
 
 
@@ -321,20 +340,37 @@ def listed(ids: Iterable[int]) -> str:
     return ", ".join(str(int(one)) for one in ids) or "NULL"
 
 
-def _recordset(connection: Any, columns: Sequence[Any], values: Sequence[Any]) -> tuple[str, list[Any]]:
-    """Rows of these columns as PostgreSQL reads them from one parameter: binding each value apart would cost as much again."""
-    width, names = len(columns), [f"v{i}" for i in range(len(columns))]
-    unready = [(i, field) for i, field in enumerate(columns) if type(field) not in _PLAIN]
-    listed = []
-    for at in range(0, len(values), width):
-        one = list(values[at : at + width])
-        for i, field in unready:
-            one[i] = _bare(field.get_db_prep_save(one[i], connection))
-        listed.append(dict(zip(names, one, strict=True)))
-    types = ", ".join(f"v{i} {field.rel_db_type(connection)}" for i, field in enumerate(columns))
-    # The limit is for the planner, who would expect 100 rows and read a small table whole to find them.
-    source = f"(SELECT * FROM json_to_recordset(CAST(%s AS json)) AS r({types}) LIMIT {len(listed)}) AS v"
-    return source, [json.dumps(listed, default=str)]
+@dataclass(frozen=True)
+class _Shape:
+    """Some fields of a model, as rows of values are written: asking Django for their types takes longer than writing them."""
+
+    fields: tuple[Any, ...]
+    unready: tuple[tuple[int, Any], ...]  # the fields whose values are prepared before they are written as JSON
+    names: tuple[str, ...]
+    types: str
+
+    def recordset(self, connection: Any, listed: Sequence[list[Any]]) -> tuple[str, list[Any]]:
+        """The rows as PostgreSQL reads them from one parameter: binding each value apart would cost as much again."""
+        for one in listed:
+            for i, field in self.unready:
+                one[i] = _bare(field.get_db_prep_save(one[i], connection))
+        document = json.dumps([dict(zip(self.names, one, strict=True)) for one in listed], default=str)
+        # The limit is for the planner, who would expect 100 rows and read a small table whole to find them.
+        source = f"(SELECT * FROM json_to_recordset(CAST(%s AS json)) AS r({self.types}) LIMIT {len(listed)}) AS v"
+        return source, [document]
+
+
+@lru_cache(maxsize=256)
+def _shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> _Shape:
+    """The fields of these names ("pk" is the primary key), in this order."""
+    connection = connections[using]
+    fields: list[Any] = [model._meta.pk if name == "pk" else model._meta.get_field(name) for name in names]
+    unready = tuple((i, field) for i, field in enumerate(fields) if type(field) not in _PLAIN)
+    columns = tuple(f"v{i}" for i in range(len(fields)))
+    types = ""
+    if connection.vendor == "postgresql":
+        types = ", ".join(f"{column} {field.rel_db_type(connection)}" for column, field in zip(columns, fields, strict=True))
+    return _Shape(tuple(fields), unready, columns, types)
 
 
 # What needs no preparation to be written as JSON.

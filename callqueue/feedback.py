@@ -90,6 +90,8 @@ def verdict(
 
 def tightening(status: int, headers: Mapping[str, str], *, now: datetime, max_hold: float) -> HoldUntil | None:
     """The hold that an answer of any `status`, a success too, asks for: nothing remains until the reset it names."""
+    if not any("rate" in name.lower() for name in headers):  # most answers say nothing of limits, and cost no parsing
+        return None
     advice = rate_limit_headers(headers, now=now, max_hold=max_hold)
     if not advice.until_s:
         return None

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--counted", type=int, default=300_000, help="attempts in a window of a day")
     parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million` and `numbers`")
     parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
+    parser.add_argument("--drain", type=float, default=20, help="seconds that each backlog of `exact` takes")
     parser.add_argument("--only", nargs="*", help="contestants of the throughput table")
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
@@ -95,6 +96,27 @@ def sending(options: argparse.Namespace) -> None:
     report.save(OUT, "sending", found)
 
 
+def exact(options: argparse.Namespace) -> None:
+    from tests.benchmarks import exact as room
+
+    found = room.measure(options.drain)
+    rows = [
+        [
+            one["name"],
+            f"{one['highest']} of {one['limit']}",
+            f"{one['share']:.3f}",
+            f"{one['goal']:.2f}",
+            f"{one['of_bound']:.3f}",
+            f"{one['requests'] / one['calls']:.3g}",
+            f"{one['tasks_per_call']:.2f}",
+        ]
+        for one in found
+    ]
+    head = ["a backlog", "the most in any window", "share used", "goal", "of W/(W + jitter)", "requests a call", "messages a call"]
+    print(report.table("Exact", head, rows, f"python -m tests.benchmarks exact --drain {options.drain:g}"))
+    report.save(OUT, "exact", found)
+
+
 def million(options: argparse.Namespace) -> None:
     from tests.benchmarks import scale
 
@@ -149,6 +171,7 @@ EXPERIMENTS = {
     "latency": latency,
     "flat": flat,
     "sending": sending,
+    "exact": exact,
     "million": million,
     "numbers": numbers,
     "soak": soak,

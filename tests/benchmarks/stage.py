@@ -57,7 +57,7 @@ class Stage:
     def rival_database(self, name: str) -> str:
         """A new, empty database; its address."""
         name = f"{self.database}_{name}"
-        _sql(f'CREATE DATABASE "{name}"')
+        _sql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)', f'CREATE DATABASE "{name}"')
         self.rival_databases.append(name)
         return _dsn(name)
 

@@ -40,11 +40,14 @@ class RecordedSpan(trace.NonRecordingSpan):
         self.status = status
 
 
-class Recorder:
-    """Stands in for the global tracer."""
+class Recorder(trace.TracerProvider):
+    """Stands in for the global provider of tracers, and is its only tracer."""
 
     def __init__(self) -> None:
         self.spans: list[RecordedSpan] = []
+
+    def get_tracer(self, *names: Any, **options: Any) -> Any:
+        return self
 
     @contextmanager
     def start_as_current_span(self, name: str, **options: Any) -> Iterator[RecordedSpan]:
@@ -58,7 +61,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(trace, "get_tracer", lambda name: recorder)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: recorder)
     return recorder
 
 
