@@ -15,7 +15,7 @@ FIND_PYTHON = for python in $(PYTHON) python3 python3.13 python3.12 python3.11 p
 NEED = python=$$($(FIND_PYTHON)) && "$$python" .ci/venv.py
 RUN := .venv/bin/python
 
-.PHONY: help venv test demo lint format types imports migrations docs wheel bench faults clean
+.PHONY: help venv test demo lint format types imports migrations messages docs wheel bench faults clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -54,6 +54,11 @@ migrations: ## fail where a model has no migration
 	@$(NEED) dev
 	@CALLQUEUE_TEST_DATABASE=sqlite CALLQUEUE_TEST_DB_NAME=:memory: DJANGO_SETTINGS_MODULE=tests.settings \
 	$(RUN) -m django makemigrations callqueue --check --dry-run
+
+messages: ## collect the strings to translate and compile the translations (needs gettext's programs)
+	@$(NEED) dev
+	@cd callqueue && PYTHONPATH=.. ../$(RUN) -P -m django makemessages --all --no-location --no-wrap
+	@cd callqueue && PYTHONPATH=.. ../$(RUN) -P -m django compilemessages
 
 docs: ## the documentation, warnings as errors, into docs/_build/html
 	@$(NEED) dev

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+from django.utils.translation import gettext as _
+
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 LONGEST = timedelta(days=3660)
 _DURATION = re.compile(r"([0-9]{1,12})([smhdw])")
@@ -21,8 +23,8 @@ def parse_duration(text: str) -> timedelta:
     """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most; WrongDuration says why not."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise WrongDuration(f'{text!r} is not a duration; write "<n>" with s, m, h, d or w, as in "90s", "2h", "7d"')
+        raise WrongDuration(_('%r is not a duration; write "<n>" with s, m, h, d or w, as in "90s", "2h", "7d"') % text)
     seconds = int(match[1]) * SECONDS[match[2]]
     if seconds > LONGEST.total_seconds():
-        raise WrongDuration(f"{text!r} is longer than ten years")
+        raise WrongDuration(_("%r is longer than ten years") % text)
     return timedelta(seconds=seconds)

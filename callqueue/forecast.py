@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from callqueue import conf, holds, ledger, states
 from callqueue.budgets import Book, Budget, cost_of, key_part
@@ -61,10 +64,10 @@ def forecast(call: CallQueue) -> Forecast:
     """The forecast of one call, as of now. `position` is None where more than CAP calls go before it."""
     using = call._state.db or "default"
     if call.status not in states.WAITING:
-        return Forecast(f"it is {call.get_status_display()}")
+        return Forecast(_("it is %s") % call.get_status_display())
     config = conf.current()
     if call.rule not in config.rules:
-        return Forecast(f"the rule {call.rule!r} is not in CALLQUEUE['RULES'] any more")
+        return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
     now = clock(using)
     group = config.book.groups[call.rule]
     book = config.book.with_rates(holds.rates(using, group))
@@ -72,11 +75,11 @@ def forecast(call: CallQueue) -> Forecast:
     ahead = _count_ahead(call, book, using)
     position = None if ahead.calls > CAP else ahead.calls + 1
     if hold is not None and hold.until is None:
-        return Forecast(f"held until it is resumed: {hold.reason}", position)
+        return Forecast(_("held until it is resumed: %s") % hold.reason, position)
     if silence := _silence(using, now):
         return Forecast(silence, position)
     if position is None:
-        return Forecast(f"more than {CAP:,} calls go before it")
+        return Forecast(_("more than %s calls go before it") % _grouped(CAP))
     account = ledger.read(using, book, group, to_us(now), _memo(using, group))
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
@@ -85,9 +88,9 @@ def forecast(call: CallQueue) -> Forecast:
         return Forecast(expected.reason, position)
     instant = max(from_us(expected.instant), call.due_at_dt)
     if hold is not None:
-        reason = f"held: {hold.reason}"
+        reason = _("held: %s") % hold.reason
     elif call.due_at_dt >= from_us(expected.instant) and call.due_at_dt > now:
-        reason = "it is not due yet"
+        reason = _("it is not due yet")
     else:
         reason = expected.reason
     return Forecast(reason + _unseen(using), position, instant)
@@ -215,14 +218,15 @@ def _expected(call: CallQueue, account: ledger.Account, ahead: Ahead, start: int
         if not own:
             continue
         if own > budget.limit.capacity:
-            return Expected(None, f"its cost of {own} is more than {budget.limit.label} ever admits")
+            return Expected(
+                None, _("its cost of %(cost)d is more than %(limit)s ever admits") % {"cost": own, "limit": budget.limit.label}
+            )
         if isinstance(budget.limit, Concurrency) and pace is None and _queued(budget, ahead) + 1 > budget.limit.n:
-            return Expected(None, f"{budget.limit.label} is used up, and how long a call takes is not known yet")
+            return Expected(None, _("%s is used up, and how long a call takes is not known yet") % budget.limit.label)
         runs.setdefault(_calls_through(budget, ahead, own), []).append(_single(call, account, budget, pace or USUAL))
     if binding is not None and (stalled := _stalled(account)):
-        return Expected(
-            None, f"{binding.limit.label} is used up by attempts in flight, and no worker has begun {stalled} of them"
-        )
+        reason = _("%(limit)s is used up by attempts in flight, and no worker has begun %(count)d of them")
+        return Expected(None, reason % {"limit": binding.limit.label, "count": stalled})
     latest, label = start, binding.limit.label if binding else None
     for calls, charged in runs.items():
         made = simulate(
@@ -292,12 +296,17 @@ def _used_up(call: CallQueue, account: ledger.Account) -> Budget | None:
 def _reason(ahead: Ahead, label: str | None, is_used_up: bool, is_soon: bool) -> str:
     others = sum(ahead.others.values())
     count = ahead.calls + others
-    before = f"{count:,} call{'s go' if count != 1 else ' goes'} before it" if count else ""
+    before = ngettext("%s call goes before it", "%s calls go before it", count) % _grouped(count) if count else ""
+    values = {"limit": label, "before": before}
     if is_soon and not is_used_up:
-        return before or "it goes at the next pass"
+        return before or _("it goes at the next pass")
     if is_used_up:
-        return f"{label} is used up" + (f", and {before}" if before else "")
-    return f"{before}, as fast as {label} allows" if label else before
+        return (_("%(limit)s is used up, and %(before)s") if before else _("%(limit)s is used up")) % values
+    return _("%(before)s, as fast as %(limit)s allows") % values if label else before
+
+
+def _grouped(count: int) -> str:
+    return str(number_format(count, force_grouping=True))
 
 
 # --- what is known
@@ -326,11 +335,11 @@ def _silence(using: str, now: datetime) -> str:
     if seen_at is None or seen_at > now - SILENT:
         return ""
     minutes = round((now - seen_at).total_seconds() / 60)
-    return f"no dispenser has been seen for {minutes} minutes: nothing is released until one runs"
+    return str(_("no dispenser has been seen for %d minutes: nothing is released until one runs") % minutes)
 
 
 def _unseen(using: str) -> str:
-    return "" if _dispensers(using).exists() else "; no dispenser has been seen yet: the time holds if one starts now"
+    return "" if _dispensers(using).exists() else _("; no dispenser has been seen yet: the time holds if one starts now")
 
 
 def _pace(using: str, rule: str) -> Pace | None:

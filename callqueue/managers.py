@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, F, Q, Value, When
+from django.utils.translation import gettext as _
 
 from callqueue import database, events, states
 from callqueue.exceptions import IllegalTransition
@@ -174,10 +175,11 @@ class CallQueueManager(_Calls):
         if changed:
             return
         if call.status == states.DONE:
-            raise IllegalTransition(f"call {call.pk} is done; to make it once more on purpose, requeue(again=True)")
+            raise IllegalTransition(_("call %d is done; to make it once more on purpose, requeue(again=True)") % call.pk)
         if call.status in legal:
-            raise IllegalTransition(f"another unfinished call carries the unique key {call.unique_key!r}")
-        raise IllegalTransition(f"call {call.pk} is {call.get_status_display()} and cannot be requeued")
+            raise IllegalTransition(_("another unfinished call carries the unique key %r") % call.unique_key)
+        why = _("call %(number)d is %(status)s and cannot be requeued")
+        raise IllegalTransition(why % {"number": call.pk, "status": call.get_status_display()})
 
     def cancel_one(self, call: CallQueue) -> None:
         """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
@@ -186,8 +188,9 @@ class CallQueueManager(_Calls):
         if changed:
             return
         if call.status == states.DISPATCHED:
-            raise IllegalTransition(f"a worker has begun call {call.pk}; it can no longer be cancelled")
-        raise IllegalTransition(f"call {call.pk} is {call.get_status_display()} and cannot be cancelled")
+            raise IllegalTransition(_("a worker has begun call %d; it can no longer be cancelled") % call.pk)
+        why = _("call %(number)d is %(status)s and cannot be cancelled")
+        raise IllegalTransition(why % {"number": call.pk, "status": call.get_status_display()})
 
     @property
     def db_for_write(self) -> str:

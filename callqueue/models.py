@@ -10,6 +10,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from django.db import models
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from callqueue import states
@@ -136,7 +137,8 @@ class CallQueue(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"call {self.pk} ({self.rule}, {self.get_status_display()})"
+        values = {"number": self.pk, "rule": self.rule, "status": self.get_status_display()}
+        return gettext("call %(number)s (%(rule)s, %(status)s)") % values
 
     def requeue(self, *, again: bool = False) -> None:
         """Send the call once more, now. From DONE only with `again=True`. IllegalTransition from any other state."""
@@ -205,7 +207,7 @@ class CallAttempt(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"attempt {self.number} of call {self.call_id}"
+        return gettext("attempt %(number)s of call %(call)s") % {"number": self.number, "call": self.call_id}
 
 
 class RuleState(models.Model):
@@ -253,7 +255,7 @@ class Hold(models.Model):
 
     def __str__(self) -> str:
         scope = self.rule if self.per == "rule" else f"{self.rule}, {self.per} {self.value!r}"
-        return f"hold on {scope}"
+        return gettext("hold on %s") % scope
 
 
 class DispenserState(models.Model):

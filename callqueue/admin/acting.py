@@ -14,6 +14,7 @@ from typing import Any
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from callqueue import database, states
 from callqueue.models import CallQueue
@@ -35,13 +36,13 @@ class Acted:
 def requeue(user_id: int, calls: QuerySet[CallQueue], *, again: bool = False) -> Acted:
     """Send these calls once more, those that may be; DONE ones only with `again`."""
     legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
-    return _each_batch(user_id, calls, legal, lambda rows: rows.requeue(again=again), "Requeued", states.NEW)
+    return _each_batch(user_id, calls, legal, lambda rows: rows.requeue(again=again), _("Requeued"), states.NEW)
 
 
 def cancel(user_id: int, calls: QuerySet[CallQueue]) -> Acted:
     """End these calls, those that no worker has begun."""
     legal = (*states.CANCELLABLE, states.DISPATCHED)
-    return _each_batch(user_id, calls, legal, lambda rows: rows.cancel(), "Cancelled", states.CANCELLED)
+    return _each_batch(user_id, calls, legal, lambda rows: rows.cancel(), _("Cancelled"), states.CANCELLED)
 
 
 def log_call(user_id: int, call: CallQueue, what: str) -> None:
@@ -72,7 +73,8 @@ def _log(user_id: int, calls: list[CallQueue], before: dict[int, int], word: str
         LogEntry.objects.create(
             user_id=user_id,
             content_type=ContentType.objects.get_for_model(CallQueue),
-            object_repr=f"{len(calls)} calls, {min(c.pk for c in calls)} to {max(c.pk for c in calls)}",
+            object_repr=_("%(count)d calls, %(first)d to %(last)d")
+            % {"count": len(calls), "first": min(c.pk for c in calls), "last": max(c.pk for c in calls)},
             action_flag=CHANGE,
             change_message=f"{word}.",
         )
@@ -80,7 +82,7 @@ def _log(user_id: int, calls: list[CallQueue], before: dict[int, int], word: str
     for status in sorted({before[call.pk] for call in calls}):
         was = CallQueue.Status(status).label
         same = [call for call in calls if before[call.pk] == status]
-        LogEntry.objects.log_actions(user_id, same, CHANGE, f"{word}; it was {was}.")
+        LogEntry.objects.log_actions(user_id, same, CHANGE, _("%(done)s; it was %(status)s.") % {"done": word, "status": was})
 
 
 def _batches(calls: QuerySet[CallQueue]) -> Iterator[list[int]]:

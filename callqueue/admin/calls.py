@@ -23,7 +23,7 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.csrf import csrf_protect
 
 from callqueue import states
@@ -45,7 +45,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_filter = (StatusFilter, RuleFilter, MethodFilter)
     date_hierarchy = "created_dt"
     search_fields = ("=id", "=unique_key", "=key")
-    search_help_text = "A call's number, its unique key or its key, in full."
+    search_help_text = gettext_lazy("A call's number, its unique key or its key, in full.")
     ordering = ("-id",)
     sortable_by = ("id", "age")
     paginator = BoundedPaginator
@@ -93,33 +93,33 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         more = {"title": _("Calls"), "selection_note_all": _("All that match are selected"), **(extra_context or {})}
         return super().changelist_view(request, more)
 
-    @admin.display(description="status")
+    @admin.display(description=gettext_lazy("status"))
     def shown_status(self, call: CallQueue) -> str:
         return format_html('<span class="cq-status cq-{}">{}</span>', showing.kind_of(call.status), call.get_status_display())
 
-    @admin.display(description="key")
+    @admin.display(description=gettext_lazy("key"))
     def shown_key(self, call: CallQueue) -> str:
         return Truncator(call.key).chars(40)
 
-    @admin.display(description="due")
+    @admin.display(description=gettext_lazy("due"))
     def due(self, call: CallQueue) -> str:
         if call.status not in states.WAITING:
             return ""
         return format_html('<span class="cq-time">{}</span>', _ago_or_in(call.due_at_dt))
 
-    @admin.display(description="age", ordering="created_dt")
+    @admin.display(description=gettext_lazy("age"), ordering="created_dt")
     def age(self, call: CallQueue) -> str:
         made = timezone.localtime(call.created_dt) if timezone.is_aware(call.created_dt) else call.created_dt
         age = words.duration(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
         return format_html('<time class="cq-time" datetime="{0}" title="{0}">{1}</time>', made.isoformat(" ", "seconds"), age)
 
-    @admin.display(description="last error")
+    @admin.display(description=gettext_lazy("last error"))
     def last_error(self, call: CallQueue) -> str:
         return Truncator(redact_text(call.error_message[:2000])).chars(80)
 
     # --- actions
 
-    @admin.action(description="Requeue selected calls", permissions=["requeue_call"])
+    @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
     def requeue_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse | None:
         calls = self._to_write(queryset)
         choice = request.POST.get("confirm") or ("all" if "post" in request.POST else None)
@@ -128,12 +128,25 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if choice == "safe":
             calls = calls.exclude(status__in=ASKED)
         acted = acting.requeue(_user_id(request), calls, again=choice == "all")
-        self._say(request, acted, "requeued")
+        changed = ngettext("%d call requeued.", "%d calls requeued.", acted.changed)
+        left = ngettext(
+            "%d call was left as it is: in its state it cannot be requeued.",
+            "%d calls were left as they are: in their state they cannot be requeued.",
+            acted.left,
+        )
+        self._say(request, acted, changed, left)
         return None
 
-    @admin.action(description="Cancel selected calls", permissions=["cancel_call"])
+    @admin.action(description=gettext_lazy("Cancel selected calls"), permissions=["cancel_call"])
     def cancel_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> None:
-        self._say(request, acting.cancel(_user_id(request), self._to_write(queryset)), "cancelled")
+        acted = acting.cancel(_user_id(request), self._to_write(queryset))
+        changed = ngettext("%d call cancelled.", "%d calls cancelled.", acted.changed)
+        left = ngettext(
+            "%d call was left as it is: in its state it cannot be cancelled.",
+            "%d calls were left as they are: in their state they cannot be cancelled.",
+            acted.left,
+        )
+        self._say(request, acted, changed, left)
 
     def _to_write(self, queryset: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
         return queryset.using(router.db_for_write(CallQueue))
@@ -148,7 +161,9 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             **self.admin_site.each_context(request),
             "title": _("Requeue calls that may have been made already?"),
             "opts": self.opts,
-            "counts": [(label, f"{cap:,}+" if count > cap else f"{count:,}") for label, count in counts if count],
+            "counts": [
+                (label, f"{words.count(cap)}+" if count > cap else words.count(count)) for label, count in counts if count
+            ],
             "has_unknown": states.UNKNOWN in risky,
             "has_done": states.DONE in risky,
             "has_safe": calls.filter(status__in=set(states.REQUEUABLE) - set(ASKED))[:1].exists(),
@@ -159,18 +174,12 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         }
         return TemplateResponse(request, "admin/callqueue/callqueue/confirm_requeue.html", context)
 
-    def _say(self, request: HttpRequest, acted: acting.Acted, word: str) -> None:
-        said = ngettext("%(count)d call %(word)s.", "%(count)d calls %(word)s.", acted.changed)
+    def _say(self, request: HttpRequest, acted: acting.Acted, changed: str, left: str) -> None:
         if acted.changed or not acted.left:
             level = messages.SUCCESS if acted.changed else messages.WARNING
-            self.message_user(request, said % {"count": acted.changed, "word": word}, level)
+            self.message_user(request, changed % acted.changed, level)
         if acted.left:
-            left = ngettext(
-                "%(count)d call was left as it is: in its state it cannot be %(word)s.",
-                "%(count)d calls were left as they are: in their state they cannot be %(word)s.",
-                acted.left,
-            )
-            self.message_user(request, left % {"count": acted.left, "word": word}, messages.WARNING)
+            self.message_user(request, left % acted.left, messages.WARNING)
         if acted.is_unfinished:
             self.message_user(
                 request, _("There are more than one request can do: run the action again for the rest."), messages.WARNING
@@ -190,7 +199,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _delete_some(delete: Any, admin: CallQueueAdmin, request: HttpRequest, queryset: QuerySet[CallQueue]) -> Any:
         if queryset.order_by()[: DELETED + 1].count() > DELETED:
             why = _("These are more than %(count)s calls: delete them with callqueue_cleanup, in short batches.")
-            admin.message_user(request, why % {"count": f"{DELETED:,}"}, messages.ERROR)
+            admin.message_user(request, why % {"count": words.count(DELETED)}, messages.ERROR)
             return None
         return delete(admin, request, queryset)
 
@@ -234,7 +243,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context = {
             **self.admin_site.each_context(request),
             **showing.context_of(call),
-            "title": f"Call {call.pk}",
+            "title": _("Call %d") % call.pk,
             "opts": self.opts,
             "original": call,
             "media": self.media,
@@ -276,7 +285,8 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if not self.has_requeue_call_permission(request):
             raise PermissionDenied
         if call.status not in editing.EDITABLE:
-            self.message_user(request, f"Call {call.pk} is {call.get_status_display()} and cannot be edited.", messages.ERROR)
+            why = _("Call %(number)d is %(status)s and cannot be edited.")
+            self.message_user(request, why % {"number": call.pk, "status": call.get_status_display()}, messages.ERROR)
             return HttpResponseRedirect(_page_of(call))
         text, problem = editing.as_text(editing.shown(call.call_data)), ""
         if request.method == "POST":
@@ -286,7 +296,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 return HttpResponseRedirect(_page_of(call))
         context = {
             **self.admin_site.each_context(request),
-            "title": f"Edit and requeue call {call.pk}",
+            "title": _("Edit and requeue call %d") % call.pk,
             "opts": self.opts,
             "call": call,
             "original": call,
@@ -302,28 +312,28 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """What is wrong; empty once it is saved."""
         is_asked = call.status in ASKED
         if is_asked and "again" not in request.POST:
-            return "This call may have been made already: say that it may be made again."
+            return _("This call may have been made already: say that it may be made again.")
         was = call.get_status_display()
         try:
             editing.save(call, editing.read(text, call.call_data), again=is_asked)
         except CallQueueError as error:
             call.refresh_from_db()
             return str(error)
-        acting.log_call(_user_id(request), call, f"Edited and requeued; it was {was}.")
-        self.message_user(request, f"Call {call.pk} edited and requeued.", messages.SUCCESS)
+        acting.log_call(_user_id(request), call, _("Edited and requeued; it was %s.") % was)
+        self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
         return ""
 
     def _requeue(self, request: HttpRequest, call: CallQueue) -> str:
         if call.status in ASKED and "again" not in request.POST:
-            raise IllegalTransition(f"call {call.pk} may have been made already: say that it may be made again")
+            raise IllegalTransition(_("this call may have been made already: say that it may be made again"))
         was = call.get_status_display()
         call.requeue(again=call.status == states.DONE)
-        return f"Requeued; it was {was}."
+        return _("Requeued; it was %s.") % was
 
     def _cancel(self, request: HttpRequest, call: CallQueue) -> str:
         was = call.get_status_display()
         call.cancel()
-        return f"Cancelled; it was {was}."
+        return _("Cancelled; it was %s.") % was
 
     def _act(self, request: HttpRequest, object_id: str, may: bool, act: Any) -> HttpResponse:
         if request.method != "POST":
@@ -339,7 +349,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self.message_user(request, f"{str(error)[:1].upper()}{str(error)[1:]}.", messages.ERROR)
         else:
             acting.log_call(_user_id(request), call, what)
-            self.message_user(request, f"Call {call.pk}: {what}", messages.SUCCESS)
+            self.message_user(request, _("Call %(number)d: %(what)s") % {"number": call.pk, "what": what}, messages.SUCCESS)
         return HttpResponseRedirect(_page_of(call))
 
     def _call(self, request: HttpRequest, object_id: str) -> CallQueue | None:
@@ -388,4 +398,4 @@ def _page_of(call: CallQueue) -> str:
 
 def _ago_or_in(instant: datetime) -> str:
     seconds = (instant - timezone.now()).total_seconds()
-    return f"in {words.duration(seconds)}" if seconds > 0 else f"{words.duration(-seconds)} ago"
+    return _("in %s") % words.duration(seconds) if seconds > 0 else _("%s ago") % words.duration(-seconds)

@@ -20,6 +20,8 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from callqueue import conf, control, minutes, overview
 from callqueue.admin import plots, words
@@ -44,11 +46,12 @@ class Row:
 
     @property
     def waiting(self) -> str:
-        return f"about {self.rule.waiting:,}" if self.rule.is_estimate else f"{self.rule.waiting:,}"
+        counted = words.count(self.rule.waiting)
+        return _("about %s") % counted if self.rule.is_estimate else counted
 
     @property
     def in_flight(self) -> str:
-        return f"{self.rule.in_flight:,}"
+        return words.count(self.rule.in_flight)
 
     @property
     def oldest(self) -> str:
@@ -58,7 +61,7 @@ class Row:
     def drain(self) -> str:
         if not self.rule.waiting:
             return ""
-        return "nobody can say" if self.rule.drain_s is None else words.duration(self.rule.drain_s)
+        return _in_words(self.rule.drain_s)
 
 
 def page(request: HttpRequest, admin: Any) -> HttpResponse:
@@ -68,7 +71,7 @@ def page(request: HttpRequest, admin: Any) -> HttpResponse:
     context = {
         **admin.admin_site.each_context(request),
         **_context(request),
-        "title": "Dashboard",
+        "title": _("Dashboard"),
         "opts": admin.opts,
         "media": admin.media,
     }
@@ -91,9 +94,9 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "now": timezone.localtime(clock(using)),
         "may_control": request.user.has_perm(PERMISSION),
         "totals": {
-            "waiting": f"{sum(rule.waiting for rule in rules):,}",
+            "waiting": words.count(sum(rule.waiting for rule in rules)),
             "is_estimate": any(rule.is_estimate for rule in rules),
-            "in_flight": f"{sum(rule.in_flight for rule in rules):,}",
+            "in_flight": words.count(sum(rule.in_flight for rule in rules)),
             "held": sum(1 for rule in rules if rule.holds),
         },
     }
@@ -120,12 +123,12 @@ def _act(request: HttpRequest, admin: Any) -> HttpResponse:
         raise PermissionDenied
     act = _ACTS.get(request.POST.get("do", ""))
     if act is None:
-        messages.error(request, "Nothing was done: there is no such action.")
+        messages.error(request, _("Nothing was done: there is no such action."))
         return _back()
     try:
         answer = act(request, admin, request.POST.get("rule", ""))
     except (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError) as error:
-        messages.error(request, f"Nothing was changed: {error}")
+        messages.error(request, _("Nothing was changed: %s") % error)
         return _back()
     if isinstance(answer, HttpResponse):
         return answer
@@ -137,16 +140,18 @@ def _act(request: HttpRequest, admin: Any) -> HttpResponse:
 def _pause(request: HttpRequest, admin: Any, rule: str) -> str:
     key, reason = request.POST.get("key", "").strip(), request.POST.get("reason", "").strip()[:500]
     until = _until(request)
-    control.pause(_using(), rule, key=_key(key), until=until, reason=reason or f"paused by {request.user.get_username()}")
-    end = f"until {timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}" if until else "until it is resumed"
-    scope = f" key {key!r}" if key else ""
-    return f"Paused{scope} {end}" + (f": {reason}" if reason else "") + "."
+    control.pause(_using(), rule, key=_key(key), until=until, reason=reason or _("paused by %s") % request.user.get_username())
+    end = _("until %s") % f"{timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}" if until else _("until it is resumed")
+    said = _("Paused key %(key)s %(end)s") if key else _("Paused %(end)s")
+    return said % {"key": repr(key), "end": end} + (f": {reason}" if reason else "") + "."
 
 
 def _resume(request: HttpRequest, admin: Any, rule: str) -> str:
     key = request.POST.get("key", "").strip()
     count = control.resume(_using(), rule, key=_key(key))
-    return f"Resumed{f' key {key!r}' if key else ''}; {count} hold{'' if count == 1 else 's'} ended."
+    ended = ngettext("%d hold ended", "%d holds ended", count) % count
+    said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
+    return said % {"key": repr(key), "ended": ended}
 
 
 def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
@@ -155,19 +160,21 @@ def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
     rate = text or None
     if "confirm" in request.POST:
         control.change_limit(_using(), rule, budget_id, rate)
-        return f"Limit {budget_id} changed to {rate}." if rate else f"Limit {budget_id} is as the settings say."
+        said = _("Limit %(limit)s changed to %(rate)s.") if rate else _("Limit %(limit)s is as the settings say.")
+        return said % {"limit": budget_id, "rate": rate}
     conf.current().rule(rule)
     (before,) = overview.look(_using(), only=rule)
     found = {limit.id: limit for limit in before.limits}
     if budget_id not in found:
-        raise InvalidCall("limit", f"rule {rule!r} has no limit {budget_id!r}{conf.suggest(budget_id, found)}")
+        why = _("rule %(rule)r has no limit %(limit)r") % {"rule": rule, "limit": budget_id}
+        raise InvalidCall("limit", f"{why}{conf.suggest(budget_id, found)}")
     limit = found[budget_id]
     wanted = rate or limit.configured
     _check_rate(rule, budget_id, wanted)
     after = overview.drain_with(_using(), rule, {budget_id: wanted})
     context = {
         **admin.admin_site.each_context(request),
-        "title": f"Change a limit of {rule}?",
+        "title": _("Change a limit of %s?") % rule,
         "opts": admin.opts,
         "media": admin.media,
         "rule": before,
@@ -175,8 +182,8 @@ def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
         "rate": text,
         "wanted": wanted,
         "others": [name for name in limit.rules if name != rule],
-        "drain_before": "nobody can say" if before.drain_s is None else words.duration(before.drain_s),
-        "drain_after": "nobody can say" if after is None else words.duration(after),
+        "drain_before": _in_words(before.drain_s),
+        "drain_after": _in_words(after),
         "is_longer": None not in (after, before.drain_s) and (after or 0) > (before.drain_s or 0),
     }
     return TemplateResponse(request, "admin/callqueue/confirm_limit.html", context)
@@ -187,6 +194,10 @@ _ACTS: dict[str, Callable[[HttpRequest, Any, str], HttpResponse | str]] = {
     "resume": _resume,
     "limit": _change,
 }
+
+
+def _in_words(seconds: float | None) -> str:
+    return _("nobody can say") if seconds is None else words.duration(seconds)
 
 
 def _check_rate(rule: str, budget_id: str, rate: str) -> None:
@@ -200,18 +211,18 @@ def _until(request: HttpRequest) -> datetime | None:
     """When a pause is to end: after a duration, at an instant, or None."""
     for_, at = request.POST.get("for", "").strip(), request.POST.get("until", "").strip()
     if for_ and at:
-        raise InvalidCall("until", "give either how long or until when, not both")
+        raise InvalidCall("until", _("give either how long or until when, not both"))
     if for_:
         return clock(_using()) + parse_duration(for_)
     if not at:
         return None
     until = parse_datetime(at)
     if until is None:
-        raise InvalidCall("until", f"{at!r} is not a date and time")
+        raise InvalidCall("until", _("%r is not a date and time") % at)
     if timezone.is_naive(until):
         until = timezone.make_aware(until)
     if until <= clock(_using()):
-        raise InvalidCall("until", "is in the past")
+        raise InvalidCall("until", _("is in the past"))
     return until
 
 

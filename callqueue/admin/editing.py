@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.db import router
+from django.utils.translation import gettext as _
 
 from callqueue import database, intake, states
 from callqueue.budgets import key_parts
@@ -39,7 +40,7 @@ def read(text: str, stored: Any) -> Any:
     try:
         edited = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidCall("call_data", f"is not JSON: {error}") from None
+        raise InvalidCall("call_data", _("is not JSON: %s") % error) from None
     laid = _laid_over(edited, shown(stored), stored, "call_data")
     _refuse_to_leak(laid, stored)
     return laid
@@ -54,7 +55,7 @@ def save(call: CallQueue, call_data: Any, *, again: bool = False) -> None:
         intake.Order(call_data, rule=call.rule, key=key_parts(call.key) or call.key, priority=call.priority, cost=call.cost)
     )
     if checked is None:
-        raise InvalidCall("call_data", "is such that the router discards it")
+        raise InvalidCall("call_data", _("is such that the router discards it"))
     using = router.db_for_write(CallQueue, instance=call)
     with database.writing(using):
         rows = CallQueue.objects.using(using).filter(pk=call.pk, status=call.status, last_attempt=call.last_attempt)
@@ -62,7 +63,7 @@ def save(call: CallQueue, call_data: Any, *, again: bool = False) -> None:
         if checked.call_data != call.call_data:
             changes |= {"idempotency_key": uuid.uuid4(), "first_sent_dt": None}
         if not rows.update(**changes):
-            raise IllegalTransition(f"call {call.pk} has changed meanwhile; look at it again")
+            raise IllegalTransition(_("call %d has changed meanwhile; look at it again") % call.pk)
         if call.status != states.NEW:
             call.requeue(again=again)
 
@@ -71,11 +72,12 @@ def _refuse_to_leak(edited: Any, stored: Any) -> None:
     """What the reader may not see must not be sent where the reader wants."""
     added = _references(edited) - _references(stored)
     if added:
-        raise InvalidCall("call_data", f"refers to the secret {min(added)!r}, which the call did not; send a new call for that")
+        why = _("refers to the secret %r, which the call did not; send a new call for that")
+        raise InvalidCall("call_data", why % min(added))
     is_hidden = shown(stored) != stored or bool(_references(stored))
     if is_hidden and _destination(edited) != _destination(stored):
         raise InvalidCall(
-            "call_data", "goes to another place, and values that are not shown here would go with it; send a new call instead"
+            "call_data", _("goes to another place, and values that are not shown here would go with it; send a new call instead")
         )
 
 
@@ -111,5 +113,6 @@ def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
         before += [(None, None)] * (len(edited) - len(before))
         return [_laid_over(item, before[place][0], before[place][1], f"{path}[{place}]") for place, item in enumerate(edited)]
     if isinstance(edited, str) and REDACTED in edited:
-        raise InvalidCall(path, f"has {REDACTED} where nothing of that name is stored; leave it as shown, or replace all of it")
+        why = _("has %s where nothing of that name is stored; leave it as shown, or replace all of it")
+        raise InvalidCall(path, why % REDACTED)
     return edited

@@ -1,4 +1,4 @@
-"""The dashboard's pictures as numbers: where each bar and each gauge begins and ends. Pure; the templates draw them.
+"""The dashboard's pictures as numbers: where each bar and each gauge begins and ends. The templates draw them.
 
 Coordinates are SVG user units, y downwards. Nothing here knows colours: those are CSS classes, light and dark.
 """
@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+
+from callqueue.admin.words import count
 
 WIDTH, HEIGHT = 360, 56
 GAUGE = 120
@@ -73,38 +77,41 @@ def curve(points: Sequence[tuple[float, int]]) -> Curve:
     drawn = " ".join(
         f"{WIDTH * at / seconds if seconds else WIDTH:.1f},{height - height * sent / max(calls, 1):.1f}" for at, sent in points
     )
-    return Curve(f"0,{height} {drawn}", seconds, calls, f"{calls:,} calls sent over {seconds:,.0f} seconds")
+    summary = _("%(calls)s calls sent over %(seconds)s seconds") % {"calls": count(calls), "seconds": count(round(seconds))}
+    return Curve(f"0,{height} {drawn}", seconds, calls, summary)
 
 
 def plot(minutes: Sequence[tuple[int, int] | None]) -> Plot:
     """The plot of (done, failed) per minute, oldest first; None where it is not counted yet."""
     known = [minute for minute in minutes if minute is not None]
     top = max((done + failed for done, failed in known), default=0)
-    done, failed = sum(d for d, _ in known), sum(f for _, f in known)
+    done, failed = sum(minute[0] for minute in known), sum(minute[1] for minute in known)
     step = WIDTH / max(1, len(minutes))
     bars = [_bar(place, minute, len(minutes), step, max(top, 1)) for place, minute in enumerate(minutes)]
-    summary = f"Calls per minute over the last hour: {done:,} done and {failed:,} failed, at most {top:,} in a minute"
-    return Plot(bars, top, done, failed, summary, f"{done:,}", f"{failed:,}", f"{top:,}")
+    shown = {"done": count(done), "failed": count(failed), "most": count(top)}
+    summary = _("Calls per minute over the last hour: %(done)s done and %(failed)s failed, at most %(most)s in a minute") % shown
+    return Plot(bars, top, done, failed, summary, shown["done"], shown["failed"], shown["most"])
 
 
 def gauge(used: int, free: int, capacity: int) -> Gauge:
     """The gauge of a limit; more than its capacity (an operator lowered it) is shown as full."""
     share = used / capacity if capacity else 1.0
     kind = "full" if share >= 1 else "high" if share >= 0.8 else "some" if used else "none"
-    return Gauge(round(GAUGE * min(1.0, share), 1), kind, round(100 * share), f"{used:,}", f"{free:,}")
+    return Gauge(round(GAUGE * min(1.0, share), 1), kind, round(100 * share), count(used), count(free))
 
 
-def _bar(place: int, minute: tuple[int, int] | None, count: int, step: float, top: int) -> Bar:
-    ago = count - 1 - place
-    when = "this minute" if not ago else f"{ago} min ago"
+def _bar(place: int, minute: tuple[int, int] | None, bars: int, step: float, top: int) -> Bar:
+    ago = bars - 1 - place
+    when = _("%d min ago") % ago if ago else _("this minute")
     x, width = round(place * step, 2), round(max(step - 1, 0.5), 2)
     if minute is None:
-        return Bar(x, width, HEIGHT - 2, 2, HEIGHT, 0, f"{when}: not counted yet", False)
+        return Bar(x, width, HEIGHT - 2, 2, HEIGHT, 0, _("%s: not counted yet") % when, False)
     done, failed = (round(HEIGHT * part / top, 2) for part in minute)
     if minute[1] and failed < 2:
         failed = 2.0  # a failure among ten thousand is to be seen
     done = min(done, HEIGHT - failed)
+    label = _("%(when)s: %(done)s done, %(failed)s failed") % {"when": when, "done": count(minute[0]), "failed": count(minute[1])}
     return Bar(
         x, width, round(HEIGHT - done, 2), done, round(HEIGHT - done - failed, 2), failed,
-        f"{when}: {minute[0]:,} done, {minute[1]:,} failed", True,
+        label, True,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
 
 from callqueue.admin.listing import BoundedPaginator
 from callqueue.models import CallAttempt, Hold, RuleState
@@ -41,7 +42,7 @@ class HoldAdmin(_ViewOnly):
     ordering = ("rule", "per", "value")
     list_filter = ("source",)
 
-    @admin.display(description="in force", boolean=True)
+    @admin.display(description=_("in force"), boolean=True)
     def in_force(self, hold: Hold) -> bool:
         return hold.until is None or hold.until > timezone.now()
 
@@ -53,7 +54,7 @@ class RuleStateAdmin(_ViewOnly):
     fields = ("rule", "passes", "rates")
     ordering = ("rule",)
 
-    @admin.display(description="changed limits")
+    @admin.display(description=_("changed limits"))
     def changed(self, state: RuleState) -> str:
         return ", ".join(f"{name}: {rate}" for name, rate in (state.rates or {}).items())
 
@@ -80,22 +81,22 @@ class CallAttemptAdmin(_ViewOnly):
         return {}
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Attempts", **(extra_context or {})})
+        return super().changelist_view(request, {"title": _("Attempts"), **(extra_context or {})})
 
-    @admin.display(description="call")
+    @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:
         url = reverse("admin:callqueue_callqueue_change", args=[attempt.call_id])
         return format_html('<a href="{}">{}</a>', url, attempt.call_id)
 
-    @admin.display(description="response headers")
+    @admin.display(description=_("response headers"))
     def headers(self, attempt: CallAttempt) -> str:
         lines = "\n".join(f"{name}: {value}" for name, value in redact_headers(attempt.response_headers).items())
         return format_html("<pre>{}</pre>", lines)
 
-    @admin.display(description="response body")
+    @admin.display(description=_("response body"))
     def body(self, attempt: CallAttempt) -> str:
         return format_html("<pre>{}</pre>", redact_text(attempt.response_body)[:65536])
 
-    @admin.display(description="error")
+    @admin.display(description=_("error"))
     def error(self, attempt: CallAttempt) -> str:
         return redact_text(attempt.error_message)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from callqueue import database, states
 from callqueue.admin import words
@@ -116,13 +117,13 @@ def _is_large(call: CallQueue) -> bool:
 
 
 def _timeline(call: CallQueue, attempts: list[CallAttempt]) -> list[Moment]:
-    found = [(call.created_dt, "created", "new")]
+    found = [(call.created_dt, _("created"), "new")]
     if call.status in states.WAITING and call.due_at_dt > call.created_dt:
-        found.append((call.due_at_dt, "due", "new"))
+        found.append((call.due_at_dt, _("due"), "new"))
     for attempt in attempts:
         found += _moments_of(attempt)
     if call.expires_at_dt and call.status in states.WAITING:
-        found.append((call.expires_at_dt, "expires", "expired"))
+        found.append((call.expires_at_dt, _("expires"), "expired"))
     if call.finished_at_dt:
         found.append((call.finished_at_dt, str(call.get_status_display()), kind_of(call.status)))
     found.sort(key=lambda moment: moment[0])
@@ -139,15 +140,22 @@ def _timeline(call: CallQueue, attempts: list[CallAttempt]) -> list[Moment]:
 
 
 def _moments_of(attempt: CallAttempt) -> list[tuple[datetime, str, str]]:
-    name = f"attempt {attempt.number}"
-    found = [(attempt.released_at, f"{name} released" + (f" to {attempt.queue}" if attempt.queue else ""), "new")]
+    values = {
+        "number": attempt.number,
+        "queue": attempt.queue,
+        "worker": attempt.worker,
+        "outcome": attempt.get_outcome_display(),
+        "code": attempt.response_status,
+    }
+    released = _("attempt %(number)d released to %(queue)s") if attempt.queue else _("attempt %(number)d released")
+    found = [(attempt.released_at, released % values, "new")]
     if attempt.started_at:
-        found.append((attempt.started_at, f"{name} begun" + (f" by {attempt.worker}" if attempt.worker else ""), "dispatched"))
+        begun = _("attempt %(number)d begun by %(worker)s") if attempt.worker else _("attempt %(number)d begun")
+        found.append((attempt.started_at, begun % values, "dispatched"))
     if attempt.sent_at:
-        found.append((attempt.sent_at, f"{name} sent", "dispatched"))
+        found.append((attempt.sent_at, _("attempt %(number)d sent") % values, "dispatched"))
     if attempt.finished_at:
-        answer = f", status {attempt.response_status}" if attempt.response_status else ""
-        found.append(
-            (attempt.finished_at, f"{name} {attempt.get_outcome_display()}{answer}", _OUTCOMES.get(attempt.outcome, "other"))
-        )
+        has_code = attempt.response_status is not None
+        ended = _("attempt %(number)d %(outcome)s, status %(code)d") if has_code else _("attempt %(number)d %(outcome)s")
+        found.append((attempt.finished_at, ended % values, _OUTCOMES.get(attempt.outcome, "other")))
     return found

@@ -11,6 +11,7 @@ from django import forms
 from django.db import router
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext_lazy as _
 
 from callqueue import conf, database, holds, pacing
 from callqueue.admin import plots, words
@@ -23,12 +24,12 @@ MOST = 100_000  # calls that are followed one by one within about a second
 class WhatIfForm(forms.Form):
     """What is asked."""
 
-    rule = forms.ChoiceField()
-    calls = forms.IntegerField(min_value=1, max_value=MOST, initial=1000)
+    rule = forms.ChoiceField(label=_("Rule"))
+    calls = forms.IntegerField(label=_("Calls"), min_value=1, max_value=MOST, initial=1000)
     latency = forms.FloatField(
-        label="Seconds to answer", min_value=0, max_value=86400, initial=0.2, widget=forms.NumberInput(attrs={"step": "any"})
+        label=_("Seconds to answer"), min_value=0, max_value=86400, initial=0.2, widget=forms.NumberInput(attrs={"step": "any"})
     )
-    keys = forms.IntegerField(label="Spread over keys", min_value=1, max_value=MOST, initial=1)
+    keys = forms.IntegerField(label=_("Spread over keys"), min_value=1, max_value=MOST, initial=1)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,7 +43,7 @@ def page(request: HttpRequest, admin: Any) -> HttpResponse:
     form = WhatIfForm(given, initial={"rule": request.GET.get("rule", "default")})
     context: dict[str, Any] = {
         **admin.admin_site.each_context(request),
-        "title": "What if?",
+        "title": _("What if?"),
         "opts": admin.opts,
         "media": admin.media,
         "form": form,

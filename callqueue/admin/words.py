@@ -1,6 +1,9 @@
-"""Durations in words, as short as a table wants them. Pure."""
+"""Durations and counts in words, as short as a table wants them, in the reader's language."""
 
 from __future__ import annotations
+
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
 
 
 def duration(seconds: float) -> str:
@@ -17,5 +20,10 @@ def duration(seconds: float) -> str:
         return f"{hours} h {rest} min" if rest else f"{hours} h"
     days, hours = divmod(round(whole / 3600), 24)
     if days > 36500:
-        return "more than a hundred years"
-    return f"{days:,} d {hours} h" if hours and days < 100 else f"{days:,} d"
+        return _("more than a hundred years")
+    return _("%(days)s d %(hours)d h") % {"days": days, "hours": hours} if hours and days < 100 else _("%s d") % count(days)
+
+
+def count(number: float) -> str:
+    """ "1,234" in English, "1.234" in German."""
+    return str(number_format(number, decimal_pos=0, force_grouping=True))

@@ -36,7 +36,7 @@
           replace(board, await answer.text());
           stale.hidden = true;
         } catch (error) {
-          stale.textContent = "No answer from the server: what is shown is old. Trying again.";
+          stale.textContent = stale.dataset.stale;
           stale.hidden = false;
         }
       }
@@ -66,10 +66,10 @@
     const told = button.parentElement.querySelector("[data-copied]");
     try {
       await navigator.clipboard.writeText(source.textContent);
-      told.textContent = "Copied.";
+      told.textContent = told.dataset.copied;
     } catch (error) {
       getSelection().selectAllChildren(source);
-      told.textContent = "Selected: press Ctrl-C.";
+      told.textContent = told.dataset.selected;
     }
   }
 })();

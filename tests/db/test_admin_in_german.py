@@ -1,0 +1,130 @@
+"""The admin for someone whose browser asks for German: every page, and not a sentence in English."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from callqueue import Rule, SlidingWindow, control
+from callqueue.models import CallAttempt, CallQueue
+from tests.support.behaviour import release, send
+from tests.support.catalogue import PO, entries
+
+Rules = Callable[..., None]
+CHANGELIST, DASHBOARD = "admin:callqueue_callqueue_changelist", "admin:callqueue_dashboard"
+
+
+@pytest.fixture
+def german(db: None) -> Client:
+    client = Client(headers={"accept-language": "de"})
+    client.force_login(User.objects.create_superuser("chefin", password="x"))
+    return client
+
+
+@pytest.fixture
+def calls(rules: Rules) -> dict[int, CallQueue]:
+    """One call in each state, with an attempt each; one rule, held."""
+    rules(r=Rule(limits=[SlidingWindow("2/m")]))
+    made = {status: send("r") for status in CallQueue.Status.values}
+    for status, call in made.items():
+        CallQueue.objects.filter(pk=call.pk).update(status=status, ready=status == CallQueue.Status.NEW)
+        times = {"released_at": timezone.now(), "started_at": timezone.now(), "sent_at": timezone.now()}
+        CallAttempt.objects.create(
+            call=call, number=1, rule="r", queue="q", worker="w1", outcome="succeeded", finished_at=timezone.now(), **times
+        )
+    control.pause("default", "r", reason="Wartung")
+    return {status: CallQueue.objects.get(pk=call.pk) for status, call in made.items()}
+
+
+def english_in(text: str) -> list[str]:
+    """The sentences of the source that a page shows as they are: those of two words and more, whose translation differs."""
+    shown = html.unescape(re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL))
+    found = []
+    for message, translations, _ in entries(PO[0]):
+        parts = [part.strip() for part in re.split(r"%\(\w+\)[sdr]|%[sdr]|<[^>]+>", message.text)]
+        long = [part for part in parts if len(part.split()) > 1 and not any(part in other for other in translations)]
+        found += [part for part in long if part in shown]
+    return found
+
+
+def page(client: Client, name: str, *args: Any, query: str = "") -> str:
+    answer = client.get(reverse(name, args=args) + query)
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def test_english_would_be_found(german: Client, calls: dict[int, CallQueue]) -> None:
+    german.defaults["HTTP_ACCEPT_LANGUAGE"] = "en"
+    assert {"In flight", "until it is resumed"} <= set(english_in(page(german, DASHBOARD)))
+
+
+def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
+    text = page(german, DASHBOARD)
+    assert english_in(text) == []
+    for word in ("Übersicht", "Wartend", "Unterwegs", "Angehalten", "bis zur Fortsetzung", "Abgearbeitet in"):
+        assert word in text
+
+
+def test_the_list(german: Client, calls: dict[int, CallQueue]) -> None:
+    text = page(german, CHANGELIST)
+    assert english_in(text) == []
+    for word in ("Aufrufe", "ungewiss", "fehlgeschlagen", "Ausgewählte Aufrufe erneut einreihen", "letzter Fehler", "Fällig"):
+        assert word.lower() in text.lower()
+
+
+@pytest.mark.parametrize("status", CallQueue.Status.values, ids=CallQueue.Status.names)
+def test_the_page_of_a_call(german: Client, calls: dict[int, CallQueue], status: int) -> None:
+    text = page(german, "admin:callqueue_callqueue_change", calls[status].pk)
+    assert english_in(text) == []
+    assert "Versuch 1 begonnen von w1" in text
+
+
+def test_editing_and_what_if(german: Client, calls: dict[int, CallQueue]) -> None:
+    assert english_in(page(german, "admin:callqueue_callqueue_edit", calls[CallQueue.Status.UNKNOWN].pk)) == []
+    text = page(german, "admin:callqueue_simulate", query="?rule=r&calls=12000&latency=0.2&keys=1")
+    assert english_in(text) == []
+    assert "12.000 Aufrufe" in text
+
+
+@pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])
+def test_what_an_action_asks_and_says(german: Client, calls: dict[int, CallQueue], action: str) -> None:
+    chosen = {"action": action, "_selected_action": [call.pk for call in calls.values()]}
+    asked = german.post(reverse(CHANGELIST), chosen, follow=True).content.decode()
+    said = german.post(reverse(CHANGELIST), {**chosen, "confirm": "all"}, follow=True).content.decode()
+    assert english_in(asked) == english_in(said) == []
+    assert "Aufrufe blieben, wie sie sind" in said
+
+
+def test_pausing_and_changing_a_limit(german: Client, calls: dict[int, CallQueue]) -> None:
+    for fields in (
+        {"do": "pause", "for": "soon"},
+        {"do": "pause", "for": "10m"},
+        {"do": "resume"},
+        {"do": "limit", "limit": "?"},
+    ):
+        text = german.post(reverse(DASHBOARD), {"rule": "r", **fields}, follow=True).content.decode()
+        assert english_in(text) == []
+    budget = re.search(r'<option value="([^"]+)">', page(german, DASHBOARD))
+    assert budget is not None
+    text = german.post(
+        reverse(DASHBOARD), {"rule": "r", "do": "limit", "limit": html.unescape(budget[1]), "rate": "1/m"}
+    ).content.decode()
+    assert english_in(text) == []
+    assert "Ein Limit von r ändern?" in text
+
+
+def test_the_forecast_of_a_call(german: Client, rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    call = [send("r") for _ in range(3)][-1]
+    release()
+    text = page(german, "admin:callqueue_callqueue_change", call.pk)
+    assert english_in(text) == []
+    assert "SlidingWindow 1/h ist ausgeschöpft, und 1 Aufruf geht vor" in text
