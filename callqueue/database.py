@@ -531,11 +531,16 @@ _WHOLE_INDEXES = {  # MariaDB and MySQL have no partial indexes: these stand in 
 
 
 def tune_tables(schema_editor: Any) -> None:
-    """What Django's migrations cannot say: storage settings on PostgreSQL, whole indexes on MariaDB."""
+    """What Django's migrations cannot say: storage and a partial unique index on PostgreSQL, whole indexes on MariaDB."""
     vendor = schema_editor.connection.vendor
     if vendor == "postgresql":
         for table, options in _STORAGE.items():
             schema_editor.execute(f"ALTER TABLE {table} SET ({options})")
+        # Most calls have no key of their own: as a constraint it would hold a NULL for each of them, three times in its life.
+        schema_editor.execute("ALTER TABLE callqueue_callqueue DROP CONSTRAINT callqueue_active_key")
+        schema_editor.execute(
+            "CREATE UNIQUE INDEX callqueue_active_key ON callqueue_callqueue (active_key) WHERE active_key IS NOT NULL"
+        )
     elif vendor == "mysql":
         for name, (table, columns) in _WHOLE_INDEXES.items():
             schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
