@@ -10,9 +10,11 @@ import io
 import os
 import socket
 import ssl
+import struct
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPException, HTTPResponse, parse_headers
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, cast
@@ -29,6 +31,8 @@ IDLE_SECONDS = 1.5  # servers close idle connections; one that closes while a PO
 LOOKUPS = 64  # names being resolved at once, in this process: a resolver that hangs must not eat all threads
 _PIECE = 65536
 _UNNOTICED = 0.001  # seconds in a gate that need no second look at the connection
+_NOTHING_LATER = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
+_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 
 
 class Connection(HTTPConnection):
@@ -136,6 +140,7 @@ class Connection(HTTPConnection):
         # Ahead of the send: what strikes from outside, such as a task's time limit, must not find it unmarked.
         journey.gate.sent_at, journey.is_sent = now(), True
         try:
+            self._bound_delivery()
             self.sock.settimeout(0)
             for data in [b"".join(outgoing)] if sum(map(len, outgoing)) <= _PIECE else outgoing:
                 self._push(memoryview(data))
@@ -147,6 +152,12 @@ class Connection(HTTPConnection):
                 raise Failed(f"sending to {self._name} failed: {self._why_slow(error)}") from None
         finally:
             self._outgoing = []
+
+    def _bound_delivery(self) -> None:
+        """Should this process die, the kernel is not to deliver the request after the attempt's lease, which is longer."""
+        if _USER_TIMEOUT is not None:
+            left = self.journey.left(self.journey.timeouts.total)
+            self.sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(left * 1000)))
 
     def _push(self, data: memoryview) -> None:
         gate, position = self.journey.gate, 0
@@ -214,6 +225,16 @@ class Connection(HTTPConnection):
         """Nothing may be waiting in an idle connection: neither its end, nor an answer that nobody asked for."""
         sock = self.sock
         return sock is None or wait_for_read(sock, 0)
+
+    def abandon(self) -> None:
+        """Close, and take back what the kernel has not delivered yet.
+
+        Else it would go on trying, and a request that was counted as lost would arrive after its place had gone to another.
+        """
+        if self.sock is not None:
+            with suppress(OSError):  # closed already, where TLS came to nothing
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOTHING_LATER)
+        self.close()
 
     def is_reusable(self) -> bool:
         return self.sock is not None and self._is_complete

@@ -111,10 +111,10 @@ class Door(HTTPAdapter):
             self.idle.pop(next(iter(self.idle))).close()
 
     def leave(self) -> None:
-        """Close what was not kept, and forget the call."""
+        """Close what was not kept, so that nothing of it arrives any more, and forget the call."""
         del self.journey
         if self.connection is not None:
-            self.connection.close()
+            self.connection.abandon()
             self.connection = None
 
     def close(self) -> None:

@@ -837,6 +837,33 @@ def test_a_read_timeout_is_a_sent_call() -> None:
     assert answer.error == f"no answer from 127.0.0.1:{peer.port} within the read timeout of 0.1 s"
 
 
+def test_what_is_given_up_is_taken_back_from_the_kernel() -> None:
+    """A reset, not an orderly end: after an orderly one the kernel goes on to deliver what it still holds."""
+    resets: list[BaseException] = []
+
+    def script(line: Line) -> None:
+        line.read()
+        try:
+            line.sock.recv(1)
+        except ConnectionResetError as reset:
+            resets.append(reset)
+
+    with Peer(script) as peer:
+        assert is_lost(call(peer.url(), timeouts=Timeouts(read=0.1)))
+        assert peer.has_closed(1)
+    assert len(resets) == 1
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
+    with Peer(answering(answer_bytes())) as peer:
+        for total in (7.0, 3.0):
+            call(peer.url(), timeouts=Timeouts(total=total))
+            (kept,) = wire.this_thread()[1].idle.values()
+            assert 0 < kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= total * 1000  # type: ignore[union-attr]
+    assert len(peer.lines) == 1
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
