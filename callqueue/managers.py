@@ -273,6 +273,8 @@ def _requeue(rows: CallQueueQuerySet, pks: list[int], legal: tuple[int, ...]) ->
         "failed_count": 0,
         "throttled_count": 0,
         "callback_pending": False,
+        "reconcile_at": None,
+        "reconcile_count": 0,
     }
     count = fresh.filter(unique_key__isnull=True).update(**columns)
     for pk, unique_key in fresh.filter(unique_key__isnull=False).values_list("pk", "unique_key"):

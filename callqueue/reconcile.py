@@ -114,11 +114,17 @@ def _end(using: str, call: CallQueue, status: int, why: str) -> bool:
 
 
 def _make_again(using: str, call: CallQueue, answer: RetryLater) -> bool:
-    """Requeue it, under the idempotency key it always had; after `after` seconds where the hook says so."""
+    """Requeue it, under the idempotency key it always had; after `after` seconds where the hook says so.
+
+    Unlike anybody else's requeue this one leaves the count of questions as it is: a hook cannot go round for ever.
+    """
     rows = type(call).objects.using(using)
     after = answer.after.total_seconds() if isinstance(answer.after, timedelta) else answer.after
     with database.writing(using):
+        questions = rows.filter(pk=call.pk).values_list("reconcile_count", flat=True).first()
         changed = bool(rows.unknown().filter(pk=call.pk).requeue())
+        if changed:
+            rows.filter(pk=call.pk).update(reconcile_count=questions)
         if changed and after:
             due = database.clock(using) + timedelta(seconds=after)
             rows.filter(pk=call.pk, status=states.NEW).update(due_at_dt=due, ready=False)

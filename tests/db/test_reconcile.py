@@ -110,6 +110,17 @@ def test_a_hook_is_asked_so_many_times_of_a_call_and_no_more() -> None:
     assert call.status == states.UNKNOWN
 
 
+def test_a_person_who_requeues_begins_a_new_count_and_a_hook_does_not() -> None:
+    provider.answer = RetryLater("never seen")
+    call = unknown()
+    reconcile.ask_due("default")
+    call.refresh_from_db()
+    assert (call.status, call.reconcile_count) == (states.NEW, 1)
+    CallQueue.objects.update(status=states.UNKNOWN)
+    call.requeue()
+    assert (call.reconcile_count, call.reconcile_at) == (0, None)
+
+
 @pytest.mark.parametrize("answer", [ValueError("no such id"), HoldUntil(60, "busy"), "done"], ids=repr)
 def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(answer: Any, caplog: Any) -> None:
     provider.answer = answer
