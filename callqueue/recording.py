@@ -215,6 +215,8 @@ def _tell(using: str, reports: Sequence[Report]) -> None:
     ended: dict[int, list[int]] = {}
     for report in reports:
         job, status = report.job, report.ending.status
+        if status == states.DONE:
+            events.tell("call_done", call_id=job.pk, rule=job.rule_name, attempt=job.number)
         if status in states.FINAL:
             ended.setdefault(status, []).append(job.pk)
         else:

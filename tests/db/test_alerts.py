@@ -115,6 +115,15 @@ def test_a_dead_letter_is_told_with_its_reason(rules: Rules, remote: Vendor, tol
     assert heard == [{"call_id": call.pk, "status": "failed", "rule": "r", "reason": "500 Internal Server Error"}]
 
 
+def test_each_call_that_is_done_has_a_line_of_its_own(rules: Rules, remote: Vendor, caplog: Any) -> None:
+    rules(r=Rule())
+    calls = [send("r"), send("r")]
+    with caplog.at_level("DEBUG", logger="callqueue"):
+        run()
+    lines = [record.getMessage() for record in caplog.records if record.event == "call_done"]
+    assert sorted(lines) == [f"call_done call_id={call.pk} rule=r attempt=1" for call in calls]
+
+
 def test_a_call_whose_rule_is_gone_is_a_dead_letter_too(rules: Rules, told: Any) -> None:
     rules(r=Rule())
     call = send("r")
