@@ -6,15 +6,19 @@ count it, whatever became of its call.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import DatabaseError
+
 from callqueue import conf, database, events, ledger, states
 
 BATCH = 2000
-Progress = Callable[[int, int | None], None]
+Progress = Callable[..., None]
+EVERY = 0.5  # seconds between two looks at how far a vacuum is
 
 
 @dataclass
@@ -38,8 +42,9 @@ def clean(
 ) -> Cleaned:
     """Prune everything past retention (`older_than` replaces RETENTION for every final status), then reclaim space.
 
-    `progress` is told (calls deleted so far, how many there are to delete). `vacuum_full` locks the tables against all use
-    while they are rewritten.
+    `progress` is told (calls deleted so far, how many there are to delete), and then, where the database shows it, how far the
+    vacuum is: (blocks so far, blocks, label=what is done). `vacuum_full` locks the tables against all use while they are
+    rewritten.
     """
     cleaned = Cleaned()
     total = sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than)) if dry_run or progress else None
@@ -56,7 +61,7 @@ def clean(
     if cleaned.calls or cleaned.attempts:
         events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
     if vacuum or vacuum_full:
-        database.vacuum(using, [_model()._meta.db_table, _attempts(using).model._meta.db_table], full=vacuum_full)
+        _vacuum(using, vacuum_full, progress)
     return cleaned
 
 
@@ -103,6 +108,32 @@ def _ended_holds(using: str) -> Any:
     from callqueue.models import Hold
 
     return Hold.objects.using(using).filter(until__lt=database.clock(using) - timedelta(days=1))
+
+
+def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
+    tables, over = [_model()._meta.db_table, _attempts(using).model._meta.db_table], threading.Event()
+    watcher = threading.Thread(target=_watch_vacuum, args=(using, tables, full, progress, over), daemon=True)
+    if progress:
+        watcher.start()
+    try:
+        database.vacuum(using, tables, full=full)
+    finally:
+        over.set()
+        if progress:
+            watcher.join()
+
+
+def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress, over: threading.Event) -> None:
+    """Tell how far the vacuum of another thread is, until it is over; on a connection of this thread's own."""
+    try:
+        while not over.wait(EVERY):
+            if found := database.vacuum_progress(using, tables, full=full):
+                table, phase, done, total = found
+                progress(done, total, label=f"vacuuming {table}, {phase}")
+    except DatabaseError:
+        return  # the vacuum goes on; how far it is stays unsaid
+    finally:
+        database.close(using)
 
 
 def _horizon(using: str) -> datetime:

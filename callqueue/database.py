@@ -461,6 +461,33 @@ def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
             cursor.execute("VACUUM" if full else "PRAGMA optimize")
 
 
+_FULL_VACUUM = """
+    SELECT c.relname, p.phase, CASE WHEN p.phase = 'rebuilding index' THEN p.index_rebuild_count ELSE p.heap_blks_scanned END,
+        CASE WHEN p.phase = 'rebuilding index' THEN (SELECT COUNT(*) FROM pg_index i WHERE i.indrelid = p.relid)
+            ELSE p.heap_blks_total END
+    FROM pg_stat_progress_cluster p JOIN pg_class c ON c.oid = p.relid WHERE p.datname = current_database()"""
+_PLAIN_VACUUM = """
+    SELECT c.relname, p.phase, CASE WHEN p.phase = 'vacuuming heap' THEN p.heap_blks_vacuumed ELSE p.heap_blks_scanned END,
+        p.heap_blks_total
+    FROM pg_stat_progress_vacuum p JOIN pg_class c ON c.oid = p.relid WHERE p.datname = current_database()"""
+
+
+def vacuum_progress(using: str, tables: Sequence[str], *, full: bool = False) -> tuple[str, str, int, int] | None:
+    """Of a vacuum that runs elsewhere: table, phase, and how many of how many blocks (indexes, while those are rebuilt).
+
+    None where none runs, or the database does not show it.
+    """
+    if connections[using].vendor != "postgresql":
+        return None
+    found = rows(using, f"{_FULL_VACUUM if full else _PLAIN_VACUUM} AND c.relname IN ({places(tables)})", list(tables))
+    return next(((table, phase, int(done), int(total)) for table, phase, done, total in found), None)
+
+
+def close(using: str) -> None:
+    """Close this thread's connection."""
+    connections[using].close()
+
+
 def estimated_rows(using: str, table: str) -> int | None:
     """About how many rows a table has, without reading it; None where the database keeps no estimate."""
     connection = connections[using]

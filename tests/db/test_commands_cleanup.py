@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, database, states
+from callqueue import Rule, cleanup, database, states
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
 from tests.support.behaviour import release, send
@@ -84,3 +85,24 @@ def test_space_is_reclaimed_and_a_full_vacuum_says_what_it_locks(option: str, ru
     assert "vacuumed" in ran.out
     dead = database.dead_rows("default", ["callqueue_callqueue"])
     assert dead is None or "callqueue_callqueue" in dead
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("full", [False, True])
+def test_no_vacuum_shows_no_progress(full: bool) -> None:
+    assert database.vacuum_progress("default", ["callqueue_callqueue"], full=full) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_how_far_a_vacuum_is_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, heard = list[tuple[object, ...]](), threading.Event()
+
+    def progress(done: int, total: int | None, *, label: str = "") -> None:
+        told.append((done, total, label))
+        heard.set()
+
+    monkeypatch.setattr(cleanup, "EVERY", 0.001)
+    monkeypatch.setattr(database, "vacuum_progress", lambda *_, full: ("callqueue_callqueue", "rebuilding index", 3, 11))
+    monkeypatch.setattr(database, "vacuum", lambda *_, full: heard.wait(10))
+    cleanup.clean("default", vacuum_full=True, progress=progress)
+    assert told[0] == (3, 11, "vacuuming callqueue_callqueue, rebuilding index")
