@@ -47,6 +47,29 @@ class ClockNow(Func):
         return self.as_sql(compiler, connection, template=template, **extra)
 
 
+class Slot(Func):
+    """Which slot an instant is in, by number from 0: of slots `width` microseconds long, the first of which begins at `begin`."""
+
+    output_field = models.BigIntegerField()
+
+    def __init__(self, instant: Any, begin: int, width: int, **extra: Any) -> None:
+        super().__init__(instant, **extra)
+        self.begin, self.width = begin, width
+
+    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        elapsed = f"(EXTRACT(EPOCH FROM %(expressions)s) * 1000000)::bigint - {self.begin}"
+        return self.as_sql(compiler, connection, template=f"(({elapsed}) / {self.width})", **extra)
+
+    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        elapsed = f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %(expressions)s) - {self.begin}"
+        return self.as_sql(compiler, connection, template=f"(({elapsed}) DIV {self.width})", **extra)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        seconds = "CAST(STRFTIME('%%%%s', %(expressions)s) AS INTEGER) * 1000000"
+        micros = "CAST(SUBSTR(%(expressions)s || '.000000', 21, 6) AS INTEGER)"  # whole seconds are written without a fraction
+        return self.as_sql(compiler, connection, template=f"(({seconds} + {micros} - {self.begin}) / {self.width})", **extra)
+
+
 def clock(using: str) -> datetime:
     """The database's clock now, aware. On SQLite that is this host's, and costs no statement."""
     connection = connections[using]

@@ -320,7 +320,7 @@ def _sum(account: Account, budget: Budget, value: str) -> int:
         return sum(
             total for key, total in _sums_by(account, budget, "key", None).items() if key_part(key, budget.limit.per) == value
         )
-    return int(charged.aggregate(total=_total(budget.limit.unit))["total"] or 0)
+    return int(charged.aggregate(total=total_cost(budget.limit.unit))["total"] or 0)
 
 
 def _sliced(account: Account, budget: Budget, value: str) -> list[tuple[int, int]]:
@@ -346,7 +346,7 @@ def _sums_by(account: Account, budget: Budget, column: str, values: Sequence[str
     charged = _charged_rows(account, budget)
     if values is not None:
         charged = charged.filter(**{f"{column}__in": values})
-    return dict(charged.values_list(column).annotate(total=_total(budget.limit.unit)).order_by())
+    return dict(charged.values_list(column).annotate(total=total_cost(budget.limit.unit)).order_by())
 
 
 def _charged_rows(account: Account, budget: Budget) -> QuerySet[Any]:
@@ -355,7 +355,8 @@ def _charged_rows(account: Account, budget: Budget) -> QuerySet[Any]:
     return charged
 
 
-def _total(unit: str) -> Any:
+def total_cost(unit: str) -> Any:
+    """What attempts cost in a unit, summed by the database."""
     if unit == "calls":
         return Sum("calls")
     return Coalesce(Sum(Cast(KeyTextTransform(unit, "cost"), BigIntegerField())), 0)

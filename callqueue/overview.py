@@ -33,7 +33,8 @@ KEYS = 10  # keys that are shown of a rule, those with most calls waiting
 class LimitOverview:
     """One limit. Where it is per queue, of all queues together; where it is per key, of the key that used most of it.
 
-    `configured` is the rate in the settings; it differs from `rate` where an operator changed it. `rules` share it.
+    `value` is that key. `configured` is the rate in the settings; it differs from `rate` where an operator changed it.
+    `rules` share it. `budget` is the limit itself, as it is in force.
     """
 
     id: str
@@ -46,6 +47,8 @@ class LimitOverview:
     capacity: int
     used: int
     free: int
+    budget: Budget
+    value: str = ""
     rules: tuple[str, ...] = ()
 
 
@@ -343,6 +346,8 @@ def _limit_of(account: ledger.Account, budget: Budget, values: Sequence[str]) ->
         capacity=limit.capacity * (len(meters) if is_summed else 1),
         used=used,
         free=free,
+        budget=budget,
+        value="" if is_summed else max(zip([meter.used for meter in meters], values, strict=True), default=(0, ""))[1],
         rules=budget.rules,
     )
 

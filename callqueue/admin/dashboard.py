@@ -6,7 +6,7 @@ callqueue.control and into the admin's log; nothing here counts anything itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,11 +23,12 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf, control, minutes, overview
+from callqueue import conf, control, minutes, overview, windows
 from callqueue.admin import plots, words
 from callqueue.database import clock
 from callqueue.durations import WrongDuration, parse_duration
 from callqueue.exceptions import CallQueueError, InvalidCall
+from callqueue.limits import SECOND
 from callqueue.models import CallQueue, RuleState
 from callqueue.overview import KeyOverview, LimitOverview, RuleOverview
 
@@ -41,7 +42,7 @@ class Row:
 
     rule: RuleOverview
     plot: plots.Plot
-    limits: list[tuple[LimitOverview, plots.Gauge]]
+    limits: list[tuple[LimitOverview, plots.Gauge, plots.Trace]]
     keys: list[tuple[KeyOverview, list[tuple[LimitOverview, plots.Gauge]]]]
 
     @property
@@ -89,8 +90,11 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     using = _using()
     hour = minutes.per_minute(using)
     rules = overview.look(using, keys=KEYS)
+    traces = _traces(using, rules)
     return {
-        "rows": [_row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour]) for rule in rules],
+        "rows": [
+            _row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour], traces) for rule in rules
+        ],
         "now": timezone.localtime(clock(using)),
         "may_control": request.user.has_perm(PERMISSION),
         "totals": {
@@ -102,17 +106,30 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _row(rule: RuleOverview, hour: list[tuple[int, int] | None]) -> Row:
+def _row(rule: RuleOverview, hour: list[tuple[int, int] | None], traces: Mapping[windows.Scope, plots.Trace]) -> Row:
     return Row(
         rule,
         plots.plot(hour),
-        _gauges(rule.limits),
-        [(key, _gauges(key.limits)) for key in rule.keys],
+        [(limit, _gauge(limit), traces[_scope(limit)]) for limit in rule.limits],
+        [(key, [(limit, _gauge(limit)) for limit in key.limits]) for key in rule.keys],
     )
 
 
-def _gauges(limits: Any) -> list[tuple[LimitOverview, plots.Gauge]]:
-    return [(limit, plots.gauge(limit.used, limit.free, limit.capacity)) for limit in limits]
+def _gauge(limit: LimitOverview) -> plots.Gauge:
+    return plots.gauge(limit.used, limit.free, limit.capacity)
+
+
+def _traces(using: str, rules: Sequence[RuleOverview]) -> dict[windows.Scope, plots.Trace]:
+    """The last windows of every limit; those that rules share are counted once."""
+    scopes = list(dict.fromkeys(_scope(limit) for rule in rules for limit in rule.limits))
+    return {
+        scope: plots.trace(use.levels, use.capacity, words.duration(use.step * (len(use.levels) - 1) / SECOND))
+        for scope, use in zip(scopes, windows.look(using, scopes), strict=True)
+    }
+
+
+def _scope(limit: LimitOverview) -> windows.Scope:
+    return windows.Scope(limit.budget, limit.value, limit.capacity, limit.used)
 
 
 # --- acting

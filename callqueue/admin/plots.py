@@ -14,6 +14,7 @@ from callqueue.admin.words import count
 
 WIDTH, HEIGHT = 360, 56
 GAUGE = 120
+TRACE_WIDTH, TRACE_HEIGHT = 180, 36
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,38 @@ class Curve:
     summary: str
     width: int = WIDTH
     height: int = 2 * HEIGHT
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The use of a limit, a line for each stretch that is known, as SVG takes them; and the limit as a line at `limit_y`."""
+
+    lines: Sequence[str]
+    limit_y: float
+    over: str
+    summary: str
+    width: int = TRACE_WIDTH
+    height: int = TRACE_HEIGHT
+
+
+def trace(levels: Sequence[int | None], capacity: int, over: str) -> Trace:
+    """The trace of levels at even distances, the present last, against a capacity; None where it is not counted yet."""
+    known = [level for level in levels if level is not None]
+    highest = max(known, default=0)
+    top = max(capacity, highest) * 1.08 or 1.0
+    step = TRACE_WIDTH / max(1, len(levels) - 1)
+    lines: list[list[str]] = [[]]
+    for place, level in enumerate(levels):
+        if level is None:
+            lines.append([])
+        else:
+            lines[-1].append(f"{place * step:.1f},{TRACE_HEIGHT * (1 - level / top):.1f}")
+    words = {"over": over, "highest": count(highest), "capacity": count(capacity)}
+    if len(known) == len(levels):
+        summary = _("Use over the last %(over)s: at most %(highest)s of %(capacity)s") % words
+    else:
+        summary = _("Use over the last %(over)s, as far as it is counted yet: at most %(highest)s of %(capacity)s") % words
+    return Trace([" ".join(line) for line in lines if line], round(TRACE_HEIGHT * (1 - capacity / top), 1), over, summary)
 
 
 def curve(points: Sequence[tuple[float, int]]) -> Curve:

@@ -577,13 +577,13 @@ def test_the_dashboard_shows_where_every_rule_stands(rules: Rules, root: Client)
     text = text_of(response)
     rows = {row.rule.name: row for row in response.context["rows"]}
     assert (rows["pay"].rule.waiting, rows["pay"].rule.in_flight) == (0, 3)
-    assert [(limit.name, limit.used, limit.free) for limit, _ in rows["pay"].limits] == [
+    assert [(limit.name, limit.used, limit.free) for limit, *_ in rows["pay"].limits] == [
         ("account", 3, 7),
         ("Concurrency 4", 3, 1),
     ]
     assert rows["chat"].rule.waiting == 2
     assert [(key.key, key.waiting, key.in_flight) for key, _ in rows["chat"].keys] == [("a", 2, 2)]
-    assert [(limit.used, limit.free) for limit, _ in rows["chat"].limits] == [(2, 0)]
+    assert [(limit.used, limit.free) for limit, *_ in rows["chat"].limits] == [(2, 0)]
     for shown in ("<svg", "egress", "account", 'aria-label="Calls per minute', "percent used"):
         assert shown in text
     assert "<script>" not in text.partition('id="content-main"')[2]
