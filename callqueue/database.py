@@ -320,6 +320,11 @@ def insert_each(model: type[models.Model], using: str, records: Sequence[Mapping
     return [pk for (pk,) in _inserted(connection, model, tuple(records[0]), records, [model._meta.pk])]
 
 
+def returns_inserted(using: str) -> bool:
+    """Whether rows that are inserted together get their primary keys: MySQL, unlike MariaDB, does not say."""
+    return bool(connections[using].features.can_return_rows_from_bulk_insert)
+
+
 def insert_objects(model: type[M], using: str, objects: Sequence[M], *, batch_size: int) -> None:
     """As bulk_create, for models that need nothing of what makes it slow: no inheritance, no given keys, no conflicts."""
     connection = connections[using]

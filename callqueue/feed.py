@@ -1,7 +1,8 @@
 """Feed: sends the calls of a file, one JSON document a line, or one document over several lines.
 
-All lines are checked before the first call is written; then they are written in batches, in one transaction, so that all
-of the file is sent or nothing. A file of any size is read line by line. What is refused is told with its line and reason.
+A file of any size is read line by line; calls are written in batches, in one transaction, which is rolled back where a line
+is bad, so that all of the file is sent or nothing. Every line is checked whatever the others are, and what is refused is told
+with its line and reason.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, Any
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
 from django.db import transaction
 
 from callqueue import conf, intake
 from callqueue.exceptions import CallQueueError, InvalidCall
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
 
 BATCH = 1000
 BOM = b"\xef\xbb\xbf"
@@ -35,7 +40,6 @@ class Fed:
     refused: int = 0
     sent: int = 0
     discarded: int = 0
-    bad: set[int] = field(default_factory=set)
 
 
 def feed(
@@ -45,28 +49,25 @@ def feed(
     rule: str | None = None,
     skip_bad: bool = False,
     refused: Refused,
-    checking: Progress | None = None,
-    sending: Progress | None = None,
+    progress: Progress | None = None,
 ) -> Fed:
-    """Send the calls in `source`, which can be read twice. With a bad line nothing is sent, unless `skip_bad`.
+    """Send the calls in `source`, which can be sought. With a bad line nothing is sent, unless `skip_bad`.
 
-    `rule` is for calls that name none. `refused` is told (line, why) of each bad line; `checking` and `sending` how far
-    the work is, in lines.
+    `rule` is for calls that name none. `refused` is told (line, why) of each bad line; `progress` (lines done, about how many
+    there are).
     """
     if rule is not None:
         conf.current().rule(rule)
-    fed = Fed()
-    same = {} if rule is None else {"rule": rule}
-    for number, text in documents(source):
-        fed.lines += 1
-        if why := _flaw(text, same):
-            fed.refused += 1
-            fed.bad.add(number)
-            refused(number, why)
-        if checking:
-            checking(fed.lines, None)
-    if not fed.refused or skip_bad:
-        _send(source, fed, same, using, sending)
+    fed, told = Fed(), progress or _tell_nobody
+    size = source.seek(0, io.SEEK_END)
+    with transaction.atomic(using=using):
+        for batch in _batches(_prepared(source, fed, {} if rule is None else {"rule": rule}, refused)):
+            if skip_bad or not fed.refused:
+                fed.sent += len(intake.insert_many(batch, batch_size=BATCH, using=using))
+            told(fed.lines, round(fed.lines * size / max(1, source.tell())))
+        if fed.refused and not skip_bad:
+            transaction.set_rollback(True, using=using)
+            fed.sent = 0
     return fed
 
 
@@ -122,44 +123,27 @@ def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
     return intake.order_of(document, same)
 
 
-def _send(source: IO[bytes], fed: Fed, same: Mapping[str, Any], using: str, sending: Progress | None) -> None:
-    seen = 0
-    with transaction.atomic(using=using):
-        for batch in _batches(_envelopes(source, fed.bad, same)):
-            calls = intake.accept_many(batch, batch_size=BATCH, same={}, using=using)
-            fed.sent += len(calls)
-            fed.discarded += len(batch) - len(calls)
-            seen += len(batch)
-            if sending:
-                sending(seen, fed.lines - fed.refused)
-
-
-def _envelopes(source: IO[bytes], bad: set[int], same: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _prepared(source: IO[bytes], fed: Fed, same: Mapping[str, Any], refused: Refused) -> Iterator[CallQueue | None]:
+    """The unsaved row of each good line; None for a line that is bad or discarded, so that batches are of so many lines."""
     for number, text in documents(source):
-        if number not in bad:
-            order = order_of(parse_document(text), same)
-            given = {name: getattr(order, name) for name in intake.ARGUMENTS}
-            yield {"call_data": order.call_data, **given}
+        fed.lines += 1
+        call = None
+        try:
+            call = intake.prepare(order_of(parse_document(text), same))
+            fed.discarded += call is None
+        except (CallQueueError, ValueError) as error:
+            fed.refused += 1
+            refused(number, str(error))
+        yield call
 
 
-def _batches(items: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _batches(items: Iterator[CallQueue | None]) -> Iterator[list[CallQueue]]:
+    while lines := list(islice(items, BATCH)):
+        yield [call for call in lines if call is not None]
 
 
-def _flaw(text: bytes, same: Mapping[str, Any]) -> str:
-    """Why this document cannot be sent; empty where it can be."""
-    try:
-        intake.prepare(order_of(parse_document(text), same))
-    except (CallQueueError, ValueError) as error:
-        return str(error)
-    return ""
+def _tell_nobody(done: int, total: int | None) -> None:
+    """No progress is wanted."""
 
 
 def _one_document(source: IO[bytes]) -> tuple[int, bytes] | None:

@@ -5,7 +5,7 @@ Asks the router, finds the rule, checks everything, and inserts in the caller's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -54,16 +54,26 @@ def accept(order: Order, *, using: str) -> CallQueue | None:
 
 def accept_many(iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, Any], using: str) -> list[CallQueue]:
     """Check all orders, then insert their rows, `batch_size` a statement, in one transaction."""
-    from callqueue.models import CallQueue
-
     if type(batch_size) is not int or batch_size < 1:
         raise InvalidCall("batch_size", f"{batch_size!r} is not a whole number of at least 1")
     calls = [call for call in (_numbered(i, item, same) for i, item in enumerate(iterable)) if call is not None]
     with transaction.atomic(using=using):
-        plain = [call for call in calls if call.unique_key is None]
-        database.insert_objects(CallQueue, using, plain, batch_size=batch_size)
-        by_place = {id(call): _complete(call) for call in plain}
-        return [by_place[id(c)] if c.unique_key is None else _insert_unique(c, using) for c in calls]
+        return insert_many(calls, batch_size=batch_size, using=using)
+
+
+def insert_many(calls: Sequence[CallQueue], *, batch_size: int, using: str) -> list[CallQueue]:
+    """Insert rows that were prepared; in their order, each one's row, or the one there is where a unique key says so."""
+    from callqueue.models import CallQueue
+
+    plain = [call for call in calls if call.unique_key is None]
+    database.insert_objects(CallQueue, using, plain, batch_size=batch_size)
+    by_place = {id(call): _complete(call) for call in plain}
+    unique = [call for call in calls if call.unique_key is not None]
+    for at in range(0, len(unique), batch_size):
+        batch = unique[at : at + batch_size]
+        by_key = _insert_uniques(batch, using)
+        by_place.update((id(call), by_key[str(call.unique_key)]) for call in batch)
+    return [by_place[id(call)] for call in calls]
 
 
 def prepare(order: Order) -> CallQueue | None:
@@ -189,6 +199,24 @@ def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
                 "cost",
                 f"{wanted} {budget.limit.unit} could never be admitted: {budget.limit.label} allows {budget.limit.capacity}",
             )
+
+
+def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQueue]:
+    """Insert those whose key no unfinished call carries, in one statement; by key, the call that carries it then."""
+    from callqueue.models import CallQueue
+
+    first = {str(call.unique_key): call for call in reversed(calls)}
+    if not database.returns_inserted(using):
+        return {key: _insert_unique(call, using) for key, call in first.items()}
+    taken = set(CallQueue.objects.using(using).filter(active_key__in=list(first)).values_list("active_key", flat=True))
+    free = [call for key, call in first.items() if key not in taken]
+    try:
+        with transaction.atomic(using=using):
+            database.insert_objects(CallQueue, using, free, batch_size=len(free) or 1)
+        inserted = {str(call.unique_key): _complete(call) for call in free}
+    except IntegrityError:  # another sender was faster with one of them
+        inserted = {}
+    return {key: inserted.get(key) or _insert_unique(call, using) for key, call in first.items()}
 
 
 def _insert_unique(call: CallQueue, using: str) -> CallQueue:

@@ -173,6 +173,24 @@ def test_more_than_a_batch_is_sent(send_file: Send, monkeypatch: pytest.MonkeyPa
     assert send_file(f"{LINE}\n" * 25).out == "sent 25 calls\n"
 
 
+def test_what_was_written_before_a_bad_line_is_taken_back(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "BATCH", 2)
+    ran = send_file(f"{LINE}\n" * 5 + "{}\n" + f"{LINE}\n" * 5 + "nonsense\n")
+    assert ran.code == 1
+    assert [line.partition(":")[0] for line in ran.error.splitlines()[:2]] == ["line 6", "line 12"]
+    assert CallQueue.objects.count() == 0
+
+
+def test_a_unique_key_is_kept_within_a_file_and_across_files(send_file: Send) -> None:
+    lines = "".join(json.dumps({"call_data": GOOD, "rule": "r", "unique_key": f"u{i % 3}"}) + "\n" for i in range(6))
+    assert send_file(lines).out == "sent 6 calls\n"
+    ended = CallQueue.objects.get(unique_key="u0")
+    ended.cancel()
+    assert send_file(lines).code == 0
+    assert sorted(CallQueue.objects.values_list("unique_key", flat=True)) == ["u0", "u0", "u1", "u2"]
+    assert CallQueue.objects.filter(active_key="u0").exclude(pk=ended.pk).count() == 1
+
+
 def test_what_the_router_discards_is_counted(send_file: Send, rules: Rules) -> None:
     rules({"ROUTER": lambda data: Discard("not today")}, r=Rule())
     assert send_file(f"{LINE}\n{LINE}\n").out == "sent 0 calls, 2 discarded by the router\n"
@@ -184,7 +202,7 @@ def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.M
     from callqueue import intake
 
     monkeypatch.setattr(feed, "BATCH", 2)
-    whole = intake.accept_many
+    whole = intake.insert_many
     batches: list[int] = []
 
     def breaks(items: Any, **options: Any) -> Any:
@@ -193,7 +211,7 @@ def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.M
             raise OperationalError("the connection is gone")
         return whole(items, **options)
 
-    monkeypatch.setattr(intake, "accept_many", breaks)
+    monkeypatch.setattr(intake, "insert_many", breaks)
     ran = send_file(f"{LINE}\n" * 6)
     assert ran.code == 1
     assert "the connection is gone" in ran.error

@@ -28,15 +28,14 @@ class Command(CallQueueCommand):
         parser.add_argument("--skip-bad", action="store_true", help="send the good lines; exits 1 if any was skipped")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        with _opened(options["file"]) as source, progress("checking") as bar:
+        with _opened(options["file"]) as source, progress("sending") as bar:
             fed = feed.feed(
                 source,
                 using=using,
                 rule=options["rule"],
                 skip_bad=options["skip_bad"],
                 refused=lambda number, why: self.stderr.write(f"line {number}: {why}"),
-                checking=bar.update,
-                sending=lambda done, total: bar.update(done, total, label="sending"),
+                progress=bar.update,
             )
         if fed.refused and not options["skip_bad"]:
             raise problem(f"{fed.refused} of {fed.lines} lines are bad; nothing was sent (--skip-bad sends the others)")
@@ -48,7 +47,7 @@ class Command(CallQueueCommand):
 
 @contextmanager
 def _opened(name: str) -> Iterator[IO[bytes]]:
-    """The file, or standard input; what can be read only once is copied first, since it is read twice."""
+    """The file, or standard input; what cannot be sought is copied first."""
     with tempfile.TemporaryFile() as copy:
         if name == "-":
             yield feed.rereadable(sys.stdin.buffer, copy)
