@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from tests.support import servers
+from tests.support import servers, verdicts
 
 pytest_plugins = ["callqueue.testing", "tests.support.fixtures"]
 
@@ -80,10 +80,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"database: {config.stash[ran_on]}"] if ran_on in config.stash else []
 
 
-# Tests with processes of their own judge by clocks. On a machine so busy that the vendor itself is late by more than the
-# jitter, they judge the machine: such a test is tried again, and how often is printed at the end.
+# Tests with processes of their own have to wait for them. On a machine so busy that one of them had no turn in time, such a
+# test is tried again where it said that, and nothing else: see tests/support/verdicts.py. How often is printed at the end.
 
-TIMED = {"processes", "live_server", "scene"}
+WITH_PROCESSES = {"processes"}
+WITH_A_BROWSER = {"live_server"}
+AGAIN = pytest.mark.flaky(reruns=2, only_rerun=list(verdicts.FORGIVEN), rerun_except=[verdicts.Verdict])
+AGAIN_IN_A_BROWSER = pytest.mark.flaky(reruns=2, rerun_except=[verdicts.Verdict])
 
 
 # A test file that collects no test is a mistake, and pytest alone would pass over it.
@@ -105,8 +108,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if empty:
         raise pytest.UsageError(f"collects no test: {', '.join(sorted(empty))}")
     for item in items:
-        if not TIMED.isdisjoint(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & WITH_PROCESSES:
+            item.add_marker(AGAIN)
+        elif fixtures & WITH_A_BROWSER:
+            item.add_marker(AGAIN_IN_A_BROWSER)
 
 
 # The counts of this run, and the servers that its tests used, for tests/run.py to add up.

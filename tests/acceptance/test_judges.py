@@ -17,6 +17,7 @@ import pytest
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.processes import Processes
+from tests.support.verdicts import on_a_quiet_machine, until_none_is_left, verdict
 
 MOVING_WINDOW = """
 import sys
@@ -133,17 +134,16 @@ def judge(address: str, limit: str, configure: Callable[[str], None], processes:
     data = {"method": "get", "params": {"url": f"http://{address}/page"}}
     CallQueue.objects.send_many([data] * 215, rule="r")
     processes.dispenser()
-    deadline = time.monotonic() + 40
-    while CallQueue.objects.filter(status__in=(0, 1, 2)).exists():
-        assert time.monotonic() < deadline, Counter(CallQueue.objects.values_list("status"))
-        time.sleep(0.1)
-    statuses = Counter(CallAttempt.objects.values_list("response_status", flat=True))
-    assert statuses == {200: 215}
+    unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
+    until_none_is_left(lambda: Counter(unfinished.values_list("status", flat=True)), 40)
+    with verdict():
+        assert Counter(CallAttempt.objects.values_list("response_status", flat=True)) == {200: 215}
     sent = sorted(CallAttempt.objects.values_list("sent_at", flat=True))
     after_burst = [instant for instant in sent if (instant - sent[0]).total_seconds() >= 1.0]
     rate = len(after_burst) / ((after_burst[-1] - sent[0]).total_seconds() - 1.0)
     print(f"accepted {rate:.2f} a second after the first second")
-    assert rate >= 17  # 19 on a quiet machine
+    with on_a_quiet_machine():
+        assert rate >= 17  # 19 on a quiet machine
 
 
 def free_port() -> int:

@@ -15,7 +15,8 @@ import pytest
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.processes import Processes
-from tests.support.recorder import Recorder, highest_in_window
+from tests.support.recorder import Recorder
+from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_none_is_left, verdict
 
 
 @dataclass
@@ -44,13 +45,12 @@ class Scene:
 
     def drain(self, seconds: float) -> list[float]:
         """Wait for the end of all calls; the arrivals' instants."""
-        deadline = time.monotonic() + seconds
-        while CallQueue.objects.filter(status__in=(0, 1, 2)).exists():
-            assert time.monotonic() < deadline, Counter(CallQueue.objects.values_list("rule", "status"))
-            time.sleep(0.1)
-        assert set(CallQueue.objects.values_list("status", flat=True)) == {CallQueue.Status.DONE}
+        unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
+        until_none_is_left(lambda: Counter(unfinished.values_list("rule", "status")), seconds)
         instants = sorted(arrival.at for arrival in self.vendor.arrivals())
-        assert len(instants) == CallAttempt.objects.count() == CallQueue.objects.count()
+        with verdict():
+            assert set(CallQueue.objects.values_list("status", flat=True)) == {CallQueue.Status.DONE}
+            assert len(instants) == CallAttempt.objects.count() == CallQueue.objects.count()
         return instants
 
 
@@ -83,8 +83,9 @@ def test_a_backlog_drains_at_the_limit_and_never_above(
     scene.workers(workers, slots)
     scene.processes.dispenser()
     instants = scene.drain(60)
-    assert highest_in_window(instants, window) <= n
-    assert share_used(instants, n, window) >= 0.8
+    never_over(instants, n, window)
+    with on_a_quiet_machine():
+        assert share_used(instants, n, window) >= 0.8
 
 
 def test_no_burst_after_the_workers_were_away(scene: Scene) -> None:
@@ -93,12 +94,14 @@ def test_no_burst_after_the_workers_were_away(scene: Scene) -> None:
     dispenser = scene.processes.dispenser()
     deadline = time.monotonic() + 20
     while CallAttempt.objects.count() < 20:
-        assert time.monotonic() < deadline, dispenser.log
+        if time.monotonic() > deadline:
+            raise Late(dispenser.log)
         time.sleep(0.05)
     time.sleep(3)
-    assert CallAttempt.objects.count() == 20
+    with verdict():
+        assert CallAttempt.objects.count() == 20
     scene.workers(2, 2)
-    assert highest_in_window(scene.drain(60), 1.0) <= 20
+    never_over(scene.drain(60), 20, 1.0)
 
 
 def test_four_dispensers_are_no_more_than_one_even_when_one_sleeps_in_a_pass(scene: Scene) -> None:
@@ -117,7 +120,7 @@ def test_four_dispensers_are_no_more_than_one_even_when_one_sleeps_in_a_pass(sce
     dispensers[0].thaw()
     time.sleep(0.3)
     dispensers[1].thaw()
-    assert highest_in_window(scene.drain(60), 1.0) <= 30
+    never_over(scene.drain(60), 30, 1.0)
 
 
 def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> None:
@@ -126,12 +129,13 @@ def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> N
         scene.send(15, f"/ok?key={key}", key=f"tenant-{key}")
     scene.workers(2, 4)
     scene.processes.dispenser()
-    assert highest_in_window(scene.drain(60), 1.0) <= 40
+    never_over(scene.drain(60), 40, 1.0)
     by_key: dict[str, list[float]] = {}
     for arrival in scene.vendor.arrivals():
         by_key.setdefault(arrival.query["key"], []).append(arrival.at)
     assert len(by_key) == 12
-    assert max(highest_in_window(instants, 1.0) for instants in by_key.values()) <= 5
+    for key, instants in by_key.items():
+        never_over(instants, 5, 1.0, of=f"the limit of key {key}")
 
 
 def test_a_pause_and_a_resume_act_within_a_second(scene: Scene) -> None:
@@ -144,11 +148,13 @@ def test_a_pause_and_a_resume_act_within_a_second(scene: Scene) -> None:
     time.sleep(1.0)
     before = scene.vendor.count()
     time.sleep(1.0)
-    assert scene.vendor.count() == before < 100
+    with on_a_quiet_machine():
+        assert scene.vendor.count() == before < 100
     assert scene.processes.manage("callqueue_resume", "r").returncode == 0
     time.sleep(1.0)
-    assert scene.vendor.count() > before
-    assert highest_in_window(scene.drain(30), 1.0) <= 20
+    with on_a_quiet_machine():
+        assert scene.vendor.count() > before
+    never_over(scene.drain(30), 20, 1.0)
 
 
 def test_beat_and_a_worker_are_enough(scene: Scene) -> None:
@@ -162,4 +168,4 @@ def test_beat_and_a_worker_are_enough(scene: Scene) -> None:
         + f"\nimport callqueue\nCELERY_BEAT_SCHEDULE = callqueue.beat_schedule(queue={queue!r})\n"
     )
     scene.processes.beat()
-    assert highest_in_window(scene.drain(60), 1.0) <= 20
+    never_over(scene.drain(60), 20, 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +12,8 @@ from django.utils import timezone
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.processes import Processes
-from tests.support.recorder import Recorder, highest_in_window
+from tests.support.recorder import Recorder
+from tests.support.verdicts import never_over, until_none_is_left, verdict
 
 Status = CallQueue.Status
 
@@ -43,15 +43,17 @@ def test_two_thousand_calls_of_every_fate_end_as_they_should(queue_up: None, pro
     for _ in range(2):
         processes.worker("one", "two", concurrency=2)
     processes.dispenser()
-    wait_until_all_ended(90)
+    unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
+    until_none_is_left(lambda: Counter(unfinished.values_list("rule", "status")), 90)
 
     ended = dict(CallQueue.objects.values_list("pk", "status"))
     wrong = {pk: (Status(ended[pk]).name, status.name) for pk, status in expected.items() if ended[pk] != status}
-    assert not wrong
-    arrivals = vendor.arrivals()
-    assert_no_limit_was_exceeded(arrivals)
-    assert_every_attempt_is_one_request(arrivals)
-    assert_nothing_came_twice_that_should_not(arrivals, special)
+    with verdict():
+        assert not wrong
+        arrivals = vendor.arrivals()
+        assert_no_limit_was_exceeded(arrivals)
+        assert_every_attempt_is_one_request(arrivals)
+        assert_nothing_came_twice_that_should_not(arrivals, special)
 
 
 def send_them_all(vendor: Recorder) -> tuple[dict[int, Any], dict[str, CallQueue]]:
@@ -87,16 +89,6 @@ def send_them_all(vendor: Recorder) -> tuple[dict[int, Any], dict[str, CallQueue
     return expected, special
 
 
-def wait_until_all_ended(seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        left = Counter(CallQueue.objects.filter(status__in=(0, 1, 2)).values_list("rule", "status"))
-        if not left:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"still waiting after {seconds} s: {left}")
-
-
 def assert_no_limit_was_exceeded(arrivals: list[Any]) -> None:
     rules = dict(CallAttempt.objects.values_list("call_id", "rule"))
     keys = dict(CallQueue.objects.values_list("pk", "key"))
@@ -107,10 +99,10 @@ def assert_no_limit_was_exceeded(arrivals: list[Any]) -> None:
         pk = body_to_call[int(arrival.body.split(":")[1].strip(" }"))]
         by_rule.setdefault(rules[pk], []).append(arrival.at)
         by_key.setdefault(keys[pk], []).append(arrival.at)
-    assert highest_in_window(by_rule["reads"] + by_rule["pays"], 1.0) <= 150
-    assert highest_in_window(by_rule["reads"], 1.0) <= 100
+    never_over(by_rule["reads"] + by_rule["pays"], 150, 1.0, of="the account's limit")
+    never_over(by_rule["reads"], 100, 1.0, of="the limit of reads")
     for key in filter(None, by_key):
-        assert highest_in_window(by_key[key], 1.0) <= 12, key
+        never_over(by_key[key], 12, 1.0, of=f"the limit of key {key}")
 
 
 def assert_every_attempt_is_one_request(arrivals: list[Any]) -> None:

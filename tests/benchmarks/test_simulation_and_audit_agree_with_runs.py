@@ -12,6 +12,7 @@ from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder, highest_in_window
+from tests.support.verdicts import Late, on_a_quiet_machine
 
 LATENCY = 0.3
 
@@ -50,7 +51,8 @@ def test_a_run_takes_what_the_simulation_says_and_the_audit_agrees_with_the_vend
     assert len(arrivals) == calls
     took = CallAttempt.objects.filter(rule="r").latest("finished_at").finished_at.timestamp() - began
     print(f"{limit}: {took:.2f} s, simulated {said['seconds']:.2f} s")
-    assert said["seconds"] == pytest.approx(took, rel=0.05)
+    with on_a_quiet_machine():
+        assert said["seconds"] == pytest.approx(took, rel=0.05)
 
     ran = processes.manage("callqueue_audit", "--json")
     assert ran.returncode == 0, ran.stdout
@@ -64,5 +66,6 @@ def test_a_run_takes_what_the_simulation_says_and_the_audit_agrees_with_the_vend
 def wait_until_all_ended(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while CallQueue.objects.filter(status__in=(0, 1, 2)).exists():
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            raise Late(f"not all ended within {seconds:g} s")
         time.sleep(0.05)

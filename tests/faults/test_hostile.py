@@ -16,6 +16,7 @@ import pytest
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.faults.stage import Stage, Status, children_of, wait_until
+from tests.support.verdicts import on_a_quiet_machine
 
 GIGABYTE = 1 << 30
 MOST_MEMORY = 80 << 20  # bytes by which a worker may grow for a body that it may read a megabyte of
@@ -152,7 +153,8 @@ def test_answers_without_end_cost_little_time_and_little_memory(stage: Stage, ho
         assert call is not None
         call.refresh_from_db()
         attempt = call.attempts.get()
-        assert (attempt.finished_at - attempt.started_at).total_seconds() < 2.5 + 1.0, path
+        with on_a_quiet_machine():
+            assert (attempt.finished_at - attempt.started_at).total_seconds() < 2.5 + 1.0, path
         assert len(attempt.response_body) <= 4096
         expected = Status.UNKNOWN if path.startswith("header") else Status.DONE  # a status counts, a half head does not
         assert call.status == expected, (path, call.status, call.error_message)

@@ -10,6 +10,7 @@ import pytest
 from callqueue.models import CallAttempt, CallQueue
 from tests.faults.stage import Stage, Status
 from tests.support.servers import free_port
+from tests.support.verdicts import on_a_quiet_machine
 
 TOTAL = 2.0
 LOST = "lost"
@@ -69,5 +70,6 @@ def test_trouble_of_every_kind_ends_as_it_should(stage: Stage, ended: dict[str, 
     for name in ("post nxdomain", "post nobody", "post no tls"):
         assert set(ended[name].attempts.values_list("sent_at", flat=True)) == {None}, name
     late = timedelta(seconds=TOTAL + 1.0)
-    for attempt in CallAttempt.objects.all():
-        assert attempt.finished_at - attempt.started_at < late, (attempt.call_id, attempt.error_message)
+    with on_a_quiet_machine():
+        for attempt in CallAttempt.objects.all():
+            assert attempt.finished_at - attempt.started_at < late, (attempt.call_id, attempt.error_message)

@@ -21,6 +21,7 @@ from pathlib import Path
 from django.db import connection
 
 from tests.support.brokers import Broker
+from tests.support.verdicts import Late
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 READY_SECONDS = 60.0
@@ -54,11 +55,12 @@ class Running:
         return self.process.poll() is None
 
     def wait_for_log(self, text: str, timeout: float = READY_SECONDS, *, times: int = 1) -> None:
-        """Return once so many lines hold that; an AssertionError with the log if it ends or the time is up before."""
+        """Return once so many lines hold that; Late, with the log, if it ends or the time is up before."""
         with self._said:
             self._said.wait_for(lambda: self._ended or self._has_said(text, times), timeout)
             found = self._has_said(text, times)
-        assert found, f"{self.name} did not say {text!r}. It said:\n{self.log[-8000:]}"
+        if not found:
+            raise Late(f"{self.name} did not say {text!r}. It said:\n{self.log[-8000:]}")
 
     def _has_said(self, text: str, times: int) -> bool:
         return sum(text in line for line in self._lines) >= times

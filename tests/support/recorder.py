@@ -1,7 +1,8 @@
 """A vendor for tests: an HTTP/1.1 server in a process of its own that records every request and misbehaves on demand.
 
 In: requests, whose path chooses the behaviour (BEHAVIOURS). Out: the record, as JSON lines at `/_record`; instants
-are of the machine's monotonic clock, taken when the whole request has been read, so they compare between processes.
+are of the machine's monotonic clock, so they compare between processes. A request's is that at which its last byte reached
+the machine, as the kernel stamped it: on a busy machine this process may come to read it much later.
 `python -m tests.support.recorder --port 0` prints its port. It never decides whether a test passes.
 """
 
@@ -22,6 +23,7 @@ import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -228,6 +230,42 @@ class Memory:
         return len(released)
 
 
+# The server: when something arrived.
+
+SO_TIMESTAMPNS = 35  # of Linux; the socket module does not name it
+SURE = 50e-6  # seconds within which the two clocks must have been read for the one to be told from the other
+
+
+class StampedSocket(socket.socket):
+    """A connection that knows when the kernel received what was read last (None where the kernel does not say)."""
+
+    arrived_at: float | None = None
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data, told, _flags, _address = self.recvmsg(size, socket.CMSG_SPACE(16), flags)
+        stamps = [value for level, kind, value in told if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS)]
+        self.arrived_at = monotonic_at(*struct.unpack("qq", stamps[0][:16])) if stamps else None
+        return data
+
+
+def monotonic_at(seconds: int, nanoseconds: int) -> float:
+    """What the monotonic clock showed at that time of day; at most `SURE` later."""
+    stamp = seconds + nanoseconds / 1e9
+    while True:
+        before, now, after = time.time(), time.monotonic(), time.time()
+        if after - before < SURE:
+            return now - max(0.0, before - stamp)
+
+
+async def accept_for_ever(server: socket.socket, memory: Memory) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        accepted, _address = await loop.sock_accept(server)
+        stamped = StampedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        stamped.setblocking(False)
+        await loop.connect_accepted_socket(partial(Connection, memory, stamped), stamped)
+
+
 # The server: one connection.
 
 
@@ -236,8 +274,8 @@ class Connection(asyncio.Protocol):
 
     opened = 0
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, memory: Memory, stamped: StampedSocket) -> None:
+        self.memory, self.socket = memory, stamped
         self.buffer = bytearray()
         self.busy = False
         self.entry: Entry | None = None
@@ -263,7 +301,7 @@ class Connection(asyncio.Protocol):
             self.receive(*request)
 
     def receive(self, head: bytes, body: bytes) -> None:
-        now = time.monotonic()
+        now = self.socket.arrived_at or time.monotonic()
         if head.startswith(b"!"):
             self.answer(400, {"error": head.decode()}, close=True)
             return
@@ -541,14 +579,25 @@ async def serve(host: str, port: int, *, until_stdin_closes: bool) -> None:
     memory = Memory()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    server = await loop.create_server(lambda: Connection(memory), host, port, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    server = listening(host, port)
+    accepting = loop.create_task(accept_for_ever(server, memory))
+    print(server.getsockname()[1], flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     if until_stdin_closes:
         loop.add_reader(sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set())  # type: ignore[attr-defined]
     await ended.wait()
+    accepting.cancel()
     server.close()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """The server's socket; what it accepts is stamped, on Linux."""
+    server = socket.create_server((host, port), backlog=1024)
+    server.setblocking(False)
+    if sys.platform == "linux":
+        server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    return server
 
 
 def main() -> None:
