@@ -1,8 +1,8 @@
 """Runs the calls of one message side by side: as few threads as keep them moving, none of them touching the database.
 
 A thread costs more than a fast call, so the first does one call after the other; another joins when nothing has ended for a
-few milliseconds. A call that is due at an instant of its own has a thread of its own, connected and waiting when it comes.
-The threads live on for the next message.
+few milliseconds, and where calls are known to be slow all have a thread from the start. What has ended is handed over soon: the
+limits wait for it. The threads live on for the next message.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 STALL = 0.003  # seconds without an end after which another thread joins
-QUIET = 0.01  # seconds without an end after which what has ended is handed over
-AGE = 0.05  # seconds after which what has ended is handed over in any case
+QUIET = 0.004  # seconds without an end after which what has ended is handed over
+AGE = 0.012  # seconds after which what has ended is handed over, when all jobs are begun
+AGE_WHILE_PENDING = 0.05  # the same before that: fast calls are best recorded together
 
-
-class Timed(Protocol):
-    """A job: `send_at` says when it is due, None for at once."""
-
-    @property
-    def send_at(self) -> object | None: ...
-
-
-J = TypeVar("J", bound=Timed)
+J = TypeVar("J")
 R = TypeVar("R")
 
 
@@ -56,13 +49,16 @@ class _Shift(Generic[J, R]):
             self.left.get(timeout=timeout)
 
 
-def run(jobs: Sequence[J], work: Callable[[J], R]) -> Iterator[list[R]]:
-    """Do `work` on every job and yield what it returned, in lists, soon after it ended. `work` must not raise."""
+def run(jobs: Sequence[J], work: Callable[[J], R], *, hands: int = 1) -> Iterator[list[R]]:
+    """Do `work` on every job and yield what it returned, in lists, soon after it ended. `work` must not raise.
+
+    `hands` threads begin; more join while jobs are pending and none end.
+    """
     if len(jobs) == 1:
         yield [work(jobs[0])]
         return
     shift = _Shift(jobs, work)
-    for _ in range(max(1, sum(job.send_at is not None for job in jobs))):
+    for _ in range(max(1, min(hands, len(jobs)))):
         _crew().join(shift)
     missing, ended, first, last = len(jobs), list[R](), 0.0, 0.0
     while missing:
@@ -74,7 +70,8 @@ def run(jobs: Sequence[J], work: Callable[[J], R]) -> Iterator[list[R]]:
             missing -= count
         elif shift.pending and shift.threads < len(jobs):
             _crew().join(shift)
-        if ended and (not missing or now - last >= QUIET or now - first >= AGE):
+        age = AGE_WHILE_PENDING if shift.pending else AGE
+        if ended and (not missing or now - last >= QUIET or now - first >= age):
             yield ended
             ended = []
 
@@ -84,7 +81,7 @@ class _Crew:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._shifts: queue.SimpleQueue[_Shift[object, object]] = queue.SimpleQueue()  # type: ignore[type-var]
+        self._shifts: queue.SimpleQueue[_Shift[object, object]] = queue.SimpleQueue()
         self._idle = 0
         self._lock = threading.Lock()
 

@@ -39,6 +39,8 @@ from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.recording import Report
 from callqueue.rules import Rule
 
+SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
+
 
 def execute(using: str, attempt_ids: Sequence[int], *, inline: bool = False) -> int:
     """Make the calls of these attempts, those that are still to be begun; the count of them.
@@ -52,12 +54,24 @@ def execute(using: str, attempt_ids: Sequence[int], *, inline: bool = False) -> 
         _record(using, reports)
     wired = [job for job in sound if job.method in HTTP_METHODS]
     if wired and not inline:
-        for ended in crew.run(wired, tracing.traced(_make)):
+        for ended in crew.run(wired, tracing.traced(_make), hands=_hands(wired)):
             _record(using, ended)
     for job in sound:
         if inline or job.method not in HTTP_METHODS:
             _record(using, [tracing.traced(_make)(job)])
     return len(jobs)
+
+
+_waits: dict[str, float] = {}  # by rule: seconds from the last request of this process to its answer
+
+
+def _hands(jobs: Sequence[Job]) -> int:
+    """How many threads begin: one for each call that has an instant of its own, connected and waiting when it comes, and enough
+    for the others to be sent within a few milliseconds, as long as answers take as long as the last ones.
+    """
+    timed = [job for job in jobs if job.send_at is not None]
+    waits = sum(_waits.get(job.rule_name, 0.0) for job in jobs if job.send_at is None)
+    return len(timed) + round(waits / SOON)
 
 
 class SlotGate(wire.Gate):
@@ -140,6 +154,8 @@ def _report_of(job: Job, rule: Rule, answer: wire.Answer) -> Report:
     ended_at = job.clock.latest(time.monotonic())
     sent_at = None if answer.sent_at is None else min(ended_at, job.clock.latest(answer.sent_at))
     seen: dict[str, Any] = {"sent_at": sent_at, "ended_at": ended_at, "ended_mono": time.monotonic()}
+    if answer.sent_at is not None:
+        _waits[job.rule_name] = seen["ended_mono"] - answer.sent_at
     if answer.sent and job.first_sent_dt is None:
         job.first_sent_dt = sent_at or ended_at
     if answer.dropped and not answer.sent:

@@ -112,7 +112,7 @@ def exact(options: argparse.Namespace) -> None:
         ]
         for one in found
     ]
-    head = ["a backlog", "the most in any window", "share used", "goal", "of W/(W + jitter)", "requests a call", "messages a call"]
+    head = ["a backlog", "most in a window", "share used", "goal", "of W/(W + jitter)", "requests a call", "messages a call"]
     print(report.table("Exact", head, rows, f"python -m tests.benchmarks exact --drain {options.drain:g}"))
     report.save(OUT, "exact", found)
 
