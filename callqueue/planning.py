@@ -115,17 +115,23 @@ def _next(account: Account, made: Plan, rule: str, waiting: deque[Candidate], he
 def _best_queue(
     account: Account, candidate: Candidate, held: Held, shut: set[Scope]
 ) -> tuple[str | None, int | None, tuple[Budget, str] | None]:
-    """The queue with most room, the instant at which every limit admits the call there, and the budget that binds."""
-    best: tuple[tuple[int, int, int], str, int] | None = None
+    """The queue with most room, the instant at which every limit admits the call there, and the budget that binds.
+
+    A call that went before goes by the next of the queues that are free at the same instant: perhaps nobody listens on its last.
+    """
+    best: tuple[tuple[int, int, int, int], str, int] | None = None
     blocked: tuple[Budget, str] | None = None
-    for queue in account.book.rules[candidate.rule].queue_names:
+    names = account.book.rules[candidate.rule].queue_names
+    start = names.index(candidate.queue) + 1 if candidate.queue in names else None
+    for place, queue in enumerate(names):
         if held.blocking(candidate.rule, None, queue):
             continue
         instant, binding = _free_at(account, candidate, queue, shut)
         if instant is None:
             blocked = blocked or binding
             continue
-        rank = (instant, -_queue_room(account, candidate, queue), account.open_by_queue[queue])
+        turn = 0 if start is None else (place - start) % len(names)
+        rank = (instant, turn, -_queue_room(account, candidate, queue), account.open_by_queue[queue])
         if best is None or rank < best[0]:
             best, blocked = (rank, queue, instant), binding or blocked
     if best is None:

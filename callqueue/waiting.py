@@ -21,7 +21,7 @@ _READY = "ready AND status IN (0, 2) AND rule = %s"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A call that might be released."""
+    """A call that might be released. `queue`: by which it went before, if it did."""
 
     id: int
     rule: str
@@ -30,6 +30,7 @@ class Candidate:
     cost: Any
     method: str
     last_attempt: int
+    queue: str = ""
 
 
 def promote(using: str, limit: int = 2000) -> int:
@@ -114,7 +115,7 @@ def first_of_keys(using: str, rule: str, priority: int, now: datetime, counts: d
 
 
 def _candidates(rows: Any, count: int | None) -> list[Candidate]:
-    columns = ("id", "rule", "key", "priority", "cost", "method", "last_attempt")
+    columns = ("id", "rule", "key", "priority", "cost", "method", "last_attempt", "queue")
     listed = database.locked(rows).values_list(*columns)
     return [Candidate(*row) for row in (listed if count is None else listed[:count])]
 

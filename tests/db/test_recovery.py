@@ -55,6 +55,19 @@ def test_what_no_worker_began_waits_again_and_was_not_charged(rules: Rules) -> N
     assert list(call.attempts.values_list("number", flat=True)) == [1, 2]
 
 
+def test_what_no_worker_began_on_one_queue_goes_by_the_next(rules: Rules) -> None:
+    queues = ["a", "b", "c"]
+    rules(default=Rule(queues=queues, limits=[SlidingWindow("10/s", per="queue")]))
+    call = send()
+    for _ in range(4):
+        assert release() == [call]
+        overdue()
+        recovery.recover("default")
+    gone = list(call.attempts.order_by("number").values_list("queue", flat=True))
+    assert set(gone[:3]) == set(queues)
+    assert gone[3] == gone[0]
+
+
 def test_what_no_worker_began_keeps_its_failures(rules: Rules, remote: Vendor) -> None:
     rules(default=Rule(limits=[WIDE], retry=SOON))
     remote.answers["/"] = 500
