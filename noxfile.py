@@ -1,4 +1,8 @@
-"""The tests on every supported pair of Python and Django: `nox`, or `nox -s "tests-3.13(django='6.0')"`."""
+"""The tests on every supported pair of Python and Django, with both of PostgreSQL's drivers.
+
+`nox` runs all that this machine has a Python for, on each database and broker that answers. One cell:
+`nox -s "behaviour-3.13(django='6.0', driver='psycopg3')"`; arguments after `--` go to pytest.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,35 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
 
-PAIRS = [
-    (python, django)
+DATABASES = ("postgresql", "mariadb", "sqlite")
+DRIVERS = {"psycopg2": [], "psycopg3": ["psycopg[binary]>=3.2"]}  # Django takes the newer one where both are installed
+CELLS = [
+    (python, django, driver)
     for python in ("3.11", "3.12", "3.13")
-    for django in ("5.2", "6.0")
-    if not (django == "6.0" and python == "3.11")  # Django 6 needs Python 3.12
+    for django in ("5.2", "6.0", "6.1")
+    for driver in DRIVERS
+    if not (django != "5.2" and python == "3.11")  # Django 6 needs Python 3.12
 ]
 
 
+def prepare(session: nox.Session, django: str, driver: str) -> None:
+    session.install("--editable", ".[tests]", f"django~={django}.0", *DRIVERS[driver])
+
+
 @nox.session
-@nox.parametrize(("python", "django"), PAIRS)
-def tests(session: nox.Session, django: str) -> None:
-    session.install("--editable", ".[tests]", f"django~={django}.0")
+@nox.parametrize(("python", "django", "driver"), CELLS)
+def tests(session: nox.Session, django: str, driver: str) -> None:
+    """Every test, as `make test` runs them."""
+    prepare(session, django, driver)
     session.run("python", "-m", "tests.run", *session.posargs)
+
+
+@nox.session
+@nox.parametrize(("python", "django", "driver"), CELLS)
+def behaviour(session: nox.Session, django: str, driver: str) -> None:
+    """The suite that every database must pass, on each of the three; some minutes."""
+    prepare(session, django, driver)
+    for database in DATABASES:
+        session.run("python", "-m", "pytest", f"--database={database}", *(session.posargs or ["tests/db", "tests/concurrency"]))

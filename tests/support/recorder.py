@@ -41,6 +41,7 @@ class Arrival:
     """One request as the vendor saw it. `answered_at` and `status` are None while it is unanswered."""
 
     at: float
+    peer: str
     connection: int
     method: str
     target: str
@@ -65,12 +66,14 @@ class Arrival:
 class Recorder:
     """The server, started and stopped: `with Recorder() as vendor: vendor.url("/ok")`. Dies with this process."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self.port = port
+        self.host = host
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Recorder:
-        command = [sys.executable, "-m", "tests.support.recorder", "--port", str(self.port), "--until-stdin-closes"]
+        place = ["--host", self.host, "--port", str(self.port)]
+        command = [sys.executable, "-m", "tests.support.recorder", *place, "--until-stdin-closes"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         assert self._process.stdout is not None
@@ -88,7 +91,7 @@ class Recorder:
                 pipe.close()
 
     def url(self, path: str = "/ok", **query: Any) -> str:
-        return f"http://127.0.0.1:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
+        return f"http://{self.host}:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
 
     def arrivals(self, path: str | None = None) -> list[Arrival]:
         """In order of arrival; only those whose path begins with `path`, if given."""
@@ -118,7 +121,7 @@ class Recorder:
         return int(json.loads(self._ask("POST", f"/_control/release/{quote(name)}"))["released"])
 
     def _ask(self, method: str, target: str, timeout: float = 30.0) -> str:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{target}", method=method)
+        request = urllib.request.Request(f"http://{self.host}:{self.port}{target}", method=method)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
             return str(response.read().decode())
 
@@ -156,10 +159,11 @@ def used_share(
 class Entry:
     """One line of the record; the head is kept as it came and read only when somebody asks for the record."""
 
-    __slots__ = ("answered_at", "at", "body", "connection", "head", "status")
+    __slots__ = ("answered_at", "at", "body", "connection", "head", "peer", "status")
 
-    def __init__(self, at: float, connection: int, head: bytes, body: bytes) -> None:
+    def __init__(self, at: float, peer: str, connection: int, head: bytes, body: bytes) -> None:
         self.at = at
+        self.peer = peer
         self.connection = connection
         self.head = head
         self.body = body[:KEPT_BODY_BYTES]
@@ -170,6 +174,7 @@ class Entry:
         method, target, headers = parse_head(self.head)
         document = {
             "at": self.at,
+            "peer": self.peer,
             "connection": self.connection,
             "method": method,
             "target": target,
@@ -286,6 +291,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self.peer = transport.get_extra_info("peername")[0]
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
@@ -312,7 +318,7 @@ class Connection(asyncio.Protocol):
         if path.startswith("/_"):
             control(self, path, dict(parse_qsl(query)))
             return
-        self.entry = Entry(now, self.number, head, body)
+        self.entry = Entry(now, self.peer, self.number, head, body)
         self.memory.record(self.entry)
         name, _, rest = path[1:].partition("/")
         behaviour = BEHAVIOURS.get(name, not_found)
