@@ -7,6 +7,7 @@ simulate.py. Reads a bounded part of the waiting set, whatever its size; changes
 from __future__ import annotations
 
 import copy
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 CAP = 100_000  # calls ahead that are counted; no time is given past it
 SAMPLE = 200  # calls ahead whose costs are read
+COUNTING = 0.1  # seconds spent on counting what large windows hold; the rest of it is estimated
 SILENT = timedelta(seconds=60)  # without a sign of life after which no dispenser is taken to run
 STALLED = timedelta(seconds=10)  # after which a released attempt that no worker began says that none is there
 SOON = SECOND // 2  # what goes within this goes now
@@ -53,7 +55,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     config.rule(rule)
     now = to_us(clock(using))
     group = config.book.groups[rule]
-    account = ledger.read(using, config.book.with_rates(holds.rates(using, group)), group, now)
+    account = ledger.read(using, config.book.with_rates(holds.rates(using, group)), group, now, _memo(using, group))
     account.read_keys([text])
     if holds.in_force(using, group, from_us(now)).blocking(rule, text):
         return False
@@ -80,7 +82,7 @@ def forecast(call: CallQueue) -> Forecast:
         return Forecast(silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % _grouped(CAP))
-    account = ledger.read(using, book, group, to_us(now), _memo(using, group))
+    account = ledger.read(using, book, group, to_us(now), _memo(using, group), until=time.monotonic() + COUNTING)
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
     expected = _expected(call, account, ahead, to_us(start))

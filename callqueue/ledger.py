@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import BigIntegerField, Q, QuerySet, Sum
-from django.db.models.fields.json import KeyTextTransform
-from django.db.models.functions import Cast, Coalesce
+from django.db.models import QuerySet
 
 from callqueue import states
 from callqueue.budgets import Book, Budget, cost_of, key_part
@@ -30,9 +28,10 @@ from callqueue.limits import (
     Usage,
     bucket_level,
 )
+from callqueue.slots import Series, Slots, total_cost
 
 COARSE = 2000  # a window that may hold more attempts than this is summed by the database, not read row by row
-SLICES = 60  # parts of such a window whose charges a forecast tells apart
+SLICES = 240  # parts of such a window whose charges are told apart by those who only look
 GRAIN = 1000  # what was free in such a window is remembered, and counted again at most this often per window
 
 Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
@@ -69,6 +68,8 @@ class Account:
     """The charges on the budgets of some rules at `now` (microseconds on the database's clock).
 
     `memo` is what earlier passes remembered, and is updated; keep it with the rules' locked rows, or throw it away.
+    `until`: for those who only look, when (monotonic) there is no more time for counting; a coarse budget that is not counted by
+    then is estimated, and `estimated` names it.
     """
 
     using: str
@@ -76,6 +77,8 @@ class Account:
     rules: tuple[str, ...]
     now: int
     memo: dict[str, Any] = field(default_factory=dict)
+    until: float | None = None
+    estimated: set[Scope] = field(default_factory=set)
     open_by_queue: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     open_by_rule: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     recount_at: int | None = None  # when a coarse budget that is used up may be counted again
@@ -177,6 +180,8 @@ class Account:
             and not any(self.book.rules[rule].settle for rule in budget.rules)  # what settles may turn out dearer
         )
         if not known or (kept[1] < min(limit.capacity, 1000) and self.now - kept[0] >= every):
+            if self.until is not None:
+                return self._counted_meter(budget, scope)
             used = _sum(self, budget, scope[1]) + self._open.get(scope, 0)
             kept = [self.now, limit.capacity - used, limit.rate_text, horizon_id(limit, self.now)]
             self.memo.setdefault("free", {})[_scope_text(scope)] = kept
@@ -184,6 +189,14 @@ class Account:
             again = kept[0] + every
             self.recount_at = again if self.recount_at is None else min(self.recount_at, again)
         return _RememberedRoom(limit.capacity, kept, self.now)
+
+    def _counted_meter(self, budget: Budget, scope: Scope) -> Meter:
+        """The meter of a coarse budget for those who only look: counted slot by slot, and estimated where time runs out."""
+        counts, missing = _counted(self, budget, scope[1])
+        if missing:
+            self.estimated.add(scope)
+        used = sum(counts.values()) + self._open.get(scope, 0)
+        return KnownRoom(budget.limit.capacity, budget.limit.capacity - used, self.now)
 
 
 class _RememberedRoom(KnownRoom):
@@ -196,9 +209,14 @@ class _RememberedRoom(KnownRoom):
         self._kept[1] -= cost
 
 
-def read(using: str, book: Book, rules: Sequence[str], now: int, memo: dict[str, Any] | None = None) -> Account:
-    """The account of these rules (a whole group) at `now`. Two statements, whatever the backlog and the limits' size."""
-    account = Account(using, book, tuple(rules), now, memo if memo is not None else {})
+def read(
+    using: str, book: Book, rules: Sequence[str], now: int, memo: dict[str, Any] | None = None, *, until: float | None = None
+) -> Account:
+    """The account of these rules (a whole group) at `now`. Two statements, whatever the backlog and the limits' size.
+
+    With `until` (monotonic) it is for those who only look, and may estimate what there is no time to count.
+    """
+    account = Account(using, book, tuple(rules), now, memo if memo is not None else {}, until)
     account._read()
     return account
 
@@ -329,17 +347,26 @@ def _sliced(account: Account, budget: Budget, value: str) -> list[tuple[int, int
     if isinstance(limit, FixedWindow) or limit.per not in ("rule", "queue"):
         used = account.meter(budget, value).used - account._open.get((budget.id, value), 0)
         return [(now, used)] if used > 0 else []
-    charged = _charged_rows(account, budget)
-    if limit.per == "queue":
-        charged = charged.filter(queue=value)
-    slices = {f"slice_{i}": now - limit.window_us * i // SLICES for i in range(SLICES)}
-    sums = charged.aggregate(
-        **{
-            name: Sum("calls", filter=Q(finished_at__gt=from_us(end - limit.window_us // SLICES), finished_at__lte=from_us(end)))
-            for name, end in slices.items()
-        }
-    )
-    return sorted((slices[name], int(total)) for name, total in sums.items() if total)
+    counts, _ = _counted(account, budget, value)
+    late = limit.window_us // SLICES + round(limit.jitter * SECOND)
+    return sorted((min(now, start + late), total) for start, total in counts.items() if total)
+
+
+def _counted(account: Account, budget: Budget, value: str) -> tuple[dict[int, int], int]:
+    """What the answered attempts of a coarse budget charge, by the beginning of slots of its window, and how many slots there
+    was no time to count: each of those is taken to be like the mean of the others.
+    """
+    limit, now = budget.limit, account.now
+    width, horizon = limit.window_us // SLICES, limit.horizon(account.now)
+    first = horizon if isinstance(limit, FixedWindow) else -(-horizon // width) * width
+    starts = list(range(first, now + 1, width))
+    expected = limit.capacity // SLICES
+    series = Series(budget.rules, limit.per, value, limit.unit, width, limit.strict, expected)
+    sums = Slots(account.using, now).sums(series, starts, float("inf") if account.until is None else account.until)
+    missing = [start for start in starts if start not in sums]
+    mean = round(sum(sums.values()) / len(sums)) if sums else 0
+    room = max(0, limit.capacity - sum(sums.values()))
+    return sums | dict.fromkeys(missing, min(mean, room // len(missing)) if missing else 0), len(missing)
 
 
 def _sums_by(account: Account, budget: Budget, column: str, values: Sequence[str] | None) -> dict[str, int]:
@@ -353,13 +380,6 @@ def _charged_rows(account: Account, budget: Budget) -> QuerySet[Any]:
     horizon = from_us(budget.limit.horizon(account.now))
     charged: QuerySet[Any] = _attempts(account.using).charged().filter(rule__in=budget.rules, finished_at__gt=horizon)
     return charged
-
-
-def total_cost(unit: str) -> Any:
-    """What attempts cost in a unit, summed by the database."""
-    if unit == "calls":
-        return Sum("calls")
-    return Coalesce(Sum(Cast(KeyTextTransform(unit, "cost"), BigIntegerField())), 0)
 
 
 def _is_coarse(limit: Limit) -> bool:

@@ -6,20 +6,19 @@ is counted newest first for as long as the caller allows; the rest is None until
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC
 from typing import Any
 
 from django.core.cache import cache
-from django.db import connections
 from django.db.models import Count
 from django.db.models.functions import TruncMinute
 
 from callqueue import database, states
 from callqueue.database import from_us, to_us
 from callqueue.limits import SECOND
+from callqueue.slots import place
 
 MINUTES = 60
 MINUTE = 60 * SECOND
@@ -30,7 +29,7 @@ ENDED = (states.DONE, states.FAILED, states.UNKNOWN)
 Minute = Mapping[str, tuple[int, int]]  # rule -> (done, failed)
 
 
-def per_minute(using: str, *, seconds: float = 0.08) -> list[Minute | None]:
+def per_minute(using: str, *, seconds: float = 0.04) -> list[Minute | None]:
     """The last hour, oldest minute first; the last one is not over. At most `seconds` are spent on counting."""
     now = to_us(database.clock(using))
     latest = now // MINUTE
@@ -45,13 +44,6 @@ def per_minute(using: str, *, seconds: float = 0.08) -> list[Minute | None]:
             is_over = (minute + 1) * MINUTE + SETTLED < now
             cache.set(names[minute], counts, timeout=(MINUTES + 2) * 60 if is_over else FRESH)
     return [found.get(minute) for minute in wanted]
-
-
-def place(using: str) -> str:
-    """A name for the database: those that share a cache must not share what is kept there."""
-    settings = connections[using].settings_dict
-    text = f"{settings.get('HOST')}:{settings.get('PORT')}/{settings['NAME']}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _counted(using: str, missing: Sequence[int], seconds: float) -> Iterator[dict[int, Minute]]:

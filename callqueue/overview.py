@@ -7,25 +7,26 @@ bounded, so that it costs the same with a million calls waiting as with ten thou
 from __future__ import annotations
 
 import copy
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.cache import cache
 from django.db.models import Count
 
-from callqueue import conf, database, draining, holds, ledger, minutes, states, waiting
+from callqueue import conf, database, draining, holds, ledger, states, waiting
 from callqueue.budgets import Budget, cost_of, key_part
 from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
 from callqueue.limits import SECOND
 
 CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
 SMALLEST_CAP = 1000  # the same where there are many rules
+NEXT = 3000  # calls whose keys are looked at: those that go next; CAP where counts are to be exact
 SAMPLE = 20_000  # rows that the estimate reads
 RECENT = 60  # seconds over which the rate is taken
-REMEMBERED = 10  # seconds for which the count of a large window is kept
+COUNTING = 0.04  # seconds spent on counting what large windows hold
 KEYS = 10  # keys that are shown of a rule, those with most calls waiting
 
 
@@ -34,7 +35,7 @@ class LimitOverview:
     """One limit. Where it is per queue, of all queues together; where it is per key, of the key that used most of it.
 
     `value` is that key. `configured` is the rate in the settings; it differs from `rate` where an operator changed it.
-    `rules` share it. `budget` is the limit itself, as it is in force.
+    `rules` share it. `budget` is the limit itself, as it is in force. `is_estimate`: there was no time to count all its use.
     """
 
     id: str
@@ -50,6 +51,7 @@ class LimitOverview:
     budget: Budget
     value: str = ""
     rules: tuple[str, ...] = ()
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,7 @@ def look(
     config = conf.current()
     names = tuple(config.rules) if only is None else config.book.groups[only]
     seen = _Seen(using, names, exact, keys, dict(rates or {}))
-    found = [_of_rule(seen, name) for name in config.rules if name in names and only in (None, name)]
-    seen.remember()
-    return found
+    return [_of_rule(seen, name) for name in config.rules if name in names and only in (None, name)]
 
 
 def drain_with(using: str, rule: str, rates: Mapping[str, str]) -> float | None:
@@ -134,14 +134,15 @@ class _Seen:
 
     def __init__(self, using: str, names: Sequence[str], exact: bool, keys: int, rates: dict[str, str]) -> None:
         self.using, self.names, self.keys = using, names, keys
-        self.exact, self.what_if = exact, bool(rates)
+        self.until = None if exact else time.monotonic() + COUNTING
         self.now = to_us(database.clock(using))
         self.book = conf.current().book.with_rates({**holds.rates(using, names), **rates})
         self.held = holds.in_force(using, names, from_us(self.now))
         self.in_flight = ledger.open_counts(using)
         self.later = _later(using)
         self.waiting, self.estimated = _waiting(using, names, self.later, exact)
-        self.keyed = {name: _next_keys(using, name) for name in names if _is_keyed(self, name)}
+        self.next = CAP if exact else NEXT
+        self.keyed = {name: _next_keys(using, name, self.next) for name in names if _is_keyed(self, name)}
         self._accounts: dict[tuple[str, ...], ledger.Account] = {}
 
     def account(self, rule: str) -> ledger.Account:
@@ -150,20 +151,6 @@ class _Seen:
         if group not in self._accounts:
             self._accounts[group] = _account(self, group)
         return self._accounts[group]
-
-    def remembered(self, group: tuple[str, ...]) -> dict[str, Any]:
-        """What was free in the group's large windows at an earlier look: counting those reads every attempt in them."""
-        found: dict[str, Any] = {} if self.exact else cache.get(self._name(group)) or {}
-        return found
-
-    def remember(self) -> None:
-        """Keep it, unless it is what would be and not what is."""
-        for group, account in self._accounts.items():
-            if account.memo.get("free") and not self.what_if and not self.remembered(group):
-                cache.set(self._name(group), account.memo["free"], REMEMBERED)
-
-    def _name(self, group: tuple[str, ...]) -> str:
-        return f"callqueue:free:{minutes.place(self.using)}:{min(group)}"
 
 
 def _of_rule(seen: _Seen, name: str) -> RuleOverview:
@@ -261,13 +248,13 @@ def _oldest_due(seen: _Seen, name: str) -> int | None:
     return min(found, default=None)
 
 
-def _next_keys(using: str, name: str) -> Counter[str]:
-    """How many of the next CAP calls each key has."""
+def _next_keys(using: str, name: str, most: int) -> Counter[str]:
+    """How many of the next `most` calls each key has."""
     key = quoted(using, "key")
     found = rows(
         using,
         f"SELECT {key}, COUNT(*) FROM (SELECT {key} FROM {_table(using)} WHERE ready AND status IN (0, 2) AND rule = %s "
-        f"ORDER BY priority DESC, due_at_dt, id LIMIT {CAP}) next_calls GROUP BY {key}",
+        f"ORDER BY priority DESC, due_at_dt, id LIMIT {most}) next_calls GROUP BY {key}",
         [name],
     )
     return Counter({text: int(count) for text, count in found})
@@ -310,9 +297,9 @@ class _Recent:
 def _account(seen: _Seen, group: tuple[str, ...]) -> ledger.Account:
     from callqueue.models import RuleState
 
-    stored = RuleState.objects.using(seen.using).filter(rule=min(group)).values_list("memo", flat=True).first() or {}
-    memo = {**copy.deepcopy(stored), "free": {**seen.remembered(group), **copy.deepcopy(stored.get("free", {}))}}
-    account = ledger.read(seen.using, seen.book, group, seen.now, memo)
+    stored = RuleState.objects.using(seen.using).filter(rule=min(group)).values_list("memo", flat=True).first()
+    memo = copy.deepcopy(stored or {})
+    account = ledger.read(seen.using, seen.book, group, seen.now, memo, until=seen.until)
     account.read_keys([key for name in group for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))])
     return account
 
@@ -349,6 +336,7 @@ def _limit_of(account: ledger.Account, budget: Budget, values: Sequence[str]) ->
         budget=budget,
         value="" if is_summed else max(zip([meter.used for meter in meters], values, strict=True), default=(0, ""))[1],
         rules=budget.rules,
+        is_estimate=any((budget.id, value) in account.estimated for value in values),
     )
 
 
@@ -438,7 +426,7 @@ def _heaviest(seen: _Seen, name: str, per: str) -> tuple[str, float]:
         return "", 0
     value, count = shares.most_common(1)[0]
     counted = shares.total()
-    return value, count if counted < CAP else count * max(1.0, seen.waiting[name] / counted)
+    return value, count if counted < seen.next else count * max(1.0, seen.waiting[name] / counted)
 
 
 def _mean_cost(seen: _Seen, name: str, unit: str) -> float:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.utils import timezone
 
 from callqueue import (
@@ -32,6 +33,7 @@ URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 
 @pytest.fixture(autouse=True)
 def _a_dispenser_runs(db: None) -> None:
+    cache.clear()
     recovery.beat("default", "a dispenser")
 
 

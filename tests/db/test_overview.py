@@ -169,3 +169,17 @@ def test_looking_changes_nothing(rules: Rules) -> None:
     before = list(CallQueue.objects.values()), list(CallAttempt.objects.values())
     look("default", keys=5), look("default", exact=True), overview.overview("default")
     assert (list(CallQueue.objects.values()), list(CallAttempt.objects.values())) == before
+
+
+def test_a_window_that_there_is_no_time_to_count_is_estimated(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(big=Rule(limits=[SlidingWindow("1000000/d")]))
+    now = timezone.now() - timedelta(hours=3)
+    CallAttempt.objects.bulk_create(
+        CallAttempt(call_id=1, number=1, rule="big", released_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+        for _ in range(30)
+    )
+    monkeypatch.setattr(overview, "COUNTING", 0.0)
+    assert of("big").limits[0].is_estimate
+    monkeypatch.setattr(overview, "COUNTING", 60.0)
+    counted = of("big").limits[0]
+    assert (counted.is_estimate, counted.used, counted.free) == (False, 30, 999_970)

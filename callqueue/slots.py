@@ -1,0 +1,129 @@
+"""Sums of attempts by slots of time: for windows that hold too many to be read again at every look. Changes no table.
+
+In: what to sum, the slots, and until when there is time. Out: the sums that are known then, newest counted first. A slot that
+is over does not change any more, so it is counted once and kept in Django's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.core.cache import cache
+from django.db import connections
+from django.db.models import BigIntegerField, F, Q, Sum
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, Coalesce
+
+from callqueue import conf
+from callqueue.database import Slot, from_us
+from callqueue.limits import SECOND
+
+CHUNK = 20_000  # attempts that one statement may read, as far as the limit's rate tells
+SETTLING = 60 * SECOND  # how much later than its lease allows an answer may be recorded
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is summed: the attempts of some rules, of one value of `per` ("": of all), in a unit, at the instant they were sent.
+
+    With `by_end` at the instant they were answered. `width`: microseconds of a slot; `expected`: attempts that it may hold.
+    """
+
+    rules: tuple[str, ...]
+    per: str
+    value: str
+    unit: str
+    width: int
+    by_end: bool = False
+    expected: int = field(default=1, compare=False)
+
+
+class Slots:
+    """The sums known at `now` (microseconds on the database's clock), and those still to be counted."""
+
+    def __init__(self, using: str, now: int) -> None:
+        self.using, self.now = using, now
+        self._place = place(using)
+        longest = max((rule.total_timeout for rule in conf.current().rules.values()), default=0.0)
+        self._settling = round((longest + conf.current().grace) * SECOND) + SETTLING
+        self._entries: dict[str, tuple[int, Mapping[int, int]]] = {}
+
+    def counted_at(self, series: Series) -> int:
+        """When the series was counted last, in microseconds; 0 where it never was."""
+        return self._entry(series)[0]
+
+    def sums(self, series: Series, starts: Sequence[int], until: float) -> dict[int, int]:
+        """The sums of slots by their beginning, as far as they are known at `until` (monotonic)."""
+        counted_at, kept = self._entry(series)
+        is_fresh = self.now - counted_at < series.width // 10
+        found = {start: kept[start] for start in starts if start in kept and (is_fresh or self._is_over(start, series.width))}
+        missing = [start for start in reversed(starts) if start not in found]
+        at, size = 0, max(1, CHUNK // max(1, series.expected))
+        while at < len(missing) and time.monotonic() < until:
+            chunk, began = missing[at : at + size], time.monotonic()
+            summed = self._sum(series, min(chunk), max(chunk) + series.width)
+            found.update({start: summed.get((start - min(chunk)) // series.width, 0) for start in chunk})
+            ended = time.monotonic()
+            at, size = at + size, 2 * size if ended - began < (until - ended) / 4 else size
+        if at:
+            lasting = (len(starts) + 20) * series.width // SECOND + 60
+            cache.set(self._name(series), (self.now, found), timeout=lasting)
+        return found
+
+    def _sum(self, series: Series, begin: int, end: int) -> dict[int, int]:
+        """The sums of [begin, end), by the slots' numbers."""
+        rows = attempts(self.using, series.rules, series.per, series.value)
+        rows = rows.filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end + self._settling))
+        rows = rows.annotate(at=F("finished_at") if series.by_end else Coalesce("sent_at", "finished_at"))
+        rows = rows.filter(at__gte=from_us(begin), at__lt=from_us(end)).annotate(slot=Slot("at", begin, series.width))
+        return {
+            int(slot): int(total) for slot, total in rows.order_by().values_list("slot").annotate(total=total_cost(series.unit))
+        }
+
+    def _is_over(self, start: int, width: int) -> bool:
+        return start + width + self._settling < self.now
+
+    def _entry(self, series: Series) -> tuple[int, Mapping[int, int]]:
+        name = self._name(series)
+        if name not in self._entries:
+            self._entries[name] = cache.get(name) or (0, {})
+        return self._entries[name]
+
+    def _name(self, series: Series) -> str:
+        text = repr((series.rules, series.per, series.value, series.unit, series.width, series.by_end))
+        return f"callqueue:slots:{self._place}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def place(using: str) -> str:
+    """A name for the database: those that share a cache must not share what is kept there."""
+    settings = connections[using].settings_dict
+    text = f"{settings.get('HOST')}:{settings.get('PORT')}/{settings['NAME']}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def attempts(using: str, rules: Sequence[str], per: str, value: str) -> Any:
+    """The attempts that a limit of these rules counts, of one value of its `per`; without a value, of all."""
+    from callqueue.models import CallAttempt
+
+    rows = CallAttempt.objects.using(using).charged().filter(rule__in=rules)
+    if per == "rule" or not value:
+        return rows
+    if per == "queue":
+        return rows.filter(queue=value)
+    part = Q(key__contains=json.dumps({per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1])
+    if per == "key":
+        pers = {limit.per for rule in rules for limit in conf.current().rules[rule].keyed_limits}
+        part = Q(key=value) | part if pers > {"key"} else Q(key=value)  # the latter has an index
+    return rows.filter(part)
+
+
+def total_cost(unit: str) -> Any:
+    """What attempts cost in a unit, summed by the database."""
+    if unit == "calls":
+        return Sum("calls")
+    return Coalesce(Sum(Cast(KeyTextTransform(unit, "cost"), BigIntegerField())), 0)
