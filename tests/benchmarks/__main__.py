@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=1_000_000, help="calls waiting, for the table of flatness")
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--counted", type=int, default=300_000, help="attempts in a window of a day")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="calls, and as many attempts, for `dashboard`")
     parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million` and `numbers`")
     parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
     parser.add_argument("--drain", type=float, default=20, help="seconds that each backlog of `exact` takes")
@@ -117,6 +118,25 @@ def exact(options: argparse.Namespace) -> None:
     report.save(OUT, "exact", found)
 
 
+def dashboard(options: argparse.Namespace) -> None:
+    from tests.benchmarks import dashboard as room
+
+    found = room.measure(options.rows)
+    rows = [
+        [
+            one["what"],
+            f"{one['median_ms']:.0f}",
+            f"{one['worst_ms']:.0f}",
+            f"{one['database_ms']:.0f}",
+            f"{one['statements']:.0f}",
+        ]
+        for one in found.values()
+    ]
+    head = [f"{options.rows:,} calls, as many attempts", "median ms", "worst ms", "of it the database", "statements"]
+    print(report.table("Dashboard", head, rows, f"python -m tests.benchmarks dashboard --rows {options.rows}"))
+    report.save(OUT, "dashboard", found)
+
+
 def million(options: argparse.Namespace) -> None:
     from tests.benchmarks import scale
 
@@ -172,6 +192,7 @@ EXPERIMENTS = {
     "flat": flat,
     "sending": sending,
     "exact": exact,
+    "dashboard": dashboard,
     "million": million,
     "numbers": numbers,
     "soak": soak,

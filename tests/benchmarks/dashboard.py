@@ -1,0 +1,146 @@
+"""What operators wait for: the dashboard, status and a call's forecast over large tables, cold and warm.
+
+In: how many rows each table has. Out: milliseconds and statements of each page and command, medians; `slowest` names the
+statement that took longest. Rows are made in the database by the hundred thousand; nothing is sent. Cold means that Django's
+cache is empty; PostgreSQL's own is what it is after a vacuum.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.benchmarks.flat import _sql
+from tests.benchmarks.report import say
+from tests.benchmarks.stage import open_stage
+
+ROUNDS = 7
+RULES = ("pay", "read", "chat", "maps", "bulk", "day", "mail", "default")
+SETTINGS = """
+CALLQUEUE = {
+    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+    "RULES": {
+        "pay": Rule(priority=5, limits=[SlidingWindow("100/s", name="account"), SlidingWindow("5/s", per="key")]),
+        "read": Rule(limits=[SlidingWindow("100/s", name="account")]),
+        "chat": Rule(limits=[SlidingWindow("50/m", per="key"), TokenBucket("20/s", burst=40)]),
+        "maps": Rule(limits=[FixedWindow("250000/d", timezone="America/Los_Angeles"), Concurrency(8)]),
+        "bulk": Rule(limits=[SlidingWindow("1000000/d")]),
+        "day": Rule(limits=[SlidingWindow("300000/d"), SlidingWindow("1500/m")]),
+        "mail": Rule(limits=[SlidingWindow("40000/h")]),
+        "default": Rule(limits=[SlidingWindow("100/s")]),
+    },
+}
+"""
+
+
+def measure(rows: int) -> dict[str, Any]:
+    """Milliseconds, by what was asked for, over `rows` calls and as many attempts."""
+    with open_stage(SETTINGS):
+        say(f"dashboard: making {rows:,} calls and as many attempts")
+        fill(rows)
+        return look()
+
+
+def fill(rows: int) -> None:
+    """Half of the calls wait; the others ended within the last day, a quarter of them in the last hour."""
+    _make_calls(rows // 2, "0, true, NULL, 0", "0")
+    ended = "3 + (i % 50 = 0)::int, false, now() - i % 1000 * {each}, 1"
+    _make_calls(rows // 8, ended.format(each="interval '3.6 s'"), "1")
+    _make_calls(rows - rows // 2 - rows // 8, ended.format(each="interval '86.4 s'"), "1")
+    _make_attempts(rows // 4, "3600 s")
+    _make_attempts(rows - rows // 4, "86000 s")
+    _sql("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
+
+
+def look() -> dict[str, Any]:
+    """Each page and command as an operator asks for it."""
+    from django.contrib.auth.models import User
+    from django.core.cache import cache
+    from django.test import Client, override_settings
+
+    from callqueue import overview
+    from callqueue.models import CallQueue
+
+    client = Client()
+    client.force_login(User.objects.create_superuser("operator"))
+    last = {rule: CallQueue.objects.new().filter(rule=rule).order_by("due_at_dt").last() for rule in RULES}
+    near = CallQueue.objects.new().filter(rule="day").order_by("due_at_dt")[1000]
+    page, live = "/admin/callqueue/callqueue/dashboard/", "/admin/callqueue/callqueue/dashboard/live/"
+    asked: dict[str, Callable[[], Any]] = {
+        "dashboard, cold": lambda: (cache.clear(), _get(client, page)),
+        "dashboard, warm": lambda: _get(client, page),
+        "its next look": lambda: _get(client, live),
+        "changelist": lambda: _get(client, "/admin/callqueue/callqueue/"),
+        "callqueue_status --json": lambda: overview.overview("default"),
+        "forecast, 1,000 calls ahead": near.forecast,
+        **{f"forecast, last of {rule}": call.forecast for rule, call in last.items()},
+    }
+    with override_settings(ALLOWED_HOSTS=["*"]):
+        return {name: {"what": name, **_timed(ask)} for name, ask in asked.items()}
+
+
+def _timed(ask: Callable[[], Any]) -> dict[str, Any]:
+    from django.db import connection
+
+    taken, statements = [], list[tuple[float, str]]()
+
+    def watched(execute: Any, sql: str, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return execute(sql, *arguments)
+        finally:
+            statements.append((time.perf_counter() - began, sql))
+
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        with connection.execute_wrapper(watched):
+            ask()
+        taken.append(1000 * (time.perf_counter() - began))
+    seconds, sql = max(statements)
+    return {
+        "median_ms": statistics.median(taken),
+        "worst_ms": max(taken),
+        "statements": len(statements) / ROUNDS,
+        "database_ms": 1000 * sum(seconds for seconds, _ in statements) / ROUNDS,
+        "slowest_ms": 1000 * seconds,
+        "slowest": sql[:300],
+    }
+
+
+def _get(client: Any, path: str) -> None:
+    response = client.get(path)
+    if response.status_code != 200:
+        raise AssertionError(f"{path}: {response.status_code}")
+
+
+def _make_calls(count: int, state: str, attempts: str) -> None:
+    """Calls of every rule in turn, of a thousand keys where the rule has limits per key."""
+    columns = (
+        "status, ready, finished_at_dt, failed_count, last_attempt, rule, key, queue, priority, cost, created_dt, due_at_dt, "
+        "call_data, method, host, throttled_count, error_message, callback_pending, reconcile_count, idempotency_key"
+    )
+    data = """'{"method": "post", "params": {"url": "https://api.example.com/v1/", "data": "' || repeat('x', 200) || '"}}'"""
+    rules = f"(ARRAY{list(RULES)})[1 + i % {len(RULES)}]"
+    for start in range(0, count, 100_000):
+        _sql(
+            f"INSERT INTO callqueue_callqueue ({columns}) SELECT {state}, {attempts}, {rules}, "
+            f"CASE WHEN i % {len(RULES)} IN (0, 2) THEN 'k' || i % 1000 ELSE '' END, '', "
+            f"CASE WHEN i % {len(RULES)} = 0 THEN 5 ELSE 0 END, '1', now() - i * interval '1 ms', now() - i * interval '1 ms', "
+            f"({data})::jsonb, 'post', 'api.example.com', 0, '', false, 0, gen_random_uuid() "
+            f"FROM generate_series({start}, {min(count, start + 100_000) - 1}) AS i"
+        )
+
+
+def _make_attempts(count: int, over: str) -> None:
+    """Answered attempts spread evenly over this time: half of them under the rule of a million a day, the others in turn."""
+    listed = [*RULES, *["bulk"] * (len(RULES) - 2)]
+    rules = f"(ARRAY{listed})[1 + i % {len(listed)}]"
+    _sql(
+        "INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at, started_at, sent_at, "
+        "finished_at, outcome, response_status, response_body, error_message, worker) "
+        f"SELECT 1000000000 + i, 1, {rules}, CASE WHEN i % {len(listed)} IN (0, 2) THEN 'k' || i % 1000 ELSE '' END, '', '1', 1, "
+        "t - interval '0.3 s', t - interval '0.25 s', t - interval '0.2 s', t, 'succeeded', 200, '{\"ok\": true}', '', 'w' "
+        f"FROM (SELECT i, now() - i * interval '{over}' / {count} AS t FROM generate_series(1, {count}) AS i) AS a"
+    )
