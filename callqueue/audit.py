@@ -18,7 +18,7 @@ from typing import Any
 
 from callqueue import conf, database, events, holds, states
 from callqueue.budgets import Book, Budget, cost_of
-from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
+from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
 from callqueue.ledger import scope_value
 from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, TokenBucket
 
@@ -316,24 +316,23 @@ def _ended(using: str, what: str, rule: str, cut: int) -> Iterator[Seen]:
     while page := _rows(using, what, f"{where} LIMIT {PAGE}", [rule, states.VOIDED, finished, finished, last]):
         for row in page:
             yield _seen(row, 0)
-        finished, last = as_parameter(using, from_us(instant_us(page[-1][6]))), page[-1][0]
+        finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
 
 
 def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
+    """Attempts, their instants in microseconds."""
     from callqueue.models import CallAttempt
 
-    names = ("id", "rule", "key", "queue", what, "sent_at", "finished_at", "started_at", "released_at")
-    columns = ", ".join(quoted(using, name) for name in names)
-    return rows(using, f"SELECT {columns} FROM {quoted(using, CallAttempt._meta.db_table)} WHERE {where}", params)
+    columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", what)]
+    instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at")
+    listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])
+    return rows(using, f"SELECT {listed} FROM {quoted(using, CallAttempt._meta.db_table)} WHERE {where}", params)
 
 
 def _seen(row: Any, now: int) -> Seen:
-    _, rule, key, queue, cost, sent_at, finished_at, started_at, released_at = row
-    sent = None if sent_at is None else instant_us(sent_at)
-    finished = None if finished_at is None else instant_us(finished_at)
+    _, rule, key, queue, cost, sent, began, finished = row
     if sent is not None:
         counted = began = sent
     else:
         counted = now if finished is None else finished
-        began = instant_us(released_at if started_at is None else started_at)
     return Seen(rule, key, queue, json.loads(cost) if isinstance(cost, str | bytes) else cost, counted, began, finished)

@@ -56,18 +56,23 @@ class Slot(Func):
         super().__init__(instant, **extra)
         self.begin, self.width = begin, width
 
-    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        elapsed = f"(EXTRACT(EPOCH FROM %(expressions)s) * 1000000)::bigint - {self.begin}"
-        return self.as_sql(compiler, connection, template=f"(({elapsed}) / {self.width})", **extra)
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> Any:  # type: ignore[override]
+        micros = micros_sql(connection.alias, "\0").replace("%", "%%").replace("\0", "%(expressions)s")
+        template = f"(({micros} - {self.begin}) {'DIV' if connection.vendor == 'mysql' else '/'} {self.width})"
+        return super().as_sql(compiler, connection, template=template, **extra)
 
-    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        elapsed = f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %(expressions)s) - {self.begin}"
-        return self.as_sql(compiler, connection, template=f"(({elapsed}) DIV {self.width})", **extra)
 
-    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        seconds = "CAST(STRFTIME('%%%%s', %(expressions)s) AS INTEGER) * 1000000"
-        micros = "CAST(SUBSTR(%(expressions)s || '.000000', 21, 6) AS INTEGER)"  # whole seconds are written without a fraction
-        return self.as_sql(compiler, connection, template=f"(({seconds} + {micros} - {self.begin}) / {self.width})", **extra)
+_MICROS = {
+    "postgresql": "(EXTRACT(EPOCH FROM {0}) * 1000000)::bigint",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0})",
+    # Whole seconds are written without a fraction there.
+    "sqlite": "(CAST(STRFTIME('%%s', {0}) AS INTEGER) * 1000000 + CAST(SUBSTR({0} || '.000000', 21, 6) AS INTEGER))",
+}
+
+
+def micros_sql(using: str, instant: str) -> str:
+    """An instant as a statement with parameters writes it, in microseconds since the epoch: quicker to read than a datetime."""
+    return _MICROS[connections[using].vendor].format(instant)
 
 
 def clock(using: str) -> datetime:
