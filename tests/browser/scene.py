@@ -13,11 +13,11 @@ from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue, Hold
 
 Status = CallQueue.Status
-account = SlidingWindow("100/s", name="stripe-account")
+account = SlidingWindow("80/m", name="stripe-account")
 RULES = {
-    "stripe-pay": Rule(queues="stripe", priority=10, limits=[account, SlidingWindow("5/s", per="key")]),
+    "stripe-pay": Rule(queues="stripe", priority=10, limits=[account, SlidingWindow("6/m", per="key")]),
     "stripe-read": Rule(queues="stripe", limits=[account, Concurrency(8)]),
-    "chat": Rule(limits=[SlidingWindow("1/s", per="key"), SlidingWindow("600/m")]),
+    "chat": Rule(limits=[SlidingWindow("30/m", per="key"), SlidingWindow("70/m")]),
     "maps": Rule(limits=[FixedWindow("25000/d", timezone="America/Los_Angeles")]),
     "default": Rule(limits=[SlidingWindow("100/h")]),
 }

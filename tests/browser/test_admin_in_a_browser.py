@@ -174,6 +174,9 @@ def test_the_dashboard_follows_what_happens_without_reload(
     browser.get(f"{site}/admin/callqueue/callqueue/dashboard/")
     assert len(every(browser, ".cq-rule")) == 5, "the default rule is always there"
     assert "Retry-After 900" in text(browser, "#content")
+    traces = every(browser, ".cq-limits svg.cq-trace")
+    assert [trace.get_attribute("aria-label").partition(":")[0] for trace in traces[:2]] == ["Use over the last 3 min"] * 2
+    assert all(trace.find_elements("css selector", "polyline.cq-trace-use") for trace in traces)
     shoot("dashboard")
     browser.execute_script("window.mark = 'not reloaded'")
     press(browser, "Keys with most calls waiting", within=".cq-rule:nth-of-type(3)")
