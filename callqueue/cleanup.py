@@ -17,6 +17,7 @@ from django.db import DatabaseError
 from callqueue import conf, database, events, ledger, states
 
 BATCH = 2000
+STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
 Progress = Callable[..., None]
 EVERY = 0.5  # seconds between two looks at how far a vacuum is
 
@@ -49,14 +50,16 @@ def clean(
     cleaned = Cleaned()
     total = sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than)) if dry_run or progress else None
     if dry_run:
-        return Cleaned(calls=total or 0, attempts=_spent_orphans(using).count(), holds=_ended_holds(using).count())
+        return Cleaned(calls=total or 0, attempts=sum(map(len, _spent_orphans(using))), holds=_ended_holds(using).count())
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)
             if progress:
                 progress(cleaned.calls, total)
-    for ids in _batches(_spent_orphans(using), batch_size):
-        cleaned.attempts += _attempts(using).filter(pk__in=ids)._raw_delete(using)
+    for orphans in _spent_orphans(using):
+        for first in range(0, len(orphans), batch_size):
+            ids = orphans[first : first + batch_size]
+            cleaned.attempts += _attempts(using).filter(pk__in=ids)._raw_delete(using)
     cleaned.holds = _ended_holds(using).delete()[0]
     if cleaned.calls or cleaned.attempts:
         events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
@@ -96,12 +99,22 @@ def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cle
         cleaned.calls += _model().objects.using(using).filter(pk__in=gone)._raw_delete(using)
 
 
-def _spent_orphans(using: str) -> Any:
-    """Attempts whose call is gone and that no limit counts any more."""
+def _spent_orphans(using: str) -> Iterator[list[int]]:
+    """Attempts whose call is gone and that no limit counts any more, those of some thousand attempts at a time.
+
+    Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the next few of all, it would
+    join the tables anew each time.
+    """
     from django.db.models import Exists, OuterRef
 
     calls = _model().objects.using(using).filter(pk=OuterRef("call_id"))
-    return _attempts(using).filter(~Exists(calls), finished_at__lt=_horizon(using))
+    spent = _attempts(using).filter(~Exists(calls), finished_at__lt=_horizon(using))
+    keys = _attempts(using).order_by("pk").values_list("pk", flat=True)
+    last, newest = 0, keys.last() or 0
+    while last < newest:
+        end = next(iter(keys.filter(pk__gt=last)[STRETCH - 1 : STRETCH]), newest)
+        yield list(spent.filter(pk__gt=last, pk__lte=end).order_by().values_list("pk", flat=True))
+        last = end
 
 
 def _ended_holds(using: str) -> Any:

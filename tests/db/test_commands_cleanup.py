@@ -70,6 +70,18 @@ def test_lost_calls_are_recovered_first() -> None:
     assert call.status == Status.NEW
 
 
+def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ended long ago go; attempts that are open, that a limit may still count, or that have their call stay."""
+    monkeypatch.setattr(cleanup, "STRETCH", 3)
+    calls = [ended(Status.DONE, 1) for _ in range(8)] + [ended(Status.DONE, 0)]
+    open_one = CallAttempt.objects.create(call=calls[0], number=2, rule="r", released_at=timezone.now())
+    CallQueue.objects.filter(pk__in=[call.pk for call in calls if call is not calls[3]]).delete()
+    assert cleanup.clean("default", dry_run=True).attempts == 7
+    assert cleanup.clean("default", batch_size=2).attempts == 7
+    assert set(CallAttempt.objects.values_list("call_id", "pk")) >= {(calls[0].pk, open_one.pk)}
+    assert set(CallAttempt.objects.values_list("call_id", flat=True)) == {calls[0].pk, calls[3].pk, calls[8].pk}
+
+
 @pytest.mark.parametrize("arguments", [("--older-than", "7"), ("--older-than", "-1d"), ("--batch-size", "0")])
 def test_wrong_use_is_2(arguments: tuple[str, ...]) -> None:
     assert run("cleanup", *arguments).code == 2
