@@ -101,6 +101,8 @@ def _make(job: Job) -> Report:
     gate = SlotGate(job)
     try:
         report = _request(job, params, gate) if job.method in HTTP_METHODS else _handle(job, params, gate)
+    except wire.Dropped as dropped:
+        return Report(job, endings.after_void(job, _now(job)), states.VOIDED, error=str(dropped))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         report = _lost(job, why) if gate.sent_at is not None else _failed(job, why)

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, executor, recovery
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, beginning, executor, recovery
 from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
 from callqueue.handlers import Context, wire
 from callqueue.models import CallAttempt, CallQueue, Hold
@@ -612,3 +612,23 @@ def test_truncated_and_broken_bodies_are_told_with_the_attempt(rules: Rules, rem
 
 def in_an_hour() -> Any:
     return timezone.now() + timedelta(hours=1)
+
+
+noted: list[Any] = []
+
+
+def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules: Rules) -> None:
+    """The process had no turn between the fence and the call: as for a request that was never sent."""
+    rules(r=Rule(), more={"HANDLERS": {"note": f"{__name__}.note"}})
+    call = CallQueue.objects.send({"method": "note", "params": {}}, rule="r")
+    assert call is not None
+    release()
+    (job,) = beginning.begin("default", [call.attempts.get().pk])
+    job.lease_ends = 0.0
+    executor._record("default", [executor._make(job)])
+    assert not noted
+    assert (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome) == (Status.NEW, 0, "voided")
+
+
+def note(params: Any, context: Context) -> None:
+    noted.append(params)
