@@ -6,21 +6,24 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from callqueue import Rule, SlidingWindow, feedback
+from callqueue import Rule, SlidingWindow, feedback, secrets
 from callqueue.exceptions import CallQueueError
+from callqueue.handlers import HTTP_METHODS, journey, wire
 from callqueue.limits import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
 from tests.support import behaviour
+from tests.unit import test_callcheck as callcheck_tests
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -361,6 +364,42 @@ def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(rules: Rules, r
 
 
 # --- What a fuzzer thinks of
+
+OTHER_ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "key": callcheck_tests.texts | callcheck_tests.values,
+        "cost": callcheck_tests.values | st.integers(0, 5),
+        "priority": callcheck_tests.values | st.integers(-9, 9),
+        "unique_key": callcheck_tests.texts | callcheck_tests.values,
+        "callback": callcheck_tests.texts | callcheck_tests.values,
+        "rule": callcheck_tests.texts | st.just("default"),
+        "not_before": st.datetimes(timezones=st.none() | st.just(UTC)) | callcheck_tests.values,
+        "expires_at": st.datetimes(timezones=st.none() | st.just(UTC)) | callcheck_tests.values,
+    },
+)
+
+
+@hypothesis_settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(call_data=callcheck_tests.call_datas, options=OTHER_ARGUMENTS)
+def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(rules: Rules, call_data: Any, options: Any) -> None:
+    """And what was stored a worker can compose, or refuse by itself."""
+    rules(default=Rule(limits=[WIDE]), more={"SECRETS": {"STRIPE": "x", "GITHUB": "y"}, "MAX_CALL_BYTES": 2000})
+    before = CallQueue.objects.count()
+    try:
+        call = CallQueue.objects.send(call_data, **options)
+    except CallQueueError as error:
+        assert str(error)
+        assert CallQueue.objects.count() == before
+        return
+    assert call is not None
+    stored = CallQueue.objects.get(pk=call.pk)
+    assert stored.call_data == call.call_data
+    if stored.method in HTTP_METHODS:
+        params, _ = secrets.resolve(stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"})
+        with suppress(journey.Refused):
+            wire._prepared(stored.method, params)
+
 
 NUMBERS = st.one_of(st.integers(-(10**30), 10**30).map(str), st.text("0123456789.eE+-_ ", max_size=8), st.just(""))
 RATES = st.one_of(st.text(max_size=20), st.builds("{}/{}{}".format, NUMBERS, NUMBERS, st.sampled_from(["", *"smhdw", "ms", "S"])))
