@@ -666,16 +666,20 @@ def lower_flag(using: str) -> None:
 
 
 def wait_for_word(using: str, seconds: float) -> bool:
-    """Wait so long for the server to say anything at all: True if it did, and forget what it was."""
+    """Wait so long for the server to say anything at all: True if it did, and forget what it was.
+
+    Raises Django's errors, not the driver's, where the connection is gone.
+    """
     raw = connections[using].connection
-    with selectors.DefaultSelector() as selector:
-        selector.register(raw.fileno(), selectors.EVENT_READ)
-        if not selector.select(seconds):
-            return False
-    if callable(raw.notifies):
-        for _ in raw.notifies(timeout=0):
-            pass
-    else:
-        raw.poll()
-        del raw.notifies[:]
+    with connections[using].wrap_database_errors:
+        with selectors.DefaultSelector() as selector:
+            selector.register(raw.fileno(), selectors.EVENT_READ)
+            if not selector.select(seconds):
+                return False
+        if callable(raw.notifies):
+            for _ in raw.notifies(timeout=0):
+                pass
+        else:
+            raw.poll()
+            del raw.notifies[:]
     return True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from callqueue import database, wakeup
 from callqueue.dispenser import Dispenser
@@ -139,3 +139,19 @@ def test_a_bell_that_was_closed_leaves_nothing_behind(bell: Any) -> None:
     assert not _is_armed()
     in_thread(send)
     assert not database.wait_for_word("default", 0.05)
+
+
+def test_a_connection_that_breaks_while_it_is_waited_on_is_a_database_that_is_away() -> None:
+    """The driver's own error is none that a dispenser knows: it would end."""
+
+    def wait_on_a_broken_one() -> BaseException | None:
+        connection.ensure_connection()
+        raw = connection.connection
+        raw.close()
+        try:
+            database.wait_for_word("default", 5)
+        except DatabaseError as error:
+            return error
+        return None
+
+    assert isinstance(in_thread(wait_on_a_broken_one), DatabaseError)
