@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from callqueue import Rule, SlidingWindow, control
 from callqueue.models import CallAttempt, CallQueue
@@ -23,10 +23,12 @@ CHANGELIST, DASHBOARD = "admin:callqueue_callqueue_changelist", "admin:callqueue
 
 
 @pytest.fixture
-def german(db: None) -> Client:
+def german(db: None) -> Iterator[Client]:
+    """A client that asks for German; the language that a request activated stays with the thread, and is put back."""
     client = Client(headers={"accept-language": "de"})
     client.force_login(User.objects.create_superuser("chefin", password="x"))
-    return client
+    yield client
+    translation.deactivate()
 
 
 @pytest.fixture
