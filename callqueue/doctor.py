@@ -48,7 +48,7 @@ def examine(using: str) -> list[Check]:
     has_tables = all(check.ok for check in checks)
     checks += [broker, _tried(check_confirms), _tried(check_visibility)]
     if has_tables:
-        crew = Crew.asked() if broker.ok else Crew({}, [])
+        crew = Crew.asked(using) if broker.ok else Crew({}, [])
         checks += [_tried(check, using) for check in OF_THE_DATABASE]
         checks += [_tried(check, using, crew) for check in OF_THE_CREW]
     return checks
@@ -228,14 +228,14 @@ OF_THE_DATABASE: tuple[Callable[[str], Check], ...] = (
 
 @dataclass(frozen=True)
 class Crew:
-    """The workers that answered: the queues each listens on, and the attempts they have at hand."""
+    """The workers that answered: the queues each listens on, and the attempts of this project that they have at hand."""
 
     queues: dict[str, set[str]]
     attempt_ids: list[int]
 
     @classmethod
-    def asked(cls) -> Crew:
-        """Ask all workers, once."""
+    def asked(cls, using: str) -> Crew:
+        """Ask all workers, once. Others that share the broker answer too: what they have at hand is none of ours."""
         if _is_eager():
             return cls({}, [])
         try:
@@ -245,7 +245,8 @@ class Crew:
         except Exception:
             return cls({}, [])
         listening = {worker: {queue["name"] for queue in listed or ()} for worker, listed in queues.items()}
-        return cls(listening, [pk for tasks in at_hand for task in tasks for pk in _attempts_of(task)])
+        ours = _queues_of(conf.current().rules)
+        return cls(listening, [pk for tasks in at_hand for task in tasks for pk in _attempts_of(task, using, ours)])
 
 
 def check_workers(using: str, crew: Crew) -> Check:
@@ -334,7 +335,12 @@ def _queues_wanted(using: str) -> set[str]:
     if rules["default"] is conf.DEFAULTS["RULES"]["default"]:
         used = CallQueue.objects.using(using).filter(rule="default", status__in=states.UNFINISHED).exists()
         names = [name for name in rules if used or name != "default"]
-    default = str(_celery().conf.task_default_queue)
+    return _queues_of(names)
+
+
+def _queues_of(names: Iterable[str]) -> set[str]:
+    """The queues of these rules, by the names that the broker has for them."""
+    rules, default = conf.current().rules, str(_celery().conf.task_default_queue)
     return {queue or default for name in names for queue in rules[name].queue_names}
 
 
@@ -351,8 +357,11 @@ def _places(in_settings: str | None, in_rows: Iterable[str]) -> str:
     return ", ".join([*places, *(f"django-celery-beat: {name}" for name in in_rows)])
 
 
-def _attempts_of(task: Any) -> list[int]:
+def _attempts_of(task: Any, using: str, queues: set[str]) -> list[int]:
+    """The attempts that a task at a worker is to make, where they are of this database and came by one of these queues."""
     if task.get("name") != "callqueue.make_api_call" or not task.get("args"):
+        return []
+    if task["delivery_info"]["routing_key"] not in queues or (task.get("kwargs") or {}).get("using", "default") != using:
         return []
     ids = task["args"][0]
     return [pk for pk in (ids if isinstance(ids, list) else [ids]) if isinstance(pk, int)]

@@ -193,6 +193,37 @@ def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch)
     assert_wrong(doctor.check_database("default"), "standby", "primary")
 
 
+def at_hand(pk: int, queue: str = "egress", **kwargs: str) -> dict[str, Any]:
+    """What a worker says of a task that it has at hand."""
+    return {"name": "callqueue.make_api_call", "args": [[pk]], "kwargs": kwargs, "delivery_info": {"routing_key": queue}}
+
+
+def test_what_others_on_the_same_broker_have_at_hand_is_none_of_ours(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule(queues="egress"))
+    tasks = [
+        at_hand(1),
+        at_hand(2, queue="somebody-elses"),
+        at_hand(3, using="archive"),
+        {"name": "shop.tasks.mail", "args": [4]},
+    ]
+
+    class Inspect:
+        def __init__(self, **_: Any) -> None: ...
+
+        def active_queues(self) -> Any:
+            return {"w@ours": [{"name": "egress"}], "w@theirs": [{"name": "somebody-elses"}]}
+
+        def active(self) -> Any:
+            return {"w@ours": tasks}
+
+        def reserved(self) -> Any:
+            return {"w@ours": []}
+
+    monkeypatch.setattr(doctor._celery().control, "inspect", Inspect)
+    assert doctor.Crew.asked("default").attempt_ids == [1]
+    assert doctor.Crew.asked("archive").attempt_ids == [3]
+
+
 def test_a_ledger_that_was_put_back_in_time_is_told() -> None:
     send("r")
     release()
@@ -210,9 +241,9 @@ def test_a_ledger_from_the_future_is_told() -> None:
 
 
 def test_attempts_are_read_from_what_workers_say_of_their_tasks() -> None:
-    assert doctor._attempts_of({"name": "callqueue.make_api_call", "args": [[1, 2]]}) == [1, 2]
-    assert doctor._attempts_of({"name": "callqueue.make_api_call", "args": [3]}) == [3]
-    assert doctor._attempts_of({"name": "callqueue.dispenser", "args": [[1]]}) == []
+    for args, found in (([[1, 2]], [1, 2]), ([3], [3]), ([], [])):
+        assert doctor._attempts_of({**at_hand(0), "args": args}, "default", {"egress"}) == found
+    assert doctor._attempts_of({"name": "callqueue.dispenser", "args": [[1]]}, "default", {"egress"}) == []
 
 
 def test_missing_migrations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
