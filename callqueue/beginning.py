@@ -92,11 +92,11 @@ def begin(using: str, attempt_ids: Sequence[int]) -> list[Job]:
     before = time.monotonic()
     rows = [row for row in _read(using, attempt_ids) if row["a.started_at"] is None and row["a.finished_at"] is None]
     after = time.monotonic()
-    clock, clock_jumped = _read_clock(using, rows, before, after)
+    clock, steady_from = _read_clock(using, rows, before, after)
     released = {row["a.id"]: row["a.released_at"] for row in rows}
     jobs = [_job(row, worker, clock) for row in rows if _is_current(row)]
     for job, released_at in ((job, released[job.attempt_id]) for job in jobs if job.send_at is not None):
-        job.send_at = _slot(job, released_at, clock_jumped)
+        job.send_at = _slot(job, released_at, steady_from)
     _give_back(using, attempt_ids, {job.attempt_id for job in jobs})
     taken = _take(using, jobs, worker)
     jobs = [job for job in jobs if job.attempt_id in taken]
@@ -130,24 +130,21 @@ def _columns(using: str) -> tuple[database.Columns, str]:
     return columns, f"{attempts} a JOIN {calls} c ON c.id = a.call_id"
 
 
-def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float, after: float) -> tuple[Clock, bool]:
-    """The database's clock as the rows brought it, narrowed by earlier readings; and whether it has jumped since those."""
+def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float, after: float) -> tuple[Clock, datetime]:
+    """The database's clock as the rows brought it, narrowed by earlier readings; and from when on it is known to be steady."""
     shown = rows[0]["clock"] if rows else None
-    if shown is None:
-        return Clock(database.clock(using), before, after), False
-    at = from_us(database.instant_us(shown))
+    at = database.clock(using) if shown is None else from_us(database.instant_us(shown))
     reading, watch = clockwork.Reading(to_us(at), before, after), clockwork.watch(using)
-    steady = watch.is_steady(reading)
-    watch.last = reading
+    steady_from = watch.take(reading)
     narrowed = watch.narrowed.add(reading)
-    return Clock(at, narrowed.before, narrowed.after), not steady
+    return Clock(at, narrowed.before, narrowed.after), from_us(steady_from)
 
 
-def _slot(job: Job, released_at: datetime, clock_jumped: bool) -> datetime:
-    """When to send: never later than the slot was ahead at release; and exactly that, if the clock cannot be trusted."""
+def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
+    """When to send: never later than the slot was ahead at release; and exactly that, if the clock may have jumped since."""
     assert job.send_at is not None
     latest = job.clock.at + (job.send_at - released_at)
-    return latest if clock_jumped else min(job.send_at, latest)
+    return min(job.send_at, latest) if steady_from <= released_at else latest
 
 
 def _is_current(row: Mapping[str, Any]) -> bool:

@@ -17,12 +17,13 @@ from typing import Any
 
 from django.db.models import F, Q
 
-from callqueue import conf, database, events, ledger
+from callqueue import conf, database, events, ledger, states
 from callqueue.database import from_us, to_us
 
 TOLERANCE = 20_000  # microseconds that the two clocks may differ by between two readings, besides a thousandth of the time
 FRESH = 20.0  # seconds for which a reading helps to narrow later ones
 DRIFT = 1e-4  # how much one clock may run faster than the other, as a share: twice what NTP's slewing ever does
+WAS = "was"  # in a rule's memo: what the clock showed before it jumped, so that what was due then still is
 FRAME = ""  # the RuleState row that counts the jumps: no rule has this name
 
 
@@ -35,14 +36,15 @@ class Reading:
     after: float
 
     def jump_to(self, later: Reading) -> int:
-        """By how much the clock moved more (or less) until `later` than time went by; 0 within the tolerance."""
+        """By how much the clock moved more (or less) until `later` than time went by; 0 within the tolerance.
+
+        Errs upwards, by no more than the readings took: what is moved along by it ages late, never early.
+        """
         moved = later.at - self.at
         most = round((later.after - self.before) * 1_000_000)
         least = round((later.before - self.after) * 1_000_000)
         slack = TOLERANCE + most // 1000
-        if moved > most + slack:
-            return moved - most
-        return moved - least if moved < least - slack else 0
+        return moved - least if not least - slack <= moved <= most + slack else 0
 
 
 class Narrowed:
@@ -76,6 +78,7 @@ class Watch:
         self.last: Reading | None = None
         self.frame: int | None = None
         self.narrowed = Narrowed()
+        self.steady_from: Reading | None = None
         self._suspicious = False
         self._lock = threading.Lock()
 
@@ -98,6 +101,16 @@ class Watch:
             return False
         self.last = reading
         return True
+
+    def take(self, reading: Reading) -> int:
+        """Follow one reading more; the instant, microseconds on the clock, from which it is known to have gone on steadily.
+
+        An instant that was written down before that may be of another frame. Readings far apart prove little.
+        """
+        last, self.last = self.last, reading
+        if self.steady_from is None or last is None or reading.after - last.before > FRESH or last.jump_to(reading):
+            self.steady_from = reading
+        return self.steady_from.at
 
     @property
     def wants_look(self) -> bool:
@@ -161,10 +174,24 @@ def shift(using: str, last: Reading, reading: Reading, jump: int) -> int:
     released = attempts.open().filter(_of_old_frame("released_at", old_now, reading.at - gap, reading.at, jump))
     count += released.update(released_at=F("released_at") + by, send_at=F("send_at") + by, lease_until=F("lease_until") + by)
     Hold.objects.using(using).filter(until__isnull=False, until__gt=oldest).update(until=F("until") + by)
+    _shift_retries(using, by, old_now - gap, reading.at - gap)
     for state in RuleState.objects.using(using).exclude(rule=FRAME):
         memo: dict[str, Any] = {k: v for k, v in state.memo.items() if k not in ("levels", "free")}
+        memo[WAS] = max(memo.get(WAS, 0), old_now)
         RuleState.objects.using(using).filter(pk=state.pk).update(memo=memo)
     return int(count)
+
+
+def _shift_retries(using: str, by: timedelta, old_from: int, new_from: int) -> None:
+    """Calls that wait for their backoff go on waiting as long as they had to. Scheduled ones keep their instants.
+
+    What may be of either frame is tried again early, never later than it should be.
+    """
+    from callqueue.models import CallQueue
+
+    retries = CallQueue.objects.using(using).filter(status=states.ERROR, ready=False)
+    surely_old = {"due_at_dt__lt": from_us(new_from)} if by > timedelta(0) else {"due_at_dt__gt": from_us(old_from)}
+    retries.filter(**surely_old).update(due_at_dt=F("due_at_dt") + by)
 
 
 def _of_old_frame(name: str, old_now: int, new_from: int, new_now: int, jump: int) -> Q:

@@ -114,6 +114,7 @@ class _Chooser:
         self.wrapped = True
         self.limited: list[str] = []  # rules that probably have more calls than their limits let go now
         self.turns: dict[str, str | None] = dict(account.memo.get("turns", {}))
+        self.due_by = from_us(max(account.now, account.memo.get(clockwork.WAS, 0)))
 
     def candidates(self) -> dict[str, list[Candidate]]:
         """Candidates by rule, in the order in which they should go."""
@@ -131,7 +132,7 @@ class _Chooser:
             elif self.account.book.rules[rule].keyed_limits or self.held.on_keys(rule):
                 found[rule] = self._of_keys(rule, count)
             else:
-                found[rule] = waiting.first(self.account.using, rule, from_us(self.account.now), count)
+                found[rule] = waiting.first(self.account.using, rule, self.due_by, count)
                 self.unfinished |= len(found[rule]) == self.batch
             if count < self.batch and len(found.get(rule, ())) >= count > 0:
                 self.limited.append(rule)
@@ -154,7 +155,7 @@ class _Chooser:
         if self.account.book.rules[rule].keyed_limits or self.held.on_keys(rule):
             found = self._of_keys(rule, 1)[:1]
         else:
-            found = waiting.first(self.account.using, rule, from_us(self.account.now), 1)
+            found = waiting.first(self.account.using, rule, self.due_by, 1)
         self.on_answer |= bool(found)
         return found
 
@@ -213,7 +214,7 @@ class _Chooser:
                 counts[key] = n
         share = max(1, -(-self.batch // max(1, len(counts))))
         counts = {key: min(n, share) for key, n in counts.items()}
-        found = waiting.first_of_keys(self.account.using, rule, priority, from_us(self.account.now), counts)
+        found = waiting.first_of_keys(self.account.using, rule, priority, self.due_by, counts)
         self.unfinished |= len(found) >= self.batch
         return found
 

@@ -37,7 +37,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: Non
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
-    CallQueue.objects.update(due_at_dt=clocks.wall - timedelta(days=9))
+    CallQueue.objects.update(due_at_dt=clocks.wall)
     return clocks
 
 
@@ -81,8 +81,30 @@ def test_a_jump_back_stalls_no_longer_than_a_window(clocks: Clocks, jump: int) -
     clocks.pass_by(1)
     assert released(clocks) == 0
     clocks.pass_by(60)
-    CallQueue.objects.update(due_at_dt=clocks.wall - timedelta(days=9))
     assert released(clocks) == 20
+
+
+@pytest.mark.parametrize("jump", [-3600, -5, 20, 3600])
+def test_a_retry_waits_as_long_as_it_had_to_wherever_the_clock_jumps(clocks: Clocks, jump: int) -> None:
+    clockwork.watch("default").look()
+    CallQueue.objects.update(status=CallQueue.Status.ERROR, ready=False, due_at_dt=clocks.wall + timedelta(seconds=10))
+    clocks.pass_by(1)
+    clocks.jump(jump)
+    clocks.pass_by(1)
+    clockwork.watch("default").look()
+    left = CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() - clocks.wall
+    assert abs(left - timedelta(seconds=8)) < timedelta(seconds=1)
+
+
+def test_a_scheduled_call_keeps_its_instant(clocks: Clocks) -> None:
+    clockwork.watch("default").look()
+    due = clocks.wall + timedelta(seconds=10)
+    CallQueue.objects.update(ready=False, due_at_dt=due)
+    clocks.pass_by(1)
+    clocks.jump(3600)
+    clocks.pass_by(1)
+    clockwork.watch("default").look()
+    assert CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() == due
 
 
 def test_answers_after_the_jump_keep_their_own_time(clocks: Clocks) -> None:

@@ -28,19 +28,23 @@ WINDOW = 4.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[private.Postgres]:
-    """A server with a migrated database to copy from."""
     with private.Postgres() as running:
-        running.execute(f"CREATE DATABASE {TEMPLATE}")
-        environment = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "CALLQUEUE_TEST_DATABASE": "postgresql",
-            "CALLQUEUE_TEST_PG_URL": running.url,
-            "CALLQUEUE_TEST_DB_NAME": TEMPLATE,
-        }
-        command = [sys.executable, "-m", "django", "migrate", "--verbosity=0"]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
-        yield running
+        yield migrated(running)
+
+
+def migrated(server: private.Postgres) -> private.Postgres:
+    """The server, with a migrated database to copy from."""
+    server.execute(f"CREATE DATABASE {TEMPLATE}")
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "CALLQUEUE_TEST_DATABASE": "postgresql",
+        "CALLQUEUE_TEST_PG_URL": server.url,
+        "CALLQUEUE_TEST_DB_NAME": TEMPLATE,
+    }
+    command = [sys.executable, "-m", "django", "migrate", "--verbosity=0"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
+    return server
 
 
 @pytest.fixture
