@@ -17,7 +17,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Max, Min, Q, QuerySet
 from django.http import HttpRequest
-from django.utils import dates, formats, timezone
+from django.utils import formats, timezone
 from django.utils.translation import gettext_lazy as _
 
 from callqueue import conf, database, states
@@ -202,21 +202,33 @@ class CallList(ChangeList):
             return {"back": self._choice(_("All dates")), "choices": self._months(year, first, last)}
         if day is None:
             return {"back": self._choice(str(year), year=year), "choices": self._days(year, month, first, last)}
-        title = f"{dates.MONTHS[month]} {year}"
-        return {"back": self._choice(title, year=year, month=month), "choices": [{"title": f"{dates.MONTHS[month]} {day}"}]}
+        choices = [{"title": _day(year, month, day)}]
+        return {"back": self._choice(_month(year, month), year=year, month=month), "choices": choices}
 
     def _months(self, year: int, first: date, last: date) -> list[dict[str, Any]]:
         months = [m for m in range(1, 13) if (first.year, first.month) <= (year, m) <= (last.year, last.month)]
-        return [self._choice(f"{dates.MONTHS[m]} {year}", year=year, month=m) for m in months]
+        return [self._choice(_month(year, m), year=year, month=m) for m in months]
 
     def _days(self, year: int, month: int, first: date, last: date) -> list[dict[str, Any]]:
         days = range(1, calendar.monthrange(year, month)[1] + 1)
         between = [d for d in days if first <= date(year, month, d) <= last]
-        return [self._choice(f"{dates.MONTHS[month]} {d}", year=year, month=month, day=d) for d in between]
+        return [self._choice(_day(year, month, d), year=year, month=month, day=d) for d in between]
 
     def _choice(self, title: Any, **chosen: int) -> dict[str, Any]:
         link = self.get_query_string({f"{CREATED}{part}": value for part, value in chosen.items()}, remove=[CREATED])
         return {"link": link, "title": title}
+
+
+def _month(year: int, month: int) -> str:
+    return formats.date_format(date(year, month, 1), "YEAR_MONTH_FORMAT")
+
+
+def _day(year: int, month: int, day: int) -> str:
+    """As the reader's language writes it; a day that there is not, as a number."""
+    try:
+        return formats.date_format(date(year, month, day), "MONTH_DAY_FORMAT")
+    except ValueError:
+        return str(day)
 
 
 def _local(instant: datetime) -> datetime:

@@ -245,3 +245,22 @@ def test_what_if_is_worked_out_and_drawn(logged_in: Any, site: str, scene: Any, 
     wait(lambda: every(browser, ".cq-curve polyline"))
     assert "1000 calls under stripe-pay" in text(browser, "#cq-answer")
     shoot("what-if")
+
+
+def test_in_german_every_page_fits(logged_in: Any, site: str, scene: Any) -> None:
+    scene.play()
+    call = scene.failed_payment()
+    logged_in.add_cookie({"name": "django_language", "value": "de", "path": "/"})
+    pages = {
+        f"{site}/admin/callqueue/callqueue/dashboard/": "Abgearbeitet in",
+        f"{site}/admin/callqueue/callqueue/?q=": "Ausgewählte Aufrufe erneut einreihen",
+        call_page(site, call): "Fehlgeschlagene Versuche",
+    }
+    for url, words in pages.items():
+        logged_in.get(url)
+        assert logged_in.execute_script("return document.documentElement.lang") == "de"
+        assert words.lower() in text(logged_in, "#container").lower()
+        wide, room = logged_in.execute_script(
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert wide <= room, f"{url} is {wide} pixels wide, and there are {room}"

@@ -78,7 +78,16 @@ def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
 def test_the_list(german: Client, calls: dict[int, CallQueue]) -> None:
     text = page(german, CHANGELIST)
     assert english_in(text) == []
-    for word in ("Aufrufe", "ungewiss", "fehlgeschlagen", "Ausgewählte Aufrufe erneut einreihen", "letzter Fehler", "Fällig"):
+    today = f"{timezone.localdate().day}. "
+    for word in (
+        today,
+        "Aufrufe",
+        "ungewiss",
+        "fehlgeschlagen",
+        "Ausgewählte Aufrufe erneut einreihen",
+        "letzter Fehler",
+        "Fällig",
+    ):
         assert word.lower() in text.lower()
 
 
