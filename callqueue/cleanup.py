@@ -142,7 +142,7 @@ def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress,
         while not over.wait(EVERY):
             if found := database.vacuum_progress(using, tables, full=full):
                 table, phase, done, total = found
-                progress(done, total, label=f"vacuuming {table}, {phase}")
+                progress(done, total, label=f"vacuum {table.removeprefix('callqueue_')}, {phase}")
     except DatabaseError:
         return  # the vacuum goes on; how far it is stays unsaid
     finally:

@@ -1,7 +1,8 @@
 """Sums of attempts by slots of time: for windows that hold too many to be read again at every look. Changes no table.
 
 In: what to sum, the slots, and until when there is time. Out: the sums that are known then, newest counted first. A slot that
-is over does not change any more, so it is counted once and kept in Django's cache.
+is over does not change any more, so it is counted once and kept in Django's cache. Only where the ledger was moved along with a
+clock that jumped is what was kept wrong, for a window at most; releases never go by it.
 """
 
 from __future__ import annotations

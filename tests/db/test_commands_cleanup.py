@@ -117,4 +117,4 @@ def test_how_far_a_vacuum_is_is_told_while_it_runs(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(database, "vacuum_progress", lambda *_, full: ("callqueue_callqueue", "rebuilding index", 3, 11))
     monkeypatch.setattr(database, "vacuum", lambda *_, full: heard.wait(10))
     cleanup.clean("default", vacuum_full=True, progress=progress)
-    assert told[0] == (3, 11, "vacuuming callqueue_callqueue, rebuilding index")
+    assert told[0] == (3, 11, "vacuum callqueue, rebuilding index")
