@@ -1,7 +1,7 @@
 """Run every test on everything that is there, and say at the end what that was.
 
-`python -m tests.run [--faults] [pytest's arguments]`: all tests on PostgreSQL, then the behaviour suite on SQLite, and
-on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's count. With CI
+`python -m tests.run [--faults] [pytest's arguments]`: all tests on PostgreSQL, then the behaviour suite on SQLite and,
+beside it, on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's count. With CI
 set, a server that answers and was not used is a failure. Leaves no process and no file.
 """
 
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -36,7 +37,9 @@ def main(arguments: list[str]) -> int:
     faults = "--faults" in arguments
     arguments = [argument for argument in arguments if argument != "--faults"]
     with servers.postgresql():
-        sessions = [run(planned, arguments) for planned in plan(answering, arguments, faults)]
+        sessions = plan(answering, arguments, faults)
+        run(sessions[:1], arguments)
+        run(sessions[1:], arguments)
     problems = unused(sessions, answering) if not arguments and not faults else []
     print(summary(sessions, answering, problems))
     print(count_line(sessions, time.monotonic() - started), flush=True)
@@ -71,35 +74,57 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Sessi
     return sessions
 
 
-def run(session: Session, arguments: list[str]) -> Session:
-    title = f" {session.database}: {' '.join(session.folders or arguments)} "
-    print(f"\n{title:#^100}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="callqueue-tests-") as folder:
-        report = Path(folder) / "report.json"
-        session.status = pytest(session, arguments, report)
-        if report.exists():
-            document = json.loads(report.read_text(encoding="utf-8"))
-            session.on = document["on"]
-            session.counts.update(document["counts"])
-            session.used.update(document["used"])
-    if session.status == INTERRUPTED:
-        raise SystemExit(INTERRUPTED)
-    return session
+def run(sessions: list[Session], arguments: list[str]) -> None:
+    """Run these side by side. The first prints as it goes, the others when they have ended."""
+    with tempfile.TemporaryDirectory(prefix="callqueue-tests-") as name:
+        folder = Path(name)
+        running = [start(session, arguments, folder, live=session is sessions[0]) for session in sessions]
+        try:
+            for process in running:
+                process.wait()
+        except KeyboardInterrupt:
+            for process in running:
+                process.send_signal(signal.SIGINT)
+            for process in running:
+                process.wait(60)
+            raise SystemExit(INTERRUPTED) from None
+        for session, process in zip(sessions, running, strict=True):
+            finish(session, process.returncode, folder)
 
 
-def pytest(session: Session, arguments: list[str], report: Path) -> int:
+def start(session: Session, arguments: list[str], folder: Path, *, live: bool) -> subprocess.Popen[bytes]:
     """A session of its own for each database: interrupted, it hears of it once, and gets the time to clean up."""
+    title = f" {session.database}: {' '.join(session.folders or arguments)} "
+    output = None if live else (folder / f"{session.database}.txt").open("wb")
+    print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
     folders = [folder for folder in session.folders if (ROOT / folder).is_dir()]
     command = [sys.executable, "-m", "pytest", f"--database={session.database}", *marks, *arguments, *folders]
-    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": str(report), "PYTHONDONTWRITEBYTECODE": "1"}
-    running = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        return running.wait()
-    except KeyboardInterrupt:
-        running.send_signal(signal.SIGINT)
-        running.wait(60)
-        return INTERRUPTED
+    report = str(folder / f"{session.database}.json")
+    environment = {**os.environ, "CALLQUEUE_TEST_REPORT": report, "PYTHONDONTWRITEBYTECODE": "1"}
+    with output or nullcontext():
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+        )
+
+
+def finish(session: Session, status: int, folder: Path) -> None:
+    """Print what was not printed yet, and keep the counts."""
+    output, report = folder / f"{session.database}.txt", folder / f"{session.database}.json"
+    if output.exists():
+        print(f"\n{f' {session.database} ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}", flush=True)
+    session.status = status
+    if report.exists():
+        document = json.loads(report.read_text(encoding="utf-8"))
+        session.on = document["on"]
+        session.counts.update(document["counts"])
+        session.used.update(document["used"])
 
 
 def unused(sessions: list[Session], answering: list[str]) -> list[str]:
