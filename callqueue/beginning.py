@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -89,9 +88,9 @@ class Job:
 def begin(using: str, attempt_ids: Sequence[int]) -> list[Job]:
     """Take these attempts, those that are still to be begun; in the order in which they are to be sent."""
     worker = f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
-    before = time.monotonic()
+    before = clockwork.monotonic()
     rows = [row for row in _read(using, attempt_ids) if row["a.started_at"] is None and row["a.finished_at"] is None]
-    after = time.monotonic()
+    after = clockwork.monotonic()
     clock, steady_from = _read_clock(using, rows, before, after)
     released = {row["a.id"]: row["a.released_at"] for row in rows}
     jobs = [_job(row, worker, clock) for row in rows if _is_current(row)]

@@ -2,7 +2,7 @@
 
 The ledger's instants are on the database's clock. If it is set forward, charges would seem older than they are; if it is set
 back, they would stay for hours. So whoever sees a jump first shifts what the ledger still counts into the clock's new frame,
-once, under a lock. Instants are microseconds, monotonic ones seconds.
+once, under a lock. Instants are microseconds, monotonic ones seconds; those go on while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -25,6 +25,18 @@ FRESH = 20.0  # seconds for which a reading helps to narrow later ones
 DRIFT = 1e-4  # how much one clock may run faster than the other, as a share: twice what NTP's slewing ever does
 WAS = "was"  # in a rule's memo: what the clock showed before it jumped, so that what was due then still is
 FRAME = ""  # the RuleState row that counts the jumps: no rule has this name
+
+
+_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def monotonic() -> float:
+    """Seconds that have passed, those of a suspended machine included where it can tell (Linux): leases go by them too.
+
+    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and the database's clock would
+    seem to have jumped.
+    """
+    return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
 
 @dataclass(frozen=True)
@@ -120,9 +132,9 @@ class Watch:
 
 def read(using: str) -> Reading:
     """A reading of the database's clock."""
-    before = time.monotonic()
+    before = monotonic()
     at = to_us(database.clock(using))
-    return Reading(at, before, time.monotonic())
+    return Reading(at, before, monotonic())
 
 
 _watches: dict[str, Watch] = {}

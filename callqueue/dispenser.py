@@ -7,13 +7,14 @@ the rules concerned, and publishes what that released. Any number of dispensers 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -60,12 +61,12 @@ class Dispenser:
         self, using: str = "default", *, rules: Sequence[str] = (), publish: publisher.Publish = publisher.publish
     ) -> None:
         self.using, self.only, self.publish = using, frozenset(rules), publish
-        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.name = _name_of_process(os.getpid())
         self.lanes: dict[tuple[str, ...], Lane] = {}
         self._book: Book | None = None
         self._next_care = self._next_look = self._next_beat = self._next_watch = 0.0
         self._backlogs = alerts.Backlogs()
-        self._last_beat: datetime | None = None
+        self._last_sign: recovery.Sign | None = None
         self._runs = False
         self._told: dict[str, float] = {}
         self._bell = wakeup.Bell(using)
@@ -198,10 +199,12 @@ class Dispenser:
         """Give a sign of life; where the database has forgotten the last one, its ledger is not to be trusted."""
         if time.monotonic() < self._next_beat:
             return
-        if self._last_beat is not None and recovery.has_gone_back(self.using, self.name, self._last_beat):
-            recovery.hold_everything(self.using)
-        beat = recovery.beat(self.using, self.name)
-        self._last_beat = beat if self._runs else None
+        if self._last_sign is not None:
+            if recovery.has_gone_back(self.using, self.name, self._last_sign):
+                recovery.hold_everything(self.using)
+            ensure_states(self.using, [rule for lane in self.lanes.values() for rule in lane.rules])
+        sign = recovery.beat(self.using, self.name)
+        self._last_sign = sign if self._runs else None
         self._next_beat = time.monotonic() + HEARTBEAT
 
     def _follow_settings(self) -> None:
@@ -224,3 +227,9 @@ class Dispenser:
         if now - self._told.get(event, -60.0) >= 60.0:
             self._told[event] = now
             events.tell(event, **facts)
+
+
+@lru_cache
+def _name_of_process(pid: int) -> str:
+    """What no other dispenser is called: in containers, hosts' names and process ids are alike more often than not."""
+    return f"{socket.gethostname()[:100]}:{pid}:{secrets.token_hex(2)}"

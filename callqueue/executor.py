@@ -17,6 +17,7 @@ from callqueue import (
     beginning,
     breaker,
     callcheck,
+    clockwork,
     conf,
     crew,
     database,
@@ -84,9 +85,9 @@ class SlotGate(wire.Gate):
         """Sleep until the slot opens, on the database's clock, erring late."""
         job = self._job
         if job.send_at is not None:
-            while (left := job.clock.monotonic_at(job.send_at) - time.monotonic()) > 0:
+            while (left := job.clock.monotonic_at(job.send_at) - clockwork.monotonic()) > 0:
                 time.sleep(left)
-        if time.monotonic() >= job.lease_ends:
+        if clockwork.monotonic() >= job.lease_ends:
             raise wire.Dropped("the lease had ended before the first byte was sent")
 
 
@@ -153,9 +154,9 @@ def _request(job: Job, params: dict[str, Any], gate: SlotGate) -> Report:
 
 
 def _report_of(job: Job, rule: Rule, answer: wire.Answer) -> Report:
-    ended_at = job.clock.latest(time.monotonic())
+    ended_at = job.clock.latest(clockwork.monotonic())
     sent_at = None if answer.sent_at is None else min(ended_at, job.clock.latest(answer.sent_at))
-    seen: dict[str, Any] = {"sent_at": sent_at, "ended_at": ended_at, "ended_mono": time.monotonic()}
+    seen: dict[str, Any] = {"sent_at": sent_at, "ended_at": ended_at, "ended_mono": clockwork.monotonic()}
     if answer.sent_at is not None:
         _waits[job.rule_name] = seen["ended_mono"] - answer.sent_at
     if answer.sent and job.first_sent_dt is None:
@@ -192,15 +193,15 @@ def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> Report:
         key=job.key,
         attempt=job.number,
         idempotency_key=job.idempotency_key,
-        deadline=datetime.now(UTC) + timedelta(seconds=max(0.0, job.lease_ends - time.monotonic())),
+        deadline=datetime.now(UTC) + timedelta(seconds=max(0.0, job.lease_ends - clockwork.monotonic())),
         is_last=job.failed_count + 1 >= job.sound_rule.retry.max_attempts,
     )
     if job.first_sent_dt is None:
-        job.first_sent_dt = job.clock.latest(time.monotonic())
+        job.first_sent_dt = job.clock.latest(clockwork.monotonic())
     result = find(job.method)(params, context)
-    ended_at = job.clock.latest(time.monotonic())
+    ended_at = job.clock.latest(clockwork.monotonic())
     verdict = result if isinstance(result, outcome.OUTCOMES) else Succeeded(result)
-    return _judged(job, job.sound_rule, verdict, ended_at, ended_at=ended_at, ended_mono=time.monotonic())
+    return _judged(job, job.sound_rule, verdict, ended_at, ended_at=ended_at, ended_mono=clockwork.monotonic())
 
 
 def _verdict(job: Job, rule: Rule, response: Any) -> tuple[Outcome, str]:
@@ -220,7 +221,7 @@ def _verdict(job: Job, rule: Rule, response: Any) -> tuple[Outcome, str]:
         response.headers,
         response.content[:4096] if response.content else b"",
         retry_statuses=rule.retry.statuses,
-        now=job.clock.latest(time.monotonic()),
+        now=job.clock.latest(clockwork.monotonic()),
         max_hold=rule.retry.max_hold,
         method=job.method,
     )
@@ -295,7 +296,7 @@ def _settled(job: Job, rule: Rule, response: Any) -> Any:
 
 def _unfit(job: Job) -> Report:
     """The report of an attempt that cannot be executed any more."""
-    now = job.clock.latest(time.monotonic())
+    now = job.clock.latest(clockwork.monotonic())
     if job.unfit == beginning.EXPIRED:
         return Report(job, endings.after_expiry(job, now), states.VOIDED, error="expired", ended_at=now)
     why = job.unfit or ""
@@ -326,7 +327,7 @@ def _record(using: str, reports: Sequence[Report]) -> None:
         except (DatabaseError, InterfaceError) as error:
             if database.in_transaction(using):  # a test's: what broke it stays broken, and its connection is not ours to close
                 raise
-            if time.monotonic() + pause >= max(report.job.lease_ends for report in reports):
+            if clockwork.monotonic() + pause >= max(report.job.lease_ends for report in reports):
                 events.tell("database_away", during="record", error=type(error).__name__, calls=len(reports))
                 raise
             events.tell("record_delayed", calls=len(reports), error=type(error).__name__)
@@ -337,4 +338,4 @@ def _record(using: str, reports: Sequence[Report]) -> None:
 
 
 def _now(job: Job) -> datetime:
-    return job.clock.latest(time.monotonic())
+    return job.clock.latest(clockwork.monotonic())

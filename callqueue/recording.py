@@ -7,13 +7,12 @@ secret: values are scrubbed and headers redacted before they arrive here.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import callbacks, conf, database, events, states
+from callqueue import callbacks, clockwork, conf, database, events, states
 from callqueue.beginning import Job
 from callqueue.budgets import cost_of
 from callqueue.endings import Ending, columns_of_call
@@ -167,7 +166,7 @@ def _instants(report: Report, now: datetime) -> tuple[datetime | None, datetime]
     """When it was sent and answered, on the database's clock as it is now: where that jumped since begin, counted back."""
     if report.ended_at is None:
         return report.sent_at, now
-    elapsed = timedelta(seconds=max(0.0, time.monotonic() - report.ended_mono)) if report.ended_mono else timedelta(0)
+    elapsed = timedelta(seconds=max(0.0, clockwork.monotonic() - report.ended_mono)) if report.ended_mono else timedelta(0)
     moved = now - elapsed - report.ended_at
     if report.ended_mono and abs(moved) > TOLERANCE:
         return (report.sent_at + moved if report.sent_at else None), report.ended_at + moved

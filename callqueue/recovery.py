@@ -7,10 +7,11 @@ locked before calls, as everywhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import callbacks, conf, database, events, holds, publisher, states, waiting
+from callqueue import callbacks, conf, database, events, holds, ledger, publisher, states, waiting
 from callqueue.endings import Ending, after_failure, after_loss, columns_of_call
 from callqueue.managers import ended
 
@@ -79,24 +80,47 @@ def fail_orphans(using: str) -> int:
     return count
 
 
-def beat(using: str, name: str) -> datetime:
-    """A dispenser's sign of life, and when it gave it; forgets those that have been silent for a day."""
+@dataclass(frozen=True)
+class Sign:
+    """A dispenser's sign of life: when it was given, and the newest attempt of the ledger then (its id, its release)."""
+
+    at: datetime
+    newest: tuple[int, datetime] | None
+
+
+def beat(using: str, name: str) -> Sign:
+    """Give a dispenser's sign of life; forgets the dispensers that have been silent for longer than anything counts."""
     from callqueue.models import DispenserState
 
     now = database.clock(using)
     rows = DispenserState.objects.using(using)
     if not rows.filter(pk=name).update(seen_at=now):
-        rows.filter(seen_at__lt=now - timedelta(days=1)).delete()
+        rows.filter(seen_at__lt=now - _memory()).delete()
         rows.bulk_create([DispenserState(name=name, started_at=now, seen_at=now)], ignore_conflicts=True)
-    return now
+    return Sign(now, _attempts(using).order_by("-pk").values_list("pk", "released_at").first())
 
 
-def has_gone_back(using: str, name: str, last_beat: datetime) -> bool:
-    """Whether the database has forgotten this dispenser's last sign of life: it is a backup, or a copy that lagged behind."""
+def has_gone_back(using: str, name: str, last: Sign) -> bool:
+    """Whether the database has forgotten this dispenser's last sign of life: it is a backup, or a copy that lagged behind.
+
+    A row that is gone proves nothing where the ledger still has the attempt that was its newest then, or where the row was so
+    old that others may have pruned it: what this dispenser knew of counts no more.
+    """
     from callqueue.models import DispenserState
 
     seen = DispenserState.objects.using(using).filter(pk=name).values_list("seen_at", flat=True).first()
-    return seen is None or seen < last_beat
+    if seen is not None:
+        return bool(seen < last.at)
+    return not _has_attempt(using, last.newest) and database.clock(using) - last.at < _memory()
+
+
+def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
+    return attempt is not None and bool(_attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists())
+
+
+def _memory() -> timedelta:
+    """For how long a silent dispenser is remembered: as long as any limit counts what it released, and a day at least."""
+    return max(timedelta(days=1), timedelta(microseconds=ledger.longest_window(conf.current().book)))
 
 
 def hold_everything(using: str) -> None:

@@ -324,6 +324,7 @@ class FakeTransport:
 
     def request(self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None) -> wire.Answer:
         """What stands in for callqueue.handlers.wire.request."""
+        from callqueue import clockwork
         from callqueue.handlers import wire
 
         made = _as_request(method, params)
@@ -332,7 +333,7 @@ class FakeTransport:
             (gate or wire.Gate()).wait()
         except wire.Dropped as dropped:
             return wire.Answer(None, None, error=str(dropped), dropped=True)
-        sent_at = time.monotonic()
+        sent_at = clockwork.monotonic()
         if gate is not None and not _is_unsent(given):
             gate.sent_at = sent_at
         self.requests.append(made)

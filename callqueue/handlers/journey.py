@@ -5,13 +5,14 @@ The words that the rooms of the wire have in common. Nothing here touches a netw
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 import requests
 
-clock = time.monotonic
+from callqueue import clockwork
+
+clock = clockwork.monotonic
 
 
 def now() -> float:
@@ -42,7 +43,7 @@ class Timeouts:
 class Gate:
     """The last door before the socket. This one is always open.
 
-    `sent_at` is the time.monotonic() just after the last byte of the request, of the latest hop; None before that.
+    `sent_at` is the clockwork.monotonic() just after the last byte of the request, of the latest hop; None before that.
     """
 
     sent_at: float | None = None

@@ -84,11 +84,11 @@ class Queue(RuleBasedStateMachine):
             model.objects.all().delete()
         ensure_states("default", ["r"])
         self.later = 0.0
-        real = time.monotonic
+        real = clockwork.monotonic
         enter = self.patches.enter_context
         enter(patch.object(clockwork, "_watches", {}))
         enter(patch.object(database, "ahead", timedelta(0)))
-        enter(patch.object(time, "monotonic", lambda: real() + self.later))
+        enter(patch.object(clockwork, "monotonic", lambda: real() + self.later))
         enter(patch.object(time, "sleep", self.pass_time))
         enter(patch.object(wire, "request", self.serve))
         for key in ("", "a", "b"):
@@ -109,7 +109,7 @@ class Queue(RuleBasedStateMachine):
             gate.wait()
         except wire.Dropped as error:
             return wire.Answer(response=None, sent_at=None, sent=False, dropped=True, error=str(error))
-        job, sent_at = self.current, time.monotonic()
+        job, sent_at = self.current, clockwork.monotonic()
         self.arrive(job, method)
         self.pass_time(self.latency)
         if self.answer is None:

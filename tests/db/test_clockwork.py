@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, clockwork, conf, database, states
+from callqueue import Rule, SlidingWindow, clockwork, conf, database, executor, states
+from callqueue.handlers import wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.releasing import ensure_states, release
 
@@ -32,7 +35,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: Non
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     clocks = Clocks()
     monkeypatch.setattr(database, "clock", lambda using: clocks.wall)
-    monkeypatch.setattr(clockwork.time, "monotonic", lambda: clocks.mono)
+    monkeypatch.setattr(clockwork, "monotonic", lambda: clocks.mono)
     monkeypatch.setattr(clockwork, "_watches", {})
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
@@ -135,3 +138,14 @@ def test_two_dispensers_shift_the_ledger_once(clocks: Clocks) -> None:
     first.look(), second.look()
     moved = CallAttempt.objects.values_list("finished_at", flat=True)[0] - before
     assert abs(moved - timedelta(hours=1)) < timedelta(seconds=2)
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux counts the time for which it was suspended")
+def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """time.monotonic stands still then; a worker that wakes past its lease must not send."""
+    job: Any = SimpleNamespace(send_at=None, lease_ends=clockwork.monotonic() + 90)
+    executor.SlotGate(job).wait()
+    awake = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)
+    with pytest.raises(wire.Dropped):
+        executor.SlotGate(job).wait()

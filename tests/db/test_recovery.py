@@ -12,8 +12,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from callqueue import Retry, Rule, SlidingWindow, database, executor, publisher, recovery
-from callqueue.dispenser import Dispenser
-from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
+from callqueue.dispenser import Dispenser, _name_of_process
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support import behaviour
 from tests.support.behaviour import Vendor, release, send
 
@@ -325,19 +325,47 @@ def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
 
 def test_a_dispenser_that_is_remembered_holds_nothing(rules: Rules) -> None:
     rules(default=Rule(limits=[WIDE]))
-    beat = recovery.beat("default", "me:1")
-    assert not recovery.has_gone_back("default", "me:1", beat)
+    sign = recovery.beat("default", "me:1")
+    assert not recovery.has_gone_back("default", "me:1", sign)
+
+
+def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rules) -> None:
+    """Somebody emptied the table of dispensers: the newest attempt that was known at the last sign of life is still there."""
+    rules(default=Rule(limits=[WIDE]))
+    send()
+    release()
+    sign = recovery.beat("default", "me:1")
+    DispenserState.objects.all().delete()
+    assert not recovery.has_gone_back("default", "me:1", sign)
+    CallAttempt.objects.update(released_at=sign.at - timedelta(minutes=1))  # another attempt, of the same number
+    assert recovery.has_gone_back("default", "me:1", sign)
+
+
+@pytest.mark.parametrize(("limit", "days", "is_held"), [("5/h", 2, False), ("5/h", 0.5, True), ("5/7d", 2, True)])
+def test_a_dispenser_that_was_frozen_until_others_forgot_it(rules: Rules, limit: str, days: float, is_held: bool) -> None:
+    """It knows of nothing that still counts. As long as something may, dispensers are remembered, and a missing row tells."""
+    rules(default=Rule(limits=[SlidingWindow(limit)]))
+    frozen = recovery.Sign(database.clock("default") - timedelta(days=days), None)
+    DispenserState.objects.create(name="me:1", started_at=frozen.at, seen_at=frozen.at)
+    recovery.beat("default", "other:1")
+    assert DispenserState.objects.filter(name="me:1").exists() is is_held
+    assert not recovery.has_gone_back("default", "me:1", frozen)
+    DispenserState.objects.filter(name="me:1").delete()
+    assert recovery.has_gone_back("default", "me:1", frozen) is is_held
 
 
 @pytest.mark.parametrize("remembers", ["an older beat", "nothing"])
 def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: str) -> None:
     """Every rule is held until what was forgotten counts no more: its longest window, or as long as a call may take."""
     rules(slow=Rule(limits=[SlidingWindow("5/h"), SlidingWindow("9/d")]), quick=Rule(total_timeout=7, limits=[WIDE]))
+    send("quick")
+    release()
     beat = recovery.beat("default", "me:1")
     if remembers == "nothing":
         DispenserState.objects.all().delete()
+        CallAttempt.objects.all().delete()
     else:
-        DispenserState.objects.update(seen_at=beat - timedelta(seconds=30))
+        DispenserState.objects.update(seen_at=beat.at - timedelta(seconds=30))
     assert recovery.has_gone_back("default", "me:1", beat)
     now = database.clock("default")
     recovery.hold_everything("default")
@@ -359,3 +387,22 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(rule
     assert not published
     assert state(call) == Status.NEW
     assert Hold.objects.filter(rule="default").exists()
+
+
+def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(rules: Rules, transactional_db: None) -> None:
+    """In a backup from before a rule was added its row is missing; without it nothing of the rule could be released."""
+    rules(default=Rule(limits=[WIDE]))
+    dispenser = Dispenser(publish=lambda using, messages: True)
+    dispenser.run(seconds=0.05)
+    RuleState.objects.all().delete()
+    call = send()
+    dispenser._next_care = dispenser._next_beat = 0.0
+    dispenser.run(seconds=0.3)
+    assert state(call) == Status.DISPATCHED
+
+
+def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
+    """Two containers may well be alike in both: each would take the other's sign of life for its own."""
+    dispensers = [_name_of_process.__wrapped__(7) for _ in range(2)]
+    assert len(set(dispensers)) == 2
+    assert Dispenser().name == Dispenser().name

@@ -31,6 +31,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from callqueue import clockwork
 from callqueue.handlers import connection, door, journey, wire
 from callqueue.handlers.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
 
@@ -244,7 +245,7 @@ class Clock:
     ahead: float = 0.0
 
     def __call__(self) -> float:
-        return time.monotonic() + self.ahead
+        return clockwork.monotonic() + self.ahead
 
 
 @pytest.fixture
@@ -290,9 +291,9 @@ def name_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Names]:
 
 def test_a_call_comes_back_as_a_requests_response() -> None:
     with Peer(answering(answer_bytes(b'{"id": 7}', Content_Type="application/json"))) as peer:
-        before = time.monotonic()
+        before = clockwork.monotonic()
         answer = call(peer.url("/v1"), json={"a": 1})
-        after = time.monotonic()
+        after = clockwork.monotonic()
     response = answer.response
     assert type(response) is requests.Response
     assert (response.status_code, response.json(), response.text, response.reason) == (200, {"id": 7}, '{"id": 7}', "OK")
@@ -505,7 +506,7 @@ class Recording(Gate):
 
     def wait(self) -> None:
         self.deed()
-        self.waits.append(time.monotonic())
+        self.waits.append(clockwork.monotonic())
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -539,7 +540,7 @@ def test_the_stamp_is_that_of_the_last_byte() -> None:
     def script(line: Line) -> None:
         line.read_head()
         reading.wait(5)
-        times.append(time.monotonic())
+        times.append(clockwork.monotonic())
         size = len(line._buffer)
         while size < 20_000_000:
             size += len(line.sock.recv(1 << 20))
