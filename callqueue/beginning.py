@@ -19,13 +19,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from callqueue import clockwork, conf, database, events, states
+from callqueue.budgets import redirects_in
 from callqueue.database import from_us, to_us
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import methods
 from callqueue.rules import Rule
 
 EXPIRED = "expired"
-_OF_ATTEMPT = ("id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call")
+_OF_ATTEMPT = ("id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call", "cost")
 _OF_CALL = (
     "status", "last_attempt", "rule", "key", "cost", "call_data", "method", "failed_count", "throttled_count", "unique_key",
     "callback", "first_sent_dt", "due_at_dt", "expires_at_dt", "idempotency_key",
@@ -52,7 +53,10 @@ class Clock:
 
 @dataclass
 class Job:
-    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any more."""
+    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any more.
+
+    `redirects`: how many it may follow, since so many are charged with it.
+    """
 
     attempt_id: int
     number: int
@@ -74,6 +78,7 @@ class Job:
     worker: str
     clock: Clock
     trace_context: str | None = None
+    redirects: int = 0
     rule: Rule | None = None
     lease_ends: float = 0.0
     unfit: str | None = None
@@ -179,6 +184,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
     lease = (job.rule.total_timeout if job.rule else 0.0) + conf.current().grace
     start = max(0.0, job.clock.monotonic_at(job.send_at) - clock.after) if job.send_at else 0.0
     job.lease_ends = clock.before + start + lease
+    job.redirects = min(job.rule.redirects, redirects_in(row["a.cost"])) if job.rule else 0
     job.unfit = _unfitness(job, readable, row["c.expires_at_dt"])
     return job
 

@@ -13,10 +13,11 @@ from functools import lru_cache
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits import Limit
+from callqueue.limits import Concurrency, Limit
 from callqueue.rules import Rule
 
 Cost = int | Mapping[str, int]
+REDIRECTS = "redirects"  # the unit in which an attempt's cost says how many redirects are charged with it
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,24 @@ class Book:
     def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
         """Every group once, in the order of its first rule's name."""
         return tuple(sorted(set(self.groups.values())))
+
+    def charge_of(self, rule: str, cost: Cost) -> Cost:
+        """What a call of this cost is charged when it is released: with room for the redirects that its rule follows.
+
+        For as many of them as the rule's limits could ever admit at once, since it goes all or nothing.
+        """
+        calls, most = cost_of(cost, "calls"), 1 + self.rules[rule].redirects
+        if most == 1 or not calls:
+            return cost
+        rates = [b.limit for b in self.budgets[rule] if b.limit.unit == "calls" and not isinstance(b.limit, Concurrency)]
+        requests = min([most, *(limit.capacity // calls for limit in rates)])
+        return with_redirects(cost, max(0, requests - 1))
+
+    def closed_hosts(self, rule: str) -> tuple[str, ...]:
+        """The hosts that a redirect of this rule's must not lead to: those of rules with a limit that would not see it."""
+        own = {budget.id for budget in self.budgets[rule]}
+        others = [name for name, budgets in self.budgets.items() if not own.issuperset(budget.id for budget in budgets)]
+        return tuple(host for name in others for host in self.rules[name].hosts if host not in self.rules[rule].hosts)
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
         """The same book with other rates for the budgets named: an operator's overrides. Unknown ids are passed over."""
@@ -86,6 +105,27 @@ def cost_of(cost: Cost, unit: str) -> int:
     if isinstance(cost, Mapping):
         return cost.get(unit, 1 if unit == "calls" else 0)
     return cost if unit == "calls" else 0
+
+
+def with_redirects(cost: Cost, redirects: int) -> Cost:
+    """The cost of a call that makes that many more requests than one; its unit "redirects" says so."""
+    if not redirects:
+        return cost
+    units = cost if isinstance(cost, Mapping) else {"calls": cost}
+    return {**units, "calls": cost_of(cost, "calls") * (1 + redirects), REDIRECTS: redirects}
+
+
+def redirects_in(cost: Cost) -> int:
+    """For how many redirects an attempt of this cost was charged."""
+    return cost.get(REDIRECTS, 0) if isinstance(cost, Mapping) else 0
+
+
+def charged_on(limit: Limit, cost: Cost) -> int:
+    """What an open attempt of this cost charges on a limit. A call in flight makes its requests one after the other."""
+    charged = cost_of(cost, limit.unit)
+    if isinstance(limit, Concurrency) and limit.unit == "calls":
+        return charged // (1 + redirects_in(cost))
+    return charged
 
 
 @lru_cache(maxsize=16384)

@@ -33,7 +33,7 @@ from callqueue import (
 )
 from callqueue.backoff import delay
 from callqueue.beginning import Job
-from callqueue.budgets import key_part
+from callqueue.budgets import key_part, with_redirects
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS, Context, find, wire
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
@@ -145,12 +145,16 @@ def _request(job: Job, params: dict[str, Any], gate: SlotGate) -> Report:
         allowed_hosts=settings.allowed_hosts,
         allowed_networks=settings.allowed_networks,
         verify=rule.verify,
-        follow_redirects=rule.follow_redirects,
+        redirects=job.redirects,
+        closed_hosts=settings.book.closed_hosts(job.rule_name) if job.redirects else (),
         max_response_bytes=settings.max_response_bytes,
     )
     timeouts = wire.Timeouts(connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout)
     answer = wire.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
-    return _report_of(job, rule, answer)
+    report = _report_of(job, rule, answer)
+    if answer.redirects and report.cost is None:
+        report.cost = with_redirects(job.cost, answer.redirects)
+    return report
 
 
 def _report_of(job: Job, rule: Rule, answer: wire.Answer) -> Report:

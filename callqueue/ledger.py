@@ -15,7 +15,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from callqueue import states
-from callqueue.budgets import Book, Budget, cost_of, key_part
+from callqueue.budgets import Book, Budget, charged_on, cost_of, key_part
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.limits import (
     SECOND,
@@ -223,12 +223,12 @@ def read(
 
 def fits(account: Account, rule: str, key: str, cost: Any) -> bool:
     """Whether a call of this cost fits into every limit of its rule now, on one of the rule's queues at least."""
-    queues = account.book.rules[rule].queue_names
+    queues, charge = account.book.rules[rule].queue_names, account.book.charge_of(rule, cost)
     return any(
         all(
-            account.meter(b, scope_value(b.limit, key, queue)).free_at(cost_of(cost, b.limit.unit)) == account.now
+            account.meter(b, scope_value(b.limit, key, queue)).free_at(charged_on(b.limit, charge)) == account.now
             for b in account.book.budgets[rule]
-            if cost_of(cost, b.limit.unit)
+            if charged_on(b.limit, charge)
         )
         for queue in queues
     )
@@ -269,7 +269,7 @@ def _read_open(account: Account) -> None:
         columns.append("queue")
     if any(b.limit.per not in ("rule", "queue") for b in budgets):
         columns.append("key")
-    if any(b.limit.unit != "calls" for b in budgets):
+    if any(b.limit.unit != "calls" for b in budgets) or _has_redirects_in_flight(account):
         columns.append("cost")
     names = ", ".join(quoted(account.using, column) for column in columns)
     found = rows(
@@ -287,9 +287,14 @@ def _read_open(account: Account) -> None:
         account._oldest_open = oldest if account._oldest_open is None else min(oldest, account._oldest_open)
         for budget in budgets:
             if row["rule"] in budget.rules:
-                unit = budget.limit.unit
-                cost = int(calls) if unit == "calls" else cost_of(_loaded(row["cost"]), unit) * count
+                cost = charged_on(budget.limit, _loaded(row["cost"])) * count if "cost" in row else int(calls)
                 account._open[budget.id, scope_value(budget.limit, row.get("key", ""), row.get("queue", ""))] += cost
+
+
+def _has_redirects_in_flight(account: Account) -> bool:
+    """Whether what open attempts charge differs between limits of calls: only those of requests count redirects."""
+    follows = any(account.book.rules[rule].redirects for rule in account.rules if rule in account.book.rules)
+    return follows and any(isinstance(budget.limit, Concurrency) for budget in account.budgets)
 
 
 def _aged_rows(account: Account, budgets: Sequence[Budget], keys: Sequence[str] | None = None) -> Iterable[Aged]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from callqueue.budgets import Budget, cost_of
+from callqueue.budgets import Budget, charged_on
 from callqueue.holds import Held
 from callqueue.ledger import Account, Scope, scope_value
 from callqueue.limits import Meter
@@ -144,7 +144,7 @@ def _free_at(
 ) -> tuple[int | None, tuple[Budget, str] | None]:
     latest, binding = account.now, None
     for budget in account.book.budgets[candidate.rule]:
-        cost = cost_of(candidate.cost, budget.limit.unit)
+        cost = charged_on(budget.limit, candidate.cost)
         if not cost:
             continue
         value = scope_value(budget.limit, candidate.key, queue)
@@ -164,5 +164,5 @@ def _queue_room(account: Account, candidate: Candidate, queue: str) -> int:
 def _take(account: Account, candidate: Candidate, queue: str) -> None:
     account.open_by_queue[queue] += 1
     for budget in account.book.budgets[candidate.rule]:
-        if cost := cost_of(candidate.cost, budget.limit.unit):
+        if cost := charged_on(budget.limit, candidate.cost):
             account.meter(budget, scope_value(budget.limit, candidate.key, queue)).take(cost)

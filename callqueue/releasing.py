@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -83,7 +83,7 @@ def release(using: str, group: Sequence[str], *, batch: int = BATCH) -> Pass:
         held = holds.in_force(using, group, from_us(now))
         until = now + round(LEAD * 1_000_000)
         chooser = _Chooser(account, held, until, batch)
-        candidates, unfit = _fit(chooser.candidates(), conf.current().book)
+        candidates, unfit = _fit(chooser.candidates(), conf.current().book, account.book)
         made = planning.plan(account, candidates, held, {r: row.served for r, row in rows.items()}, until)
         chooser.wait_for_more()
         chooser.pass_turns(made.releases)
@@ -236,8 +236,13 @@ class _Chooser:
         return least
 
 
-def _fit(found: Mapping[str, Sequence[Candidate]], book: Book) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
-    """The candidates that some instant could admit, and why the others never will be: they would keep back all behind them."""
+def _fit(
+    found: Mapping[str, Sequence[Candidate]], book: Book, changed: Book
+) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
+    """The candidates that some instant could admit, and why the others never will be: they would keep back all behind them.
+
+    The first cost what they are to be charged now, under limits that operators may have changed.
+    """
     fit: dict[str, list[Candidate]] = {}
     unfit: dict[int, str] = {}
     for rule, candidates in found.items():
@@ -245,7 +250,8 @@ def _fit(found: Mapping[str, Sequence[Candidate]], book: Book) -> tuple[dict[str
         for call in candidates:
             why = _unfitness(call, book.budgets[rule])
             if why is None:
-                fit[rule].append(call)
+                charge = changed.charge_of(rule, call.cost)
+                fit[rule].append(call if charge == call.cost else replace(call, cost=charge))
             else:
                 unfit[call.id] = why
     return fit, unfit

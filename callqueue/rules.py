@@ -17,6 +17,7 @@ from callqueue.limits import Limit
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 MAX_NAME = 100  # the width of the columns that hold rule and queue names
+SOME_REDIRECTS = 3  # how many follow_redirects=True follows: http to https, to another host name, to a language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Rule:
     idempotency_header: str | None = "Idempotency-Key"
     idempotency_ttl: timedelta = timedelta(hours=24)
     on_lost: str = "auto"
-    follow_redirects: bool = False
+    follow_redirects: bool | int = False
     verify: bool | str = True
     classify: str | Callable[..., Any] | None = None
     settle: str | Callable[..., Any] | None = None
@@ -123,7 +124,8 @@ class Rule:
         _check_idempotency(self)
         if self.on_lost not in self.ON_LOST:
             raise _wrong(self, "on_lost", "one of 'auto', 'retry', 'unknown'")
-        _flag(self, "follow_redirects")
+        if not isinstance(self.follow_redirects, bool):
+            _whole(self, "follow_redirects", 0, 10)
         if not isinstance(self.verify, bool | str) or self.verify == "":
             raise _wrong(self, "verify", "True, False, or the path of a CA bundle")
         for name in ("classify", "settle", "reconcile"):
@@ -137,6 +139,11 @@ class Rule:
     def queue_names(self) -> tuple[str, ...]:
         """The Celery queues this rule's calls may go to; ("",) stands for Celery's default queue."""
         return tuple(self.queues) if self.queues else ("",)
+
+    @property
+    def redirects(self) -> int:
+        """How many redirects a call may follow, where the limits have room for as many requests."""
+        return SOME_REDIRECTS if self.follow_redirects is True else int(self.follow_redirects)
 
     @property
     def keyed_limits(self) -> tuple[Limit, ...]:

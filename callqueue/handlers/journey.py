@@ -22,12 +22,16 @@ def now() -> float:
 
 @dataclass(frozen=True)
 class Policy:
-    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are CIDR ranges."""
+    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are CIDR ranges.
+
+    At most `redirects` are followed, and none to one of `closed_hosts`.
+    """
 
     allowed_hosts: tuple[str, ...] = ("*",)
     allowed_networks: tuple[str, ...] = ()
     verify: bool | str = True
-    follow_redirects: bool = False
+    redirects: int = 0
+    closed_hosts: tuple[str, ...] = ()
     max_response_bytes: int = 1048576
 
 

@@ -39,7 +39,6 @@ from callqueue.handlers.journey import (
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
 
-MAX_REDIRECTS = 10
 _PIECE = 65536
 
 
@@ -55,6 +54,7 @@ class Answer:
     truncated: bool = False  # the body was cut at max_response_bytes
     broken: bool = False  # the body broke off, or ran past a timeout
     dropped: bool = False  # the gate raised Dropped
+    redirects: int = 0  # how many were followed; perhaps one of them never got as far as the network
 
 
 def request(
@@ -136,13 +136,14 @@ def _travel(journey: Journey, prepared: requests.PreparedRequest, answer: Answer
     while True:
         target = _check(prepared.url, journey.policy, is_redirected=bool(history))
         answer.response, answer.truncated, answer.broken, answer.error = None, False, False, ""
+        answer.redirects = len(history)
         response = answer.response = _hop(journey, target, prepared, answer)
         response.history = list(history)
-        location = _location(response) if journey.policy.follow_redirects else None
+        location = _location(response) if journey.policy.redirects else None
         if location is None:
             return
-        if len(history) == MAX_REDIRECTS:
-            answer.error = f"more than {MAX_REDIRECTS} redirects; the last one was not followed"
+        if len(history) == journey.policy.redirects:
+            answer.error = f"more than {len(history)} redirects; the last one was not followed"
             return
         history.append(response)
         prepared = _redirected(prepared, response, location)
@@ -151,7 +152,9 @@ def _travel(journey: Journey, prepared: requests.PreparedRequest, answer: Answer
 def _check(url: str | None, policy: Policy, *, is_redirected: bool) -> Target:
     """Refuse whatever can be refused without resolving the name."""
     parts = urlsplit(url or "")
-    found = _target(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
+    found: Target | str = _target(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
+    if is_redirected and isinstance(found, Target) and host_refusal(found.host, policy.closed_hosts) is None:
+        found = f"the host {found.host} is another rule's, with limits of its own"
     if isinstance(found, str):
         raise Refused(f"a redirect was not followed: {found}" if is_redirected else found)
     return found

@@ -123,6 +123,22 @@ def test_four_dispensers_are_no_more_than_one_even_when_one_sleeps_in_a_pass(sce
     never_over(scene.drain(60), 30, 1.0)
 
 
+def test_a_redirect_that_is_followed_counts(scene: Scene) -> None:
+    """Two requests a call; those that are not redirected make one, and leave the room for the other to the next."""
+    scene.rule('Rule(queues=QUEUE, follow_redirects=1, limits=[SlidingWindow("20/s"), Concurrency(3)])')
+    scene.send(30, "/redirect?to=/ok")
+    scene.send(30, "/ok?plain=1")
+    scene.workers(2, 2)
+    scene.processes.dispenser()
+    unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
+    until_none_is_left(lambda: Counter(unfinished.values_list("status", flat=True)), 60)
+    arrivals = scene.vendor.arrivals()
+    never_over([arrival.at for arrival in arrivals], 20, 1.0)
+    with verdict():
+        assert Counter(arrival.path for arrival in arrivals) == {"/redirect": 30, "/ok": 60}
+        assert Counter(CallAttempt.objects.values_list("calls", flat=True)) == {2: 30, 1: 30}
+
+
 def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> None:
     scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("5/s", per="key"), SlidingWindow("40/s")])')
     for key in range(12):

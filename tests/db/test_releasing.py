@@ -9,6 +9,7 @@ from datetime import timedelta
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database, states
+from callqueue.beginning import begin
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import release, send
 
@@ -260,3 +261,36 @@ def long_ago() -> object:
 
 def hours_ago(hours: int) -> object:
     return timezone.now() - timedelta(hours=hours)
+
+
+def test_redirects_are_charged_until_the_answer_says_how_many_there_were(rules: Rules) -> None:
+    rules(r=Rule(follow_redirects=2, limits=[SlidingWindow("7/m"), Concurrency(3)]))
+    for _ in range(6):
+        send("r")
+    assert len(release()) == 2, "six of seven are charged"
+    assert set(CallAttempt.objects.values_list("calls", flat=True)) == {3}
+    answer(CallAttempt.objects.all()[:1])
+    CallAttempt.objects.exclude(finished_at=None).update(calls=1, cost=1)
+    assert len(release()) == 1, "one plain request and two that may become three each make seven"
+    assert CallAttempt.objects.open().count() == 2
+
+
+def test_concurrency_counts_a_call_that_follows_redirects_once(rules: Rules) -> None:
+    rules(r=Rule(follow_redirects=2, limits=[Concurrency(2)]))
+    for _ in range(3):
+        send("r", cost={"calls": 1, "tokens": 5})
+    assert len(release()) == 2
+    answer(CallAttempt.objects.all()[:1])
+    assert len(release()) == 1
+
+
+def test_a_worker_follows_no_more_redirects_than_were_charged(rules: Rules) -> None:
+    """The rule may have changed since, or a lowered limit had no room for them."""
+    rules(r=Rule(limits=[SlidingWindow("9/m")]))
+    send("r")
+    release()
+    rules(r=Rule(follow_redirects=2, limits=[SlidingWindow("9/m")]))
+    send("r")
+    release()
+    jobs = begin("default", list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))
+    assert [job.redirects for job in jobs] == [0, 2]

@@ -113,6 +113,7 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
         ("hosts", 5), ("queues", [1]), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
         ("connect_timeout", 0), ("read_timeout", -1), ("total_timeout", "60"), ("priority", 1.5), ("priority", 10**6),
         ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"), ("follow_redirects", "no"),
+        ("follow_redirects", 11), ("follow_redirects", -1),
         ("verify", 1), ("classify", "nodots"), ("settle", 7),
     ],
 )  # fmt: skip

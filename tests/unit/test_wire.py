@@ -36,7 +36,7 @@ from callqueue.handlers import connection, door, journey, wire
 from callqueue.handlers.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
-FOLLOWING = replace(LOOPBACK, follow_redirects=True)
+FOLLOWING = replace(LOOPBACK, redirects=10)
 PATIENT = Timeouts(connect=5, read=5, total=10)
 SECRET = "s3cr3t"
 
@@ -1312,6 +1312,15 @@ def test_a_redirect_to_a_host_outside_of_the_allowed_ones_is_refused(name_is: Ca
     assert answer.response is not None
     assert answer.response.status_code == 302
     assert names.lookups == []
+
+
+def test_a_redirect_to_a_closed_host_is_not_followed() -> None:
+    """Another rule's host: its limits would not see the request."""
+    with Peer(answering(answer_bytes(status="302 Found", Location="http://localhost:9/"))) as peer:
+        answer = call(peer.url(), policy=replace(FOLLOWING, closed_hosts=("api.example.com", "localhost")))
+    assert answer.refused
+    assert answer.error == "a redirect was not followed: the host localhost is another rule's, with limits of its own"
+    assert answer.redirects == 0
 
 
 def test_ten_redirects_are_followed_and_no_more() -> None:
