@@ -62,6 +62,7 @@ class Stage:
         self.configure(source)
         folder = self.processes.folder
         app = "from tests.settings import INSTALLED_APPS\nINSTALLED_APPS = [*INSTALLED_APPS, 'tests.faults.sabotage.Sabotage']\n"
+        app += "CELERY_WORKER_LOST_WAIT = 1.0\n"  # else a killed child's place in the pool stays taken for ten seconds
         settings = (folder / "settings_of_this_test.py").read_text("utf-8")
         self.processes.configure(settings + app, name="settings_with_sabotage")
         self.processes.environment["CALLQUEUE_TEST_SABOTAGE"] = str(self.folder)

@@ -27,14 +27,14 @@ def die(params, context):
 
 
 @pytest.mark.parametrize(
-    ("on_lost", "status", "times"), [("retry", Status.FAILED, 3), pytest.param("auto", Status.UNKNOWN, 1, marks=pytest.mark.slow)]
+    ("on_lost", "status", "times"), [("retry", Status.FAILED, 2), pytest.param("auto", Status.UNKNOWN, 1, marks=pytest.mark.slow)]
 )
 def test_a_handler_that_ends_its_process(stage: Stage, tmp_path: Path, on_lost: str, status: Status, times: int) -> None:
     """Bounded, then FAILED, where the rule says that what was lost may be made again; else made once, and UNKNOWN."""
     (stage.processes.folder / "dying_handler.py").write_text(DYING, "utf-8")
     stage.rule(total=1.0, more=f'on_lost="{on_lost}"', extra='"HANDLERS": {"die": "dying_handler.die"},')
     source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
-    stage.processes.configure(source.replace("max_attempts=60", "max_attempts=3"), name="settings_with_sabotage")
+    stage.processes.configure(source.replace("max_attempts=60", "max_attempts=2"), name="settings_with_sabotage")
     worker = stage.worker(concurrency=1)
     stage.dispenser()
     said = tmp_path / "said"

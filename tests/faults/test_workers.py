@@ -20,7 +20,7 @@ POINTS = ["before-begin", "before-socket", "before-record", "inside-record", "af
 
 
 def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
-    times = length(2, 10)
+    times = length(1, 10)
     for point in POINTS:
         stage.plant(point, *["child"] * times)
     stage.worker(concurrency=4)
@@ -30,8 +30,7 @@ def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: L
     stage.send(4 * times, method="get")
     stage.wait_until_struck(60)
     stage.wait_for_all(60)
-    counts = stage.judge()
-    assert counts["UNKNOWN"] <= 4 * times
+    stage.judge()
 
 
 def test_a_whole_worker_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
@@ -63,7 +62,7 @@ def test_a_worker_is_killed_while_the_server_holds_the_answer(stage: Stage) -> N
 
 def test_random_kills_under_load(stage: Stage, length: Length) -> None:
     """Children, whole workers and dispensers, at random; the seed makes the choices, the machine the moments."""
-    kills, seed = length((10, 20261120), (200, 20261121))
+    kills, seed = length((6, 20261120), (200, 20261121))
     dice = random.Random(seed)
     stage.rule(40 if kills < 50 else 60)
     makers = [lambda: stage.worker(concurrency=3, wait=False)] * 2 + [stage.dispenser]
@@ -139,6 +138,7 @@ def test_a_second_sigterm_loses_nothing(stage: Stage) -> None:
 
 def test_a_worker_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage) -> None:
     """Held answers arrive, but the attempts are no longer its own: what it records does not count."""
+    stage.rule(total=1.0)
     stage.dispenser()
     frozen = stage.worker(concurrency=2)
     post, put = stage.send(path="/hold/f", method="post")[0], stage.send(path="/hold/f", method="put")[0]
