@@ -97,6 +97,19 @@ def sending(options: argparse.Namespace) -> None:
     report.save(OUT, "sending", found)
 
 
+def parts(options: argparse.Namespace) -> None:
+    from tests.benchmarks import parts as room
+
+    found = room.measure(options.calls)
+    rows = [[name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}"] for name, one in found.items()]
+    print(
+        report.table(
+            "Parts of a call", ["one process, 20 calls a message", "CPU ms", "wall ms"], rows, "python -m tests.benchmarks parts"
+        )
+    )
+    report.save(OUT, "parts", found)
+
+
 def exact(options: argparse.Namespace) -> None:
     from tests.benchmarks import exact as room
 
@@ -191,6 +204,7 @@ EXPERIMENTS = {
     "latency": latency,
     "flat": flat,
     "sending": sending,
+    "parts": parts,
     "exact": exact,
     "dashboard": dashboard,
     "million": million,

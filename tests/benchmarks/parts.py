@@ -1,0 +1,59 @@
+"""Where the time of a call goes: CPU and wall milliseconds of each part of its way, all in this one process.
+
+No worker, broker or dispenser process runs, so nothing competes: what is left is the code's own cost, and the database's and
+the API's answers, for which only wall time passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import requests
+
+from tests.benchmarks.contestants import SETTINGS
+from tests.benchmarks.report import say
+from tests.benchmarks.stage import open_stage
+
+
+class Parts:
+    """CPU and wall seconds by part: `parts.take("begin", work)` returns what the work returns."""
+
+    def __init__(self) -> None:
+        self.cpu: dict[str, float] = defaultdict(float)
+        self.wall: dict[str, float] = defaultdict(float)
+
+    def take(self, name: str, work: Callable[[], Any]) -> Any:
+        cpu, wall = time.process_time(), time.monotonic()
+        made = work()
+        self.cpu[name] += time.process_time() - cpu
+        self.wall[name] += time.monotonic() - wall
+        return made
+
+
+def measure(calls: int) -> dict[str, dict[str, float]]:
+    """Milliseconds per call by part, twenty calls a message; and those of a bare requests.Session for comparison."""
+    with open_stage(SETTINGS) as on:
+        from callqueue import beginning, database, executor
+        from callqueue.dispenser import Dispenser
+        from callqueue.models import CallQueue
+
+        say(f"parts: {calls} calls")
+        parts, messages = Parts(), list[Any]()
+        url, body = on.api.url("/call"), "x" * 200
+        data = {"method": "post", "params": {"url": url, "data": body}}
+        parts.take("send_many", lambda: CallQueue.objects.send_many([data] * calls, rule="bench"))
+        dispenser = Dispenser(publish=lambda using, packed: messages.extend(packed) or True)
+        while parts.take("release", dispenser.run_once):
+            pass
+        with database.kept_connection("default"):
+            for _, ids in messages:
+                jobs = parts.take("begin", lambda ids=ids: beginning.begin("default", ids))
+                reports = parts.take("the request", lambda jobs=jobs: [executor._make(job) for job in jobs])
+                parts.take("record", lambda reports=reports: executor._record("default", reports))
+        with requests.Session() as session:
+            session.trust_env = False
+            parts.take("a bare Session's post", lambda: [session.post(url, data=body).content for _ in range(calls)])
+    return {name: {"cpu_ms": parts.cpu[name] * 1000 / calls, "wall_ms": parts.wall[name] * 1000 / calls} for name in parts.cpu}
