@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All of this folder is marked `fault`; what is `slow` as well is left to `make faults`."""
-    slow = []
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("fault")
-            if not _at_length(config) and item.get_closest_marker("slow"):
-                slow.append(item)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """All of this folder is marked `fault`; what is `slow` as well is left to `make faults`.
+
+    Marked before anyone chooses by marks, left out after all have looked: a file may hold slow tests only.
+    """
+    here = [item for item in items if HERE in item.path.parents]
+    for item in here:
+        item.add_marker("fault")
+    yield
+    slow = [item for item in here if item in items and item.get_closest_marker("slow") and not _at_length(config)]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
