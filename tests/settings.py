@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import django
+
 from tests.celery_app import app as celery_app  # noqa: F401  shared tasks must find this application
 from tests.support.servers import ServerUrl, mariadb_url, postgresql_url
 
@@ -60,7 +62,11 @@ TEMPLATES = [
         },
     }
 ]
-EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+_MAIL = "django.core.mail.backends.locmem.EmailBackend"
+if django.VERSION < (6, 1):
+    EMAIL_BACKEND = _MAIL
+else:
+    MAILERS = {"default": {"BACKEND": _MAIL}}
 
 
 def _database(vendor: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ Staff who may only view see everything, redacted, and can do nothing. Every chan
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.actions import delete_selected
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
@@ -53,7 +53,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_max_show_all = 0
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    actions = ("requeue_calls", "cancel_calls")
+    actions = ("delete_selected", "requeue_calls", "cancel_calls")
 
     class Media:
         css = {"all": ("callqueue/admin.css",)}
@@ -187,21 +187,14 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     # --- deleting
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Django's own, but deleting asks about no more calls than fit on a page."""
-        actions: dict[str, Any] = super().get_actions(request)
-        if "delete_selected" in actions:
-            delete, name, description = actions["delete_selected"]
-            actions["delete_selected"] = (partial(self._delete_some, delete), name, description)
-        return actions
-
-    @staticmethod
-    def _delete_some(delete: Any, admin: CallQueueAdmin, request: HttpRequest, queryset: QuerySet[CallQueue]) -> Any:
+    @admin.action(description=gettext_lazy("Delete selected %(verbose_name_plural)s"), permissions=["delete"])
+    def delete_selected(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse | None:
+        """Django's own, but it asks about no more calls than fit on a page."""
         if queryset.order_by()[: DELETED + 1].count() > DELETED:
             why = _("These are more than %(count)s calls: delete them with callqueue_cleanup, in short batches.")
-            admin.message_user(request, why % {"count": words.count(DELETED)}, messages.ERROR)
+            self.message_user(request, why % {"count": words.count(DELETED)}, messages.ERROR)
             return None
-        return delete(admin, request, queryset)
+        return delete_selected(self, request, queryset)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Only the calls themselves are deleted; their attempts stay for as long as a limit counts them."""
