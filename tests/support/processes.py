@@ -70,12 +70,12 @@ class Running:
         return self.process.wait(timeout)
 
     def stop(self, timeout: float = STOP_SECONDS) -> int:
-        """Ask it to end (SIGTERM) and return its status; AssertionError if it does not."""
+        """Ask it to end (SIGTERM) and return its status; Late if it does not."""
         self.process.terminate()
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} ignored SIGTERM. It said:\n{self.log[-8000:]}") from None
+            raise Late(f"{self.name} ignored SIGTERM. It said:\n{self.log[-8000:]}") from None
 
     def kill(self) -> None:
         """SIGKILL to it and all of its children: as if the machine had lost power."""
