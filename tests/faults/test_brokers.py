@@ -233,6 +233,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.slow
 def test_a_broker_that_takes_no_more_messages(staged: Any, rabbitmq_node: private.RabbitMQ) -> None:
     """Its disk is full, so it blocks whoever publishes: calls wait in the table, and go when there is room again."""
     stage = staged(rabbitmq_node)
