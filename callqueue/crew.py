@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 STALL = 0.003  # seconds without an end after which another thread joins
-QUIET = 0.004  # seconds without an end after which what has ended is handed over
-AGE = 0.012  # seconds after which what has ended is handed over, when all jobs are begun
-AGE_WHILE_PENDING = 0.05  # the same before that: fast calls are best recorded together
+QUIET = 0.004  # seconds without an end after which what has ended is handed over, when all jobs are begun
+AGE = 0.012  # seconds after which it is handed over in any case
+PENDING_AGE = 0.05  # the same before that: fast calls are best recorded together
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -70,8 +70,8 @@ def run(jobs: Sequence[J], work: Callable[[J], R], *, hands: int = 1) -> Iterato
             missing -= count
         elif shift.pending and shift.threads < len(jobs):
             _crew().join(shift)
-        age = AGE_WHILE_PENDING if shift.pending else AGE
-        if ended and (not missing or now - last >= QUIET or now - first >= age):
+        quiet, age = (PENDING_AGE, PENDING_AGE) if shift.pending else (QUIET, AGE)
+        if ended and (not missing or now - last >= quiet or now - first >= age):
             yield ended
             ended = []
 

@@ -40,6 +40,7 @@ from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.recording import Report
 from callqueue.rules import Rule
 
+SLOW = 1.0  # seconds that the first answer of a rule is expected to take, before this process knows better
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
 
 
@@ -71,7 +72,7 @@ def _hands(jobs: Sequence[Job]) -> int:
     for the others to be sent within a few milliseconds, as long as answers take as long as the last ones.
     """
     timed = [job for job in jobs if job.send_at is not None]
-    waits = sum(_waits.get(job.rule_name, 0.0) for job in jobs if job.send_at is None)
+    waits = sum(_waits.get(job.rule_name, SLOW) for job in jobs if job.send_at is None)
     return len(timed) + round(waits / SOON)
 
 

@@ -13,9 +13,8 @@ from callqueue import database, events, messages, states
 from callqueue.handlers import HTTP_METHODS
 from callqueue.releasing import Released
 
-MOST = 20  # attempts in a message: past this, larger messages save next to nothing and share one fate when a worker dies
+MOST = 32  # attempts in a message: larger ones save little more, and all of one share its fate when a worker dies
 SPREAD = 4  # messages that a pass makes for a queue before any of them carries more than one attempt
-TIMED_SPREAD = 2  # the same for attempts that wait for an instant of their own: waiting side by side, they need few slots
 
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], bool]
@@ -26,7 +25,7 @@ def pack(released: Iterable[Released]) -> list[Message]:
     packed: list[Message] = []
     for (queue, alone, is_timed), group in groupby(sorted(released, key=_kind), key=_kind):
         ids = [r.attempt_id for r in group]
-        spread = TIMED_SPREAD if is_timed else SPREAD
+        spread = 1 if is_timed else SPREAD  # those with an instant of their own wait for it side by side: one slot is enough
         size = 1 if alone else max(1, min(MOST, -(-len(ids) // spread)))
         packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
     return packed

@@ -104,7 +104,7 @@ def parts(options: argparse.Namespace) -> None:
     rows = [[name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}"] for name, one in found.items()]
     print(
         report.table(
-            "Parts of a call", ["one process, 20 calls a message", "CPU ms", "wall ms"], rows, "python -m tests.benchmarks parts"
+            "Parts of a call", ["one process, full messages", "CPU ms", "wall ms"], rows, "python -m tests.benchmarks parts"
         )
     )
     report.save(OUT, "parts", found)
