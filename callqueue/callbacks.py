@@ -7,8 +7,14 @@ between makes it come twice rather than never. Signals go once, in the process t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
 
-from callqueue import conf, events, messages, states
+from callqueue import conf, database, events, messages, states
+
+LEFT = timedelta(seconds=10)  # what the process that ended a call has to send its callback, before a dispenser does
+MOST = 500  # callbacks that are sent at once
 
 
 def announce(using: str, call_ids: Sequence[int], status: int) -> None:
@@ -30,24 +36,38 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
         deliver(using, owed)
 
 
-def deliver(using: str, call_ids: Sequence[int] | None = None, limit: int = 500) -> int:
-    """Send the callbacks that are owed, of these calls or of any; the count of them. A broker that is away: later."""
-    from celery import current_app
+def deliver(using: str, call_ids: Sequence[int]) -> int:
+    """Send the callbacks that are owed of these calls; the count of them. A broker that is away: later."""
+    return _send(using, _owed(using).filter(pk__in=call_ids))
 
+
+def deliver_owed(using: str) -> int:
+    """The same for any calls whose own process has not sent them: it died, or the broker was away."""
+    return _send(using, _owed(using).filter(finished_at_dt__lt=database.clock(using) - LEFT))
+
+
+def _owed(using: str) -> Any:
     from callqueue.models import CallQueue
 
-    rows = CallQueue.objects.using(using).filter(callback_pending=True, status__in=states.FINAL)
-    if call_ids is not None:
-        rows = rows.filter(pk__in=call_ids)
-    sent = []
-    for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[:limit]:
-        try:
-            messages.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
-        except Exception as error:
-            events.tell("broker_away", during="callback", error=type(error).__name__)
-            break
-        sent.append(pk)
-    CallQueue.objects.using(using).filter(pk__in=sent).update(callback_pending=False)
+    return CallQueue.objects.using(using).filter(callback_pending=True, status__in=states.FINAL)
+
+
+def _send(using: str, owed: Any) -> int:
+    """Send callbacks, whose rows are locked until it is written that they are sent: what others are sending is passed over."""
+    from celery import current_app
+
+    is_eager = current_app.conf.task_always_eager  # the tasks run within send, and a transaction of ours is no place for them
+    with nullcontext() if is_eager else database.locking(using):
+        rows = owed if is_eager else database.locked(owed)
+        sent = []
+        for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[:MOST]:
+            try:
+                messages.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
+            except Exception as error:
+                events.tell("broker_away", during="callback", error=type(error).__name__)
+                break
+            sent.append(pk)
+        _owed(using).filter(pk__in=sent).update(callback_pending=False)
     return len(sent)
 
 

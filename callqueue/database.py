@@ -9,7 +9,7 @@ import json
 import selectors
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -237,6 +237,13 @@ def kept_connection(using: str) -> Iterator[None]:
             connection.close_at = None
             stored[using] = connection
             del connections[using]
+
+
+@contextmanager
+def locking(using: str) -> Iterator[None]:
+    """A transaction for `locked` rows, which ends with the block; nothing on a database that has no row locks."""
+    with transaction.atomic(using=using) if connections[using].features.has_select_for_update else nullcontext():
+        yield
 
 
 def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:

@@ -188,7 +188,7 @@ class Dispenser:
         self._beat()
         waiting.promote(self.using)
         recovery.recover(self.using)
-        callbacks.deliver(self.using)
+        callbacks.deliver_owed(self.using)
         if time.monotonic() >= self._next_watch:
             self._next_watch = time.monotonic() + WATCH
             self._backlogs.tell(self.using)

@@ -16,7 +16,20 @@ import pytest
 from django.db import connection, connections, transaction
 from django.utils import timezone
 
-from callqueue import Concurrency, Retry, Rule, SlidingWindow, beginning, conf, executor, recording, recovery, states
+from callqueue import (
+    Concurrency,
+    Retry,
+    Rule,
+    SlidingWindow,
+    beginning,
+    callbacks,
+    conf,
+    executor,
+    messages,
+    recording,
+    recovery,
+    states,
+)
 from callqueue.exceptions import IllegalTransition
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.recording import Report
@@ -347,6 +360,31 @@ def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(rules: 
         assert [a.number for a in attempts] == list(range(1, len(attempts) + 1))
         assert (fresh(call).status == states.DISPATCHED) == any(a.outcome == states.OPEN for a in attempts)
     assert sum(a.started_at is not None for a in CallAttempt.objects.all()) == len(remote.requests)
+
+
+def test_a_callback_that_is_being_sent_is_sent_by_nobody_else(
+    rules: Rules, row_locks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    call, others = send("r", callback="shop.told"), [send("r", callback="shop.told") for _ in range(2)]
+    long_ago = timezone.now() - callbacks.LEFT - timedelta(seconds=60)
+    CallQueue.objects.update(status=states.DONE, ready=False, callback_pending=True, finished_at_dt=long_ago)
+    told: list[int] = []
+    monkeypatch.setattr(messages, "send_by_name", lambda app, name, args: told.append(args[0]))
+    came, may_go = halted(monkeypatch, messages, "send_by_name")
+
+    def another() -> int:
+        assert came.wait(PATIENCE)
+        monkeypatch.setattr(messages, "send_by_name", lambda app, name, args: told.append(args[0]))
+        try:
+            return callbacks.deliver_owed("default")
+        finally:
+            may_go.set()
+
+    counts = together(lambda: callbacks.deliver("default", [call.pk]), another)
+    assert counts == [1, len(others)]
+    assert sorted(told) == sorted([call.pk, *(other.pk for other in others)])
+    assert not CallQueue.objects.filter(callback_pending=True).exists()
 
 
 def iter_answers() -> Callable[[], int]:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, database, executor, publisher, recovery
+from callqueue import Retry, Rule, SlidingWindow, callbacks, database, executor, messages, publisher, recovery
 from callqueue.dispenser import Dispenser, _name_of_process
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support import behaviour
@@ -252,6 +252,46 @@ def test_a_refused_publish_is_undone_at_once(rules: Rules) -> None:
     Dispenser(publish=refuse).run_once()
     assert {state(call) for call in calls} == {Status.NEW}
     assert release() == calls, "what never left was charged"
+
+
+# --- Callbacks
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The callbacks that were given to the broker: (call id, status)."""
+    sent: list[Any] = []
+    monkeypatch.setattr(messages, "send_by_name", lambda app, name, args: sent.append(args))
+    return sent
+
+
+def test_a_callback_is_left_to_the_process_that_ended_the_call(rules: Rules, remote: Vendor, told: list[Any]) -> None:
+    rules(default=Rule())
+    call = send(callback="shop.told")
+    behaviour.run()
+    assert told == [(call.pk, "done")]
+    CallQueue.objects.update(callback_pending=True)  # as it is until that process has written that its message is sent
+    Dispenser().run_once()
+    assert len(told) == 1
+
+
+def test_a_callback_that_was_never_sent_is_sent_by_a_dispenser_once(
+    rules: Rules, remote: Vendor, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(default=Rule())
+    call = send(callback="shop.told")
+
+    def away(*_: Any) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "send_by_name", away)
+        behaviour.run()
+    assert told == []
+    CallQueue.objects.update(finished_at_dt=timezone.now() - callbacks.LEFT - timedelta(seconds=1))
+    Dispenser().run_once()
+    Dispenser().run_once()
+    assert told == [(call.pk, "done")]
 
 
 # --- Sending inside transactions
