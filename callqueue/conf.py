@@ -23,7 +23,7 @@ from callqueue import states
 from callqueue.budgets import Book, bind
 from callqueue.exceptions import UnknownRule
 from callqueue.limits import SlidingWindow
-from callqueue.rules import MAX_NAME, Rule
+from callqueue.rules import HOSTS_WANTED, MAX_NAME, Rule, is_host_pattern
 
 STATUS_NAMES = {
     "new": states.NEW,
@@ -131,7 +131,7 @@ def _read(raw: Any) -> tuple[Config | None, list[str]]:
         router=reader.router(),
         handlers=reader.handlers(),
         retention=reader.retention(),
-        allowed_hosts=reader.strings("ALLOWED_HOSTS"),
+        allowed_hosts=reader.hosts(),
         allowed_networks=reader.networks(),
         secrets=reader.secrets(),
         encryption_keys=reader.encryption_keys(),
@@ -220,6 +220,13 @@ class _Reader:
             return tuple(value)
         self.note(key, f"{value!r:.80} is not a list of strings")
         return ()
+
+    def hosts(self) -> tuple[str, ...]:
+        hosts = self.strings("ALLOWED_HOSTS")
+        for host in hosts:
+            if not is_host_pattern(host):
+                self.note("ALLOWED_HOSTS", f"{host!r:.80} is not among {HOSTS_WANTED}")
+        return hosts
 
     def networks(self) -> tuple[str, ...]:
         networks = self.strings("ALLOWED_NETWORKS")

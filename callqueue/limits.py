@@ -7,17 +7,20 @@ database; `now` is an argument. docs/explanation/ledger.md gives the argument fo
 
 from __future__ import annotations
 
+import difflib
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
+D = TypeVar("D")
 SECOND = 1_000_000
 PERIODS = {"s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86400 * SECOND, "w": 7 * 86400 * SECOND}
 DAY = PERIODS["d"]
@@ -35,6 +38,23 @@ def parse_rate(rate: object, where: str) -> tuple[int, int]:
     if count * PERIODS[unit] > 366 * DAY:
         raise ImproperlyConfigured(f"{where}: {rate!r}: the period is longer than a year")
     return n, count * PERIODS[unit]
+
+
+def with_known_fields(declared: type[D]) -> type[D]:
+    """A dataclass whose constructor refuses a field that it does not have as settings are refused: with the nearest it has."""
+    construct, known = declared.__init__, [f.name for f in fields(declared) if f.init]  # type: ignore[arg-type]
+
+    @wraps(construct)
+    def construct_known(self: D, *values: Any, **named: Any) -> None:
+        for name in named:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise ImproperlyConfigured(f"{declared.__name__}: there is no field {name!r}; {advice}")
+        construct(self, *values, **named)
+
+    declared.__init__ = construct_known  # type: ignore[assignment]
+    return declared
 
 
 @dataclass(frozen=True)
@@ -163,6 +183,7 @@ class _RateLimit(Limit):
         return type(self)(rate, **_options(self))
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class SlidingWindow(_RateLimit):
     """At most n in any window of the period, wherever the window begins."""
@@ -171,6 +192,7 @@ class SlidingWindow(_RateLimit):
         return _WindowMeter(self.n, usage.open, [c for c in usage.aged if c[0] + self.period_us >= now], now, self.period_us)
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class FixedWindow(_RateLimit):
     """At most n in each calendar window: windows of days begin at local midnight in `timezone`, weeks on Monday.
@@ -212,6 +234,7 @@ class FixedWindow(_RateLimit):
         return _CalendarMeter(self, usage, now)
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class TokenBucket(_RateLimit):
     """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token.
@@ -243,6 +266,7 @@ class TokenBucket(_RateLimit):
         return TokenBucket(rate, burst=self.burst, **_options(self))
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class Concurrency(Limit):
     """At most n in flight: released and not yet answered."""

@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits import Limit
+from callqueue.limits import Limit, with_known_fields
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 MAX_NAME = 100  # the width of the columns that hold rule and queue names
+HOSTS_WANTED = "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 SOME_REDIRECTS = 3  # how many follow_redirects=True follows: http to https, to another host name, to a language
 
 
+@with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Retry:
     """When a failed attempt is tried again. Times in seconds; see docs/reference/rules.md.
@@ -51,6 +53,7 @@ class Retry:
         object.__setattr__(self, "statuses", statuses)
 
 
+@with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Breaker:
     """When a rule is held because its calls keep failing, and for how long. Times in seconds; see docs/how-to/circuit-breaker.md.
@@ -83,6 +86,7 @@ class Breaker:
             raise _wrong(self, "longest", f"at least hold, {self.hold:g}")
 
 
+@with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """How the calls under one name are limited, retried and made. All fields keyword-only; see docs/reference/rules.md.
@@ -113,6 +117,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", _names(self, "hosts", self.hosts))
+        if not all(map(is_host_pattern, self.hosts)):
+            raise _wrong(self, "hosts", HOSTS_WANTED)
         queues = () if self.queues is None else _names(self, "queues", self.queues)
         object.__setattr__(self, "queues", queues or None)
         _check_limits(self)
@@ -166,6 +172,12 @@ class Discard:
     """What a ROUTER may answer: do not queue this call. `send` then returns None."""
 
     why: str
+
+
+def is_host_pattern(text: str) -> bool:
+    """Whether some host could match this: a name or an address, "*.example.com" or "*"; no scheme, port or path."""
+    name = text.removeprefix("*.") if text != "*" else "any"
+    return bool(name) and not re.search(r"[\s/@*]", name) and (name.count(":") != 1)
 
 
 def _check_limits(rule: Rule) -> None:

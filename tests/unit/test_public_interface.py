@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -110,7 +111,8 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("hosts", 5), ("queues", [1]), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
+        ("hosts", 5), ("hosts", ["https://api.example.com"]), ("hosts", ["api.example.com:443"]), ("hosts", ["api.*.com"]),
+        ("queues", [1]), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
         ("connect_timeout", 0), ("read_timeout", -1), ("total_timeout", "60"), ("priority", 1.5), ("priority", 10**6),
         ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"), ("follow_redirects", "no"),
         ("follow_redirects", 11), ("follow_redirects", -1),
@@ -120,6 +122,26 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
 def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
     with pytest.raises(ImproperlyConfigured, match=f"Rule.{field}"):
         Rule(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Rule(limts=[]), "Rule: there is no field 'limts'; did you mean 'limits'?"),  # type: ignore[call-arg]
+        (lambda: Retry(max_attemps=3), "Retry: there is no field 'max_attemps'; did you mean 'max_attempts'?"),  # type: ignore[call-arg]
+        (lambda: SlidingWindow("1/s", pr="key"), "SlidingWindow: there is no field 'pr'; did you mean 'per'?"),  # type: ignore[call-arg]
+        (lambda: Concurrency(1, zzz=1), "Concurrency: there is no field 'zzz'; there are per, name, unit"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_field_that_is_none_is_refused_with_the_nearest(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ImproperlyConfigured) as refusal:
+        make()
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("hosts", ["api.example.com", ["*.example.com", "*"], ["::1", "[::1]", "127.0.0.1", "bücher.example"]])
+def test_hosts_are_names_patterns_and_addresses(hosts: object) -> None:
+    assert Rule(hosts=hosts).hosts  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +168,7 @@ def test_a_limit_says_what_is_wrong(limit: object) -> None:
         ({"DISPENSER": {"POL": 1}}, "did you mean 'POLL'"),
         ({"LEASE": {"GRACE": -1}}, "GRACE"),
         ({"ALLOWED_NETWORKS": ["10.0.0.0/99"]}, "ALLOWED_NETWORKS"),
+        ({"ALLOWED_HOSTS": ["https://api.example.com/"]}, "without scheme"),
         ({"ROUTER": "no.such.thing"}, "ROUTER"),
         ({"MAX_CALL_BYTES": "big"}, "MAX_CALL_BYTES"),
         ({"ENCRYPTION_KEYS": ["short"]}, "ENCRYPTION_KEYS"),
