@@ -56,6 +56,12 @@ def test_once_releases_only_the_rules_named(rules: Rules, published: list[int]) 
     assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [Status.DISPATCHED, Status.DISPATCHED, Status.NEW]
 
 
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_a_time_to_run_that_is_none_is_wrong_use(rules: Rules, seconds: str) -> None:
+    rules(r=Rule())
+    assert run("dispenser", "--for", seconds).code == 2
+
+
 def test_once_says_that_the_broker_is_away_and_the_call_waits_on(rules: Rules, settings: Any) -> None:
     rules(r=Rule())
     call = send("r")

@@ -11,7 +11,7 @@ from django.core.management.base import CommandParser
 
 from callqueue import conf, doctor, publisher
 from callqueue.dispenser import Dispenser
-from callqueue.management.base import CallQueueCommand, problem
+from callqueue.management.base import CallQueueCommand, problem, wrong_use
 
 
 class Command(CallQueueCommand):
@@ -25,6 +25,8 @@ class Command(CallQueueCommand):
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rules = options["rules"] or []
+        if options["seconds"] is not None and not options["seconds"] >= 0:
+            raise wrong_use(f"--for: {options['seconds']:g} is not a number of seconds")
         for rule in rules:
             conf.current().rule(rule)
         if options["once"]:
