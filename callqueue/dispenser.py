@@ -138,6 +138,8 @@ class Dispenser:
         now = time.monotonic()
         lane.fruitless = 0 if done.released else lane.fruitless + done.wrapped
         lane.on_answer = done.on_answer
+        if done.open_after is not None:
+            lane.open_seen = done.open_after  # an answer that came meanwhile is seen, though releases made up for it
         if done.busy:
             lane.wake_at = now + GLANCE
         elif done.more and (done.released or lane.fruitless < 2):

@@ -50,7 +50,10 @@ class State:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass did. `wake_in`: seconds until a blocked call may fit (None: unknown); `more`: look again at once."""
+    """What a pass did. `wake_in`: seconds until a blocked call may fit (None: unknown); `more`: look again at once.
+
+    `open_after`: how many attempts of the group are open now, as far as the pass knows; None where it counted nothing.
+    """
 
     released: list[Released] = field(default_factory=list)
     wake_in: float | None = None
@@ -58,6 +61,7 @@ class Pass:
     more: bool = False
     busy: bool = False
     wrapped: bool = True
+    open_after: int | None = None
 
 
 def release(using: str, group: Sequence[str], *, batch: int = BATCH) -> Pass:
@@ -383,4 +387,5 @@ def _conclude(account: Account, made: Plan, chooser: _Chooser, held: holds.Held,
         wake_in = REVIEW
     on_answer = made.on_answer or chooser.on_answer
     full = bool(released) and len(released) >= chooser.batch
-    return Pass(released, wake_in, on_answer, chooser.unfinished or full, wrapped=chooser.wrapped)
+    open_after = account.open_count + len(released)
+    return Pass(released, wake_in, on_answer, chooser.unfinished or full, wrapped=chooser.wrapped, open_after=open_after)

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database, states
 from callqueue.beginning import begin
+from callqueue.dispenser import Dispenser
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import release, send
 
@@ -45,6 +46,23 @@ def test_concurrency_counts_what_is_unanswered(rules: Rules) -> None:
     assert len(release()) == 2
     answer(CallAttempt.objects.all()[:1])
     assert len(release()) == 1
+
+
+def test_an_answer_that_comes_while_another_is_made_up_for_is_noticed(rules: Rules) -> None:
+    """The count of open attempts is then what the dispenser saw last, and is news all the same."""
+    rules(r=Rule(limits=[Concurrency(2)]))
+    for _ in range(4):
+        send("r")
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    (lane,) = (lane for lane in dispenser.lanes.values() if "r" in lane.rules)
+    assert CallAttempt.objects.open().count() == 2
+    answer(CallAttempt.objects.open()[:1])
+    dispenser.tick()  # sees one open, and releases another
+    answer(CallAttempt.objects.open()[:1])  # one open again
+    dispenser.tick()
+    assert (CallAttempt.objects.count(), CallAttempt.objects.open().count()) == (4, 2)
+    assert lane.open_seen == 2
 
 
 def test_all_limits_must_admit_a_call(rules: Rules) -> None:
