@@ -34,7 +34,7 @@ class Parts:
 
 
 def measure(calls: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per call by part, as many calls a message as a busy dispenser packs; and those of a bare requests.Session for comparison."""
+    """Milliseconds per call by part, messages as full as a busy dispenser packs them; a bare requests.Session for comparison."""
     with open_stage(SETTINGS) as on:
         from callqueue import beginning, database, executor
         from callqueue.dispenser import Dispenser
