@@ -613,6 +613,22 @@ def tune_tables(schema_editor: Any) -> None:
             schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
 
 
+def tell_text_apart(schema_editor: Any, tables: Sequence[str]) -> None:
+    """Let MariaDB and MySQL compare the text of these tables by its characters: by default `A` and `a` are one key there."""
+    connection = schema_editor.connection
+    if connection.vendor != "mysql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name FROM information_schema.tables"  # a table that is right is not written anew
+            f" WHERE table_schema = DATABASE() AND table_collation <> 'utf8mb4_bin' AND table_name IN ({places(tables)})",
+            list(tables),
+        )
+        wrong = [name for (name,) in cursor.fetchall()]
+    for table in wrong:
+        schema_editor.execute(f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+
+
 CHANNEL = "callqueue_sent"
 _FLAG = 6_015_403_886_170_112_257  # the advisory lock that an idle dispenser holds; a number that nobody else will choose
 _WAKE = (

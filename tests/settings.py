@@ -77,7 +77,7 @@ def _database(vendor: str) -> dict[str, Any]:
     if vendor == "mariadb":
         _use_pymysql()
         options = {"charset": "utf8mb4", "isolation_level": "read committed"}
-        collation = {"CHARSET": "utf8mb4", "COLLATION": "utf8mb4_bin"}
+        collation = {"CHARSET": "utf8mb4", "COLLATION": "utf8mb4_general_ci"}  # as most have it
         return _server("django.db.backends.mysql", name, mariadb_url(), options, collation)
     if vendor == "postgresql":
         return _server("django.db.backends.postgresql", name, postgresql_url(), {}, {})

@@ -463,6 +463,14 @@ def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
     assert CallQueue.objects.done().requeue(again=True) == 1
 
 
+@pytest.mark.parametrize(("one", "other"), [("order-A", "order-a"), ("café", "cafe"), ("straße", "strasse")])
+def test_keys_that_differ_in_case_or_accents_are_two(rules: Rules, one: str, other: str) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", per="key")]))
+    first, second = send("r", unique_key=one, key=one), send("r", unique_key=other, key=other)
+    assert first != second
+    assert set(release()) == {first, second}
+
+
 def test_while_an_unfinished_call_carries_the_key_send_returns_it(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
     first = send("r", unique_key="order-1")
