@@ -136,12 +136,12 @@ def _columns(using: str) -> tuple[database.Columns, str]:
 
 def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float, after: float) -> tuple[Clock, datetime]:
     """The database's clock as the rows brought it, narrowed by earlier readings; and from when on it is known to be steady."""
-    shown = rows[0]["clock"] if rows else None
-    at = database.clock(using) if shown is None else from_us(database.instant_us(shown))
-    reading, watch = clockwork.Reading(to_us(at), before, after), clockwork.watch(using)
+    shown, watch = rows[0]["clock"] if rows else None, clockwork.watch(using)
+    brought = None if shown is None else clockwork.Reading(database.instant_us(shown), before, after)
+    reading = brought or clockwork.read(using)
     steady_from = watch.take(reading)
     narrowed = watch.narrowed.add(reading)
-    return Clock(at, narrowed.before, narrowed.after), from_us(steady_from)
+    return Clock(from_us(reading.at), narrowed.before, narrowed.after), from_us(steady_from)
 
 
 def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:

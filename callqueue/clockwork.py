@@ -90,7 +90,7 @@ class Watch:
         self.last: Reading | None = None
         self.frame: int | None = None
         self.narrowed = Narrowed()
-        self.steady_from: Reading | None = None
+        self.steady_from: int | None = None
         self._suspicious = False
         self._lock = threading.Lock()
 
@@ -121,8 +121,8 @@ class Watch:
         """
         last, self.last = self.last, reading
         if self.steady_from is None or last is None or reading.after - last.before > FRESH or last.jump_to(reading):
-            self.steady_from = reading
-        return self.steady_from.at
+            self.steady_from = reading.at
+        return self.steady_from
 
     @property
     def wants_look(self) -> bool:

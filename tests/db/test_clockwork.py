@@ -11,6 +11,7 @@ import pytest
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clockwork, conf, database, executor, states
+from callqueue.beginning import begin
 from callqueue.handlers import wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.releasing import ensure_states, release
@@ -149,3 +150,17 @@ def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.Monk
     monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)
     with pytest.raises(wire.Dropped):
         executor.SlotGate(job).wait()
+
+
+def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instants_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, transactional_db: None
+) -> None:
+    """It waits for later slots by what it read: had it read later than it thinks, they would go early."""
+    read_at: list[float] = []
+    clock = database.clock
+    monkeypatch.setattr(clockwork, "_watches", {})
+    monkeypatch.setattr(database, "clock", lambda using: (read_at.append(clockwork.monotonic()), clock(using))[1])
+    assert begin("default", [0]) == []
+    last = clockwork.watch("default").last
+    assert last is not None
+    assert last.before <= read_at[-1] <= last.after
