@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from callqueue import conf, database, events, ledger, states
 
@@ -146,7 +146,7 @@ def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress,
     except DatabaseError:
         return  # the vacuum goes on; how far it is stays unsaid
     finally:
-        database.close(using)
+        connections[using].close()
 
 
 def _horizon(using: str) -> datetime:

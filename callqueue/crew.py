@@ -70,8 +70,8 @@ def run(jobs: Sequence[J], work: Callable[[J], R], *, hands: int = 1) -> Iterato
             missing -= count
         elif shift.pending and shift.threads < len(jobs):
             _crew().join(shift)
-        quiet, age = (PENDING_AGE, PENDING_AGE) if shift.pending else (QUIET, AGE)
-        if ended and (not missing or now - last >= quiet or now - first >= age):
+        is_quiet = not shift.pending and now - last >= QUIET
+        if ended and (not missing or is_quiet or now - first >= (PENDING_AGE if shift.pending else AGE)):
             yield ended
             ended = []
 

@@ -275,10 +275,10 @@ def update_each(
     if not rows:
         return 0
     connection = connections[using]
-    names = tuple(name for name in rows[0] if name != "pk")
-    shape = _shape(using, model, ("pk", *names))
-    values = [[row["pk"], *(row[name] for name in names)] for row in rows]
-    update = _update_sql(using, model, ("pk", *names), where)
+    names = ("pk", *(name for name in rows[0] if name != "pk"))
+    shape = _shape(using, model, names)
+    values = [[row[name] for name in names] for row in rows]
+    update = _update_sql(using, model, names, where)
     if connection.vendor == "postgresql":
         source, bound = shape.recordset(connection, values)
     else:
@@ -521,11 +521,6 @@ def vacuum_progress(using: str, tables: Sequence[str], *, full: bool = False) ->
         return None
     found = rows(using, f"{_FULL_VACUUM if full else _PLAIN_VACUUM} AND c.relname IN ({places(tables)})", list(tables))
     return next(((table, phase, int(done), int(total)) for table, phase, done, total in found), None)
-
-
-def close(using: str) -> None:
-    """Close this thread's connection."""
-    connections[using].close()
 
 
 def estimated_rows(using: str, table: str) -> int | None:

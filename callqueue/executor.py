@@ -54,13 +54,14 @@ def execute(using: str, attempt_ids: Sequence[int], *, inline: bool = False) -> 
     reports = [_unfit(job) for job in jobs if job.unfit is not None]
     if reports:
         _record(using, reports)
+    make = tracing.traced(_make)
     wired = [job for job in sound if job.method in HTTP_METHODS]
     if wired and not inline:
-        for ended in crew.run(wired, tracing.traced(_make), hands=_hands(wired)):
+        for ended in crew.run(wired, make, hands=_hands(wired)):
             _record(using, ended)
     for job in sound:
         if inline or job.method not in HTTP_METHODS:
-            _record(using, [tracing.traced(_make)(job)])
+            _record(using, [make(job)])
     return len(jobs)
 
 
