@@ -19,6 +19,7 @@ from django.db.models import F
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.processes import Processes
+from tests.support.servers import free_port
 from tests.support.verdicts import Late, on_a_quiet_machine, until_none_is_left, verdict
 
 JITTER = timedelta(seconds=0.05)
@@ -151,9 +152,3 @@ def judge(address: str, limit: str, configure: Callable[[str], None], processes:
     print(f"accepted {rate:.2f} a second after the first second")
     with on_a_quiet_machine():
         assert rate >= 17  # 19 on a quiet machine
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

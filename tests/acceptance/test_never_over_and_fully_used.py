@@ -15,7 +15,7 @@ import pytest
 
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.processes import Processes
-from tests.support.recorder import Recorder
+from tests.support.recorder import Recorder, used_share
 from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_none_is_left, verdict
 
 
@@ -59,11 +59,6 @@ def scene(processes: Processes, vendor: Recorder, configure: Callable[[str], Non
     return Scene(processes, vendor, configure)
 
 
-def share_used(instants: list[float], n: int, window: float) -> float:
-    """The share of the limit that was used after its first window."""
-    return (len(instants) - n) / ((instants[-1] - instants[0]) * n / window)
-
-
 @pytest.mark.parametrize(
     ("rate", "n", "window", "jitter", "latency", "workers", "slots", "count"),
     [
@@ -85,7 +80,7 @@ def test_a_backlog_drains_at_the_limit_and_never_above(
     instants = scene.drain(60)
     never_over(instants, n, window)
     with on_a_quiet_machine():
-        assert share_used(instants, n, window) >= 0.8
+        assert used_share(instants, n, window) >= 0.8
 
 
 def test_no_burst_after_the_workers_were_away(scene: Scene) -> None:

@@ -49,8 +49,7 @@ def throughput(options: argparse.Namespace) -> None:
         for one in found.values()
     ]
     head = ["", "calls/s", "callqueue is x", "CPU ms a call", "of which", "the API's CPU ms"]
-    print(report.table("Throughput", head, rows, "python -m tests.benchmarks throughput"))
-    report.save(OUT, "throughput", found)
+    _show("throughput", "Throughput", head, rows, found)
     report.plot(OUT, "throughput", "Calls per second, end to end", [(o["name"], o["rate"]) for o in found.values()], "calls/s")
 
 
@@ -61,8 +60,7 @@ def latency(options: argparse.Namespace) -> None:
     found = room.measure(options.sends, options.only or list(ALL))
     rows = [[one["name"], f"{one['median']:.1f}", f"{one['p95']:.1f}", f"{one['worst']:.1f}"] for one in found.values()]
     head = ["from send to the wire, idle", "median ms", "p95 ms", "worst ms"]
-    print(report.table("Latency", head, rows, "python -m tests.benchmarks latency"))
-    report.save(OUT, "latency", found)
+    _show("latency", "Latency", head, rows, found)
 
 
 def flat(options: argparse.Namespace) -> None:
@@ -80,8 +78,7 @@ def flat(options: argparse.Namespace) -> None:
         for one in found.values()
     ]
     head = ["a pass, median", "small ms", "large ms", "ratio", "statements"]
-    print(report.table("Flat", head, rows, "python -m tests.benchmarks flat"))
-    report.save(OUT, "flat", found)
+    _show("flat", "Flat", head, rows, found)
 
 
 def sending(options: argparse.Namespace) -> None:
@@ -92,9 +89,8 @@ def sending(options: argparse.Namespace) -> None:
         [f"{ours} against {theirs}", f"{found[theirs]:.3f}", f"{found[ours]:.3f}", f"{found[ours] / found[theirs]:.2f}"]
         for ours, theirs in (("send", "create"), ("send_many", "bulk_create"))
     ]
-    print(report.table("Sending", ["", "Django's ms", "ours ms", "ratio"], rows, "python -m tests.benchmarks sending"))
+    _show("sending", "Sending", ["", "Django's ms", "ours ms", "ratio"], rows, found)
     print(f"send_many: {1000 / found['send_many']:,.0f} rows/s\n")
-    report.save(OUT, "sending", found)
 
 
 def parts(options: argparse.Namespace) -> None:
@@ -102,12 +98,7 @@ def parts(options: argparse.Namespace) -> None:
 
     found = room.measure(options.calls)
     rows = [[name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}"] for name, one in found.items()]
-    print(
-        report.table(
-            "Parts of a call", ["one process, full messages", "CPU ms", "wall ms"], rows, "python -m tests.benchmarks parts"
-        )
-    )
-    report.save(OUT, "parts", found)
+    _show("parts", "Parts of a call", ["one process, full messages", "CPU ms", "wall ms"], rows, found)
 
 
 def exact(options: argparse.Namespace) -> None:
@@ -127,8 +118,7 @@ def exact(options: argparse.Namespace) -> None:
         for one in found
     ]
     head = ["a backlog", "most in a window", "share used", "goal", "of W/(W + jitter)", "requests a call", "messages a call"]
-    print(report.table("Exact", head, rows, f"python -m tests.benchmarks exact --drain {options.drain:g}"))
-    report.save(OUT, "exact", found)
+    _show("exact", "Exact", head, rows, found, f"--drain {options.drain:g}")
 
 
 def dashboard(options: argparse.Namespace) -> None:
@@ -146,8 +136,7 @@ def dashboard(options: argparse.Namespace) -> None:
         for one in found.values()
     ]
     head = [f"{options.rows:,} calls, as many attempts", "median ms", "worst ms", "of it the database", "statements"]
-    print(report.table("Dashboard", head, rows, f"python -m tests.benchmarks dashboard --rows {options.rows}"))
-    report.save(OUT, "dashboard", found)
+    _show("dashboard", "Dashboard", head, rows, found, f"--rows {options.rows}")
 
 
 def million(options: argparse.Namespace) -> None:
@@ -163,8 +152,7 @@ def million(options: argparse.Namespace) -> None:
         ["p95 of a call before and during cleanup, ms", "{p95_before_ms:.0f}, {p95_meanwhile_ms:.0f}".format(**found["cleanup"])],
     ]
     title = f"{found['calls']:,} calls through 24 rules of {found['rate']}/s on 24 queues"
-    print(report.table(title, ["", ""], rows, f"python -m tests.benchmarks million --share {options.share}"))
-    report.save(OUT, "million", found)
+    _show("million", title, ["", ""], rows, found, f"--share {options.share}")
 
 
 def numbers(options: argparse.Namespace) -> None:
@@ -172,8 +160,7 @@ def numbers(options: argparse.Namespace) -> None:
 
     found = scale.numbers(options.share)
     title = f"{found['calls']:,} calls of 20 keys, four worker nodes, {found['rate']:,.0f}/s reached"
-    print(report.table(title, ["", ""], _of_drain(found), f"python -m tests.benchmarks numbers --share {options.share}"))
-    report.save(OUT, "numbers", found)
+    _show("numbers", title, ["", ""], _of_drain(found), found, f"--share {options.share}")
 
 
 def soak(options: argparse.Namespace) -> None:
@@ -182,9 +169,14 @@ def soak(options: argparse.Namespace) -> None:
     found = scale.soak(options.seconds)
     first, last = found["memory_mb"][0], found["memory_mb"][-1]
     rows = [[name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"] for name in first]
-    command = f"python -m tests.benchmarks soak --seconds {options.seconds:g}"
-    print(report.table("Memory, MB", ["", "at first", "at last", "ratio"], rows, command))
-    report.save(OUT, "soak", found)
+    _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, f"--seconds {options.seconds:g}")
+
+
+def _show(what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = "") -> None:
+    """Print the table, with the command that measures it, and keep the figures."""
+    command = f"python -m tests.benchmarks {what} {arguments}".rstrip()
+    print(report.table(title, head, rows, command))
+    report.save(OUT, what, found)
 
 
 def _of_drain(found: dict[str, Any]) -> list[list[str]]:

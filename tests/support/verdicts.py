@@ -30,23 +30,26 @@ FORGIVEN = (Late, TimeoutError, subprocess.TimeoutExpired)
 @contextmanager
 def verdict() -> Iterator[None]:
     """What is asserted in here is a verdict."""
-    try:
+    with _asserted_as(Verdict):
         yield
-    except (Verdict, Late):
-        raise
-    except AssertionError as error:
-        raise Verdict(str(error)) from None
 
 
 @contextmanager
 def on_a_quiet_machine() -> Iterator[None]:
     """What is asserted in here is a matter of time."""
+    with _asserted_as(Late):
+        yield
+
+
+@contextmanager
+def _asserted_as(kind: type[AssertionError]) -> Iterator[None]:
+    """An assertion that fails in here is of this kind, unless it says itself which it is."""
     try:
         yield
     except (Verdict, Late):
         raise
     except AssertionError as error:
-        raise Late(str(error)) from None
+        raise kind(str(error)) from None
 
 
 def until_none_is_left(left: Callable[[], Any], seconds: float, *, stuck: float = 30.0) -> None:
