@@ -95,8 +95,7 @@ def begin(using: str, attempt_ids: Sequence[int]) -> list[Job]:
     worker = f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
     before = clockwork.monotonic()
     rows = [row for row in _read(using, attempt_ids) if row["a.started_at"] is None and row["a.finished_at"] is None]
-    after = clockwork.monotonic()
-    clock, steady_from = _read_clock(using, rows, before, after)
+    clock, steady_from = _read_clock(using, rows, before)
     released = {row["a.id"]: row["a.released_at"] for row in rows}
     jobs = [_job(row, worker, clock) for row in rows if _is_current(row)]
     for job, released_at in ((job, released[job.attempt_id]) for job in jobs if job.send_at is not None):
@@ -134,11 +133,9 @@ def _columns(using: str) -> tuple[database.Columns, str]:
     return columns, f"{attempts} a JOIN {calls} c ON c.id = a.call_id"
 
 
-def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float, after: float) -> tuple[Clock, datetime]:
+def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float) -> tuple[Clock, datetime]:
     """The database's clock as the rows brought it, narrowed by earlier readings; and from when on it is known to be steady."""
-    shown, watch = rows[0]["clock"] if rows else None, clockwork.watch(using)
-    brought = None if shown is None else clockwork.Reading(database.instant_us(shown), before, after)
-    reading = brought or clockwork.read(using)
+    watch, reading = clockwork.watch(using), clockwork.brought(using, rows[0]["clock"] if rows else None, before)
     steady_from = watch.take(reading)
     narrowed = watch.narrowed.add(reading)
     return Clock(from_us(reading.at), narrowed.before, narrowed.after), from_us(steady_from)

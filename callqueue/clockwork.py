@@ -137,6 +137,12 @@ def read(using: str) -> Reading:
     return Reading(at, before, monotonic())
 
 
+def brought(using: str, shown: Any, before: float) -> Reading:
+    """The reading that a statement made after `before` brought along (`database.clock_sql`); a new one if it brought none."""
+    after = monotonic()
+    return read(using) if shown is None else Reading(database.instant_us(shown), before, after)
+
+
 _watches: dict[str, Watch] = {}
 
 

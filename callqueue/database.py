@@ -133,8 +133,12 @@ class Columns:
 
 def clock_sql(using: str) -> str:
     """The database's clock as a statement of this app's own selects it; NULL on SQLite, whose own shows milliseconds only."""
-    connection = connections[using]
-    if connection.vendor == "sqlite":
+    return _clock_sql(using, ahead)
+
+
+@lru_cache
+def _clock_sql(using: str, ahead: timedelta) -> str:
+    if connections[using].vendor == "sqlite":
         return "NULL"
     return str(Query(None).get_compiler(using).compile(ClockNow())[0])
 
@@ -204,10 +208,13 @@ def writing(using: str) -> Iterator[None]:
         connection.transaction_mode = mode
 
 
-def commit_without_waiting(using: str) -> None:
-    """Let this transaction's commit return before it is on disk, where that can be: a crash soon after may undo it, whole."""
+def without_waiting_for_disk(using: str) -> str:
+    """Put at the end of a statement that changes rows, it lets the transaction's commit return before it is on disk, where that
+    can be: a crash soon after may undo it, whole.
+    """
     if connections[using].vendor == "postgresql":
-        run(using, "SET LOCAL synchronous_commit = off")
+        return " RETURNING set_config('synchronous_commit', 'off', true)"
+    return ""
 
 
 _kept = threading.local()
@@ -626,14 +633,22 @@ def tell_text_apart(schema_editor: Any, tables: Sequence[str]) -> None:
 
 CHANNEL = "callqueue_sent"
 _FLAG = 6_015_403_886_170_112_257  # the advisory lock that an idle dispenser holds; a number that nobody else will choose
+TOLD = 8  # rules that a statement's word names; where it sent calls of more, it names none
 _WAKE = (
     f"""CREATE OR REPLACE FUNCTION callqueue_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        rules text[];
     BEGIN
-        IF NOT pg_try_advisory_xact_lock_shared({_FLAG}) THEN PERFORM pg_notify('{CHANNEL}', ''); END IF;
+        IF NOT pg_try_advisory_xact_lock_shared({_FLAG}) THEN
+            rules := ARRAY(SELECT DISTINCT rule FROM sent WHERE ready LIMIT {TOLD + 1});
+            IF cardinality(rules) > {TOLD} THEN rules := ARRAY['']; END IF;
+            PERFORM pg_notify('{CHANNEL}', rule) FROM unnest(rules) AS rule;
+        END IF;
         RETURN NULL;
     END $$""",
     "DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue",
-    "CREATE TRIGGER callqueue_wake AFTER INSERT ON callqueue_callqueue FOR EACH STATEMENT EXECUTE FUNCTION callqueue_wake()",
+    "CREATE TRIGGER callqueue_wake AFTER INSERT ON callqueue_callqueue REFERENCING NEW TABLE AS sent "
+    "FOR EACH STATEMENT EXECUTE FUNCTION callqueue_wake()",
 )
 
 
@@ -683,21 +698,21 @@ def lower_flag(using: str) -> None:
     rows(using, f"SELECT pg_advisory_unlock({_FLAG})")
 
 
-def wait_for_word(using: str, seconds: float) -> bool:
-    """Wait so long for the server to say anything at all: True if it did, and forget what it was.
+def wait_for_word(using: str, seconds: float) -> set[str]:
+    """Wait so long for the server to say anything at all: the rules that senders named; "" where it may be about any.
 
-    Raises Django's errors, not the driver's, where the connection is gone.
+    Empty where nothing was said. Raises Django's errors, not the driver's, where the connection is gone.
     """
     raw = connections[using].connection
     with connections[using].wrap_database_errors:
         with selectors.DefaultSelector() as selector:
             selector.register(raw.fileno(), selectors.EVENT_READ)
             if not selector.select(seconds):
-                return False
+                return set()
         if callable(raw.notifies):
-            for _ in raw.notifies(timeout=0):
-                pass
+            said = {word.payload for word in raw.notifies(timeout=0)}
         else:
             raw.poll()
+            said = {word.payload for word in raw.notifies}
             del raw.notifies[:]
-    return True
+    return said or {""}

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,8 +84,7 @@ class Dispenser:
                 pause = self.tick()
                 if end is not None:
                     pause = min(pause, max(0.0, end - time.monotonic()))
-                if self._bell.wait(stop, pause):
-                    self._next_look = 0.0
+                self._heed(self._bell.wait(stop, pause))
             except (DatabaseError, InterfaceError) as error:
                 prepared = False
                 self._lost_database(error)
@@ -158,7 +157,16 @@ class Dispenser:
     def _look(self) -> None:
         """See which rules have calls ready."""
         watched = [rule for lane in self.lanes.values() for rule in lane.rules]
-        ready = waiting.rules_with_ready(self.using, watched)
+        self._want(waiting.rules_with_ready(self.using, watched))
+
+    def _heed(self, told: set[str]) -> None:
+        """Act on what ended a wait: senders name the rules that have calls now, or leave it to a look."""
+        if "" in told:
+            self._next_look = 0.0
+        self._want(told)
+
+    def _want(self, ready: Set[str]) -> None:
+        """Serve the lanes of these rules, those that were at rest, at once."""
         for lane in self.lanes.values():
             if not lane.wants and not ready.isdisjoint(lane.rules):
                 lane.wants, lane.wake_at = True, 0.0

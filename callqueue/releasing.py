@@ -73,11 +73,8 @@ def release(using: str, group: Sequence[str], *, batch: int = BATCH) -> Pass:
     if watch.wants_look and not database.in_transaction(using):
         watch.look()
     with database.writing(using):
-        rows = _lock(using, group)
-        if len(rows) < len(group):
-            return Pass(busy=True)
-        reading = clockwork.read(using)
-        if not watch.is_steady(reading):
+        rows, reading = _lock(using, group)
+        if reading is None or len(rows) < len(group) or not watch.is_steady(reading):
             return Pass(busy=True)
         now = reading.at
         rates = {budget: rate for row in rows.values() for budget, rate in (row.rates or {}).items()}
@@ -286,17 +283,21 @@ def _turn(rule: str, priority: int) -> str:
     return f"{rule}\x1f{priority}"
 
 
-def _lock(using: str, group: Sequence[str]) -> dict[str, State]:
-    """Lock the rules' rows, those that nobody else has locked, and read them."""
+def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clockwork.Reading | None]:
+    """Lock the rules' rows, those that nobody else has locked, and read them; and the clock, as it was just before."""
     from callqueue.models import RuleState
 
+    before = clockwork.monotonic()
     found = database.rows(
         using,
-        f"SELECT rule, passes, served, rates, memo FROM {database.quoted(using, RuleState._meta.db_table)} "
+        f"SELECT {database.clock_sql(using)}, rule, passes, served, rates, memo "
+        f"FROM {database.quoted(using, RuleState._meta.db_table)} "
         f"WHERE rule IN ({database.places(group)}) ORDER BY rule{database.skip_locked(using)}",
         group,
     )
-    return {rule: State(passes, served, _loaded(rates), _loaded(memo)) for rule, passes, served, rates, memo in found}
+    reading = clockwork.brought(using, found[0][0], before) if found else None
+    states_of = {rule: State(passes, served, _loaded(rates), _loaded(memo)) for _, rule, passes, served, rates, memo in found}
+    return states_of, reading
 
 
 def _loaded(value: Any) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
         return []
     # A release may be lost in a crash of the database: its call then waits as before, and its message finds nothing to begin.
     # What was begun is not lost with it, since begin waits for the disk, and for all that was committed before.
-    database.commit_without_waiting(using)
+    lazily = database.without_waiting_for_disk(using)
     now = from_us(account.now)
     by_queue: dict[str, list[int]] = {}
     for made in releases:
@@ -321,7 +322,7 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
         database.run(
             using,
             f"UPDATE {database.quoted(using, CallQueue._meta.db_table)} SET status = {states.DISPATCHED}, queue = %s, "
-            f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE WHERE id IN ({database.listed(ids)})",
+            f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE WHERE id IN ({database.listed(ids)}){lazily}",
             [queue, database.as_parameter(using, now)],
         )
     lease = timedelta(seconds=conf.current().release_lease)
@@ -357,7 +358,11 @@ def _attempt(made: Release, now: int, lease: timedelta) -> dict[str, Any]:
 
 
 def _remember(using: str, rows: Mapping[str, State], made: Plan, chooser: _Chooser, before: str) -> None:
-    """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing new, nothing written."""
+    """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing new, nothing written.
+
+    After releases a row is written always: under an isolation stricter than `read committed`, that is what makes a pass fail
+    which saw less than was released.
+    """
     from callqueue.models import RuleState
 
     served = {name: row.served for name, row in rows.items()}

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
-
-from django.db.models import F
 
 from callqueue import database, states
 
@@ -69,9 +68,8 @@ def rules_of_ready(using: str) -> list[str]:
 
 def first(using: str, rule: str, now: datetime, count: int) -> list[Candidate]:
     """The next `count` calls of a rule, locked; calls that someone else has locked are passed over."""
-    rows = _calls(using).waiting().filter(ready=True, rule=rule, due_at_dt__lte=now)
-    rows = rows.order_by(F("priority").desc(), "due_at_dt", "id")
-    return _candidates(rows, count)
+    where = f"{_READY} AND due_at_dt <= %s ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
+    return _candidates(using, where, [rule, database.as_parameter(using, now)])
 
 
 def priorities(using: str, rule: str) -> list[int]:
@@ -110,14 +108,22 @@ def first_of_keys(using: str, rule: str, priority: int, now: datetime, counts: d
         seen[key] = seen.get(key, 0) + 1
     if not place:
         return []
-    rows = _calls(using).waiting().filter(pk__in=list(place))
-    return sorted(_candidates(rows, None), key=lambda c: place[c.id])
+    candidates = _candidates(using, f"status IN (0, 2) AND id IN ({database.listed(place)})", [])
+    return sorted(candidates, key=lambda candidate: place[candidate.id])
 
 
-def _candidates(rows: Any, count: int | None) -> list[Candidate]:
-    columns = ("id", "rule", "key", "priority", "cost", "method", "last_attempt", "queue")
-    listed = database.locked(rows).values_list(*columns)
-    return [Candidate(*row) for row in (listed if count is None else listed[:count])]
+def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
+    columns = _columns(using)
+    sql = f"SELECT {columns.sql} FROM {database.quoted(using, _table())} c WHERE {where}{database.skip_locked(using)}"
+    return [Candidate(*row) for row in columns.rows(sql, params)]
+
+
+@lru_cache
+def _columns(using: str) -> database.Columns:
+    from callqueue.models import CallQueue
+
+    names = ("id", "rule", "key", "priority", "cost", "method", "last_attempt", "queue")
+    return database.Columns(using, {"c": (CallQueue, names)})
 
 
 def _calls(using: str) -> Any:

@@ -26,8 +26,8 @@ class Bell:
         self._not_before = 0.0
         self._connection: object | None = None
 
-    def wait(self, stop: threading.Event, seconds: float) -> bool:
-        """Wait so long, or until a call is sent: True if one may have been, and the waiting set is to be looked at."""
+    def wait(self, stop: threading.Event, seconds: float) -> set[str]:
+        """Wait so long, or until a call is sent: the rules that may have calls now, "" where any may."""
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
         elif not self._is_listening():
@@ -35,16 +35,16 @@ class Bell:
         elif not self._is_armed:
             self._is_armed = database.raise_flag(self.using)
             if self._is_armed:
-                return True  # for what was sent between the last look and now
-        elif database.wait_for_word(self.using, min(seconds, DEAF)):
-            if self._was_for_nothing:
-                self._not_before = time.monotonic() + REST
-            self._was_for_nothing = True
-            return True
+                return {""}  # for what was sent between the last look and now
         else:
-            return False
+            told = database.wait_for_word(self.using, min(seconds, DEAF))
+            if told:
+                if self._was_for_nothing:
+                    self._not_before = time.monotonic() + REST
+                self._was_for_nothing = True
+            return told
         stop.wait(seconds)
-        return False
+        return set()
 
     def has_served(self) -> None:
         """The last ring was not for nothing."""

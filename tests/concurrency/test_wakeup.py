@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.utils import timezone
 
-from callqueue import database, wakeup
+from callqueue import Rule, database, wakeup
 from callqueue.dispenser import Dispenser
 from callqueue.models import CallQueue
 
@@ -56,7 +58,21 @@ def bell() -> Any:
 
 def test_a_send_ends_the_wait(bell: Any) -> None:
     in_thread(send)
-    assert bell.wait(threading.Event(), 20)
+    assert bell.wait(threading.Event(), 20) == {"default"}
+
+
+def test_senders_name_a_few_rules_and_leave_many_to_a_look(bell: Any, settings: Any) -> None:
+    names = [f"r{i}" for i in range(database.TOLD + 1)]
+    settings.CALLQUEUE = {"RULES": {name: Rule() for name in names}}
+    in_thread(lambda: CallQueue.objects.send_many([{"call_data": CALL, "rule": name} for name in names[1:]]))
+    assert bell.wait(threading.Event(), 20) == set(names[1:])
+    in_thread(lambda: CallQueue.objects.send_many([{"call_data": CALL, "rule": name} for name in names]))
+    assert bell.wait(threading.Event(), 20) == {""}
+
+
+def test_a_call_that_is_due_later_does_not_ring(bell: Any) -> None:
+    in_thread(lambda: CallQueue.objects.send(CALL, not_before=timezone.now() + timedelta(hours=1)))
+    assert not bell.wait(threading.Event(), 0.05)
 
 
 def test_without_a_send_nothing_rings(bell: Any) -> None:
@@ -102,11 +118,11 @@ def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_
 
 
 def test_only_one_dispenser_is_woken(bell: Any) -> None:
-    def other() -> bool:
+    def other() -> set[str]:
         connection.ensure_connection()
         return wakeup.Bell("default").wait(threading.Event(), 0.02)
 
-    assert in_thread(other) is False
+    assert in_thread(other) == set()
 
 
 def test_a_dispenser_that_looks_rarely_releases_at_once(settings: Any) -> None:

@@ -36,6 +36,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: Non
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     clocks = Clocks()
     monkeypatch.setattr(database, "clock", lambda using: clocks.wall)
+    monkeypatch.setattr(database, "clock_sql", lambda using: "NULL")
     monkeypatch.setattr(clockwork, "monotonic", lambda: clocks.mono)
     monkeypatch.setattr(clockwork, "_watches", {})
     ensure_states("default", list(conf.current().rules))
