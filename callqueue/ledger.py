@@ -81,6 +81,7 @@ class Account:
     estimated: set[Scope] = field(default_factory=set)
     open_by_queue: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     open_by_rule: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    unbegun_since: dict[str, int] = field(default_factory=dict)  # by rule: when the oldest that no worker has begun was released
     recount_at: int | None = None  # when a coarse budget that is used up may be counted again
     _open: dict[Scope, int] = field(default_factory=lambda: defaultdict(int))
     _aged: dict[Scope, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -274,15 +275,19 @@ def _read_open(account: Account) -> None:
     names = ", ".join(quoted(account.using, column) for column in columns)
     found = rows(
         account.using,
-        f"SELECT SUM(calls), COUNT(*), MIN(released_at), {names} FROM {_table(account.using)} "
+        f"SELECT SUM(calls), COUNT(*), MIN(released_at), MIN(CASE WHEN started_at IS NULL THEN released_at END), {names} "
+        f"FROM {_table(account.using)} "
         f"WHERE finished_at IS NULL AND rule IN ({places(account.rules)}) GROUP BY {names}",
         account.rules,
     )
-    for calls, count, released_at, *values in found:
+    for calls, count, released_at, unbegun_since, *values in found:
         row = dict(zip(columns, values, strict=True))
         account.open_count += count
         account.open_by_queue[row.get("queue", "")] += count
         account.open_by_rule[row["rule"]] += count
+        if unbegun_since is not None:
+            since = account.unbegun_since.get(row["rule"], account.now)
+            account.unbegun_since[row["rule"]] = min(since, instant_us(unbegun_since))
         oldest = instant_us(released_at)
         account._oldest_open = oldest if account._oldest_open is None else min(oldest, account._oldest_open)
         for budget in budgets:

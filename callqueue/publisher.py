@@ -23,16 +23,16 @@ Publish = Callable[[str, Sequence[Message]], bool]
 def pack(released: Iterable[Released]) -> list[Message]:
     """Attempts as messages: only HTTP calls share one, and only where there are several for the same queue."""
     packed: list[Message] = []
-    for (queue, alone, is_timed), group in groupby(sorted(released, key=_kind), key=_kind):
+    for (queue, alone, waits), group in groupby(sorted(released, key=_kind), key=_kind):
         ids = [r.attempt_id for r in group]
-        spread = 1 if is_timed else SPREAD  # those with an instant of their own wait for it side by side: one slot is enough
+        spread = 1 if waits else SPREAD  # what waits for its slot does so side by side; what waits for a worker wants no second
         size = 1 if alone else max(1, min(MOST, -(-len(ids) // spread)))
         packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
     return packed
 
 
 def _kind(released: Released) -> tuple[str, bool, bool]:
-    return released.queue, released.method not in HTTP_METHODS, released.is_timed
+    return released.queue, released.method not in HTTP_METHODS, released.waits
 
 
 def publish(using: str, batch: Sequence[Message]) -> bool:

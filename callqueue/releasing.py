@@ -30,12 +30,15 @@ REVIEW = 0.5  # seconds after which a blocked group is looked at again whatever 
 
 @dataclass(frozen=True)
 class Released:
-    """An attempt that is charged and may be published."""
+    """An attempt that is charged and may be published.
+
+    `waits`: whatever worker takes it, it is not made at once: its slot is still to open, or workers are behind.
+    """
 
     attempt_id: int
     queue: str
     method: str
-    is_timed: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -331,8 +334,9 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
         listed = CallAttempt.objects.using(using).open().filter(call_id__in=[m.candidate.id for m in releases])
         ids_of = dict(listed.values_list("call_id", "pk"))
         made_ids = [ids_of[made.candidate.id] for made in releases]
+    behind = {rule for rule, since in account.unbegun_since.items() if account.now - since > LEAD * 1_000_000}
     return [
-        Released(pk or 0, made.queue, made.candidate.method, made.send_at is not None)
+        Released(pk or 0, made.queue, made.candidate.method, made.send_at is not None or made.candidate.rule in behind)
         for pk, made in zip(made_ids, releases, strict=True)
     ]
 

@@ -1,7 +1,7 @@
 """Run every test on everything that is there, and say at the end what that was.
 
-`python -m tests.run [--faults] [pytest's arguments]`: all tests on PostgreSQL, then the behaviour suite on SQLite and,
-beside it, on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's count. With CI
+`python -m tests.run [--faults] [pytest's arguments]`: first, alone, on PostgreSQL, the tests that mind how fast the machine is;
+then the others and, beside them, the behaviour suite on SQLite and on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's count. With CI
 set, a server that answers and was not used is a failure. Leaves no process and no file.
 """
 
@@ -24,6 +24,7 @@ from tests.support import servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
+PATIENT = ["tests/unit", *BEHAVIOUR]  # these may run beside others: they judge nothing by the time it takes
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
 ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
@@ -68,10 +69,17 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Sessi
     marks = "fault" if faults else ""
     if any(argument.startswith("tests") for argument in arguments):
         return [Session("postgresql", [], marks)]
-    sessions = [Session("postgresql", ["tests"], marks), Session("sqlite", BEHAVIOUR, marks)]
+    sessions = [Session("postgresql", folders, marks) for folders in (impatient(), PATIENT)]
+    sessions.append(Session("sqlite", BEHAVIOUR, marks))
     if "mariadb" in answering:
         sessions.append(Session("mariadb", BEHAVIOUR, marks))
     return sessions
+
+
+def impatient() -> list[str]:
+    """All other folders of tests; benchmarks are none."""
+    folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
+    return sorted(folders - {*PATIENT, "tests/benchmarks"})
 
 
 def run(sessions: list[Session], arguments: list[str]) -> None:
@@ -137,8 +145,9 @@ def unused(sessions: list[Session], answering: list[str]) -> list[str]:
 
 def summary(sessions: list[Session], answering: list[str], problems: list[str]) -> str:
     lines = ["", f"{' what the tests ran on ':=^100}"]
-    for session in sessions:
-        lines.append(f"{session.on or session.database:<24} {phrase(session.counts) or 'no tests'}")
+    for database in dict.fromkeys(session.on or session.database for session in sessions):
+        counts = sum((session.counts for session in sessions if database in (session.on, session.database)), Counter())
+        lines.append(f"{database:<24} {phrase(counts) or 'no tests'}")
     used = sum((session.used for session in sessions), Counter())
     again = sum(session.counts["rerun"] for session in sessions)
     lines += [f"{'tried again':<24} {again} times, for the machine was busy"] if again else []
