@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000, help="calls, and as many attempts, for `dashboard`")
     parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million` and `numbers`")
     parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
+    parser.add_argument("--rate", type=int, default=100, help="calls a second of `soak`")
     parser.add_argument("--drain", type=float, default=20, help="seconds that each backlog of `exact` takes")
     parser.add_argument("--only", nargs="*", help="contestants of the throughput table")
     options = parser.parse_args()
@@ -166,10 +167,10 @@ def numbers(options: argparse.Namespace) -> None:
 def soak(options: argparse.Namespace) -> None:
     from tests.benchmarks import scale
 
-    found = scale.soak(options.seconds)
+    found = scale.soak(options.seconds, options.rate)
     first, last = found["memory_mb"][0], found["memory_mb"][-1]
     rows = [[name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"] for name in first]
-    _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, f"--seconds {options.seconds:g}")
+    _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, f"--seconds {options.seconds:g} --rate {options.rate}")
 
 
 def _show(what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = "") -> None:
