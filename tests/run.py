@@ -1,8 +1,9 @@
 """Run every test on everything that is there, and say at the end what that was.
 
 `python -m tests.run [--faults] [pytest's arguments]`: first, alone, on PostgreSQL, the tests that mind how fast the machine is;
-then the others and, beside them, the behaviour suite on SQLite and on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's count. With CI
-set, a server that answers and was not used is a failure. Leaves no process and no file.
+then the others and, beside them, the behaviour suite on SQLite and on MariaDB where it answers. Exits with pytest's status, the
+worst of them; the last line is pytest's count. With CI set, a server that answers and was not used is a failure. Leaves no
+process and no file.
 """
 
 from __future__ import annotations

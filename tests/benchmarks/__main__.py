@@ -168,9 +168,10 @@ def soak(options: argparse.Namespace) -> None:
     from tests.benchmarks import scale
 
     found = scale.soak(options.seconds, options.rate)
+    more = f"--seconds {options.seconds:g} --rate {options.rate}"
     first, last = found["memory_mb"][0], found["memory_mb"][-1]
     rows = [[name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"] for name in first]
-    _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, f"--seconds {options.seconds:g} --rate {options.rate}")
+    _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, more)
 
 
 def _show(what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = "") -> None:
