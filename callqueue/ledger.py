@@ -371,7 +371,7 @@ def _counted(account: Account, budget: Budget, value: str) -> tuple[dict[int, in
     first = horizon if isinstance(limit, FixedWindow) else -(-horizon // width) * width
     starts = list(range(first, now + 1, width))
     expected = limit.capacity // SLICES
-    series = Series(budget.rules, limit.per, value, limit.unit, width, limit.strict, expected)
+    series = Series(budget.rules, limit.per, value, limit.unit, width, limit.strict, expected=expected)
     sums = Slots(account.using, now).sums(series, starts, float("inf") if account.until is None else account.until)
     missing = [start for start in starts if start not in sums]
     mean = round(sum(sums.values()) / len(sums)) if sums else 0

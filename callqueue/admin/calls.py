@@ -40,7 +40,7 @@ DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's
 class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """The admin of calls."""
 
-    list_display = ("id", "shown_status", "rule", "shown_key", "method", "host", "due", "age", "last_attempt", "last_error")
+    list_display = ("id", "shown_status", "rule", "shown_key", "request_line", "last_error", "due", "age", "last_attempt")
     list_display_links = ("id",)
     list_filter = (StatusFilter, RuleFilter, MethodFilter)
     date_hierarchy = "created_dt"
@@ -100,6 +100,10 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description=gettext_lazy("key"))
     def shown_key(self, call: CallQueue) -> str:
         return Truncator(call.key).chars(40)
+
+    @admin.display(description=gettext_lazy("request"))
+    def request_line(self, call: CallQueue) -> str:
+        return f"{call.method} {call.host}"
 
     @admin.display(description=gettext_lazy("due"))
     def due(self, call: CallQueue) -> str:

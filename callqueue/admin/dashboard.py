@@ -35,6 +35,8 @@ from callqueue.overview import KeyOverview, LimitOverview, RuleOverview
 PERMISSION = "callqueue.control_rule"
 KEYS = 5
 
+Hour = Sequence[tuple[int, int] | None]
+
 
 @dataclass(frozen=True)
 class Row:
@@ -43,7 +45,7 @@ class Row:
     rule: RuleOverview
     plot: plots.Plot
     limits: list[tuple[LimitOverview, plots.Gauge, plots.Trace]]
-    keys: list[tuple[KeyOverview, list[tuple[LimitOverview, plots.Gauge]]]]
+    keys: list[tuple[KeyOverview, plots.Plot, list[tuple[LimitOverview, plots.Gauge, plots.Trace]]]]
 
     @property
     def waiting(self) -> str:
@@ -90,10 +92,14 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     using = _using()
     hour = minutes.per_minute(using)
     rules = overview.look(using, keys=KEYS)
-    traces = _traces(using, rules)
+    traces = _traces(using, [limit for rule in rules for limit in rule.limits])
+    traces |= _traces(using, [limit for rule in rules for key in rule.keys for limit in key.limits], seconds=0.02)
+    keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
+    hours = dict(zip(keys, minutes.of_keys(using, keys), strict=True))
     return {
         "rows": [
-            _row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour], traces) for rule in rules
+            _row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour], hours, traces)
+            for rule in rules
         ],
         "now": timezone.localtime(clock(using)),
         "may_control": request.user.has_perm(PERMISSION),
@@ -106,25 +112,22 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _row(rule: RuleOverview, hour: list[tuple[int, int] | None], traces: Mapping[windows.Scope, plots.Trace]) -> Row:
-    return Row(
-        rule,
-        plots.plot(hour),
-        [(limit, _gauge(limit), traces[_scope(limit)]) for limit in rule.limits],
-        [(key, [(limit, _gauge(limit)) for limit in key.limits]) for key in rule.keys],
-    )
+def _row(
+    rule: RuleOverview, hour: Hour, hours: Mapping[tuple[str, str], Hour], traces: Mapping[windows.Scope, plots.Trace]
+) -> Row:
+    def drawn(limits: Sequence[LimitOverview]) -> list[tuple[LimitOverview, plots.Gauge, plots.Trace]]:
+        return [(limit, plots.gauge(limit.used, limit.free, limit.capacity), traces[_scope(limit)]) for limit in limits]
+
+    keys = [(key, plots.plot(hours[rule.name, key.key], of_attempts=True), drawn(key.limits)) for key in rule.keys]
+    return Row(rule, plots.plot(hour), drawn(rule.limits), keys)
 
 
-def _gauge(limit: LimitOverview) -> plots.Gauge:
-    return plots.gauge(limit.used, limit.free, limit.capacity)
-
-
-def _traces(using: str, rules: Sequence[RuleOverview]) -> dict[windows.Scope, plots.Trace]:
-    """The last windows of every limit; those that rules share are counted once."""
-    scopes = list(dict.fromkeys(_scope(limit) for rule in rules for limit in rule.limits))
+def _traces(using: str, limits: Sequence[LimitOverview], seconds: float = 0.03) -> dict[windows.Scope, plots.Trace]:
+    """The last windows of these limits; those that rules share are counted once."""
+    scopes = list(dict.fromkeys(map(_scope, limits)))
     return {
         scope: plots.trace(use.levels, use.capacity, words.duration(use.step * (len(use.levels) - 1) / SECOND))
-        for scope, use in zip(scopes, windows.look(using, scopes), strict=True)
+        for scope, use in zip(scopes, windows.look(using, scopes, seconds=seconds), strict=True)
     }
 
 

@@ -119,15 +119,19 @@ def curve(points: Sequence[tuple[float, int]]) -> Curve:
     return Curve(f"0,{height} {drawn}", seconds, calls, summary)
 
 
-def plot(minutes: Sequence[tuple[int, int] | None]) -> Plot:
-    """The plot of (done, failed) per minute, oldest first; None where it is not counted yet."""
+def plot(minutes: Sequence[tuple[int, int] | None], *, of_attempts: bool = False) -> Plot:
+    """The plot of (done, failed) per minute, oldest first; None where it is not counted yet. They are calls, or attempts."""
     known = [minute for minute in minutes if minute is not None]
     top = max((done + failed for done, failed in known), default=0)
     done, failed = sum(minute[0] for minute in known), sum(minute[1] for minute in known)
     step = WIDTH / max(1, len(minutes))
     bars = [_bar(place, minute, len(minutes), step, max(top, 1)) for place, minute in enumerate(minutes)]
     shown = {"done": count(done), "failed": count(failed), "most": count(top)}
-    summary = _("Calls per minute over the last hour: %(done)s done and %(failed)s failed, at most %(most)s in a minute") % shown
+    if of_attempts:
+        said = _("Attempts per minute over the last hour: %(done)s succeeded and %(failed)s failed, at most %(most)s in a minute")
+    else:
+        said = _("Calls per minute over the last hour: %(done)s done and %(failed)s failed, at most %(most)s in a minute")
+    summary = said % shown
     return Plot(mark_safe("".join(map(_drawn, bars))), top, done, failed, summary, shown["done"], shown["failed"], shown["most"])
 
 

@@ -582,7 +582,7 @@ def test_the_dashboard_shows_where_every_rule_stands(rules: Rules, root: Client)
         ("Concurrency 4", 3, 1),
     ]
     assert rows["chat"].rule.waiting == 2
-    assert [(key.key, key.waiting, key.in_flight) for key, _ in rows["chat"].keys] == [("a", 2, 2)]
+    assert [(key.key, key.waiting, key.in_flight) for key, *_ in rows["chat"].keys] == [("a", 2, 2)]
     assert [(limit.used, limit.free) for limit, *_ in rows["chat"].limits] == [(2, 0)]
     for shown in ("<svg", "egress", "account", 'aria-label="Calls per minute', "percent used"):
         assert shown in text
@@ -598,6 +598,29 @@ def test_the_last_hour_is_counted_by_minute(rules: Rules, root: Client) -> None:
     for _ in range(2):  # the second time from the cache
         (row, *_) = (row for row in root.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == "pay")
         assert (row.plot.total_done, row.plot.total_failed, row.plot.top) == (2, 2, 3)
+
+
+def test_the_last_hour_of_a_key_is_counted_by_attempts(rules: Rules, root: Client) -> None:
+    """Whatever a call costs, it is one attempt; and another key's attempts are not counted."""
+    rules(chat=Rule(limits=[SlidingWindow("100/h", per="key")]))
+    for key, outcome, minutes in (("a", "succeeded", 0), ("a", "failed", 5), ("a", "succeeded", 5), ("a", "succeeded", 90)):
+        answered(key, outcome, timedelta(minutes=minutes))
+    answered("b", "failed", timedelta())
+    for _ in range(2):
+        send("chat", key="a")
+    for _ in range(2):  # the second time from the cache
+        (row,) = (row for row in root.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == "chat")
+        ((key, plot, ((limit, _, trace),)),) = row.keys
+        assert (key.key, plot.total_done, plot.total_failed, plot.top) == ("a", 2, 1, 2)
+        assert (limit.used, len(trace.lines)) == (9, 1)
+
+
+def answered(key: str, outcome: str, ago: timedelta) -> None:
+    ended_at = timezone.now() - ago
+    CallAttempt.objects.create(
+        call=ended(Status.DONE, rule="chat"), number=2, rule="chat", key=key, queue="celery", calls=3, cost=3, outcome=outcome,
+        released_at=ended_at, started_at=ended_at, sent_at=ended_at, finished_at=ended_at,
+    )  # fmt: skip
 
 
 def test_the_live_part_holds_every_rule(rules: Rules, root: Client) -> None:

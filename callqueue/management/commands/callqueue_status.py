@@ -118,6 +118,8 @@ def _human(seconds: float) -> str:
         return "in more than a hundred years" if seconds > 0 else "more than a hundred years ago"
     now = arrow.get(datetime(2000, 1, 1, tzinfo=UTC))
     then = now.shift(seconds=round(seconds))
+    if 0 < seconds < 10:
+        return "in a few seconds"  # arrow calls that "just now", as if it were over
     if abs(seconds) < 3600:
         return then.humanize(now)
     return then.humanize(now, granularity=["hour", "minute"] if abs(seconds) < 2 * 86400 else ["day"])
