@@ -71,6 +71,8 @@ def soak(seconds: float, rate: int = 100) -> dict[str, Any]:
 
 
 def _settings(*rules: str) -> str:
+    # The default rule is 100 an hour, and no attempt is deleted that the longest window of all may count.
+    rules = (*rules, '"default": Rule(),')
     return "\n".join(['CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {', *rules, "}}"])
 
 
