@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, connections
+from django.db.models import Q
 
-from callqueue import conf, database, events, ledger, states
+from callqueue import conf, database, events, holds, ledger, states
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -94,8 +95,7 @@ def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cle
     with database.writing(using):
         rows = database.locked(_overdue(using, status, cut).filter(pk__in=ids))
         gone = list(rows.values_list("pk", flat=True))
-        spent = _attempts(using).filter(call_id__in=gone, finished_at__lt=_horizon(using))
-        cleaned.attempts += spent._raw_delete(using)
+        cleaned.attempts += _attempts(using).filter(_spent(using), call_id__in=gone)._raw_delete(using)
         cleaned.calls += _model().objects.using(using).filter(pk__in=gone)._raw_delete(using)
 
 
@@ -108,7 +108,7 @@ def _spent_orphans(using: str) -> Iterator[list[int]]:
     from django.db.models import Exists, OuterRef
 
     calls = _model().objects.using(using).filter(pk=OuterRef("call_id"))
-    spent = _attempts(using).filter(~Exists(calls), finished_at__lt=_horizon(using))
+    spent = _attempts(using).filter(_spent(using), ~Exists(calls))
     keys = _attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:
@@ -149,9 +149,17 @@ def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress,
         connections[using].close()
 
 
-def _horizon(using: str) -> datetime:
-    window = timedelta(microseconds=ledger.longest_window(conf.current().book))
-    return database.clock(using) - window
+def _spent(using: str) -> Q:
+    """The condition of attempts that no limit of their rule counts any more; what rule is unknown, none of any rule."""
+    now, book = database.clock(using), holds.book_in_force(using)
+    rules_of: dict[int, list[str]] = {}
+    for rule, window in ledger.counted_for(book).items():
+        rules_of.setdefault(window, []).append(rule)
+    longest = timedelta(microseconds=ledger.longest_window(book))
+    spent = Q(finished_at__lt=now - longest)
+    for window, rules in rules_of.items():
+        spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))
+    return spent
 
 
 def _attempts(using: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db.models import F, Q
 
-from callqueue import conf, database, events, ledger, states
+from callqueue import database, events, holds, ledger, states
 from callqueue.database import from_us, to_us
 
 TOLERANCE = 20_000  # microseconds that the two clocks may differ by between two readings, besides a thousandth of the time
@@ -184,7 +184,7 @@ def shift(using: str, last: Reading, reading: Reading, jump: int) -> int:
     gap = round((reading.after - last.before) * 1_000_000)
     old_now = last.at + gap
     attempts = CallAttempt.objects.using(using)
-    oldest = from_us(old_now - ledger.longest_window(conf.current().book))
+    oldest = from_us(old_now - ledger.longest_window(holds.book_in_force(using)))
     answered = attempts.filter(finished_at__gt=oldest)
     count = answered.filter(_of_old_frame("finished_at", old_now, reading.at - gap, reading.at, jump)).update(
         released_at=F("released_at") + by, sent_at=F("sent_at") + by, finished_at=F("finished_at") + by

@@ -11,8 +11,8 @@ from datetime import datetime
 
 from django.db.models import Q
 
-from callqueue import database, events
-from callqueue.budgets import key_part
+from callqueue import conf, database, events
+from callqueue.budgets import Book, key_part
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 
 
@@ -129,6 +129,12 @@ def lift(using: str, rule: str, per: str | None = None, value: str = "") -> int:
     if count:
         events.tell("rule_resumed", rule=rule, holds=count)
     return count
+
+
+def book_in_force(using: str) -> Book:
+    """The book of the settings, with the limits that operators changed."""
+    config = conf.current()
+    return config.book.with_rates(rates(using, list(config.rules)))
 
 
 def rates(using: str, rules: Sequence[str]) -> dict[str, str]:

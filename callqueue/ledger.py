@@ -32,6 +32,7 @@ from callqueue.slots import Series, Slots, total_cost
 
 COARSE = 2000  # a window that may hold more attempts than this is summed by the database, not read row by row
 SLICES = 240  # parts of such a window whose charges are told apart by those who only look
+MARGIN = 60 * SECOND
 GRAIN = 1000  # what was free in such a window is remembered, and counted again at most this often per window
 
 Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
@@ -245,9 +246,14 @@ def horizon_id(limit: Limit, now: int) -> int:
     return limit.horizon(now) if isinstance(limit, FixedWindow) else 0
 
 
+def counted_for(book: Book) -> dict[str, int]:
+    """By rule: microseconds after its end for which an attempt may still be counted by some limit, and a minute."""
+    return {rule: max((b.limit.window_us for b in budgets), default=0) + MARGIN for rule, budgets in book.budgets.items()}
+
+
 def longest_window(book: Book) -> int:
-    """Microseconds after its end for which an attempt may still be counted by some limit."""
-    return max((b.limit.window_us for b in book.all_budgets()), default=0) + 60 * SECOND
+    """The longest of them; of attempts whose rule is not in the book any more, too."""
+    return max(counted_for(book).values(), default=MARGIN)
 
 
 def _table(using: str) -> str:

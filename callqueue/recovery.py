@@ -95,7 +95,7 @@ def beat(using: str, name: str) -> Sign:
     now = database.clock(using)
     rows = DispenserState.objects.using(using)
     if not rows.filter(pk=name).update(seen_at=now):
-        rows.filter(seen_at__lt=now - _memory()).delete()
+        rows.filter(seen_at__lt=now - _memory(using)).delete()
         rows.bulk_create([DispenserState(name=name, started_at=now, seen_at=now)], ignore_conflicts=True)
     return Sign(now, _attempts(using).order_by("-pk").values_list("pk", "released_at").first())
 
@@ -111,23 +111,23 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     seen = DispenserState.objects.using(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is not None:
         return bool(seen < last.at)
-    return not _has_attempt(using, last.newest) and database.clock(using) - last.at < _memory()
+    return not _has_attempt(using, last.newest) and database.clock(using) - last.at < _memory(using)
 
 
 def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
     return attempt is not None and bool(_attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists())
 
 
-def _memory() -> timedelta:
+def _memory(using: str) -> timedelta:
     """For how long a silent dispenser is remembered: as long as any limit counts what it released, and a day at least."""
-    return max(timedelta(days=1), timedelta(microseconds=ledger.longest_window(conf.current().book)))
+    return max(timedelta(days=1), timedelta(microseconds=ledger.longest_window(holds.book_in_force(using))))
 
 
 def hold_everything(using: str) -> None:
     """Hold every rule until nothing that the ledger may have forgotten counts any more: a full window of its own limits."""
-    now, config = database.clock(using), conf.current()
+    now, config, book = database.clock(using), conf.current(), holds.book_in_force(using)
     for name, rule in config.rules.items():
-        windows = [budget.limit.window_us for budget in config.book.budgets[name]]
+        windows = [budget.limit.window_us for budget in book.budgets[name]]
         seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
         until = now + timedelta(seconds=seconds)
         holds.lay(using, [name], "rule", "", until, WENT_BACK, source="operator")

