@@ -52,6 +52,7 @@ def clean(
     total = sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than)) if dry_run or progress else None
     if dry_run:
         return Cleaned(calls=total or 0, attempts=sum(map(len, _spent_orphans(using))), holds=_ended_holds(using).count())
+    database.look_at_what_changed(using, _tables(using))
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)
@@ -83,18 +84,24 @@ def _overdue(using: str, status: int, cut: datetime) -> Any:
 
 
 def _batches(rows: Any, size: int) -> Iterator[list[int]]:
-    """Primary keys, `size` at a time, until none is left; what is deleted in between is not met again."""
-    last = 0
-    while ids := list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:size]):
-        yield ids
-        last = ids[-1]
+    """Primary keys in the order in which calls ended, `size` at a time; what is deleted in between is not met again.
+
+    In the index's own order: by primary key a database might read all of them for each batch.
+    """
+    after = Q()
+    while found := list(rows.filter(after).order_by("finished_at_dt", "pk").values_list("finished_at_dt", "pk")[:size]):
+        yield [pk for _, pk in found]
+        last, pk = found[-1]
+        after = Q(finished_at_dt__gte=last) & (Q(finished_at_dt__gt=last) | Q(pk__gt=pk))
 
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
     """Delete these calls, those that are still past retention, with their attempts that no window counts any more."""
     with database.writing(using):
-        rows = database.locked(_overdue(using, status, cut).filter(pk__in=ids))
-        gone = list(rows.values_list("pk", flat=True))
+        # By key alone: with the condition in it, a database might read all that it is true of.
+        rows = database.locked(_model().objects.using(using).filter(pk__in=ids))
+        seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
+        gone = [pk for pk, now, ended, owed in seen if now == status and ended is not None and ended < cut and not owed]
         cleaned.attempts += _attempts(using).filter(_spent(using), call_id__in=gone)._raw_delete(using)
         cleaned.calls += _model().objects.using(using).filter(pk__in=gone)._raw_delete(using)
 
@@ -124,7 +131,7 @@ def _ended_holds(using: str) -> Any:
 
 
 def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
-    tables, over = [_model()._meta.db_table, _attempts(using).model._meta.db_table], threading.Event()
+    tables, over = _tables(using), threading.Event()
     watcher = threading.Thread(target=_watch_vacuum, args=(using, tables, full, progress, over), daemon=True)
     if progress:
         watcher.start()
@@ -160,6 +167,10 @@ def _spent(using: str) -> Q:
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))
     return spent
+
+
+def _tables(using: str) -> list[str]:
+    return [_model()._meta.db_table, _attempts(using).model._meta.db_table]
 
 
 def _attempts(using: str) -> Any:
