@@ -497,15 +497,21 @@ def first_of_each(
 def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
     """Make deleted rows' space usable again. `full` rewrites the tables, locked against all use meanwhile."""
     connection = connections[using]
+    names = [connection.ops.quote_name(table) for table in tables]
+    if connection.vendor == "postgresql":
+        # A vacuum takes the pages of indexes that it found empty out of use, and only the next one lets them be used again
+        # (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one finds little else to do.
+        after = [] if full else [f"VACUUM {name}" for name in names]
+        statements = [f"VACUUM ({'FULL, ' if full else ''}ANALYZE) {name}" for name in names] + after
+    elif connection.vendor == "mysql":
+        statements = [f"{'OPTIMIZE' if full else 'ANALYZE'} TABLE {name}" for name in names]
+    else:
+        statements = ["VACUUM" if full else "PRAGMA optimize"]
     with connection.cursor() as cursor:
-        for table in map(connection.ops.quote_name, tables):
-            if connection.vendor == "postgresql":
-                cursor.execute(f"VACUUM (FULL, ANALYZE) {table}" if full else f"VACUUM (ANALYZE) {table}")
-            elif connection.vendor == "mysql":
-                cursor.execute(f"OPTIMIZE TABLE {table}" if full else f"ANALYZE TABLE {table}")
+        for statement in statements:
+            cursor.execute(statement)
+            if connection.vendor == "mysql":
                 cursor.fetchall()
-        if connection.vendor == "sqlite":
-            cursor.execute("VACUUM" if full else "PRAGMA optimize")
 
 
 _FULL_VACUUM = """
