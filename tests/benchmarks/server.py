@@ -1,7 +1,8 @@
 """The API that is called: the least HTTP/1.1 server that notes when each request arrived, in a process of its own.
 
 In: any request; `/_count`, `/_arrivals` and `/_clear` are its own. Out: 200 and a small JSON body. Instants are of the
-machine's monotonic clock. It judges nothing and knows no errors, so that it costs as little as it can.
+machine's monotonic clock, and are the kernel's where it tells: on a machine that is all busy this process may come to read a
+request a tenth of a second after it came. It judges nothing and knows no errors, so that it costs as little as it can.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,8 @@ import urllib.request
 from array import array
 from pathlib import Path
 from typing import Any
+
+from tests.support.recorder import StampedSocket, listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{"status":"ok"}'
@@ -54,17 +58,33 @@ class Api:
             return json.loads(response.read())
 
 
-class _Requests(asyncio.Protocol):
+class _Requests:
     """One connection. Bodies are counted, not read."""
 
     instants: array[float] = array("d")
     places: array[int] = array("L")
     paths: dict[bytes, int] = {}
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport, self.buffer = transport, b""
+    def __init__(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        self.loop, self.buffer = loop, b""
+        accepted, _ = listener.accept()
+        self.socket = StampedSocket(fileno=accepted.detach())
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.settimeout(10)  # for the answer; what is read is there
+        loop.add_reader(self.socket, self.on_data)
 
-    def data_received(self, data: bytes) -> None:
+    def on_data(self) -> None:
+        try:
+            data = self.socket.recv(65536)
+        except OSError:
+            data = b""
+        if data:
+            self.answer(data, self.socket.arrived_at or time.monotonic())
+        else:
+            self.loop.remove_reader(self.socket)
+            self.socket.close()
+
+    def answer(self, data: bytes, arrived_at: float) -> None:
         self.buffer += data
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
             head = self.buffer[:end]
@@ -76,11 +96,11 @@ class _Requests(asyncio.Protocol):
             path = head.split(b" ", 2)[1]
             if path.startswith(b"/_"):
                 body = json.dumps(self.own(path.decode())).encode()
-                self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                self.socket.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
                 continue
-            self.instants.append(time.monotonic())
+            self.instants.append(arrived_at)
             self.places.append(self.paths.setdefault(path, len(self.paths)))
-            self.transport.write(ANSWER)
+            self.socket.sendall(ANSWER)
 
     def own(self, path: str) -> Any:
         if path == "/_count":
@@ -98,11 +118,12 @@ class _Requests(asyncio.Protocol):
 async def serve() -> None:
     """Answer until standard input closes, so that no server outlives the process that started it."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    server = await loop.create_server(_Requests, "127.0.0.1", 0, backlog=512)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    loop.add_reader(sys.stdin.fileno(), ended.set)
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
-    await ended.wait()
+    with listening("127.0.0.1", 0) as listener:
+        loop.add_reader(listener, lambda: _Requests(loop, listener))
+        print(listener.getsockname()[1], flush=True)
+        loop.add_reader(sys.stdin.fileno(), ended.set)
+        loop.add_signal_handler(signal.SIGTERM, ended.set)
+        await ended.wait()
 
 
 if __name__ == "__main__":
