@@ -20,10 +20,10 @@ from tests.support.behaviour import Vendor
 pytestmark = pytest.mark.django_db(transaction=True)
 
 RULES = {
-    "plain": Rule(limits=[SlidingWindow("100000/s")]),
+    "plain": Rule(limits=[SlidingWindow("100000/m")]),
     "long": Rule(limits=[SlidingWindow("1000000/d"), TokenBucket("100000/s", burst=1000)]),
-    "keyed": Rule(limits=[SlidingWindow("100000/s", per="key")]),
-    "spread": Rule(queues=["a", "b"], limits=[SlidingWindow("100000/s", per="queue")]),
+    "keyed": Rule(limits=[SlidingWindow("100000/m", per="key")]),
+    "spread": Rule(queues=["a", "b"], limits=[SlidingWindow("100000/m", per="queue")]),
 }
 
 
