@@ -48,7 +48,7 @@ def per_minute(using: str, *, seconds: float = 0.04) -> list[Minute | None]:
     return [found.get(minute) for minute in wanted]
 
 
-def of_keys(using: str, keys: Sequence[tuple[str, str]], *, seconds: float = 0.02) -> list[list[tuple[int, int] | None]]:
+def of_keys(using: str, keys: Sequence[tuple[str, str]], *, seconds: float = 0.01) -> list[list[tuple[int, int] | None]]:
     """The last hour of some (rule, key), oldest minute first: attempts that succeeded, and that were answered otherwise.
 
     Of attempts, because those have an index by key. At most `seconds` are spent on counting, and two statements more.

@@ -93,7 +93,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     hour = minutes.per_minute(using)
     rules = overview.look(using, keys=KEYS)
     traces = _traces(using, [limit for rule in rules for limit in rule.limits])
-    traces |= _traces(using, [limit for rule in rules for key in rule.keys for limit in key.limits], seconds=0.02)
+    traces |= _traces(using, [limit for rule in rules for key in rule.keys for limit in key.limits], seconds=0.01)
     keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
     hours = dict(zip(keys, minutes.of_keys(using, keys), strict=True))
     return {

@@ -125,7 +125,8 @@ def plot(minutes: Sequence[tuple[int, int] | None], *, of_attempts: bool = False
     top = max((done + failed for done, failed in known), default=0)
     done, failed = sum(minute[0] for minute in known), sum(minute[1] for minute in known)
     step = WIDTH / max(1, len(minutes))
-    bars = [_bar(place, minute, len(minutes), step, max(top, 1)) for place, minute in enumerate(minutes)]
+    # Of the many small plots of attempts, what a bar says would take longer than all the rest of the page.
+    bars = [_bar(place, minute, len(minutes), step, max(top, 1), not of_attempts) for place, minute in enumerate(minutes)]
     shown = {"done": count(done), "failed": count(failed), "most": count(top)}
     if of_attempts:
         said = _("Attempts per minute over the last hour: %(done)s succeeded and %(failed)s failed, at most %(most)s in a minute")
@@ -152,21 +153,27 @@ def _drawn(bar: Bar) -> str:
         for kind, y, height in parts
         if height
     ]
-    return f"<g><title>{escape(bar.label)}</title>{''.join(rects)}</g>"
+    drawn = "".join(rects)
+    return f"<g><title>{escape(bar.label)}</title>{drawn}</g>" if bar.label else drawn
 
 
-def _bar(place: int, minute: tuple[int, int] | None, bars: int, step: float, top: int) -> Bar:
-    ago = bars - 1 - place
-    when = _("%d min ago") % ago if ago else _("this minute")
+def _bar(place: int, minute: tuple[int, int] | None, bars: int, step: float, top: int, is_labelled: bool) -> Bar:
+    label = _label(bars - 1 - place, minute) if is_labelled else ""
     x, width = round(place * step, 2), round(max(step - 1, 0.5), 2)
     if minute is None:
-        return Bar(x, width, HEIGHT - 2, 2, HEIGHT, 0, _("%s: not counted yet") % when, False)
+        return Bar(x, width, HEIGHT - 2, 2, HEIGHT, 0, label, False)
     done, failed = (round(HEIGHT * part / top, 2) for part in minute)
     if minute[1] and failed < 2:
         failed = 2.0  # a failure among ten thousand is to be seen
     done = min(done, HEIGHT - failed)
-    label = _("%(when)s: %(done)s done, %(failed)s failed") % {"when": when, "done": count(minute[0]), "failed": count(minute[1])}
     return Bar(
         x, width, round(HEIGHT - done, 2), done, round(HEIGHT - done - failed, 2), failed,
         label, True,
     )  # fmt: skip
+
+
+def _label(ago: int, minute: tuple[int, int] | None) -> str:
+    when = _("%d min ago") % ago if ago else _("this minute")
+    if minute is None:
+        return _("%s: not counted yet") % when
+    return _("%(when)s: %(done)s done, %(failed)s failed") % {"when": when, "done": count(minute[0]), "failed": count(minute[1])}
