@@ -31,7 +31,7 @@ ENDED = (states.DONE, states.FAILED, states.UNKNOWN)
 Minute = Mapping[str, tuple[int, int]]  # rule -> (done, failed)
 
 
-def per_minute(using: str, *, seconds: float = 0.04) -> list[Minute | None]:
+def per_minute(using: str, *, seconds: float = 0.03) -> list[Minute | None]:
     """The last hour, oldest minute first; the last one is not over. At most `seconds` are spent on counting."""
     now = to_us(database.clock(using))
     latest = now // MINUTE

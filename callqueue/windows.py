@@ -51,7 +51,7 @@ class Use:
     capacity: int
 
 
-def look(using: str, scopes: Sequence[Scope], *, seconds: float = 0.03) -> list[Use]:
+def look(using: str, scopes: Sequence[Scope], *, seconds: float = 0.02) -> list[Use]:
     """The use of each scope's last windows, in the same order. At most `seconds` are spent on counting, and one statement."""
     now = to_us(database.clock(using))
     until = time.monotonic() + seconds

@@ -122,7 +122,7 @@ def _row(
     return Row(rule, plots.plot(hour), drawn(rule.limits), keys)
 
 
-def _traces(using: str, limits: Sequence[LimitOverview], seconds: float = 0.03) -> dict[windows.Scope, plots.Trace]:
+def _traces(using: str, limits: Sequence[LimitOverview], seconds: float = 0.02) -> dict[windows.Scope, plots.Trace]:
     """The last windows of these limits; those that rules share are counted once."""
     scopes = list(dict.fromkeys(map(_scope, limits)))
     return {
