@@ -93,7 +93,8 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     hour = minutes.per_minute(using)
     rules = overview.look(using, keys=KEYS)
     traces = _traces(using, [limit for rule in rules for limit in rule.limits])
-    traces |= _traces(using, [limit for rule in rules for key in rule.keys for limit in key.limits], seconds=0.01)
+    of_keys = [limit for rule in rules for key in rule.keys for limit in key.limits if _scope(limit) not in traces]
+    traces |= _traces(using, of_keys, seconds=0.01)
     keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
     hours = dict(zip(keys, minutes.of_keys(using, keys), strict=True))
     return {
