@@ -1,11 +1,13 @@
 """Begin: takes released attempts for this worker, and reads what is needed to make their calls.
 
-An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or deleted is left out. The
-statement that reads also reads the database's clock, which the worker's own monotonic time is then mapped onto.
+An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or deleted is left out. Where the
+database can (PostgreSQL), one statement takes and reads; elsewhere one reads and another takes. It brings the database's clock
+along, which the worker's own monotonic time is then mapped onto.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -94,15 +96,17 @@ def begin(using: str, attempt_ids: Sequence[int]) -> list[Job]:
     """Take these attempts, those that are still to be begun; in the order in which they are to be sent."""
     worker = f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
     before = clockwork.monotonic()
-    rows = [row for row in _read(using, attempt_ids) if row["a.started_at"] is None and row["a.finished_at"] is None]
+    at_once = database.returns_updated(using)
+    rows = _take_at_once(using, attempt_ids, worker) if at_once else [r for r in _read(using, attempt_ids) if _can_begin(r)]
     clock, steady_from = _read_clock(using, rows, before)
     released = {row["a.id"]: row["a.released_at"] for row in rows}
-    jobs = [_job(row, worker, clock) for row in rows if _is_current(row)]
+    jobs = [_job(row, worker, clock) for row in rows]
     for job, released_at in ((job, released[job.attempt_id]) for job in jobs if job.send_at is not None):
         job.send_at = _slot(job, released_at, steady_from)
     _give_back(using, attempt_ids, {job.attempt_id for job in jobs})
-    taken = _take(using, jobs, worker)
-    jobs = [job for job in jobs if job.attempt_id in taken]
+    if not at_once:
+        taken = _take(using, jobs, worker)
+        jobs = [job for job in jobs if job.attempt_id in taken]
     if len(jobs) < len(attempt_ids):
         events.tell("attempt_refused", attempts=len(attempt_ids) - len(jobs), reason="already begun, voided or out of date")
     first = min((job.clock.at for job in jobs), default=None)
@@ -116,21 +120,50 @@ def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
+    """The fence: an attempt is begun by the one update that finds it unbegun. Those that this one begun, with their calls and
+    the clock.
+
+    The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what may still be sent.
+    """
+    columns, attempts, calls = _columns(using)
+    clock = database.clock_sql(using)
+    leases = json.dumps({name: _lease(rule) for name, rule in conf.current().rules.items()})
+    ahead = f"GREATEST(INTERVAL '0', a.send_at - {clock}, a.send_at - a.released_at)"
+    lease = "make_interval(secs => COALESCE(CAST(CAST(%s AS jsonb) ->> c.rule AS float8), %s))"
+    # As a CASE the fence fits no partial index: rows are found by their keys, not by reading all open attempts.
+    fence = (
+        f"CASE WHEN a.started_at IS NULL AND a.finished_at IS NULL AND c.status = {states.DISPATCHED} "
+        "AND c.last_attempt = a.number THEN 1 ELSE 0 END = 1"
+    )
+    return columns.mapped(
+        f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, lease_until = {clock} + {ahead} + {lease} FROM {calls} c "
+        f"WHERE a.id IN ({database.listed(attempt_ids)}) AND c.id = a.call_id AND {fence} RETURNING {columns.sql}, {clock}",
+        [worker, leases, _lease(None)],
+        "clock",
+    )
+
+
 def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The attempts, their calls and the clock. By key alone: with the fence in it, PostgreSQL might read all open attempts."""
-    columns, tables = _columns(using)
+    """The attempts, their calls and the clock."""
+    columns, attempts, calls = _columns(using)
     selected = f"{columns.sql}, {database.clock_sql(using)}"
-    sql = f"SELECT {selected} FROM {tables} WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
-    return [dict(zip([*columns.names, "clock"], row, strict=True)) for row in columns.rows(sql)]
+    ids = database.listed(attempt_ids)
+    sql = f"SELECT {selected} FROM {attempts} a JOIN {calls} c ON c.id = a.call_id WHERE a.id IN ({ids}) ORDER BY a.id"
+    return columns.mapped(sql, [], "clock")
 
 
 @lru_cache
-def _columns(using: str) -> tuple[database.Columns, str]:
+def _columns(using: str) -> tuple[database.Columns, str, str]:
     from callqueue.models import CallAttempt, CallQueue
 
     attempts, calls = (database.quoted(using, model._meta.db_table) for model in (CallAttempt, CallQueue))
-    columns = database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)})
-    return columns, f"{attempts} a JOIN {calls} c ON c.id = a.call_id"
+    return database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)}), attempts, calls
+
+
+def _lease(rule: Rule | None) -> float:
+    """How long an attempt may take from its slot on, in seconds."""
+    return (rule.total_timeout if rule else 0.0) + conf.current().grace
 
 
 def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float) -> tuple[Clock, datetime]:
@@ -148,8 +181,9 @@ def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
     return min(job.send_at, latest) if steady_from <= released_at else latest
 
 
-def _is_current(row: Mapping[str, Any]) -> bool:
-    return bool(row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"])
+def _can_begin(row: Mapping[str, Any]) -> bool:
+    is_open = row["a.started_at"] is None and row["a.finished_at"] is None
+    return bool(is_open and row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"])
 
 
 def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
@@ -178,9 +212,8 @@ def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
         trace_context=row["c.trace_context"],
         rule=conf.current().rules.get(row["c.rule"]),
     )
-    lease = (job.rule.total_timeout if job.rule else 0.0) + conf.current().grace
     start = max(0.0, job.clock.monotonic_at(job.send_at) - clock.after) if job.send_at else 0.0
-    job.lease_ends = clock.before + start + lease
+    job.lease_ends = clock.before + start + _lease(job.rule)
     job.redirects = min(job.rule.redirects, redirects_in(row["a.cost"])) if job.rule else 0
     job.unfit = _unfitness(job, readable, row["c.expires_at_dt"])
     return job
@@ -207,7 +240,7 @@ def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | N
 
 
 def _take(using: str, jobs: Sequence[Job], worker: str) -> set[int]:
-    """The fence: an attempt is begun by the one update that finds it unbegun."""
+    """The fence as above, for attempts that were read before; the ids of those that this worker has begun."""
     from callqueue.models import CallAttempt
 
     if not jobs:

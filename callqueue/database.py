@@ -130,6 +130,11 @@ class Columns:
                 row[place] = converter(row[place], column, connection)
         return found
 
+    def mapped(self, sql: str, params: Sequence[Any], *more: str) -> list[dict[str, Any]]:
+        """The same by the columns' names, "alias.name"; `more` names what the statement selects after them."""
+        names = [*self.names, *more]
+        return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
+
 
 def clock_sql(using: str) -> str:
     """The database's clock as a statement of this app's own selects it; NULL on SQLite, whose own shows milliseconds only."""
@@ -337,6 +342,11 @@ def insert_each(model: type[models.Model], using: str, records: Sequence[Mapping
     if connection.vendor != "postgresql" or not records:
         return [made.pk for made in model._default_manager.using(using).bulk_create([model(**record) for record in records])]
     return [pk for (pk,) in _inserted(connection, model, tuple(records[0]), records, [model._meta.pk])]
+
+
+def returns_updated(using: str) -> bool:
+    """Whether an UPDATE can return columns of all tables that it joins."""
+    return connections[using].vendor == "postgresql"
 
 
 def returns_inserted(using: str) -> bool:

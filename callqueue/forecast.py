@@ -27,6 +27,7 @@ from callqueue.database import clock, from_us, quoted, rows, to_us
 from callqueue.ledger import scope_value
 from callqueue.limits import SECOND, Concurrency, FixedWindow, SlidingWindow, TokenBucket, Usage
 from callqueue.simulate import DELIVERY, simulate
+from callqueue.slots import Slots
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -82,7 +83,8 @@ def forecast(call: CallQueue) -> Forecast:
         return Forecast(silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % _grouped(CAP))
-    account = ledger.read(using, book, group, to_us(now), _memo(using, group), until=time.monotonic() + COUNTING)
+    slots = Slots(using, to_us(now), time.monotonic() + COUNTING)
+    account = ledger.read(using, book, group, to_us(now), _memo(using, group), slots=slots)
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
     expected = _expected(call, account, ahead, to_us(start))

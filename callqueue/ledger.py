@@ -69,8 +69,8 @@ class Account:
     """The charges on the budgets of some rules at `now` (microseconds on the database's clock).
 
     `memo` is what earlier passes remembered, and is updated; keep it with the rules' locked rows, or throw it away.
-    `until`: for those who only look, when (monotonic) there is no more time for counting; a coarse budget that is not counted by
-    then is estimated, and `estimated` names it.
+    `slots`: for those who only look, and for so long; a coarse budget that there is no time to count is estimated, and
+    `estimated` names it.
     """
 
     using: str
@@ -78,7 +78,7 @@ class Account:
     rules: tuple[str, ...]
     now: int
     memo: dict[str, Any] = field(default_factory=dict)
-    until: float | None = None
+    slots: Slots | None = None
     estimated: set[Scope] = field(default_factory=set)
     open_by_queue: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     open_by_rule: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -182,7 +182,7 @@ class Account:
             and not any(self.book.rules[rule].settle for rule in budget.rules)  # what settles may turn out dearer
         )
         if not known or (kept[1] < min(limit.capacity, 1000) and self.now - kept[0] >= every):
-            if self.until is not None:
+            if self.slots is not None:
                 return self._counted_meter(budget, scope)
             used = _sum(self, budget, scope[1]) + self._open.get(scope, 0)
             kept = [self.now, limit.capacity - used, limit.rate_text, horizon_id(limit, self.now)]
@@ -212,13 +212,13 @@ class _RememberedRoom(KnownRoom):
 
 
 def read(
-    using: str, book: Book, rules: Sequence[str], now: int, memo: dict[str, Any] | None = None, *, until: float | None = None
+    using: str, book: Book, rules: Sequence[str], now: int, memo: dict[str, Any] | None = None, *, slots: Slots | None = None
 ) -> Account:
     """The account of these rules (a whole group) at `now`. Two statements, whatever the backlog and the limits' size.
 
-    With `until` (monotonic) it is for those who only look, and may estimate what there is no time to count.
+    With `slots` it is for those who only look, and may estimate what there is no time to count.
     """
-    account = Account(using, book, tuple(rules), now, memo if memo is not None else {}, until)
+    account = Account(using, book, tuple(rules), now, memo if memo is not None else {}, slots)
     account._read()
     return account
 
@@ -378,7 +378,7 @@ def _counted(account: Account, budget: Budget, value: str) -> tuple[dict[int, in
     starts = list(range(first, now + 1, width))
     expected = limit.capacity // SLICES
     series = Series(budget.rules, limit.per, value, limit.unit, width, limit.strict, expected=expected)
-    sums = Slots(account.using, now).sums(series, starts, float("inf") if account.until is None else account.until)
+    sums = (account.slots or Slots(account.using, now)).sums(series, starts)
     missing = [start for start in starts if start not in sums]
     mean = round(sum(sums.values()) / len(sums)) if sums else 0
     room = max(0, limit.capacity - sum(sums.values()))

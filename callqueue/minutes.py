@@ -31,8 +31,8 @@ ENDED = (states.DONE, states.FAILED, states.UNKNOWN)
 Minute = Mapping[str, tuple[int, int]]  # rule -> (done, failed)
 
 
-def per_minute(using: str, *, seconds: float = 0.03) -> list[Minute | None]:
-    """The last hour, oldest minute first; the last one is not over. At most `seconds` are spent on counting."""
+def per_minute(using: str, *, until: float) -> list[Minute | None]:
+    """The last hour, oldest minute first; the last one is not over. Counts until then (monotonic), and one statement at least."""
     now = to_us(database.clock(using))
     latest = now // MINUTE
     wanted = range(latest - MINUTES + 1, latest + 1)
@@ -40,7 +40,7 @@ def per_minute(using: str, *, seconds: float = 0.03) -> list[Minute | None]:
     kept: dict[str, Any] = cache.get_many(names.values())
     found: dict[int, Minute] = {minute: kept[name] for minute, name in names.items() if name in kept}
     missing = [minute for minute in reversed(wanted) if minute not in found]
-    for counted in _counted(using, missing, seconds):
+    for counted in _counted(using, missing, until):
         found.update(counted)
         for minute, counts in counted.items():
             is_over = (minute + 1) * MINUTE + SETTLED < now
@@ -48,19 +48,18 @@ def per_minute(using: str, *, seconds: float = 0.03) -> list[Minute | None]:
     return [found.get(minute) for minute in wanted]
 
 
-def of_keys(using: str, keys: Sequence[tuple[str, str]], *, seconds: float = 0.01) -> list[list[tuple[int, int] | None]]:
+def of_keys(using: str, keys: Sequence[tuple[str, str]], *, until: float) -> list[list[tuple[int, int] | None]]:
     """The last hour of some (rule, key), oldest minute first: attempts that succeeded, and that were answered otherwise.
 
-    Of attempts, because those have an index by key. At most `seconds` are spent on counting, and two statements more.
+    Of attempts, because those have an index by key. Counts until then (monotonic), and one statement at least.
     """
-    now, until = to_us(database.clock(using)), time.monotonic() + seconds
-    slots, latest = Slots(using, now), now // MINUTE
+    now = to_us(database.clock(using))
+    slots, latest = Slots(using, now, until), now // MINUTE
     starts = [minute * MINUTE for minute in range(latest - MINUTES + 1, latest + 1)]
     pairs = [(_answers(rule, key), replace(_answers(rule, key), outcome=states.SUCCEEDED)) for rule, key in keys]
     found: dict[int, list[tuple[int, int] | None]] = {}
-    # Those that waited longest come first, so that each has its turn.
-    for i in sorted(range(len(pairs)), key=lambda i: slots.counted_at(pairs[i][1])):
-        succeeded, answered = (slots.sums(series, starts, until) for series in reversed(pairs[i]))
+    for i in slots.turns([succeeded for _, succeeded in pairs]):
+        succeeded, answered = (slots.sums(series, starts) for series in reversed(pairs[i]))
         found[i] = [
             (succeeded[start], max(0, answered[start] - succeeded[start])) if start in succeeded and start in answered else None
             for start in starts
@@ -72,9 +71,9 @@ def _answers(rule: str, key: str) -> Series:
     return Series((rule,), "key", key, "attempts", MINUTE, by_end=True, expected=EXPECTED)
 
 
-def _counted(using: str, missing: Sequence[int], seconds: float) -> Iterator[dict[int, Minute]]:
+def _counted(using: str, missing: Sequence[int], until: float) -> Iterator[dict[int, Minute]]:
     """Count these minutes, newest first: one at first, and then so many at once as the last ones let expect."""
-    until, size, place = time.monotonic() + seconds, 1, 0
+    size, place, seconds = 1, 0, until - time.monotonic()
     while place < len(missing) and (place == 0 or time.monotonic() < until):
         chunk = missing[place : place + size]
         began = time.monotonic()

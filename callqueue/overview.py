@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from statistics import mean
 from typing import Any
 
 from django.db.models import Count
@@ -20,12 +21,14 @@ from callqueue import conf, database, draining, holds, ledger, states, waiting
 from callqueue.budgets import Budget, cost_of, key_part
 from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
 from callqueue.limits import SECOND
+from callqueue.slots import Slots
 
 CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
 SMALLEST_CAP = 1000  # the same where there are many rules
 NEXT = 3000  # calls whose keys are looked at: those that go next; CAP where counts are to be exact
 SAMPLE = 20_000  # rows that the estimate reads
 RECENT = 60  # seconds over which the rate is taken
+LATEST = 100  # attempts of that time whose mean is the latency
 COUNTING = 0.04  # seconds spent on counting what large windows hold
 KEYS = 10  # keys that are shown of a rule, those with most calls waiting
 
@@ -110,16 +113,24 @@ def overview(using: str) -> dict[str, Any]:
 
 
 def look(
-    using: str, *, exact: bool = False, keys: int = 0, rates: Mapping[str, str] | None = None, only: str | None = None
+    using: str,
+    *,
+    exact: bool = False,
+    keys: int = 0,
+    rates: Mapping[str, str] | None = None,
+    only: str | None = None,
+    until: float | None = None,
 ) -> list[RuleOverview]:
     """Every rule of the settings, or `only` one, in the settings' order.
 
     With `exact` every waiting call is counted, one index entry each. `keys`: so many keys of each rule that is limited per
-    key. `rates`: what if these budgets had other rates (budget id -> rate)?
+    key. `rates`: what if these budgets had other rates (budget id -> rate)? `until`: when (monotonic) it is late, and what large
+    windows hold is estimated.
     """
     config = conf.current()
     names = tuple(config.rules) if only is None else config.book.groups[only]
-    seen = _Seen(using, names, exact, keys, dict(rates or {}))
+    counting = time.monotonic() + COUNTING
+    seen = _Seen(using, names, exact, keys, dict(rates or {}), counting if until is None else min(until, counting))
     return [_of_rule(seen, name) for name in config.rules if name in names and only in (None, name)]
 
 
@@ -132,17 +143,20 @@ def drain_with(using: str, rule: str, rates: Mapping[str, str]) -> float | None:
 class _Seen:
     """What is read once for all rules."""
 
-    def __init__(self, using: str, names: Sequence[str], exact: bool, keys: int, rates: dict[str, str]) -> None:
+    def __init__(self, using: str, names: Sequence[str], exact: bool, keys: int, rates: dict[str, str], until: float) -> None:
         self.using, self.names, self.keys = using, names, keys
-        self.until = None if exact else time.monotonic() + COUNTING
         self.now = to_us(database.clock(using))
-        self.book = conf.current().book.with_rates({**holds.rates(using, names), **rates})
+        self.slots = None if exact else Slots(using, self.now, until)
+        changed, self.memos = _remembered(using, names)
+        self.book = conf.current().book.with_rates({**changed, **rates})
         self.held = holds.in_force(using, names, from_us(self.now))
         self.in_flight = ledger.open_counts(using)
         self.later = _later(using)
         self.waiting, self.estimated = _waiting(using, names, self.later, exact)
         self.next = CAP if exact else NEXT
         self.keyed = {name: _next_keys(using, name, self.next) for name in names if _is_keyed(self, name)}
+        self.oldest = _oldest_due(using, names, self.waiting, self.later, self.now)
+        self.recent = _recent(using, names, self.now)
         self._accounts: dict[tuple[str, ...], ledger.Account] = {}
 
     def account(self, rule: str) -> ledger.Account:
@@ -154,10 +168,9 @@ class _Seen:
 
 
 def _of_rule(seen: _Seen, name: str) -> RuleOverview:
-    recent = _Recent.read(seen.using, name, from_us(seen.now))
+    recent, oldest = seen.recent[name], seen.oldest.get(name)
     on_rule = [hold for hold in seen.held.by_rule.get(name, ()) if hold.per == "rule"]
     hold = max(on_rule, key=_end, default=None)
-    oldest = _oldest_due(seen, name)
     rule = seen.book.rules[name]
     return RuleOverview(
         name=name,
@@ -176,6 +189,27 @@ def _of_rule(seen: _Seen, name: str) -> RuleOverview:
     )
 
 
+def _remembered(using: str, names: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """The limits that operators changed (budget id -> rate), and what passes remember by rule."""
+    from callqueue.models import RuleState
+
+    stored = RuleState.objects.using(using).filter(rule__in=names).values_list("rule", "rates", "memo")
+    rates: dict[str, str] = {}
+    memos = {}
+    for rule, changed, memo in stored:
+        rates.update(changed or {})
+        memos[rule] = memo
+    return rates, memos
+
+
+def _each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
+    """What a SELECT returns for each of these parameters, two hundred in a statement. The first names what the row is about."""
+    found: list[Any] = []
+    for chunk in (params[at : at + 200] for at in range(0, len(params), 200)):
+        found += rows(using, " UNION ALL ".join([select] * len(chunk)), [value for one in chunk for value in one])
+    return found
+
+
 # --- what waits
 
 
@@ -186,7 +220,10 @@ def _waiting(
     if exact:
         return _exact(using, names), frozenset()
     cap = max(SMALLEST_CAP, min(CAP, 20 * CAP // max(1, len(names))))
-    ready = {name: _calls(using).waiting().filter(ready=True, rule=name).order_by()[: cap + 1].count() for name in names}
+    counted = (
+        f"(SELECT 1 AS one FROM {_table(using)} WHERE ready AND status IN (0, 2) AND rule = %s LIMIT {cap + 1}) AS first_calls"
+    )
+    ready = dict(_each(using, f"SELECT %s, COUNT(*) FROM {counted}", [(name, name) for name in names]))
     counts = {name: ready[name] + later.get(name, (0, 0))[0] for name in names}
     many = {name for name in names if ready[name] > cap}
     if sum(count for count, _ in later.values()) > CAP:
@@ -237,15 +274,21 @@ def _rounded(count: int) -> int:
     return round(count / unit) * unit
 
 
-def _oldest_due(seen: _Seen, name: str) -> int | None:
-    """When the call that is due longest became due; None where none is."""
-    found = [due for count, due in [seen.later.get(name, (0, 0))] if count and due <= seen.now]
-    if seen.waiting[name] > seen.later.get(name, (0, 0))[0]:
-        ready = _calls(seen.using).waiting().filter(ready=True, rule=name, due_at_dt__lte=from_us(seen.now))
-        for priority in waiting.priorities(seen.using, name):
-            first = ready.filter(priority=priority).order_by("due_at_dt").values_list("due_at_dt", flat=True)[:1]
-            found += [to_us(due) for due in first]
-    return min(found, default=None)
+def _oldest_due(
+    using: str, names: Sequence[str], counts: Mapping[str, int], later: Mapping[str, tuple[int, int]], now: int
+) -> dict[str, int]:
+    """By rule: when the call that is due longest became due; without those that have none."""
+    found = {rule: due for rule, (count, due) in later.items() if count and due <= now}
+    ready = [name for name in names if counts[name] > later.get(name, (0, 0))[0]]
+    firsts = (
+        f"SELECT %s, MIN(due_at_dt) FROM (SELECT due_at_dt FROM {_table(using)} "
+        "WHERE ready AND status IN (0, 2) AND rule = %s AND priority = %s ORDER BY due_at_dt LIMIT 1) AS first_call"
+    )
+    of_each = [(name, name, priority) for name in ready for priority in waiting.priorities(using, name)]
+    for name, due in _each(using, firsts, of_each):
+        if due is not None and instant_us(due) <= now:
+            found[name] = min(found.get(name, now), instant_us(due))
+    return found
 
 
 def _next_keys(using: str, name: str, most: int) -> Counter[str]:
@@ -274,32 +317,34 @@ class _Recent:
     per_second: float = 0.0
     latency: float = 0.0
 
-    @classmethod
-    def read(cls, using: str, rule: str, now: datetime) -> _Recent:
-        since = as_parameter(using, now - timedelta(seconds=RECENT))
-        table = _attempts(using)
-        newest = f"FROM {table} WHERE rule = %s AND finished_at > %s AND outcome <> %s ORDER BY finished_at DESC LIMIT "
-        params = [rule, since, states.VOIDED]
-        ((count, first),) = rows(
-            using, f"SELECT COUNT(*), MIN(finished_at) FROM (SELECT finished_at {newest}{CAP}) newest", params
-        )
-        if not count:
-            return cls()
-        span = (to_us(now) - instant_us(first)) / SECOND if count >= CAP else RECENT
-        taken = rows(using, f"SELECT released_at, finished_at {newest}100", params)
-        latency = sum(instant_us(end) - instant_us(begin) for begin, end in taken) / len(taken) / SECOND
-        return cls(count / max(span, 0.001), latency)
+
+def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
+    since = as_parameter(using, from_us(now) - timedelta(seconds=RECENT))
+    newest = f"FROM {_attempts(using)} WHERE rule = %s AND finished_at > %s AND outcome <> %s ORDER BY finished_at DESC LIMIT"
+    counts = f"SELECT %s, COUNT(*), MIN(finished_at) FROM (SELECT finished_at {newest} {CAP}) AS newest"
+    counted = {
+        name: (count, (now - instant_us(first)) / SECOND if count >= CAP else RECENT)
+        for name, count, first in _each(using, counts, [(name, name, since, states.VOIDED) for name in names])
+        if count
+    }
+    taken = f"SELECT %s, released_at, finished_at FROM (SELECT released_at, finished_at {newest} {LATEST}) AS latest"
+    latencies: dict[str, list[int]] = {name: [] for name in counted}
+    for name, begin, end in _each(using, taken, [(name, name, since, states.VOIDED) for name in counted]):
+        latencies[name].append(instant_us(end) - instant_us(begin))
+    return {
+        name: _Recent(counted[name][0] / max(counted[name][1], 0.001), mean(latencies[name]) / SECOND)
+        if latencies.get(name)
+        else _Recent()
+        for name in names
+    }
 
 
 # --- limits
 
 
 def _account(seen: _Seen, group: tuple[str, ...]) -> ledger.Account:
-    from callqueue.models import RuleState
-
-    stored = RuleState.objects.using(seen.using).filter(rule=min(group)).values_list("memo", flat=True).first()
-    memo = copy.deepcopy(stored or {})
-    account = ledger.read(seen.using, seen.book, group, seen.now, memo, until=seen.until)
+    memo = copy.deepcopy(seen.memos.get(min(group)) or {})
+    account = ledger.read(seen.using, seen.book, group, seen.now, memo, slots=seen.slots)
     account.read_keys([key for name in group for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))])
     return account
 

@@ -1,6 +1,6 @@
 """Sums of attempts by slots of time: for windows that hold too many to be read again at every look. Changes no table.
 
-In: what to sum, the slots, and until when there is time. Out: the sums that are known then, newest counted first. A slot that
+In: until when there is time, what to sum, and the slots. Out: the sums that are known then, newest counted first. A slot that
 is over does not change any more, so it is counted once and kept in Django's cache. Only where the ledger was moved along with a
 clock that jumped is what was kept wrong, for a window at most; releases never go by it.
 """
@@ -47,32 +47,45 @@ class Series:
 
 
 class Slots:
-    """The sums known at `now` (microseconds on the database's clock), and those still to be counted."""
+    """The sums known at `now` (microseconds on the database's clock), and those that there is time to count.
 
-    def __init__(self, using: str, now: int) -> None:
+    `until`: when (monotonic) there is no more time; None: all is counted. However late it is, one statement is made where any
+    is wanted, so that whoever looks again and again sees all in the end.
+    """
+
+    def __init__(self, using: str, now: int, until: float | None = None) -> None:
         self.using, self.now = using, now
+        self._until, self._has_counted = float("inf") if until is None else until, False
         self._place = place(using)
         longest = max((rule.total_timeout for rule in conf.current().rules.values()), default=0.0)
         self._settling = round((longest + conf.current().grace) * SECOND) + SETTLING
         self._entries: dict[str, tuple[int, Mapping[int, int]]] = {}
 
-    def counted_at(self, series: Series) -> int:
-        """When the series was counted last, in microseconds; 0 where it never was."""
-        return self._entry(series)[0]
+    @property
+    def has_time(self) -> bool:
+        """Whether there is still time to count."""
+        return time.monotonic() < self._until
 
-    def sums(self, series: Series, starts: Sequence[int], until: float) -> dict[int, int]:
-        """The sums of slots by their beginning, as far as they are known at `until` (monotonic)."""
+    def turns(self, series: Sequence[Series]) -> list[int]:
+        """The places of these series in the order in which to ask for them: those that waited longest first, so that each has
+        its turn.
+        """
+        return sorted(range(len(series)), key=lambda place: self._entry(series[place])[0])
+
+    def sums(self, series: Series, starts: Sequence[int]) -> dict[int, int]:
+        """The sums of slots by their beginning, as far as they are known when there is no more time."""
         counted_at, kept = self._entry(series)
         is_fresh = self.now - counted_at < series.width // 10
         found = {start: kept[start] for start in starts if start in kept and (is_fresh or self._is_over(start, series.width))}
         missing = [start for start in reversed(starts) if start not in found]
         at, size = 0, max(1, CHUNK // max(1, series.expected))
-        while at < len(missing) and time.monotonic() < until:
+        while at < len(missing) and (self.has_time or not self._has_counted):
+            self._has_counted = True
             chunk, began = missing[at : at + size], time.monotonic()
             summed = self._sum(series, min(chunk), max(chunk) + series.width)
             found.update({start: summed.get((start - min(chunk)) // series.width, 0) for start in chunk})
             ended = time.monotonic()
-            at, size = at + size, 2 * size if ended - began < (until - ended) / 4 else size
+            at, size = at + size, 2 * size if ended - began < (self._until - ended) / 4 else size
         if at:
             lasting = (len(starts) + 20) * series.width // SECOND + 60
             cache.set(self._name(series), (self.now, found), timeout=lasting)

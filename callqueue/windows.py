@@ -6,7 +6,6 @@ not counted it yet.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ PARTS = 20  # slots of a window
 HOURS = 24  # the same of a calendar window, so that those of a day are hours, on days of 23 and 25 hours too
 FLIGHT = 60 * SECOND  # what is shown of a limit on what is in flight, which has no window
 NEWEST = 5000  # attempts that are read to see what was in flight
+FEW = 500  # the same where there is no time
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,21 @@ class Use:
     capacity: int
 
 
-def look(using: str, scopes: Sequence[Scope], *, seconds: float = 0.02) -> list[Use]:
-    """The use of each scope's last windows, in the same order. At most `seconds` are spent on counting, and one statement."""
-    now = to_us(database.clock(using))
-    until = time.monotonic() + seconds
-    slots = Slots(using, now)
+def look(using: str, scopes: Sequence[Scope], *, until: float) -> list[Use]:
+    """The use of each scope's last windows, in the same order. Counts until then (monotonic), and one statement at least."""
+    slots = Slots(using, to_us(database.clock(using)), until)
     found: dict[int, Use] = {}
-    # Those that waited longest come first, so that each has its turn.
-    for i in sorted(range(len(scopes)), key=lambda i: slots.counted_at(scopes[i].series)):
-        found[i] = _use(slots, scopes[i], until)
+    for i in slots.turns([scope.series for scope in scopes]):
+        found[i] = _use(slots, scopes[i])
     return [found[i] for i in range(len(scopes))]
 
 
-def _use(slots: Slots, scope: Scope, until: float) -> Use:
+def _use(slots: Slots, scope: Scope) -> Use:
     limit, now = scope.budget.limit, slots.now
     if isinstance(limit, Concurrency):
-        levels = _in_flight(slots.using, scope, now) if time.monotonic() < until else [None] * PARTS
-        return Use([*levels, scope.used], FLIGHT // PARTS, scope.capacity)
+        return Use([*_in_flight(slots, scope), scope.used], FLIGHT // PARTS, scope.capacity)
     starts = _starts(limit, now)
-    sums = slots.sums(scope.series, starts, until)
+    sums = slots.sums(scope.series, starts)
     levels = _levels(scope, starts, [sums.get(start) for start in starts])
     return Use([*levels[:-1], scope.used], _width(limit), scope.capacity)
 
@@ -137,22 +133,23 @@ def _taken_from_the_bucket(limit: TokenBucket, buckets: int, counts: Sequence[in
 # --- what is in flight
 
 
-def _in_flight(using: str, scope: Scope, now: int) -> list[int | None]:
-    """How much was in flight at each instant of the last minute, from its release to its answer."""
+def _in_flight(slots: Slots, scope: Scope) -> list[int | None]:
+    """How much was in flight at each instant of the last minute, from its release to its answer; None before what is read."""
+    now, most = slots.now, NEWEST if slots.has_time else FEW
     instants = [now - FLIGHT + FLIGHT * i // PARTS for i in range(PARTS)]
     unit = scope.budget.limit.unit
     what = "calls" if unit == "calls" else "cost"
-    rows = attempts(using, scope.budget.rules, scope.budget.limit.per, scope.value)
+    rows = attempts(slots.using, scope.budget.rules, scope.budget.limit.per, scope.value)
     columns = ("released_at", "finished_at", what)
     ended = rows.filter(finished_at__gt=from_us(instants[0])).order_by("-finished_at")
-    newest = list(ended.values_list(*columns)[:NEWEST])
+    newest = list(ended.values_list(*columns)[:most])
     changes = [0] * (PARTS + 1)
-    for released, finished, cost in [*newest, *rows.open().values_list(*columns)[:NEWEST]]:
+    for released, finished, cost in [*newest, *rows.open().values_list(*columns)[:most]]:
         amount = cost if unit == "calls" else cost_of(cost, unit)
         changes[bisect_left(instants, to_us(released))] += amount
         if finished is not None:
             changes[bisect_left(instants, to_us(finished))] -= amount
     for at, after in pairwise(range(PARTS)):
         changes[after] += changes[at]
-    known = to_us(newest[-1][1]) if len(newest) == NEWEST else 0
+    known = to_us(newest[-1][1]) if len(newest) == most else 0
     return [level if instant >= known else None for instant, level in zip(instants, changes, strict=False)]

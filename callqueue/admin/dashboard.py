@@ -6,6 +6,7 @@ callqueue.control and into the admin's log; nothing here counts anything itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +35,7 @@ from callqueue.overview import KeyOverview, LimitOverview, RuleOverview
 
 PERMISSION = "callqueue.control_rule"
 KEYS = 5
+COUNTING = 0.12  # seconds into a request after which it counts no more than it must; the next look goes on from there
 
 Hour = Sequence[tuple[int, int] | None]
 
@@ -89,14 +91,18 @@ def live(request: HttpRequest, admin: Any) -> HttpResponse:
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
-    using = _using()
-    hour = minutes.per_minute(using)
-    rules = overview.look(using, keys=KEYS)
-    traces = _traces(using, [limit for rule in rules for limit in rule.limits])
+    using, late = _using(), time.monotonic() + COUNTING
+
+    def soon(seconds: float) -> float:
+        return min(late, time.monotonic() + seconds)
+
+    hour = minutes.per_minute(using, until=soon(0.03))
+    rules = overview.look(using, keys=KEYS, until=late)
+    traces = _traces(using, [limit for rule in rules for limit in rule.limits], soon(0.02))
     of_keys = [limit for rule in rules for key in rule.keys for limit in key.limits if _scope(limit) not in traces]
-    traces |= _traces(using, of_keys, seconds=0.01)
+    traces |= _traces(using, of_keys, soon(0.01))
     keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
-    hours = dict(zip(keys, minutes.of_keys(using, keys), strict=True))
+    hours = dict(zip(keys, minutes.of_keys(using, keys, until=soon(0.01)), strict=True))
     return {
         "rows": [
             _row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour], hours, traces)
@@ -123,12 +129,12 @@ def _row(
     return Row(rule, plots.plot(hour), drawn(rule.limits), keys)
 
 
-def _traces(using: str, limits: Sequence[LimitOverview], seconds: float = 0.02) -> dict[windows.Scope, plots.Trace]:
+def _traces(using: str, limits: Sequence[LimitOverview], until: float) -> dict[windows.Scope, plots.Trace]:
     """The last windows of these limits; those that rules share are counted once."""
     scopes = list(dict.fromkeys(map(_scope, limits)))
     return {
         scope: plots.trace(use.levels, use.capacity, words.duration(use.step * (len(use.levels) - 1) / SECOND))
-        for scope, use in zip(scopes, windows.look(using, scopes, seconds=seconds), strict=True)
+        for scope, use in zip(scopes, windows.look(using, scopes, until=until), strict=True)
     }
 
 

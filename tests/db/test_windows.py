@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -43,7 +44,7 @@ def scope(index: int = 0, *, rule: str = "pay", value: str = "", used: int = 0, 
 
 
 def use(index: int = 0, *, seconds: float = 60, **options: Any) -> Use:
-    (found,) = windows.look("default", [scope(index, **options)], seconds=seconds)
+    (found,) = windows.look("default", [scope(index, **options)], until=time.monotonic() + seconds)
     return found
 
 
@@ -140,5 +141,5 @@ def test_what_is_over_is_counted_once(rules: Rules) -> None:
 def test_what_there_is_no_time_for_is_left_for_the_next_look(rules: Rules) -> None:
     rules(pay=Rule(limits=[SlidingWindow("1000000/d")]), read=Rule(limits=[SlidingWindow("1000000/d")]))
     assert before_now(use(seconds=0)) == [None] * (SHOWN * PARTS - 1)
-    looks = [windows.look("default", [scope(), scope(rule="read")], seconds=60) for _ in range(2)]
+    looks = [windows.look("default", [scope(), scope(rule="read")], until=time.monotonic() + 60) for _ in range(2)]
     assert [None in one.levels for look in looks for one in look] == [False] * 4
