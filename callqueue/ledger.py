@@ -111,18 +111,18 @@ class Account:
         if not budgets or not wanted:
             return
         self._keys_read.update(wanted)
-        fine = [b for b in budgets if not _is_coarse(b.limit)]
+        fine = [b for b in budgets if not is_coarse(b.limit)]
         for row in _aged_rows(self, fine, keys=wanted):
             self._age(row, fine)
         for budget in budgets:
-            if _is_coarse(budget.limit):
+            if is_coarse(budget.limit):
                 for key, total in _sums_by(self, budget, "key", wanted).items():
                     self._coarse[budget.id, key_part(key, "key")] = total
 
     def usage(self, budget: Budget, value: str = "") -> Usage:
         """What one budget is charged with, for one value of its `per`. A coarse window's charges come in slices of it."""
         scope, limit = (budget.id, value), budget.limit
-        if _is_coarse(limit):
+        if is_coarse(limit):
             return Usage(self._open.get(scope, 0), _sliced(self, budget, value), limit.horizon(self.now))
         usage = Usage(self._open.get(scope, 0), sorted(self._aged.get(scope, ())), limit.horizon(self.now))
         if isinstance(limit, TokenBucket) and limit.per in ("rule", "queue"):
@@ -138,7 +138,7 @@ class Account:
         _read_open(self)
         if self._oldest_open is None or self._oldest_open > self.now:
             self._oldest_open = self.now
-        fine = [b for b in self.budgets if b.limit.per != "key" and not _is_coarse(b.limit) and not _is_open_only(b.limit)]
+        fine = [b for b in self.budgets if b.limit.per != "key" and not is_coarse(b.limit) and not _is_open_only(b.limit)]
         for row in _aged_rows(self, fine):
             self._age(row, fine)
 
@@ -150,7 +150,7 @@ class Account:
 
     def _new_meter(self, budget: Budget, scope: Scope) -> Meter:
         limit = budget.limit
-        if isinstance(limit, SlidingWindow | FixedWindow) and _is_coarse(limit):
+        if isinstance(limit, SlidingWindow | FixedWindow) and is_coarse(limit):
             return self._coarse_meter(budget, scope)
         return limit.meter(self.usage(budget, scope[1]), self.now)
 
@@ -373,16 +373,21 @@ def _counted(account: Account, budget: Budget, value: str) -> tuple[dict[int, in
     was no time to count: each of those is taken to be like the mean of the others.
     """
     limit, now = budget.limit, account.now
-    width, horizon = limit.window_us // SLICES, limit.horizon(account.now)
-    first = horizon if isinstance(limit, FixedWindow) else -(-horizon // width) * width
-    starts = list(range(first, now + 1, width))
-    expected = limit.capacity // SLICES
-    series = Series(budget.rules, limit.per, value, limit.unit, width, limit.strict, expected=expected)
+    series, horizon = sliced(budget, value), limit.horizon(account.now)
+    first = horizon if isinstance(limit, FixedWindow) else -(-horizon // series.width) * series.width
+    starts = list(range(first, now + 1, series.width))
     sums = (account.slots or Slots(account.using, now)).sums(series, starts)
     missing = [start for start in starts if start not in sums]
     mean = round(sum(sums.values()) / len(sums)) if sums else 0
     room = max(0, limit.capacity - sum(sums.values()))
     return sums | dict.fromkeys(missing, min(mean, room // len(missing)) if missing else 0), len(missing)
+
+
+def sliced(budget: Budget, value: str) -> Series:
+    """What is summed for those who only look at a coarse budget."""
+    limit = budget.limit
+    width, expected = limit.window_us // SLICES, limit.capacity // SLICES
+    return Series(budget.rules, limit.per, value, limit.unit, width, limit.strict, expected=expected)
 
 
 def _sums_by(account: Account, budget: Budget, column: str, values: Sequence[str] | None) -> dict[str, int]:
@@ -398,7 +403,8 @@ def _charged_rows(account: Account, budget: Budget) -> QuerySet[Any]:
     return charged
 
 
-def _is_coarse(limit: Limit) -> bool:
+def is_coarse(limit: Limit) -> bool:
+    """Whether the limit's window may hold so many attempts that they are summed."""
     return isinstance(limit, SlidingWindow | FixedWindow) and limit.n > COARSE and limit.unit == "calls"
 
 

@@ -25,7 +25,8 @@ from callqueue.slots import Slots
 
 CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
 SMALLEST_CAP = 1000  # the same where there are many rules
-NEXT = 3000  # calls whose keys are looked at: those that go next; CAP where counts are to be exact
+NEXT = 1000  # calls whose keys are looked at: those that go next; CAP where counts are to be exact
+OF_KEY = 1000  # calls of a key that are counted one by one
 SAMPLE = 20_000  # rows that the estimate reads
 RECENT = 60  # seconds over which the rate is taken
 LATEST = 100  # attempts of that time whose mean is the latency
@@ -59,13 +60,14 @@ class LimitOverview:
 
 @dataclass(frozen=True)
 class KeyOverview:
-    """One key of a rule: its calls waiting and in flight, its limits, and the hold on it."""
+    """One key of a rule: its calls waiting and in flight, its limits, and the hold on it. `is_least`: more wait than counted."""
 
     key: str
     waiting: int
     in_flight: int
     limits: Sequence[LimitOverview]
     hold: holds.InForce | None
+    is_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,14 @@ class _Seen:
         self.waiting, self.estimated = _waiting(using, names, self.later, exact)
         self.next = CAP if exact else NEXT
         self.keyed = {name: _next_keys(using, name, self.next) for name in names if _is_keyed(self, name)}
-        self.oldest = _oldest_due(using, names, self.waiting, self.later, self.now)
+        self.priorities = {name: waiting.priorities(using, name) for name in names if self.has_ready(name)}
+        self.oldest = _oldest_due(self)
         self.recent = _recent(using, names, self.now)
         self._accounts: dict[tuple[str, ...], ledger.Account] = {}
+
+    def has_ready(self, name: str) -> bool:
+        """Whether calls of the rule wait that are due."""
+        return self.waiting[name] > self.later.get(name, (0, 0))[0]
 
     def account(self, rule: str) -> ledger.Account:
         """The account of the rule's group, beginning with what the dispensers remember of it."""
@@ -219,7 +226,7 @@ def _waiting(
     """Calls waiting by rule, and the rules whose number is an estimate."""
     if exact:
         return _exact(using, names), frozenset()
-    cap = max(SMALLEST_CAP, min(CAP, 20 * CAP // max(1, len(names))))
+    cap = max(SMALLEST_CAP, min(CAP, 5 * CAP // max(1, len(names))))
     counted = (
         f"(SELECT 1 AS one FROM {_table(using)} WHERE ready AND status IN (0, 2) AND rule = %s LIMIT {cap + 1}) AS first_calls"
     )
@@ -274,33 +281,47 @@ def _rounded(count: int) -> int:
     return round(count / unit) * unit
 
 
-def _oldest_due(
-    using: str, names: Sequence[str], counts: Mapping[str, int], later: Mapping[str, tuple[int, int]], now: int
-) -> dict[str, int]:
+def _oldest_due(seen: _Seen) -> dict[str, int]:
     """By rule: when the call that is due longest became due; without those that have none."""
-    found = {rule: due for rule, (count, due) in later.items() if count and due <= now}
-    ready = [name for name in names if counts[name] > later.get(name, (0, 0))[0]]
+    found = {rule: due for rule, (count, due) in seen.later.items() if count and due <= seen.now}
     firsts = (
-        f"SELECT %s, MIN(due_at_dt) FROM (SELECT due_at_dt FROM {_table(using)} "
+        f"SELECT %s, MIN(due_at_dt) FROM (SELECT due_at_dt FROM {_table(seen.using)} "
         "WHERE ready AND status IN (0, 2) AND rule = %s AND priority = %s ORDER BY due_at_dt LIMIT 1) AS first_call"
     )
-    of_each = [(name, name, priority) for name in ready for priority in waiting.priorities(using, name)]
-    for name, due in _each(using, firsts, of_each):
-        if due is not None and instant_us(due) <= now:
-            found[name] = min(found.get(name, now), instant_us(due))
+    of_each = [(name, name, priority) for name, priorities in seen.priorities.items() for priority in priorities]
+    for name, due in _each(seen.using, firsts, of_each):
+        if due is not None and instant_us(due) <= seen.now:
+            found[name] = min(found.get(name, seen.now), instant_us(due))
     return found
 
 
 def _next_keys(using: str, name: str, most: int) -> Counter[str]:
     """How many of the next `most` calls each key has."""
-    key = quoted(using, "key")
+    key, table = quoted(using, "key"), _table(using)
+    # Their ids first: to read their keys there, PostgreSQL would rather sort all that waits by an index that has the keys.
+    ids = (
+        f"SELECT id FROM {table} WHERE ready AND status IN (0, 2) AND rule = %s "
+        f"ORDER BY priority DESC, due_at_dt, id LIMIT {most}"
+    )
     found = rows(
         using,
-        f"SELECT {key}, COUNT(*) FROM (SELECT {key} FROM {_table(using)} WHERE ready AND status IN (0, 2) AND rule = %s "
-        f"ORDER BY priority DESC, due_at_dt, id LIMIT {most}) next_calls GROUP BY {key}",
+        f"SELECT c.{key}, COUNT(*) FROM ({ids}) AS next_calls JOIN {table} c ON c.id = next_calls.id GROUP BY c.{key}",
         [name],
     )
     return Counter({text: int(count) for text, count in found})
+
+
+def _waiting_of_keys(seen: _Seen, name: str, keys: Sequence[str]) -> Counter[str]:
+    """How many calls of each key wait that are due, each counted up to one more than OF_KEY."""
+    some = (
+        f"SELECT 1 AS one FROM {_table(seen.using)} WHERE ready AND status IN (0, 2) AND rule = %s AND priority = %s "
+        f"AND {quoted(seen.using, 'key')} = %s LIMIT {OF_KEY + 1}"
+    )
+    of_each = [(key, name, priority, key) for key in keys for priority in seen.priorities.get(name, ())]
+    found: Counter[str] = Counter()
+    for key, count in _each(seen.using, f"SELECT %s, COUNT(*) FROM ({some}) AS few", of_each):
+        found[key] = min(OF_KEY + 1, found[key] + count)
+    return found
 
 
 def _is_keyed(seen: _Seen, name: str) -> bool:
@@ -388,19 +409,20 @@ def _limit_of(account: ledger.Account, budget: Budget, values: Sequence[str]) ->
 def _of_keys(seen: _Seen, name: str) -> list[KeyOverview]:
     if not seen.keys or name not in seen.keyed:
         return []
-    most = seen.keyed[name].most_common(seen.keys)
-    open_by_key = _open_by_key(seen.using, name, [key for key, _ in most])
+    most = [key for key, _ in seen.keyed[name].most_common(seen.keys)]
+    counts, open_by_key = _waiting_of_keys(seen, name, most), _open_by_key(seen.using, name, most)
     account = seen.account(name)
     budgets = [b for b in seen.book.budgets[name] if b.limit.per not in ("rule", "queue")]
     return [
         KeyOverview(
             key=key,
-            waiting=count,
+            waiting=min(OF_KEY, counts[key]),
             in_flight=open_by_key[key],
             limits=[_limit_of(account, b, [key_part(key, b.limit.per)]) for b in budgets],
             hold=next((h for h in seen.held.by_rule.get(name, ()) if _is_on_key(h, key)), None),
+            is_least=counts[key] > OF_KEY,
         )
-        for key, count in most
+        for key in most
     ]
 
 

@@ -24,8 +24,14 @@ from callqueue import conf
 from callqueue.database import Slot, from_us
 from callqueue.limits import SECOND
 
-CHUNK = 20_000  # attempts that one statement may read, as far as the limit's rate tells
+CHUNK = (
+    5000  # attempts that the first statement may read, as far as the limit's rate tells; after a quick one the next reads more
+)
+KEPT = 1500  # slots of a series that are kept
 SETTLING = 60 * SECOND  # how much later than its lease allows an answer may be recorded
+
+
+Counts = Mapping[int, tuple[int, int]]  # by a slot's beginning: its sum, and when that was counted
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Slots:
         self._place = place(using)
         longest = max((rule.total_timeout for rule in conf.current().rules.values()), default=0.0)
         self._settling = round((longest + conf.current().grace) * SECOND) + SETTLING
-        self._entries: dict[str, tuple[int, Mapping[int, int]]] = {}
+        self._entries: dict[str, Counts] = {}
 
     @property
     def has_time(self) -> bool:
@@ -70,26 +76,26 @@ class Slots:
         """The places of these series in the order in which to ask for them: those that waited longest first, so that each has
         its turn.
         """
-        return sorted(range(len(series)), key=lambda place: self._entry(series[place])[0])
+        return sorted(range(len(series)), key=lambda place: max((at for _, at in self._entry(series[place]).values()), default=0))
 
     def sums(self, series: Series, starts: Sequence[int]) -> dict[int, int]:
         """The sums of slots by their beginning, as far as they are known when there is no more time."""
-        counted_at, kept = self._entry(series)
-        is_fresh = self.now - counted_at < series.width // 10
-        found = {start: kept[start] for start in starts if start in kept and (is_fresh or self._is_over(start, series.width))}
+        kept = self._entry(series)
+        found = {start: kept[start] for start in starts if start in kept and self._still_holds(series, start, kept[start][1])}
         missing = [start for start in reversed(starts) if start not in found]
         at, size = 0, max(1, CHUNK // max(1, series.expected))
         while at < len(missing) and (self.has_time or not self._has_counted):
             self._has_counted = True
             chunk, began = missing[at : at + size], time.monotonic()
             summed = self._sum(series, min(chunk), max(chunk) + series.width)
-            found.update({start: summed.get((start - min(chunk)) // series.width, 0) for start in chunk})
+            found.update({start: (summed.get((start - min(chunk)) // series.width, 0), self.now) for start in chunk})
             ended = time.monotonic()
             at, size = at + size, 2 * size if ended - began < (self._until - ended) / 4 else size
         if at:
-            lasting = (len(starts) + 20) * series.width // SECOND + 60
-            cache.set(self._name(series), (self.now, found), timeout=lasting)
-        return found
+            name, lasting = self._name(series), (len(starts) + 20) * series.width // SECOND + 60
+            self._entries[name] = dict(sorted({**kept, **found}.items())[-KEPT:])
+            cache.set(name, self._entries[name], timeout=lasting)
+        return {start: total for start, (total, _) in found.items()}
 
     def _sum(self, series: Series, begin: int, end: int) -> dict[int, int]:
         """The sums of [begin, end), by the slots' numbers."""
@@ -103,18 +109,19 @@ class Slots:
             int(slot): int(total) for slot, total in rows.order_by().values_list("slot").annotate(total=total_cost(series.unit))
         }
 
-    def _is_over(self, start: int, width: int) -> bool:
-        return start + width + self._settling < self.now
+    def _still_holds(self, series: Series, start: int, counted_at: int) -> bool:
+        """Whether the slot was over when it was counted, or that was just now."""
+        return start + series.width + self._settling < counted_at or self.now - counted_at < series.width // 10
 
-    def _entry(self, series: Series) -> tuple[int, Mapping[int, int]]:
+    def _entry(self, series: Series) -> Counts:
         name = self._name(series)
         if name not in self._entries:
-            self._entries[name] = cache.get(name) or (0, {})
+            self._entries[name] = cache.get(name) or {}
         return self._entries[name]
 
     def _name(self, series: Series) -> str:
         text = repr(astuple(replace(series, expected=1)))
-        return f"callqueue:slots:{self._place}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"callqueue:slots2:{self._place}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def place(using: str) -> str:

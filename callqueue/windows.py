@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from callqueue import database
+from callqueue import database, ledger
 from callqueue.budgets import Budget, cost_of
 from callqueue.database import from_us, to_us
-from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, TokenBucket
+from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
 from callqueue.slots import Series, Slots, attempts
 
 SHOWN = 3  # windows
@@ -38,8 +38,16 @@ class Scope:
     def series(self) -> Series:
         """What is summed for it."""
         limit = self.budget.limit
+        if self.slices > 1:
+            return ledger.sliced(self.budget, self.value)
         expected = self.capacity // PARTS
-        return Series(self.budget.rules, limit.per, self.value, limit.unit, _width(limit), expected=expected)
+        return Series(self.budget.rules, limit.per, self.value, limit.unit, _width(limit), limit.strict, expected=expected)
+
+    @property
+    def slices(self) -> int:
+        """How many slots of the series are one of the plot: those of a large sliding window are what the ledger counts too."""
+        limit = self.budget.limit
+        return ledger.SLICES // PARTS if isinstance(limit, SlidingWindow) and ledger.is_coarse(limit) else 1
 
 
 @dataclass(frozen=True)
@@ -64,10 +72,13 @@ def _use(slots: Slots, scope: Scope) -> Use:
     limit, now = scope.budget.limit, slots.now
     if isinstance(limit, Concurrency):
         return Use([*_in_flight(slots, scope), scope.used], FLIGHT // PARTS, scope.capacity)
-    starts = _starts(limit, now)
-    sums = slots.sums(scope.series, starts)
-    levels = _levels(scope, starts, [sums.get(start) for start in starts])
-    return Use([*levels[:-1], scope.used], _width(limit), scope.capacity)
+    series, slices = scope.series, scope.slices
+    starts = _starts(limit, now, slices * series.width)
+    shown = [[start + i * series.width for i in range(slices)] for start in starts[:-1]]  # the last one is what is used now
+    sums = slots.sums(series, [start for slot in shown for start in slot])
+    counts = [sum(sums[start] for start in slot) if all(start in sums for start in slot) else None for slot in shown]
+    levels = _levels(scope, starts[:-1], counts)
+    return Use([*levels, scope.used], slices * series.width, scope.capacity)
 
 
 # --- slots
@@ -82,9 +93,8 @@ def _width(limit: Limit) -> int:
     return max(1, limit.window_us // PARTS)
 
 
-def _starts(limit: Limit, now: int) -> list[int]:
+def _starts(limit: Limit, now: int, width: int) -> list[int]:
     """When each slot begins that is to be counted: those of the windows shown, and of the window before, which they hold."""
-    width = _width(limit)
     if isinstance(limit, FixedWindow):
         begin = limit.window(now)[0]
         for _ in range(SHOWN - 1):

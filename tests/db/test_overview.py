@@ -91,6 +91,20 @@ def test_a_limit_per_key_shows_its_fullest_key_and_the_keys_that_wait(rules: Rul
     assert [(key.waiting, key.in_flight) for key in seen.keys] == [(2, 2)]
 
 
+def test_calls_of_a_key_are_counted_up_to_a_number(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And more of them than those calls of the rule that go next."""
+    monkeypatch.setattr(overview, "OF_KEY", 4)
+    rules(chat=Rule(limits=[SlidingWindow("2/h", per="key")]))
+    for key, priority, count in (("T1", 0, 3), ("T2", 0, 4), ("T3", 0, 3), ("T3", 5, 2)):
+        for _ in range(count):
+            send("chat", key=key, priority=priority)
+    monkeypatch.setattr(overview, "NEXT", 20)
+    found = {key.key: (key.waiting, key.is_least) for key in of("chat", keys=5).keys}
+    assert found == {"T1": (3, False), "T2": (4, False), "T3": (4, True)}
+    monkeypatch.setattr(overview, "NEXT", 3)
+    assert {key.key: key.waiting for key in of("chat", keys=5).keys} == {"T3": 4, "T1": 3}
+
+
 def test_the_drain_is_the_slowest_limits(rules: Rules) -> None:
     rules(pay=Rule(limits=[SlidingWindow("100/h", jitter=0), SlidingWindow("1000/d", jitter=0)]))
     for _ in range(250):

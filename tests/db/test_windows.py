@@ -12,8 +12,9 @@ from django.core.cache import cache
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database, windows
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database, ledger, windows
 from callqueue.models import CallAttempt
+from callqueue.slots import Slots
 from callqueue.windows import PARTS, SHOWN, Scope, Use
 
 Rules = Callable[..., None]
@@ -143,3 +144,28 @@ def test_what_there_is_no_time_for_is_left_for_the_next_look(rules: Rules) -> No
     assert before_now(use(seconds=0)) == [None] * (SHOWN * PARTS - 1)
     looks = [windows.look("default", [scope(), scope(rule="read")], until=time.monotonic() + 60) for _ in range(2)]
     assert [None in one.levels for look in looks for one in look] == [False] * 4
+
+
+def test_a_slot_that_was_not_over_when_it_was_counted_is_counted_again(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much later: what was seen of it may be a part."""
+    rules(pay=Rule(limits=[SlidingWindow("1000/h")]))
+    answered(200, 20)
+    assert max(filter(None, before_now(use()))) == 2  # of a slot that ended just now: answers may still be recorded
+    answered(10, 5)
+    later = NOW + timedelta(minutes=30)
+    monkeypatch.setattr(database, "clock", lambda using: later)
+    assert max(filter(None, before_now(use()))) == 4
+
+
+def test_the_plot_of_a_large_window_is_made_of_what_the_ledger_counts(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("100000/d")]))
+    answered(3600 * 30, 3600 * 20, 3600 * 10, 3600 * 10)
+    levels = before_now(use())
+    assert (levels[0], max(filter(None, levels)), levels[-1]) == (0, 4, 3)
+    account = ledger.read(
+        "default", conf.current().book, ("pay",), database.to_us(NOW), slots=Slots("default", database.to_us(NOW))
+    )
+    with CaptureQueriesContext(connection) as counted:
+        (budget,) = conf.current().book.budgets["pay"]
+        assert account.meter(budget).used == 3
+    assert len(counted) == 1, "all but the slot that is not over is known"
