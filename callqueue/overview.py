@@ -74,7 +74,8 @@ class KeyOverview:
 class RuleOverview:
     """One rule. Times in seconds; None: nothing is due, nobody can say.
 
-    `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute. `drain_s`: until
+    `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute; `failing`: the share of them
+    that did not succeed, also where their calls are tried again; None where none was answered. `drain_s`: until
     everything that waits is answered, if the limits are all that holds it back. `hold`: on the whole rule; `holds`: all.
     """
 
@@ -91,6 +92,7 @@ class RuleOverview:
     holds: Sequence[holds.InForce] = ()
     keys: Sequence[KeyOverview] = ()
     queues: tuple[str, ...] = ()
+    failing: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What `callqueue_status --json` prints of a rule."""
@@ -193,6 +195,7 @@ def _of_rule(seen: _Seen, name: str) -> RuleOverview:
         holds=seen.held.by_rule.get(name, ()),
         keys=_of_keys(seen, name),
         queues=tuple(rule.queues or ()),
+        failing=recent.failing,
     )
 
 
@@ -333,19 +336,25 @@ def _is_keyed(seen: _Seen, name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Recent:
-    """A rule's attempts over the last minute: answered per second, and the mean seconds from release to answer."""
+    """A rule's attempts over the last minute: answered per second, mean seconds from release to answer, and what share failed."""
 
     per_second: float = 0.0
     latency: float = 0.0
+    failing: float | None = None
 
 
 def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
     since = as_parameter(using, from_us(now) - timedelta(seconds=RECENT))
     newest = f"FROM {_attempts(using)} WHERE rule = %s AND finished_at > %s AND outcome <> %s ORDER BY finished_at DESC LIMIT"
-    counts = f"SELECT %s, COUNT(*), MIN(finished_at) FROM (SELECT finished_at {newest} {CAP}) AS newest"
+    counts = (
+        "SELECT %s, COUNT(*), MIN(finished_at), SUM(CASE WHEN outcome = %s THEN 0 ELSE 1 END) "
+        f"FROM (SELECT finished_at, outcome {newest} {CAP}) AS newest"
+    )
     counted = {
-        name: (count, (now - instant_us(first)) / SECOND if count >= CAP else RECENT)
-        for name, count, first in _each(using, counts, [(name, name, since, states.VOIDED) for name in names])
+        name: (count, (now - instant_us(first)) / SECOND if count >= CAP else RECENT, int(failed) / count)
+        for name, count, first, failed in _each(
+            using, counts, [(name, states.SUCCEEDED, name, since, states.VOIDED) for name in names]
+        )
         if count
     }
     taken = f"SELECT %s, released_at, finished_at FROM (SELECT released_at, finished_at {newest} {LATEST}) AS latest"
@@ -353,7 +362,7 @@ def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
     for name, begin, end in _each(using, taken, [(name, name, since, states.VOIDED) for name in counted]):
         latencies[name].append(instant_us(end) - instant_us(begin))
     return {
-        name: _Recent(counted[name][0] / max(counted[name][1], 0.001), mean(latencies[name]) / SECOND)
+        name: _Recent(counted[name][0] / max(counted[name][1], 0.001), mean(latencies[name]) / SECOND, counted[name][2])
         if latencies.get(name)
         else _Recent()
         for name in names

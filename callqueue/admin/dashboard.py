@@ -59,6 +59,11 @@ class Row:
         return words.count(self.rule.in_flight)
 
     @property
+    def failing(self) -> str:
+        share = self.rule.failing
+        return "–" if share is None else f"{max(1, round(100 * share)) if share else 0} %"
+
+    @property
     def oldest(self) -> str:
         return "" if self.rule.oldest_due_s is None else words.duration(self.rule.oldest_due_s)
 

@@ -80,6 +80,15 @@ def test_limits_show_what_the_ledger_charges(rules: Rules, remote: Vendor) -> No
     assert of("pay").rate_per_s == pytest.approx(2 / 60)
 
 
+def test_a_rule_fails_though_all_its_calls_are_tried_again(rules: Rules, remote: Vendor) -> None:
+    rules(pay=Rule(), read=Rule())
+    remote.answers["/ill"] = 503
+    send("pay"), send("pay", "/ill")
+    assert run() == 2
+    assert (of("pay").failing, of("read").failing) == (0.5, None)
+    assert CallQueue.objects.failed().count() == 0
+
+
 def test_a_limit_per_key_shows_its_fullest_key_and_the_keys_that_wait(rules: Rules) -> None:
     rules(chat=Rule(limits=[SlidingWindow("2/h", per="key"), SlidingWindow("3/h", per="channel")]))
     for workspace, count in (("T1", 4), ("T2", 1)):
