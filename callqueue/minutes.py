@@ -6,79 +6,94 @@ is counted newest first for as long as the caller allows; the rest is None until
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.core.cache import cache
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.db.models.functions import TruncMinute
 
 from callqueue import database, states
-from callqueue.database import from_us, to_us
+from callqueue.database import Slot, from_us, to_us
 from callqueue.limits import SECOND
-from callqueue.slots import Series, Slots, place
+from callqueue.slots import place
 
 MINUTES = 60
 MINUTE = 60 * SECOND
 FRESH = 2  # seconds for which the count of a minute that is not over is good enough
-EXPECTED = 300  # attempts of a key in a minute, until it is known better
+OF_KEYS = 10  # minutes of keys that are counted at first: they have few attempts each
+LASTING = (MINUTES + 2) * 60
 SETTLED = 5 * SECOND  # after its end until every call of a minute is surely committed
 ENDED = (states.DONE, states.FAILED, states.UNKNOWN)
 
 Minute = Mapping[str, tuple[int, int]]  # rule -> (done, failed)
+Key = tuple[str, str]  # a rule's name, and a key
 
 
 def per_minute(using: str, *, until: float) -> list[Minute | None]:
     """The last hour, oldest minute first; the last one is not over. Counts until then (monotonic), and one statement at least."""
     now = to_us(database.clock(using))
-    latest = now // MINUTE
-    wanted = range(latest - MINUTES + 1, latest + 1)
+    wanted = _hour(now)
     names = {minute: f"callqueue:minute:{place(using)}:{minute}" for minute in wanted}
     kept: dict[str, Any] = cache.get_many(names.values())
     found: dict[int, Minute] = {minute: kept[name] for minute, name in names.items() if name in kept}
     missing = [minute for minute in reversed(wanted) if minute not in found]
-    for counted in _counted(using, missing, until):
+    for chunk in _chunks(missing, 1, until):
+        counted = _count(using, chunk)
         found.update(counted)
         for minute, counts in counted.items():
-            is_over = (minute + 1) * MINUTE + SETTLED < now
-            cache.set(names[minute], counts, timeout=(MINUTES + 2) * 60 if is_over else FRESH)
+            cache.set(names[minute], counts, timeout=LASTING if _is_over(minute, now) else FRESH)
     return [found.get(minute) for minute in wanted]
 
 
-def of_keys(using: str, keys: Sequence[tuple[str, str]], *, until: float) -> list[list[tuple[int, int] | None]]:
+def of_keys(using: str, keys: Sequence[Key], *, until: float) -> list[list[tuple[int, int] | None]]:
     """The last hour of some (rule, key), oldest minute first: attempts that succeeded, and that were answered otherwise.
 
     Of attempts, because those have an index by key. Counts until then (monotonic), and one statement at least.
     """
     now = to_us(database.clock(using))
-    slots, latest = Slots(using, now, until), now // MINUTE
-    starts = [minute * MINUTE for minute in range(latest - MINUTES + 1, latest + 1)]
-    pairs = [(_answers(rule, key), replace(_answers(rule, key), outcome=states.SUCCEEDED)) for rule, key in keys]
-    found: dict[int, list[tuple[int, int] | None]] = {}
-    for i in slots.turns([succeeded for _, succeeded in pairs]):
-        succeeded, answered = (slots.sums(series, starts) for series in reversed(pairs[i]))
-        found[i] = [
-            (succeeded[start], max(0, answered[start] - succeeded[start])) if start in succeeded and start in answered else None
-            for start in starts
-        ]
-    return [found[i] for i in range(len(pairs))]
+    wanted = _hour(now)
+    names = {key: f"callqueue:minutes:{place(using)}:{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}" for key in keys}
+    kept: dict[str, dict[int, Any]] = cache.get_many(names.values())
+    # By key and minute: succeeded, not succeeded, and when they were counted.
+    found: dict[Key, dict[int, tuple[int, int, int]]] = {
+        key: {
+            minute: counts
+            for minute, counts in kept.get(names[key], {}).items()
+            if minute in wanted and (_is_over(minute, counts[2]) or now - counts[2] < FRESH * SECOND)
+        }
+        for key in keys
+    }
+    for chunk in _chunks([m for m in reversed(wanted) if any(m not in found[key] for key in keys)], OF_KEYS, until):
+        lacking = [key for key in keys if any(minute not in found[key] for minute in chunk)]
+        counted = _count_attempts(using, lacking, chunk)
+        for key in lacking:
+            found[key].update({minute: (*counted.get((key, minute), (0, 0)), now) for minute in chunk})
+        cache.set_many({names[key]: found[key] for key in lacking}, timeout=LASTING)
+    return [[found[key][minute][:2] if minute in found[key] else None for minute in wanted] for key in keys]
 
 
-def _answers(rule: str, key: str) -> Series:
-    return Series((rule,), "key", key, "attempts", MINUTE, by_end=True, expected=EXPECTED)
+def _hour(now: int) -> range:
+    return range(now // MINUTE - MINUTES + 1, now // MINUTE + 1)
 
 
-def _counted(using: str, missing: Sequence[int], until: float) -> Iterator[dict[int, Minute]]:
-    """Count these minutes, newest first: one at first, and then so many at once as the last ones let expect."""
-    size, place, seconds = 1, 0, until - time.monotonic()
+def _is_over(minute: int, at: int) -> bool:
+    return (minute + 1) * MINUTE + SETTLED < at
+
+
+def _chunks(missing: Sequence[int], size: int, until: float) -> Iterator[Sequence[int]]:
+    """Minutes to be counted together, newest first: `size` at first, and then as many as the last ones let expect."""
+    place = 0
     while place < len(missing) and (place == 0 or time.monotonic() < until):
-        chunk = missing[place : place + size]
-        began = time.monotonic()
-        yield _count(using, chunk)
-        size = min(20, 4 * size) if time.monotonic() - began < seconds / 8 else 1
+        chunk, began = missing[place : place + size], time.monotonic()
+        yield chunk
+        ended = time.monotonic()
+        size = min(20, 4 * size) if ended - began < (until - ended) / 3 else size
         place += len(chunk)
 
 
@@ -94,3 +109,23 @@ def _count(using: str, chunk: Sequence[int]) -> dict[int, Minute]:
         done, failed = minute.get(rule, (0, 0))
         minute[rule] = (done + count, failed) if status == states.DONE else (done, failed + count)
     return dict(counts)
+
+
+def _count_attempts(using: str, keys: Sequence[Key], chunk: Sequence[int]) -> dict[tuple[Key, int], tuple[int, int]]:
+    """Of these keys in these minutes: how many attempts succeeded, and how many were answered otherwise."""
+    from callqueue.models import CallAttempt
+
+    of_rule: dict[str, list[str]] = {}
+    for rule, key in keys:
+        of_rule.setdefault(rule, []).append(key)
+    asked = reduce(or_, (Q(rule=rule, key__in=listed) for rule, listed in of_rule.items()))
+    begin, end = min(chunk) * MINUTE, (max(chunk) + 1) * MINUTE
+    attempts = CallAttempt.objects.using(using).charged().filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end))
+    grouped = attempts.filter(asked).annotate(minute=Slot("finished_at", begin, MINUTE)).order_by()
+    counts = grouped.values_list("rule", "key", "minute").annotate(
+        succeeded=Count("pk", filter=Q(outcome=states.SUCCEEDED)), answered=Count("pk")
+    )
+    return {
+        ((rule, key), min(chunk) + int(minute)): (succeeded, answered - succeeded)
+        for rule, key, minute, succeeded, answered in counts
+    }

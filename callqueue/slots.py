@@ -16,7 +16,7 @@ from typing import Any
 
 from django.core.cache import cache
 from django.db import connections
-from django.db.models import BigIntegerField, Count, F, Q, Sum
+from django.db.models import BigIntegerField, F, Q, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 
@@ -38,8 +38,7 @@ Counts = Mapping[int, tuple[int, int]]  # by a slot's beginning: its sum, and wh
 class Series:
     """What is summed: the attempts of some rules, of one value of `per` ("": of all), in a unit, at the instant they were sent.
 
-    With `by_end` at the instant they were answered; with an `outcome` only those that ended so. The unit "attempts" counts them.
-    `width`: microseconds of a slot; `expected`: attempts that it may hold.
+    With `by_end` at the instant they were answered. `width`: microseconds of a slot; `expected`: attempts that it may hold.
     """
 
     rules: tuple[str, ...]
@@ -48,7 +47,6 @@ class Series:
     unit: str
     width: int
     by_end: bool = False
-    outcome: str = ""
     expected: int = field(default=1, compare=False)
 
 
@@ -101,8 +99,6 @@ class Slots:
         """The sums of [begin, end), by the slots' numbers."""
         rows = attempts(self.using, series.rules, series.per, series.value)
         rows = rows.filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end + self._settling))
-        if series.outcome:
-            rows = rows.filter(outcome=series.outcome)
         rows = rows.annotate(at=F("finished_at") if series.by_end else Coalesce("sent_at", "finished_at"))
         rows = rows.filter(at__gte=from_us(begin), at__lt=from_us(end)).annotate(slot=Slot("at", begin, series.width))
         return {
@@ -148,9 +144,7 @@ def attempts(using: str, rules: Sequence[str], per: str, value: str) -> Any:
 
 
 def total_cost(unit: str) -> Any:
-    """What attempts cost in a unit, summed by the database; in "attempts", how many they are."""
-    if unit == "attempts":
-        return Count("pk")
+    """What attempts cost in a unit, summed by the database."""
     if unit == "calls":
         return Sum("calls")
     return Coalesce(Sum(Cast(KeyTextTransform(unit, "cost"), BigIntegerField())), 0)

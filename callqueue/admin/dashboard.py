@@ -35,7 +35,7 @@ from callqueue.overview import KeyOverview, LimitOverview, RuleOverview
 
 PERMISSION = "callqueue.control_rule"
 KEYS = 5
-COUNTING = 0.12  # seconds into a request after which it counts no more than it must; the next look goes on from there
+COUNTING = 0.12  # seconds into a request after which it counts for half as long; the next look goes on from there
 
 Hour = Sequence[tuple[int, int] | None]
 
@@ -99,7 +99,8 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     using, late = _using(), time.monotonic() + COUNTING
 
     def soon(seconds: float) -> float:
-        return min(late, time.monotonic() + seconds)
+        now = time.monotonic()
+        return max(min(late, now + seconds), now + seconds / 2)
 
     hour = minutes.per_minute(using, until=soon(0.03))
     rules = overview.look(using, keys=KEYS, until=late)
@@ -107,7 +108,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     of_keys = [limit for rule in rules for key in rule.keys for limit in key.limits if _scope(limit) not in traces]
     traces |= _traces(using, of_keys, soon(0.01))
     keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
-    hours = dict(zip(keys, minutes.of_keys(using, keys, until=soon(0.01)), strict=True))
+    hours = dict(zip(keys, minutes.of_keys(using, keys, until=soon(0.02)), strict=True))
     return {
         "rows": [
             _row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour], hours, traces)
