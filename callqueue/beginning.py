@@ -127,7 +127,7 @@ def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[d
     The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what may still be sent.
     """
     columns, attempts, calls = _columns(using)
-    clock = database.clock_sql(using)
+    clock = f"({database.clock_sql(using)})"
     leases = json.dumps({name: _lease(rule) for name, rule in conf.current().rules.items()})
     ahead = f"GREATEST(INTERVAL '0', a.send_at - {clock}, a.send_at - a.released_at)"
     lease = "make_interval(secs => COALESCE(CAST(CAST(%s AS jsonb) ->> c.rule AS float8), %s))"

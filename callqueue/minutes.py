@@ -21,7 +21,7 @@ from django.db.models.functions import TruncMinute
 from callqueue import database, states
 from callqueue.database import Slot, from_us, to_us
 from callqueue.limits import SECOND
-from callqueue.slots import place
+from callqueue.slots import place, stretch
 
 MINUTES = 60
 MINUTE = 60 * SECOND
@@ -87,10 +87,10 @@ def _is_over(minute: int, at: int) -> bool:
 
 
 def _chunks(missing: Sequence[int], size: int, until: float) -> Iterator[Sequence[int]]:
-    """Minutes to be counted together, newest first: `size` at first, and then as many as the last ones let expect."""
+    """Minutes that follow each other, to be counted together, newest first: `size`, and then as many as the last let expect."""
     place = 0
     while place < len(missing) and (place == 0 or time.monotonic() < until):
-        chunk, began = missing[place : place + size], time.monotonic()
+        chunk, began = stretch(missing[place:], size, 1), time.monotonic()
         yield chunk
         ended = time.monotonic()
         size = min(20, 4 * size) if ended - began < (until - ended) / 3 else size

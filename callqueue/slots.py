@@ -84,11 +84,11 @@ class Slots:
         at, size = 0, max(1, CHUNK // max(1, series.expected))
         while at < len(missing) and (self.has_time or not self._has_counted):
             self._has_counted = True
-            chunk, began = missing[at : at + size], time.monotonic()
+            chunk, began = stretch(missing[at:], size, series.width), time.monotonic()
             summed = self._sum(series, min(chunk), max(chunk) + series.width)
             found.update({start: (summed.get((start - min(chunk)) // series.width, 0), self.now) for start in chunk})
             ended = time.monotonic()
-            at, size = at + size, 2 * size if ended - began < (self._until - ended) / 4 else size
+            at, size = at + len(chunk), 2 * size if ended - began < (self._until - ended) / 4 else size
         if at:
             name, lasting = self._name(series), (len(starts) + 20) * series.width // SECOND + 60
             self._entries[name] = dict(sorted({**kept, **found}.items())[-KEPT:])
@@ -118,6 +118,13 @@ class Slots:
     def _name(self, series: Series) -> str:
         text = repr(astuple(replace(series, expected=1)))
         return f"callqueue:slots2:{self._place}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def stretch(newest_first: Sequence[int], size: int, width: int) -> Sequence[int]:
+    """The first `size` of these, as far as each follows the one before: what is counted together spans nothing else."""
+    step = -width
+    length = next((i for i in range(1, size) if newest_first[i : i + 1] != [newest_first[0] + i * step]), size)
+    return newest_first[:length]
 
 
 def place(using: str) -> str:

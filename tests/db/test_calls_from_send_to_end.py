@@ -12,10 +12,12 @@ from django.db import transaction
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, beginning, executor, recovery
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, beginning, conf, executor, recovery
 from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
 from callqueue.handlers import Context, wire
 from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.releasing import LEAD
+from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, response, run, send
 
 Rules = Callable[..., None]
@@ -386,6 +388,20 @@ def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vend
     assert fresh(call).status == Status.NEW
     assert run() == 1
     assert [a.number for a in fresh(call).attempts.all()] == [1, 2]
+
+
+def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
+    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may be ahead of its slot."""
+    rules(r=Rule(total_timeout=7, limits=[SlidingWindow("1000/s")]), slow=Rule(total_timeout=70))
+    with travel(hours=1):
+        send("r"), send("slow")
+        release()
+        jobs = {job.rule_name: job for job in beginning.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))}
+    for name, timeout in (("r", 7), ("slow", 70)):
+        attempt, own = CallAttempt.objects.get(rule=name), jobs[name].lease_ends - jobs[name].clock.before
+        written = (attempt.lease_until - attempt.started_at).total_seconds()
+        assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
+        assert own - 0.001 <= written <= own + LEAD
 
 
 @pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])

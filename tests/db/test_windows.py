@@ -169,3 +169,15 @@ def test_the_plot_of_a_large_window_is_made_of_what_the_ledger_counts(rules: Rul
         (budget,) = conf.current().book.budgets["pay"]
         assert account.meter(budget).used == 3
     assert len(counted) == 1, "all but the slot that is not over is known"
+
+
+def test_what_is_counted_together_spans_nothing_that_is_known(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("1000/d")]))
+    monkeypatch.setattr("callqueue.slots.CHUNK", 10**6)
+    series, width = scope().series, scope().series.width
+    starts = [database.to_us(NOW) - (100 - i) * width for i in range(100)]
+    Slots("default", database.to_us(NOW)).sums(series, starts[20:90])
+    answered(99.5 * width / 1e6, 50.5 * width / 1e6)  # the second one is not seen: that slot is known
+    with CaptureQueriesContext(connection) as again:
+        sums = Slots("default", database.to_us(NOW)).sums(series, starts)
+    assert (len(again), sum(sums.values()), len(sums)) == (2, 1, 100)
