@@ -7,7 +7,6 @@ along, which the worker's own monotonic time is then mapped onto.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -121,14 +120,14 @@ def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
-    """The fence: an attempt is begun by the one update that finds it unbegun. Those that this one begun, with their calls and
-    the clock.
+    """The fence: an attempt is begun by the one update that finds it unbegun. Those that this one
+    has begun, with their calls and the clock.
 
     The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what may still be sent.
     """
     columns, attempts, calls = _columns(using)
     clock = f"({database.clock_sql(using)})"
-    leases = json.dumps({name: _lease(rule) for name, rule in conf.current().rules.items()})
+    config = conf.current()
     ahead = f"GREATEST(INTERVAL '0', a.send_at - {clock}, a.send_at - a.released_at)"
     lease = "make_interval(secs => COALESCE(CAST(CAST(%s AS jsonb) ->> c.rule AS float8), %s))"
     # As a CASE the fence fits no partial index: rows are found by their keys, not by reading all open attempts.
@@ -139,7 +138,7 @@ def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[d
     return columns.mapped(
         f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, lease_until = {clock} + {ahead} + {lease} FROM {calls} c "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) AND c.id = a.call_id AND {fence} RETURNING {columns.sql}, {clock}",
-        [worker, leases, _lease(None)],
+        [worker, config.leases, config.lease(None)],
         "clock",
     )
 
@@ -159,11 +158,6 @@ def _columns(using: str) -> tuple[database.Columns, str, str]:
 
     attempts, calls = (database.quoted(using, model._meta.db_table) for model in (CallAttempt, CallQueue))
     return database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)}), attempts, calls
-
-
-def _lease(rule: Rule | None) -> float:
-    """How long an attempt may take from its slot on, in seconds."""
-    return (rule.total_timeout if rule else 0.0) + conf.current().grace
 
 
 def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float) -> tuple[Clock, datetime]:
@@ -213,7 +207,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
         rule=conf.current().rules.get(row["c.rule"]),
     )
     start = max(0.0, job.clock.monotonic_at(job.send_at) - clock.after) if job.send_at else 0.0
-    job.lease_ends = clock.before + start + _lease(job.rule)
+    job.lease_ends = clock.before + start + conf.current().lease(job.rule)
     job.redirects = min(job.rule.redirects, redirects_in(row["a.cost"])) if job.rule else 0
     job.unfit = _unfitness(job, readable, row["c.expires_at_dt"])
     return job

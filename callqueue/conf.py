@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from django.conf import settings
@@ -85,6 +86,15 @@ class Config:
             return self.book.rules[name]
         except (KeyError, TypeError):
             raise UnknownRule(f"there is no rule {name!r}{suggest(str(name), self.book.rules)}") from None
+
+    @cached_property
+    def leases(self) -> str:
+        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on PostgreSQL sends it."""
+        return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
+
+    def lease(self, rule: Rule | None) -> float:
+        """Seconds that an attempt of the rule may take from its slot on; None: of one that is not in the settings any more."""
+        return (rule.total_timeout if rule else 0.0) + self.grace
 
 
 @cache

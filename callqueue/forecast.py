@@ -6,10 +6,9 @@ simulate.py. Reads a bounded part of the waiting set, whatever its size; changes
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from callqueue.ledger import scope_value
 from callqueue.limits import SECOND, Concurrency, FixedWindow, SlidingWindow, TokenBucket, Usage
 from callqueue.simulate import DELIVERY, simulate
 from callqueue.slots import Slots
+from callqueue.waiting import READY
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -56,7 +56,8 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     config.rule(rule)
     now = to_us(clock(using))
     group = config.book.groups[rule]
-    account = ledger.read(using, config.book.with_rates(holds.rates(using, group)), group, now, _memo(using, group))
+    rates, memos = holds.remembered(using, group)
+    account = ledger.read(using, config.book.with_rates(rates), group, now, memos.get(min(group)))
     account.read_keys([text])
     if holds.in_force(using, group, from_us(now)).blocking(rule, text):
         return False
@@ -73,7 +74,8 @@ def forecast(call: CallQueue) -> Forecast:
         return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
     now = clock(using)
     group = config.book.groups[call.rule]
-    book = config.book.with_rates(holds.rates(using, group))
+    rates, memos = holds.remembered(using, group)
+    book = config.book.with_rates(rates)
     hold = _hold_on(call, book, holds.in_force(using, group, now))
     ahead = _count_ahead(call, book, using)
     position = None if ahead.calls > CAP else ahead.calls + 1
@@ -84,7 +86,7 @@ def forecast(call: CallQueue) -> Forecast:
     if position is None:
         return Forecast(_("more than %s calls go before it") % _grouped(CAP))
     slots = Slots(using, to_us(now), time.monotonic() + COUNTING)
-    account = ledger.read(using, book, group, to_us(now), _memo(using, group), slots=slots)
+    account = ledger.read(using, book, group, to_us(now), memos.get(min(group)), slots=slots)
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
     expected = _expected(call, account, ahead, to_us(start))
@@ -185,7 +187,7 @@ def _by_key(call: CallQueue, using: str, which: str) -> Counter[str]:
     found = rows(
         using,
         f"SELECT {key}, COUNT(*) FROM (SELECT {key} FROM {quoted(using, call._meta.db_table)} "
-        f"WHERE ready AND status IN (0, 2) AND rule = %s AND {which} LIMIT {CAP + 1}) ahead GROUP BY {key}",
+        f"WHERE {READY} AND {which} LIMIT {CAP + 1}) ahead GROUP BY {key}",
         [call.rule, call.priority],
     )
     return Counter({text: int(count) for text, count in found})
@@ -366,14 +368,6 @@ def _stalled(account: ledger.Account) -> int:
 
     unbegun = CallAttempt.objects.using(account.using).unbegun().filter(rule__in=account.rules)
     return int(unbegun.filter(released_at__lt=from_us(account.now) - STALLED)[: CAP + 1].count())
-
-
-def _memo(using: str, group: Sequence[str]) -> dict[str, Any]:
-    """What the dispensers remember of the group, to be changed here and forgotten."""
-    from callqueue.models import RuleState
-
-    stored = RuleState.objects.using(using).filter(rule=min(group)).values_list("memo", flat=True).first()
-    return copy.deepcopy(stored or {})
 
 
 def _waiting(call: CallQueue, using: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q
 
@@ -139,9 +140,17 @@ def book_in_force(using: str) -> Book:
 
 def rates(using: str, rules: Sequence[str]) -> dict[str, str]:
     """The limits that operators changed, of these rules: budget id -> rate."""
+    return remembered(using, rules)[0]
+
+
+def remembered(using: str, rules: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """The same, and by rule what passes remember of it, for a caller to change as it likes. One statement."""
     from callqueue.models import RuleState
 
     changed: dict[str, str] = {}
-    for stored in RuleState.objects.using(using).filter(rule__in=rules).values_list("rates", flat=True):
-        changed.update(stored or {})
-    return changed
+    memos: dict[str, dict[str, Any]] = {}
+    stored = RuleState.objects.using(using).filter(rule__in=rules).values_list("rule", "rates", "memo")
+    for rule, of_rule, memo in stored:
+        changed.update(of_rule or {})
+        memos[rule] = memo or {}
+    return changed, memos

@@ -38,8 +38,8 @@ Key = tuple[str, str]  # a rule's name, and a key
 def per_minute(using: str, *, until: float) -> list[Minute | None]:
     """The last hour, oldest minute first; the last one is not over. Counts until then (monotonic), and one statement at least."""
     now = to_us(database.clock(using))
-    wanted = _hour(now)
-    names = {minute: f"callqueue:minute:{place(using)}:{minute}" for minute in wanted}
+    wanted, where = _hour(now), place(using)
+    names = {minute: f"callqueue:minute:{where}:{minute}" for minute in wanted}
     kept: dict[str, Any] = cache.get_many(names.values())
     found: dict[int, Minute] = {minute: kept[name] for minute, name in names.items() if name in kept}
     missing = [minute for minute in reversed(wanted) if minute not in found]
@@ -57,8 +57,8 @@ def of_keys(using: str, keys: Sequence[Key], *, until: float) -> list[list[tuple
     Of attempts, because those have an index by key. Counts until then (monotonic), and one statement at least.
     """
     now = to_us(database.clock(using))
-    wanted = _hour(now)
-    names = {key: f"callqueue:minutes:{place(using)}:{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}" for key in keys}
+    wanted, where = _hour(now), place(using)
+    names = {key: f"callqueue:minutes:{where}:{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}" for key in keys}
     kept: dict[str, dict[int, Any]] = cache.get_many(names.values())
     # By key and minute: succeeded, not succeeded, and when they were counted.
     found: dict[Key, dict[int, tuple[int, int, int]]] = {

@@ -6,7 +6,6 @@ bounded, so that it costs the same with a million calls waiting as with ten thou
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from callqueue.budgets import Budget, cost_of, key_part
 from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
 from callqueue.limits import SECOND
 from callqueue.slots import Slots
+from callqueue.waiting import READY
 
 CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
 SMALLEST_CAP = 1000  # the same where there are many rules
@@ -151,7 +151,7 @@ class _Seen:
         self.using, self.names, self.keys = using, names, keys
         self.now = to_us(database.clock(using))
         self.slots = None if exact else Slots(using, self.now, until)
-        changed, self.memos = _remembered(using, names)
+        changed, self.memos = holds.remembered(using, names)
         self.book = conf.current().book.with_rates({**changed, **rates})
         self.held = holds.in_force(using, names, from_us(self.now))
         self.in_flight = ledger.open_counts(using)
@@ -199,19 +199,6 @@ def _of_rule(seen: _Seen, name: str) -> RuleOverview:
     )
 
 
-def _remembered(using: str, names: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """The limits that operators changed (budget id -> rate), and what passes remember by rule."""
-    from callqueue.models import RuleState
-
-    stored = RuleState.objects.using(using).filter(rule__in=names).values_list("rule", "rates", "memo")
-    rates: dict[str, str] = {}
-    memos = {}
-    for rule, changed, memo in stored:
-        rates.update(changed or {})
-        memos[rule] = memo
-    return rates, memos
-
-
 def _each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
     """What a SELECT returns for each of these parameters, two hundred in a statement. The first names what the row is about."""
     found: list[Any] = []
@@ -230,10 +217,8 @@ def _waiting(
     if exact:
         return _exact(using, names), frozenset()
     cap = max(SMALLEST_CAP, min(CAP, 5 * CAP // max(1, len(names))))
-    counted = (
-        f"(SELECT 1 AS one FROM {_table(using)} WHERE ready AND status IN (0, 2) AND rule = %s LIMIT {cap + 1}) AS first_calls"
-    )
-    ready = dict(_each(using, f"SELECT %s, COUNT(*) FROM {counted}", [(name, name) for name in names]))
+    few = f"(SELECT 1 AS one FROM {_table(using)} WHERE {READY} LIMIT {cap + 1}) AS few"
+    ready = dict(_each(using, f"SELECT %s, COUNT(*) FROM {few}", [(name, name) for name in names]))
     counts = {name: ready[name] + later.get(name, (0, 0))[0] for name in names}
     many = {name for name in names if ready[name] > cap}
     if sum(count for count, _ in later.values()) > CAP:
@@ -289,7 +274,7 @@ def _oldest_due(seen: _Seen) -> dict[str, int]:
     found = {rule: due for rule, (count, due) in seen.later.items() if count and due <= seen.now}
     firsts = (
         f"SELECT %s, MIN(due_at_dt) FROM (SELECT due_at_dt FROM {_table(seen.using)} "
-        "WHERE ready AND status IN (0, 2) AND rule = %s AND priority = %s ORDER BY due_at_dt LIMIT 1) AS first_call"
+        f"WHERE {READY} AND priority = %s ORDER BY due_at_dt LIMIT 1) AS first_call"
     )
     of_each = [(name, name, priority) for name, priorities in seen.priorities.items() for priority in priorities]
     for name, due in _each(seen.using, firsts, of_each):
@@ -302,10 +287,7 @@ def _next_keys(using: str, name: str, most: int) -> Counter[str]:
     """How many of the next `most` calls each key has."""
     key, table = quoted(using, "key"), _table(using)
     # Their ids first: to read their keys there, PostgreSQL would rather sort all that waits by an index that has the keys.
-    ids = (
-        f"SELECT id FROM {table} WHERE ready AND status IN (0, 2) AND rule = %s "
-        f"ORDER BY priority DESC, due_at_dt, id LIMIT {most}"
-    )
+    ids = f"SELECT id FROM {table} WHERE {READY} ORDER BY priority DESC, due_at_dt, id LIMIT {most}"
     found = rows(
         using,
         f"SELECT c.{key}, COUNT(*) FROM ({ids}) AS next_calls JOIN {table} c ON c.id = next_calls.id GROUP BY c.{key}",
@@ -316,13 +298,11 @@ def _next_keys(using: str, name: str, most: int) -> Counter[str]:
 
 def _waiting_of_keys(seen: _Seen, name: str, keys: Sequence[str]) -> Counter[str]:
     """How many calls of each key wait that are due, each counted up to one more than OF_KEY."""
-    some = (
-        f"SELECT 1 AS one FROM {_table(seen.using)} WHERE ready AND status IN (0, 2) AND rule = %s AND priority = %s "
-        f"AND {quoted(seen.using, 'key')} = %s LIMIT {OF_KEY + 1}"
-    )
+    where = f"{READY} AND priority = %s AND {quoted(seen.using, 'key')} = %s"
+    few = f"(SELECT 1 AS one FROM {_table(seen.using)} WHERE {where} LIMIT {OF_KEY + 1}) AS few"
     of_each = [(key, name, priority, key) for key in keys for priority in seen.priorities.get(name, ())]
     found: Counter[str] = Counter()
-    for key, count in _each(seen.using, f"SELECT %s, COUNT(*) FROM ({some}) AS few", of_each):
+    for key, count in _each(seen.using, f"SELECT %s, COUNT(*) FROM {few}", of_each):
         found[key] = min(OF_KEY + 1, found[key] + count)
     return found
 
@@ -373,8 +353,7 @@ def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
 
 
 def _account(seen: _Seen, group: tuple[str, ...]) -> ledger.Account:
-    memo = copy.deepcopy(seen.memos.get(min(group)) or {})
-    account = ledger.read(seen.using, seen.book, group, seen.now, memo, slots=seen.slots)
+    account = ledger.read(seen.using, seen.book, group, seen.now, seen.memos.get(min(group)), slots=seen.slots)
     account.read_keys([key for name in group for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))])
     return account
 

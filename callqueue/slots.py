@@ -122,9 +122,8 @@ class Slots:
 
 def stretch(newest_first: Sequence[int], size: int, width: int) -> Sequence[int]:
     """The first `size` of these, as far as each follows the one before: what is counted together spans nothing else."""
-    step = -width
-    length = next((i for i in range(1, size) if newest_first[i : i + 1] != [newest_first[0] + i * step]), size)
-    return newest_first[:length]
+    first = newest_first[:size]
+    return first[: next((i for i, start in enumerate(first) if start != first[0] - i * width), size)]
 
 
 def place(using: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from callqueue import database, states
 
 PRIORITIES = 16  # levels of priority looked at in one pass
-_READY = "ready AND status IN (0, 2) AND rule = %s"
+READY = "ready AND status IN (0, 2) AND rule = %s"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
     if not rules:
         return set()
     dual = " FROM DUAL" if database.is_mysql(using) else ""
-    one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {database.quoted(using, _table())} WHERE {_READY})"
+    one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {database.quoted(using, _table())} WHERE {READY})"
     sql = " UNION ALL ".join([one] * len(rules))
     return {row[0] for row in database.rows(using, sql, [rule for rule in rules for _ in range(2)])}
 
@@ -68,21 +68,21 @@ def rules_of_ready(using: str) -> list[str]:
 
 def first(using: str, rule: str, now: datetime, count: int) -> list[Candidate]:
     """The next `count` calls of a rule, locked; calls that someone else has locked are passed over."""
-    where = f"{_READY} AND due_at_dt <= %s ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
+    where = f"{READY} AND due_at_dt <= %s ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
     return _candidates(using, where, [rule, database.as_parameter(using, now)])
 
 
 def priorities(using: str, rule: str) -> list[int]:
     """The priorities that ready calls of the rule have, highest first."""
     found: list[int] = database.distinct_next(
-        using, _table(), "priority", _READY, [rule], after=40000, down=True, count=PRIORITIES
+        using, _table(), "priority", READY, [rule], after=40000, down=True, count=PRIORITIES
     )
     return found
 
 
 def keys(using: str, rule: str, priority: int, after: str | None, count: int) -> list[str]:
     """The next `count` keys past `after`, in order, that have ready calls of this priority; None begins with the first."""
-    where, params = f"{_READY} AND priority = %s", [rule, priority]
+    where, params = f"{READY} AND priority = %s", [rule, priority]
     if after is None and (
         empty := list(
             _calls(using)
@@ -96,7 +96,7 @@ def keys(using: str, rule: str, priority: int, after: str | None, count: int) ->
 
 def first_of_keys(using: str, rule: str, priority: int, now: datetime, counts: dict[str, int]) -> list[Candidate]:
     """The next calls of these keys, so many of each, locked; the keys' first calls before any key's second."""
-    where = f"{_READY} AND priority = %s AND due_at_dt <= %s"
+    where = f"{READY} AND priority = %s AND due_at_dt <= %s"
     found = database.first_of_each(
         using, _table(), "key", where, [rule, priority, database.as_parameter(using, now)], "due_at_dt, id", counts
     )
