@@ -1,5 +1,5 @@
 # The example project, for docker-compose.yml. Not what you deploy: your own project installs django-callqueue.
-FROM python:3.12-slim
+FROM python:3.12.12-slim-bookworm
 
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -12,8 +12,8 @@ WORKDIR /app
 
 COPY pyproject.toml README.md LICENSE ./
 COPY callqueue ./callqueue
-RUN pip install ".[postgres,beat,redis,encryption,metrics]" "gunicorn>=22"
 COPY example_project ./example_project
+RUN pip install --constraint example_project/constraints.txt ".[postgres,beat,redis,encryption,metrics]" gunicorn
 
 RUN useradd --create-home --uid 10001 app
 USER app

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from callqueue.limits import Concurrency, FixedWindow, SlidingWindow, TokenBucket
 from callqueue.outcome import GiveUp, HoldUntil, RetryLater, Succeeded
 from callqueue.rules import Breaker, Discard, Retry, Route, Rule
+from callqueue.secrets import Secret, SecretFor
 
 if TYPE_CHECKING:
     from callqueue.events import backlog_aged, call_failed, call_finished, call_unknown, limit_exceeded, rule_held
@@ -47,6 +48,8 @@ __all__ = [
     "RetryLater",
     "Route",
     "Rule",
+    "Secret",
+    "SecretFor",
     "Session",
     "SlidingWindow",
     "Succeeded",

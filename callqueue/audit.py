@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import conf, database, events, holds, states
+from callqueue import agreement, conf, database, events, states
 from callqueue.budgets import Book, Budget, cost_of
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
-from callqueue.ledger import scope_value
 from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, TokenBucket
 
 PAGE = 5000
@@ -70,6 +69,7 @@ class Seen:
     counted: int
     began: int
     finished: int | None
+    released: int = 0
 
 
 def audit(using: str, *, since: timedelta, tell: bool = True) -> Audit:
@@ -77,8 +77,7 @@ def audit(using: str, *, since: timedelta, tell: bool = True) -> Audit:
 
     Tells `limit_exceeded` of each limit that was, unless `tell` is false.
     """
-    book = conf.current().book
-    book = book.with_rates(holds.rates(using, list(book.rules)))
+    book = agreement.book_in_force(using)
     now = database.clock(using)
     cut = now - since
     result = judge(book, _attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
@@ -90,9 +89,12 @@ def audit(using: str, *, since: timedelta, tell: bool = True) -> Audit:
 def judge(book: Book, attempts: Iterator[Seen], now: int, since: datetime) -> Audit:
     """The findings on attempts, which come about in the order of their ends; none much later than its rule's timeout."""
     budgets = {b.id: _Budget(b) for b in book.all_budgets()}
-    of_rule = {rule: [budgets[b.id] for b in listed] for rule, listed in book.budgets.items()}
+    of_rule: dict[str, list[_Budget]] = {}
+    for b in book.all_budgets():
+        for rule in (*b.rules, *(name for name, _ in b.former)):
+            of_rule.setdefault(rule, []).append(budgets[b.id])
     lag = _lag(book)
-    in_flight = {rule for rule, listed in book.budgets.items() if any(isinstance(b.limit, Concurrency) for b in listed)}
+    in_flight = {rule for rule, listed in of_rule.items() if any(isinstance(b.limit, Concurrency) for b in listed)}
     upcoming: list[tuple[int, int, int, Seen]] = []  # instant, what happens then, a running number
     number = 0
     for number, seen in enumerate(attempts, start=1):
@@ -135,10 +137,10 @@ class _Budget:
 
     def see(self, instant: int, what: int, seen: Seen) -> None:
         is_concurrency = isinstance(self.limit, Concurrency)
-        if is_concurrency == (what == _COUNTED):
+        if is_concurrency == (what == _COUNTED) or not self.budget.counts(seen.rule, seen.released):
             return
         if cost := cost_of(seen.cost, self.limit.unit):
-            value = scope_value(self.limit, seen.key, seen.queue)
+            value = self.budget.value_of(seen.key, seen.queue)
             tally = self.tallies.get(value)
             if tally is None:
                 tally = self.tallies[value] = tally_of(self.limit)
@@ -304,7 +306,8 @@ class _BucketTally(Tally):
 def _attempts(using: str, book: Book, cut: int, now: int) -> Iterator[Seen]:
     """The attempts of all rules by the end, page by page; the open ones that a worker has begun come last."""
     what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
-    streams = [_ended(using, what, rule, cut) for rule in book.rules if book.budgets[rule]]
+    counted = {rule for b in book.all_budgets() for rule in (*b.rules, *(name for name, _ in b.former))}
+    streams = [_ended(using, what, rule, cut) for rule in sorted(counted)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
     for row in _rows(using, what, "finished_at IS NULL AND started_at IS NOT NULL", []):
         yield _seen(row, now)
@@ -324,15 +327,15 @@ def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
     from callqueue.models import CallAttempt
 
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", what)]
-    instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at")
+    instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
     listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])
     return rows(using, f"SELECT {listed} FROM {quoted(using, CallAttempt._meta.db_table)} WHERE {where}", params)
 
 
 def _seen(row: Any, now: int) -> Seen:
-    _, rule, key, queue, cost, sent, began, finished = row
+    _, rule, key, queue, cost, sent, began, finished, released = row
     if sent is not None:
         counted = began = sent
     else:
         counted = now if finished is None else finished
-    return Seen(rule, key, queue, json.loads(cost) if isinstance(cost, str | bytes) else cost, counted, began, finished)
+    return Seen(rule, key, queue, json.loads(cost) if isinstance(cost, str | bytes) else cost, counted, began, finished, released)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -15,11 +16,12 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error
-from django.utils.module_loading import import_string
+from django.utils.module_loading import autodiscover_modules, import_string
 
 from callqueue import conf, states
 from callqueue.exceptions import InvalidCall
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
+from callqueue.scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -115,7 +117,7 @@ class QueuedBackend:
             raise self._unknown(result_id)
         try:
             return self._result(call, self._task_of(call))
-        except (ImportError, LookupError) as error:
+        except LookupError as error:
             raise self._unknown(result_id) from error
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
@@ -151,7 +153,7 @@ class QueuedBackend:
             self._tell_finished(signals, result, raised)
         return outcome
 
-    def _tell_finished(self, signals: Any, result: Any, error: Exception | None) -> None:
+    def _tell_finished(self, signals: Any, result: Any, error: BaseException | None) -> None:
         """Send the signal while the error is being handled: Django's own listener logs its traceback."""
         if error is None:
             signals.task_finished.send(sender=type(self), task_result=result)
@@ -161,12 +163,12 @@ class QueuedBackend:
         except type(error):
             signals.task_finished.send(sender=type(self), task_result=result)
 
-    def _call(self, result: Any) -> tuple[Outcome, Exception | None]:
+    def _call(self, result: Any) -> tuple[Outcome, BaseException | None]:
         """What comes of calling the task's function, and what it raised."""
         before = [import_module(self.api).TaskContext(task_result=result)] if result.task.takes_context else []
         try:
             value = result.task.call(*before, *result.args, **result.kwargs)
-        except Exception as error:
+        except BaseException as error:
             return RetryLater(_told(error)), error
         if isinstance(value, OUTCOMES):
             return value, None
@@ -228,11 +230,9 @@ class QueuedBackend:
         return error
 
     def _task_of(self, call: CallQueue) -> Any:
-        """The task, as it was enqueued: `using(...)` included."""
+        """The task, as it was enqueued: `using(...)` included. LookupError where this process knows none of that name."""
         params = call.call_data["params"]
-        found = import_string(params["path"])
-        if not isinstance(found, self._base.Task):
-            raise LookupError(f"{params['path']} is no task")
+        found = _registered(str(params["path"]), self._base.Task)
         later = call.due_at_dt if call.due_at_dt > call.created_dt else None
         return found.using(priority=call.priority, queue_name=params["queue_name"], backend=self.alias, run_after=later)
 
@@ -278,15 +278,38 @@ class QueuedBackend:
         """An error of an attempt, by the text that was recorded."""
         raised = _RAISED.match(message)
         _, _, traceback = message.partition("\n")
-        path = raised.group(1) if raised else _UNRAISED
+        path = raised.group(1) if raised and _is_known_error(raised.group(1)) else _UNRAISED
         return self._base.TaskError(exception_class_path=path, traceback=traceback or message)
 
 
 def _told(error: BaseException) -> str:
-    """The error as an attempt keeps it: its class's path and its words, then the end of its traceback."""
+    """The error as an attempt keeps it: its class's path and its words, then the end of its traceback; cleaned, then cut."""
     kind = type(error)
-    head = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ").replace("\n", " ")[:HEAD]
-    return f"{head}\n{''.join(format_exception(error))[-TAIL:]}"
+    head = cleaned(f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")).replace("\n", " ")[:HEAD]
+    return f"{head}\n{cleaned(''.join(format_exception(error)))[-TAIL:]}"
+
+
+def _is_known_error(path: str) -> bool:
+    """Whether it names an exception that is there: the API imports what a result says was raised."""
+    module, _, name = path.rpartition(".")
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return isinstance(found, type) and issubclass(found, Exception)
+
+
+def _registered(path: str, kind: type) -> Any:
+    """The task of this name, among those that are there: nothing is imported because a row names it."""
+    _discover()
+    module, _, name = path.rpartition(".")
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if not isinstance(found, kind) or getattr(found, "module_path", None) != path:
+        raise LookupError(f"this process has no task {path!r}; is its module imported, or named `tasks` in an installed app?")
+    return found
+
+
+@cache
+def _discover() -> None:
+    """Import the `tasks` modules of the installed apps, as Celery's workers do."""
+    autodiscover_modules("tasks")
 
 
 def _put(result: Any, **values: Any) -> None:

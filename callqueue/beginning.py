@@ -1,6 +1,7 @@
 """Begin: takes released attempts for this worker, and reads what is needed to make their calls.
 
-An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or deleted is left out. Where the
+An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or deleted is left out; so is one
+that somebody has locked, rather than to let the others wait. Where the
 database can (PostgreSQL), one statement takes and reads; elsewhere one reads and another takes. It brings the database's clock
 along, which the worker's own monotonic time is then mapped onto.
 """
@@ -16,10 +17,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from callqueue import clockwork, conf, database, events, states
+from callqueue import clockwork, conf, database, events, locks, states, texts
 from callqueue.budgets import redirects_in
 from callqueue.database import from_us, to_us
 from callqueue.fields import UNREADABLE
@@ -27,12 +27,15 @@ from callqueue.handlers import methods
 from callqueue.rules import Rule
 
 EXPIRED = "expired"
-_OF_ATTEMPT = ("id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call", "cost")
+_OF_ATTEMPT = ("id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call", "cost", "worker")
 _OF_CALL = (
     "status", "last_attempt", "rule", "key", "cost", "call_data", "method", "failed_count", "throttled_count", "unique_key",
     "callback", "first_sent_dt", "due_at_dt", "expires_at_dt", "idempotency_key",
     "trace_context",
 )  # fmt: skip
+
+
+_READING = ("clock", "moved")  # what a statement selects of the clock
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Clock:
 class Job:
     """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any more.
 
-    `redirects`: how many it may follow, since so many are charged with it.
+    `charged`: what it was charged at its release; `redirects`: how many it may follow, since so many are charged with it.
+    `is_left`: it is not to be sent any more, unless it `is_through` its gate: it has been, or is about to be.
     """
 
     attempt_id: int
@@ -79,10 +83,13 @@ class Job:
     worker: str
     clock: Clock
     trace_context: str | None = None
+    charged: Any = 1
     redirects: int = 0
     rule: Rule | None = None
     lease_ends: float = 0.0
     unfit: str | None = None
+    is_left: bool = False
+    is_through: bool = False
 
     @property
     def sound_rule(self) -> Rule:
@@ -91,25 +98,53 @@ class Job:
         return self.rule
 
 
-def begin(using: str, attempt_ids: Sequence[int]) -> list[Job]:
-    """Take these attempts, those that are still to be begun; in the order in which they are to be sent."""
-    worker = f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
+def name_worker() -> str:
+    """A name that whoever begins a message has to himself: of two begins of the same message, one begins an attempt."""
+    return f"{texts.storable(socket.gethostname())[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
+
+
+def begin(using: str, attempt_ids: Sequence[int], worker: str = "") -> list[Job]:
+    """Take these attempts, those that are still to be begun or that this worker has; in the order in which to send them.
+
+    A database that is away is waited for, for as long as a release is good for.
+    """
+    name, seconds = worker or name_worker(), conf.current().release_lease
+    return database.persist(using, lambda: _begin(using, attempt_ids, name), seconds=seconds, during="begin")
+
+
+def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
     before = clockwork.monotonic()
     at_once = database.returns_updated(using)
-    rows = _take_at_once(using, attempt_ids, worker) if at_once else [r for r in _read(using, attempt_ids) if _can_begin(r)]
+    rows = _take_at_once(using, attempt_ids, worker) if at_once else _read(using, attempt_ids, worker)
     clock, steady_from = _read_clock(using, rows, before)
     released = {row["a.id"]: row["a.released_at"] for row in rows}
     jobs = [_job(row, worker, clock) for row in rows]
     for job, released_at in ((job, released[job.attempt_id]) for job in jobs if job.send_at is not None):
         job.send_at = _slot(job, released_at, steady_from)
-    _give_back(using, attempt_ids, {job.attempt_id for job in jobs})
     if not at_once:
-        taken = _take(using, jobs, worker)
+        taken = _take(using, jobs, worker, released)
         jobs = [job for job in jobs if job.attempt_id in taken]
     if len(jobs) < len(attempt_ids):
+        give_back(using, attempt_ids)
         events.tell("attempt_refused", attempts=len(attempt_ids) - len(jobs), reason="already begun, voided or out of date")
+    if clockwork.watch(using).wants_look and not database.in_transaction(using):
+        clockwork.watch(using).look()
     first = min((job.clock.at for job in jobs), default=None)
     return sorted(jobs, key=lambda job: job.send_at or first or job.clock.at)
+
+
+def give_back(using: str, attempt_ids: Sequence[int]) -> int:
+    """Void what is still to be begun of these: it never reaches the wire, and a call that waits for it waits for a release again.
+
+    What somebody has locked (a cancel that has not committed yet) is left as it is; the count of those.
+    """
+    from callqueue.models import CallAttempt
+
+    unbegun = CallAttempt.objects.using(using).unbegun().filter(pk__in=list(attempt_ids)).values_list("pk", flat=True)
+    if not (left := list(unbegun)):
+        return 0
+    locks.take_back(using, left)
+    return len(unbegun.all())
 
 
 @lru_cache
@@ -120,36 +155,43 @@ def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
-    """The fence: an attempt is begun by the one update that finds it unbegun. Those that this one
-    has begun, with their calls and the clock.
+    """The fence: an attempt is begun by the one update that finds it unbegun, or begun by this worker: the answer to a first
+    try may have been lost. Those that this one has begun, with their calls and the clock.
 
     The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what may still be sent.
     """
     columns, attempts, calls = _columns(using)
-    clock = f"({database.clock_sql(using)})"
+    clock, ids = f"({database.clock_sql(using)})", database.listed(attempt_ids)
     config = conf.current()
     ahead = f"GREATEST(INTERVAL '0', a.send_at - {clock}, a.send_at - a.released_at)"
     lease = "make_interval(secs => COALESCE(CAST(CAST(%s AS jsonb) ->> c.rule AS float8), %s))"
     # As a CASE the fence fits no partial index: rows are found by their keys, not by reading all open attempts.
     fence = (
-        f"CASE WHEN a.started_at IS NULL AND a.finished_at IS NULL AND c.status = {states.DISPATCHED} "
+        f"CASE WHEN (a.started_at IS NULL OR a.worker = %s) AND a.finished_at IS NULL AND c.status = {states.DISPATCHED} "
         "AND c.last_attempt = a.number THEN 1 ELSE 0 END = 1"
     )
     return columns.mapped(
-        f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, lease_until = {clock} + {ahead} + {lease} FROM {calls} c "
-        f"WHERE a.id IN ({database.listed(attempt_ids)}) AND c.id = a.call_id AND {fence} RETURNING {columns.sql}, {clock}",
-        [worker, config.leases, config.lease(None)],
-        "clock",
+        f"WITH free AS ({database.free_ids(using, attempts, ids)}) "
+        f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, lease_until = {clock} + {ahead} + {lease} "
+        f"FROM free, {calls} c WHERE a.id = free.id AND c.id = a.call_id AND {fence} "
+        f"RETURNING {columns.sql}, {clock}, {clockwork.moved_sql(using)}",
+        [worker, config.leases, config.lease(None), worker],
+        *_READING,
     )
 
 
-def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The attempts, their calls and the clock."""
+def _read(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
+    """The attempts that this worker can begin, their calls and the clock."""
     columns, attempts, calls = _columns(using)
-    selected = f"{columns.sql}, {database.clock_sql(using)}"
+    selected = f"{columns.sql}, {database.clock_sql(using)}, {clockwork.moved_sql(using)}"
     ids = database.listed(attempt_ids)
     sql = f"SELECT {selected} FROM {attempts} a JOIN {calls} c ON c.id = a.call_id WHERE a.id IN ({ids}) ORDER BY a.id"
-    return columns.mapped(sql, [], "clock")
+    return [row for row in columns.mapped(sql, [], *_READING) if _can_begin(row, worker)]
+
+
+def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
+    is_open = (row["a.started_at"] is None or row["a.worker"] == worker) and row["a.finished_at"] is None
+    return bool(is_open and row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"])
 
 
 @lru_cache
@@ -162,10 +204,9 @@ def _columns(using: str) -> tuple[database.Columns, str, str]:
 
 def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float) -> tuple[Clock, datetime]:
     """The database's clock as the rows brought it, narrowed by earlier readings; and from when on it is known to be steady."""
-    watch, reading = clockwork.watch(using), clockwork.brought(using, rows[0]["clock"] if rows else None, before)
-    steady_from = watch.take(reading)
-    narrowed = watch.narrowed.add(reading)
-    return Clock(from_us(reading.at), narrowed.before, narrowed.after), from_us(steady_from)
+    reading = clockwork.brought(using, before, *(rows[0][name] for name in _READING)) if rows else clockwork.read(using)
+    narrowed, steady_from = clockwork.watch(using).take(reading)
+    return Clock(from_us(narrowed.at), narrowed.before, narrowed.after), from_us(steady_from)
 
 
 def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
@@ -173,11 +214,6 @@ def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
     assert job.send_at is not None
     latest = job.clock.at + (job.send_at - released_at)
     return min(job.send_at, latest) if steady_from <= released_at else latest
-
-
-def _can_begin(row: Mapping[str, Any]) -> bool:
-    is_open = row["a.started_at"] is None and row["a.finished_at"] is None
-    return bool(is_open and row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"])
 
 
 def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
@@ -204,6 +240,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
         worker=worker,
         clock=clock,
         trace_context=row["c.trace_context"],
+        charged=row["a.cost"],
         rule=conf.current().rules.get(row["c.rule"]),
     )
     start = max(0.0, job.clock.monotonic_at(job.send_at) - clock.after) if job.send_at else 0.0
@@ -228,13 +265,16 @@ def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | N
         try:
             if path is not None:
                 imported(path)
-        except (ImportError, ImproperlyConfigured) as error:
-            return f"the rule's {name} cannot be imported: {error}"
+        except BaseException as error:  # whatever its module does when it is read, it does to calls of this rule only
+            return f"the rule's {name} cannot be imported: {texts.worded(error)}"
     return None
 
 
-def _take(using: str, jobs: Sequence[Job], worker: str) -> set[int]:
-    """The fence as above, for attempts that were read before; the ids of those that this worker has begun."""
+def _take(using: str, jobs: Sequence[Job], worker: str, released: Mapping[int, datetime]) -> set[int]:
+    """The fence as above, for attempts that were read before; the ids of those that this worker has begun.
+
+    When they were released is part of it: the lease is by a clock that may have jumped meanwhile, and the ledger moved.
+    """
     from callqueue.models import CallAttempt
 
     if not jobs:
@@ -245,22 +285,14 @@ def _take(using: str, jobs: Sequence[Job], worker: str) -> set[int]:
             "started_at": job.clock.at,
             "worker": worker,
             "lease_until": job.clock.at + timedelta(seconds=max(0.0, job.lease_ends - job.clock.before)),
+            "released_at": released[job.attempt_id],
         }
         for job in jobs
     ]
-    count = database.update_each(CallAttempt, using, rows, where="t.started_at IS NULL AND t.finished_at IS NULL")
+    fence = "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v4"
+    count = database.update_free(CallAttempt, using, rows, fence, [worker])
     ids = {job.attempt_id for job in jobs}
     if count == len(ids):
         return ids
     mine = CallAttempt.objects.using(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
     return set(mine.values_list("pk", flat=True))
-
-
-def _give_back(using: str, attempt_ids: Sequence[int], current: set[int]) -> None:
-    """Void the attempts whose call was cancelled, changed or deleted since: they never reach the wire."""
-    from callqueue.models import CallAttempt
-
-    if len(current) == len(attempt_ids):
-        return
-    with database.writing(using):
-        CallAttempt.objects.using(using).void(set(attempt_ids) - current)

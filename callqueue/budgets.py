@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,22 +20,59 @@ Cost = int | Mapping[str, int]
 REDIRECTS = "redirects"  # the unit in which an attempt's cost says how many redirects are charged with it
 
 
+Former = tuple[str, int | None]  # a rule, and the last instant (microseconds) at which what was released counts; None: all of it
+
+
 @dataclass(frozen=True)
 class Budget:
-    """One limit and the rules it counts. `id` is its name, or "<rule>#<index>" where it has none."""
+    """One limit and the rules it counts. `id` is its name, or "<rule>#<index>" where it has none.
+
+    `former`: rules that are not charged to it any more, whose earlier releases it goes on counting. Where settings differ, a
+    limit that is several has as many budgets, each with an id of its own; `settings_id` is what the settings call it.
+    """
 
     id: str
     limit: Limit
     rules: tuple[str, ...]
+    former: tuple[Former, ...] = ()
+    settings_id: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """What the settings and operators call it."""
+        return self.settings_id or self.id
+
+    def counts(self, rule: str, released_at: int) -> bool:
+        """Whether an attempt of the rule that was released at this instant (microseconds) is charged to it."""
+        return rule in self.rules or any(rule == name and (until is None or released_at <= until) for name, until in self.former)
+
+    def value_of(self, key: str, queue: str) -> str:
+        """The value of the limit's `per` for a call with this key on this queue: which of its budgets it counts in."""
+        if self.limit.per == "rule":
+            return ""
+        return queue if self.limit.per == "queue" else key_part(key, self.limit.per)
 
 
 @dataclass(frozen=True)
 class Book:
-    """All rules with their budgets and groups."""
+    """All rules with their budgets and groups.
+
+    What is in force may hold more than this process's settings, `own`: rules that only other dispensers know (here without
+    their fields, never to be released here) and limits of theirs. `agreement` names what it was made of; `unreadable` are
+    rules with a limit that this version does not know.
+    """
 
     rules: Mapping[str, Rule]
     budgets: Mapping[str, tuple[Budget, ...]]  # by rule
     groups: Mapping[str, tuple[str, ...]]  # by rule: the names in its group, sorted
+    own: Book | None = None
+    agreement: str = ""
+    unreadable: frozenset[str] = field(default=frozenset())
+
+    @property
+    def settings(self) -> Book:
+        """The settings alone, with changed limits."""
+        return self.own or self
 
     def all_budgets(self) -> tuple[Budget, ...]:
         """Every budget once."""
@@ -68,14 +105,14 @@ class Book:
         return tuple(host for name in others for host in self.rules[name].hosts if host not in self.rules[rule].hosts)
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
-        """The same book with other rates for the budgets named: an operator's overrides. Unknown ids are passed over."""
+        """The same book with other rates for the limits named: an operator's overrides. Unknown ids are passed over."""
         if not rates:
             return self
         changed = {
-            rule: tuple(replace(b, limit=b.limit.with_rate(rates[b.id])) if b.id in rates else b for b in budgets)
+            rule: tuple(replace(b, limit=with_rate(b.limit, rates.get(b.known_as))) for b in budgets)
             for rule, budgets in self.budgets.items()
         }
-        return Book(self.rules, changed, self.groups)
+        return replace(self, budgets=changed)
 
 
 def bind(rules: Mapping[str, Rule]) -> Book:
@@ -97,7 +134,15 @@ def bind(rules: Mapping[str, Rule]) -> Book:
             users.setdefault(budget_id, []).append(rule_name)
             ids[rule_name].append(budget_id)
     budgets = {rule: tuple(Budget(i, limits[i], tuple(users[i])) for i in ids[rule]) for rule in rules}
-    return Book(dict(rules), budgets, _groups(rules, users.values()))
+    return Book(dict(rules), budgets, groups_of(rules, users.values()))
+
+
+def with_rate(limit: Limit, rate: str | None) -> Limit:
+    """The limit with an operator's rate; as it is where there is none, or the limit is of another kind since it was given."""
+    try:
+        return limit if rate is None else limit.with_rate(rate)
+    except ImproperlyConfigured:
+        return limit
 
 
 def cost_of(cost: Cost, unit: str) -> int:
@@ -153,7 +198,8 @@ def key_parts(key: str) -> Mapping[str, str]:
     return parts if isinstance(parts, dict) else {}
 
 
-def _groups(rules: Iterable[str], shares: Iterable[list[str]]) -> dict[str, tuple[str, ...]]:
+def groups_of(rules: Iterable[str], shares: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """By rule the names of all that share a budget with it, directly or through others, sorted. `shares`: who shares each."""
     group = {rule: {rule} for rule in rules}
     for users in shares:
         merged = set().union(*(group[user] for user in users))

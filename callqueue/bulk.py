@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
@@ -35,7 +36,7 @@ class Pick:
 
 def count(using: str, pick: Pick) -> int:
     """How many calls are picked now."""
-    return int(_picked(using, pick).count())
+    return database.persist(using, lambda: int(_picked(using, pick).count()), during="bulk")
 
 
 def requeue(using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None) -> int:
@@ -62,15 +63,22 @@ def statuses_of(names: Sequence[str] | None, default: Sequence[int], legal: Sequ
 
 
 def _each_batch(using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None) -> int:
-    picked = _picked(using, pick)
-    total = int(picked.count()) if progress else None
+    picked = database.persist(using, lambda: _picked(using, pick), during="bulk")
+    total = database.persist(using, lambda: int(picked.count()), during="bulk") if progress else None
     changed = seen = last = 0
-    while ids := list(picked.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]):
-        changed += act(_calls(using).filter(pk__in=ids))
-        seen, last = seen + len(ids), ids[-1]
+    while True:
+        ids, count = database.persist(using, partial(_next_batch, using, picked.filter(pk__gt=last), act), during="bulk")
+        if not ids:
+            return changed
+        changed, seen, last = changed + count, seen + len(ids), ids[-1]
         if progress:
             progress(seen, total)
-    return changed
+
+
+def _next_batch(using: str, picked: Any, act: Callable[[Any], int]) -> tuple[list[int], int]:
+    """Act on the next calls; their ids, and how many of them changed."""
+    ids = list(picked.order_by("pk").values_list("pk", flat=True)[:BATCH])
+    return ids, act(_calls(using).filter(pk__in=ids)) if ids else 0
 
 
 def _picked(using: str, pick: Pick) -> Any:

@@ -22,8 +22,9 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
     from callqueue.models import CallQueue
 
     rows = CallQueue.objects.using(using).filter(pk__in=call_ids, status=status)
+    told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     owed = []
-    for pk, rule, error, pending in rows.values_list("pk", "rule", "error_message", "callback_pending"):
+    for pk, rule, error, pending in database.persist(using, lambda: list(told.all()), during="callback"):
         name = conf.NAMES_OF_STATUS[status]
         if status == states.FAILED:
             events.tell("call_failed", call_id=pk, status=name, rule=rule, reason=error)
@@ -33,7 +34,7 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
         if pending:
             owed.append(pk)
     if owed:
-        deliver(using, owed)
+        database.persist(using, lambda: deliver(using, owed), during="callback")
 
 
 def deliver(using: str, call_ids: Sequence[int]) -> int:
@@ -63,8 +64,10 @@ def _send(using: str, owed: Any) -> int:
         for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[:MOST]:
             try:
                 messages.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
-            except Exception as error:
+            except BaseException as error:
                 events.tell("broker_away", during="callback", error=type(error).__name__)
+                if messages.is_its_own(current_app, str(callback)):
+                    continue
                 break
             sent.append(pk)
         _owed(using).filter(pk__in=sent).update(callback_pending=False)

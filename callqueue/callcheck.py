@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers.addresses import host_refusal, literal_address, refusal
+from callqueue.secrets import MARK, Secret, marked, unmarked
 
 HTTP_METHODS = frozenset({"get", "options", "head", "post", "put", "patch", "delete"})
 METHODS = HTTP_METHODS | {"send_email", "celery_task"}
@@ -26,7 +27,7 @@ MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being t
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
 MAX_TEXT = 255  # the width of the columns for key, unique_key and callback
 MAX_COST = 2**31 - 1
-SECRET = "$secret"
+LONGEST_AUTHORITY = 300  # characters of a URL's host and port; a host's name has at most 253
 
 _PARAMS = {
     "send_email": ("to", "subject", "message", "from_email", "html_message", "cc", "bcc", "reply_to"),
@@ -61,10 +62,11 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::(.*))?")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what moves a terminal's cursor, or begins another line
 _COOKIE_CONTROL = re.compile(r"[\x00-\x1f\x7f;]")
 _LINE_BREAK = re.compile(r"[\r\n\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]{0,39}", re.ASCII)
-_TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f]+")
+_TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
 _HUGE = 10**MAX_DIGITS
 _WIDE = 2**63
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
@@ -73,7 +75,7 @@ _decode = json.JSONDecoder().decode
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """A call as it will be stored: the method in its canonical spelling, and plain JSON values."""
+    """A call as it will be stored: the method in its canonical spelling, plain JSON values, and secrets by name."""
 
     method: str
     call_data: dict[str, Any]
@@ -111,8 +113,8 @@ def check_call_data(
 ) -> dict[str, Any]:
     """A plain JSON copy of `call_data`, its method normalised. InvalidCall names the field, NotAllowed the host.
 
-    A `{"$secret": NAME}` is accepted in place of any string in params; what it stands for is not known here, so the
-    worker repeats the checks with `check_params` once it is.
+    A Secret is accepted in place of any string in params; what it stands for is not known here, so the worker repeats the
+    checks with `check_params` once it is. A dict that looks like a reference to one is a dict.
     """
     if not isinstance(call_data, dict):
         raise InvalidCall("call_data", f"must be a dict with 'method' and 'params', not {_kind(call_data)}")
@@ -132,8 +134,6 @@ def check_params(method: str, params: object, *, allowed_hosts: Iterable[str], a
     """Check what the method makes of its params, which are plain JSON. Call it again once secrets are resolved."""
     if not isinstance(params, dict):
         raise InvalidCall("params", f"must be a dict, not {_kind(params)}")
-    if SECRET in params:
-        raise InvalidCall("params", "must be a dict of arguments; a secret may stand for a string inside it")
     if method in HTTP_METHODS:
         _check_http(params, tuple(allowed_hosts), tuple(allowed_networks))
     elif method == "send_email":
@@ -144,6 +144,13 @@ def check_params(method: str, params: object, *, allowed_hosts: Iterable[str], a
 
 def check_url(url: object, *, allowed_hosts: Iterable[str], allowed_networks: Iterable[str], field: str = "params.url") -> str:
     """The host of an http(s) URL that may be called, lower-case ASCII. A name is not resolved here."""
+    return check_place(url, allowed_hosts=allowed_hosts, allowed_networks=allowed_networks, field=field)[0]
+
+
+def check_place(
+    url: object, *, allowed_hosts: Iterable[str], allowed_networks: Iterable[str], field: str = "params.url"
+) -> tuple[str, int]:
+    """As check_url, with the port."""
     if not isinstance(url, str) or not url:
         raise InvalidCall(field, f"must be an http or https URL, not {_kind(url)}")
     return _checked_url(url, field, tuple(allowed_hosts), tuple(allowed_networks))
@@ -158,7 +165,7 @@ def check_key(key: object) -> str:
         return _fitting("key", _encode(dict(sorted(named.items())))) if named else ""
     if not isinstance(key, str):
         raise InvalidCall("key", f"must be a string or a dict of names, not {_kind(key)}")
-    text = _fitting("key", _storable("key", key))
+    text = _fitting("key", _plain("key", key))
     if _is_json_object(text):
         raise InvalidCall("key", "is the text of a JSON object; give the dict itself for a key of several names")
     return text
@@ -201,7 +208,7 @@ def check_unique_key(unique_key: object) -> str | None:
         raise InvalidCall("unique_key", f"must be a string, not {_kind(unique_key)}")
     if not unique_key:
         raise InvalidCall("unique_key", "is empty: every such call would be the same; give None for no unique key")
-    return _fitting("unique_key", _storable("unique_key", unique_key))
+    return _fitting("unique_key", _plain("unique_key", unique_key))
 
 
 def check_callback(callback: object) -> str | None:
@@ -220,26 +227,28 @@ def check_callback(callback: object) -> str | None:
 
 def _plain_copy(call_data: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -> dict[str, Any]:
     """The value after a round trip through JSON, so that what is checked next is what will be read back."""
-    _walk(call_data, max_bytes, secret_names)
+    has_secrets = _walk(call_data, max_bytes, secret_names)
     try:
-        text = _encode(call_data)
+        text = _encode(marked(call_data) if has_secrets else call_data)
         size = len(text) if text.isascii() else len(text.encode())
     except (ValueError, TypeError, RecursionError, OverflowError):
         raise InvalidCall("call_data", "cannot be written as JSON") from None
     if size > max_bytes:
         raise InvalidCall("call_data", f"is {size} bytes of JSON; MAX_CALL_BYTES is {max_bytes}")
-    copy: dict[str, Any] = _decode(text)
+    copy: dict[str, Any] = unmarked(_decode(text)) if has_secrets else _decode(text)
     return copy
 
 
-def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -> None:
+def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -> bool:
     """Refuse, with its path, whatever is not JSON, too deep, too large or an unknown secret. Never recurses.
+
+    Whether there is a secret.
 
     A path is kept as (path of the parent, key) and becomes text only in a refusal. `spent` never exceeds the size of
     the JSON and is bounded, so that a structure that shares its parts, or contains itself, ends the walk in time.
     """
     pending: list[tuple[Any, Any, int]] = [(root, None, 1)]
-    spent, most = 0, 4 * max_bytes
+    spent, most, has_secrets = 0, 4 * max_bytes, False
     while pending:
         value, path, depth = pending.pop()
         if depth > MAX_DEPTH:
@@ -248,7 +257,7 @@ def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -
         items: Iterable[tuple[Any, Any]]
         if isinstance(value, dict):
             items = value.items()
-            spent += _checked_names(value, path, secret_names)
+            spent += _checked_names(value, path)
         else:
             items = enumerate(value)
         if spent > most:
@@ -261,13 +270,17 @@ def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -
                     _check_text(item, (path, key))
             elif kind is dict or kind is list or isinstance(item, (dict, list, tuple)):
                 pending.append((item, (path, key), depth + 1))
+            elif kind is Secret:
+                _check_secret(item, (path, key), secret_names)
+                has_secrets = True
             elif item is not None and kind is not bool:
                 spent += _checked_scalar(item, (path, key))
     if spent > most:
         raise InvalidCall("call_data", f"is more than {most} bytes of JSON; MAX_CALL_BYTES is {max_bytes}")
+    return has_secrets
 
 
-def _checked_names(value: dict[Any, Any], path: Any, secret_names: Collection[str]) -> int:
+def _checked_names(value: dict[Any, Any], path: Any) -> int:
     spent = 0
     for key in value:
         if not isinstance(key, str):
@@ -275,19 +288,16 @@ def _checked_names(value: dict[Any, Any], path: Any, secret_names: Collection[st
         spent += len(key)
         if not key.isascii() or "\0" in key:
             _check_text(key, path, "has a key that ")
-    if SECRET in value and path is not None:
-        _check_secret(value, path, secret_names)
     return spent
 
 
-def _check_secret(value: dict[str, Any], path: Any, secret_names: Collection[str]) -> None:
-    name = value[SECRET]
-    if len(value) != 1:
-        raise InvalidCall(_trail(path), f"a reference to a secret has exactly one key, {SECRET!r}")
-    if not isinstance(name, str):
-        raise InvalidCall(_trail((path, SECRET)), f"must be the name of a secret, not {_kind(name)}")
-    if name not in secret_names:
-        raise InvalidCall(_trail((path, SECRET)), f"no such name in SECRETS{_suggest(name, secret_names)}")
+def _check_secret(secret: Secret, path: Any, secret_names: Collection[str]) -> None:
+    """Of the names there are none is told: whoever reads the error may not be who wrote the settings."""
+    if path[0] is None:
+        raise InvalidCall(_trail(path), "must not be a secret, which may stand for any string inside params")
+    _check_text(secret.name, path, "is a secret whose name ")
+    if secret.name not in secret_names:
+        raise InvalidCall(_trail(path), f"names a secret that is not in SECRETS: {_shown(secret.name)}")
 
 
 def _check_text(text: str, path: Any, what: str = "") -> None:
@@ -346,7 +356,7 @@ def _check_http(params: dict[str, Any], allowed_hosts: tuple[str, ...], allowed_
         raise InvalidCall("params.url", "is missing: the http or https URL to call")
     for name, value in params.items():
         if name == "url":
-            if not _is_secret(value):
+            if not isinstance(value, Secret):
                 check_url(value, allowed_hosts=allowed_hosts, allowed_networks=allowed_networks)
         elif name not in _HTTP_PARAMS:
             why = _ELSEWHERE.get(name) or f"is unknown{_suggest(name, _HTTP_PARAMS)}"
@@ -357,7 +367,7 @@ def _check_http(params: dict[str, Any], allowed_hosts: tuple[str, ...], allowed_
         raise InvalidCall("params.data", "and params.json are both given; a call has one body")
 
 
-def _checked_url(url: str, field: str, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> str:
+def _checked_url(url: str, field: str, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> tuple[str, int]:
     """Only plain shapes pass, so that no other parser of URLs can see another host in them."""
     if _UNSAFE_IN_URL.search(url):
         raise InvalidCall(field, "contains white space, a control character or a backslash; percent-encode it")
@@ -367,13 +377,22 @@ def _checked_url(url: str, field: str, allowed_hosts: tuple[str, ...], allowed_n
     authority = match.group(2)
     if "@" in authority:
         raise InvalidCall(field, "contains user:password@; give params.auth = [user, password] instead")
+    if len(authority) > LONGEST_AUTHORITY:  # before any cache sees it
+        raise InvalidCall(field, "has a host with characters or lengths that no host name has")
     host, why = _read_authority(authority)
     if why:
         raise InvalidCall(field, why)
-    forbidden = _forbidden(host, allowed_hosts, allowed_networks)
+    port = _port_of(authority) or (443 if match.group(1).lower() == "https" else 80)
+    forbidden = _forbidden(host, port, allowed_hosts, allowed_networks)
     if forbidden:
         raise NotAllowed(f"{field}: {forbidden}")
-    return host
+    return host, port
+
+
+def _port_of(authority: str) -> int:
+    """The port of an authority that was read; 0 where it names none."""
+    port = authority.rpartition(":")[2] if not authority.endswith("]") and ":" in authority else ""
+    return int(port or 0)
 
 
 @lru_cache(maxsize=1024)
@@ -417,9 +436,9 @@ def _ascii_host(host: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _forbidden(host: str, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> str | None:
+def _forbidden(host: str, port: int, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> str | None:
     """Why this host may not be called, as far as can be told without resolving it."""
-    why: str | None = host_refusal(host, allowed_hosts)
+    why: str | None = host_refusal(host, allowed_hosts, port)
     if why is None:
         address = literal_address(host)
         if address is not None:
@@ -512,11 +531,11 @@ def _check_fields(field: str, value: Any) -> None:
 
 
 def _check_field_value(field: str, name: str | int, value: Any) -> None:
-    if isinstance(value, dict) and not _is_secret(value):
-        raise InvalidCall(_path(field, name), "is a dict, which a query or form cannot carry; use params.json")
+    if isinstance(value, dict):
+        raise InvalidCall(_path(field, name), f"is {_kind(value)}, which a query or form cannot carry; use params.json")
     if isinstance(value, list):
         for index, item in enumerate(value):
-            if isinstance(item, list) or (isinstance(item, dict) and not _is_secret(item)):
+            if isinstance(item, list | dict):
                 raise InvalidCall(f"{_path(field, name)}[{index}]", "is nested, which a query or form cannot carry")
 
 
@@ -588,13 +607,11 @@ def _listed(field: str, value: Any) -> list[Any]:
 def _named(field: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidCall(field, f"must be a dict of names, not {_kind(value)}")
-    if SECRET in value:
-        raise InvalidCall(field, "must be a dict of names; a secret may stand for a string inside it")
     return value
 
 
 def _is_secret(value: Any) -> bool:
-    return isinstance(value, dict) and SECRET in value
+    return isinstance(value, Secret)
 
 
 # --- send's other arguments
@@ -603,7 +620,7 @@ def _is_secret(value: Any) -> bool:
 def _checked_key_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise InvalidCall("key", f"has a name that is not a string but {_kind(name)}" if name else "has an empty name")
-    return _storable("key", name)
+    return _plain("key", name)
 
 
 def _checked_key_value(name: str, value: object) -> str:
@@ -611,7 +628,7 @@ def _checked_key_value(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidCall(field, f"must be a string or a whole number, not {_kind(value)}")
     if isinstance(value, str):
-        return _storable(field, value)
+        return _plain(field, value)
     if abs(value) >= 10**MAX_TEXT:
         _refuse_length("key")
     return int.__repr__(value)
@@ -629,7 +646,7 @@ def _is_json_object(text: str) -> bool:
 def _checked_unit(unit: object) -> str:
     if not isinstance(unit, str) or not unit:
         raise InvalidCall("cost", "has a unit that is not a name, such as 'tokens'")
-    return _fitting("cost", _storable("cost", unit))
+    return _fitting("cost", _plain("cost", unit))
 
 
 def _checked_amount(field: str, amount: object) -> int:
@@ -658,6 +675,13 @@ def _storable(field: str, text: str) -> str:
     if flaw:
         raise InvalidCall(field, flaw)
     return str(text)
+
+
+def _plain(field: str, text: str) -> str:
+    """A name that may be shown anywhere: in a log, a table, a terminal."""
+    if _UNSEEN.search(text):
+        raise InvalidCall(field, "contains a control character or a line break")
+    return _storable(field, text)
 
 
 def _fitting(field: str, text: str) -> str:
@@ -703,8 +727,13 @@ def _kind(value: object) -> str:
         return "None"
     if isinstance(value, str):
         return "a string" if value else "an empty string"
+    if isinstance(value, dict) and len(value) == 1 and MARK in value:
+        return "a dict (if it was to name a secret: that is callqueue.Secret(NAME) now)"
     name = type(value).__name__
-    return {"dict": "a dict", "list": "a list", "int": "a number", "float": "a number", "bool": "a boolean"}.get(name, name)
+    return _KINDS.get(name, name)
+
+
+_KINDS = {"Secret": "a secret", "dict": "a dict", "list": "a list", "int": "a number", "float": "a number", "bool": "a boolean"}
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -64,6 +64,31 @@ def check_queues(**_: Any) -> list[CheckMessage]:
 
 
 @register("callqueue")
+def check_time_limit(**_: Any) -> list[CheckMessage]:
+    """callqueue.W002: Celery kills the process of a message before its calls have had their time: they become UNKNOWN."""
+    from celery import current_app
+
+    from callqueue.tasks import make_api_call
+
+    limit = make_api_call.time_limit or current_app.conf.task_time_limit
+    if conf.problems() or not limit:
+        return []
+    config = conf.current()
+    name = max(config.rules, key=lambda name: config.lease(config.rules[name]))
+    needed = config.lease(config.rules[name])
+    if limit >= needed:
+        return []
+    return [
+        Warning(
+            f"Celery's hard time limit of {limit:g} s kills a worker in the middle of calls; those of RULES[{name!r}] may take "
+            f"{needed:g} s, to be made and recorded",
+            hint="Give callqueue.make_api_call a time_limit of its own in CELERY_TASK_ANNOTATIONS. See docs/reference/tasks.md.",
+            id="callqueue.W002",
+        )
+    ]
+
+
+@register("callqueue")
 def check_time_zone(**_: Any) -> list[CheckMessage]:
     """callqueue.E004: USE_TZ is off, and limits are kept by instants that every clock agrees on."""
     from django.conf import settings

@@ -15,7 +15,8 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.models import Q
 
-from callqueue import conf, database, events, holds, ledger, states
+from callqueue import agreement, clockwork, conf, database, events, ledger, states
+from callqueue.database import from_us
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -48,10 +49,32 @@ def clean(
     vacuum is: (blocks so far, blocks, label=what is done). `vacuum_full` locks the tables against all use while they are
     rewritten.
     """
-    cleaned = Cleaned()
-    total = sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than)) if dry_run or progress else None
     if dry_run:
-        return Cleaned(calls=total or 0, attempts=sum(map(len, _spent_orphans(using))), holds=_ended_holds(using).count())
+        return database.persist(using, lambda: _count(using, older_than), during="cleanup")
+    cleaned = Cleaned()
+    database.persist(using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup")
+    if cleaned.calls or cleaned.attempts:
+        events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
+    if vacuum or vacuum_full:
+        _vacuum(using, vacuum_full, progress)
+    return cleaned
+
+
+def _count(using: str, older_than: timedelta | None) -> Cleaned:
+    """What a cleanup would delete."""
+    calls = _count_calls(using, older_than)
+    return Cleaned(calls=calls, attempts=sum(map(len, _spent_orphans(using))), holds=_ended_holds(using).count())
+
+
+def _count_calls(using: str, older_than: timedelta | None) -> int:
+    return sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than))
+
+
+def _prune(using: str, older_than: timedelta | None, batch_size: int, cleaned: Cleaned, progress: Progress | None) -> None:
+    """Delete what is past retention, and add to what was deleted before: broken off, it may be begun again."""
+    total = cleaned.calls + _count_calls(using, older_than) if progress else None
+    if not database.in_transaction(using):
+        clockwork.watch(using).look()
     database.look_at_what_changed(using, _tables(using))
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
@@ -61,13 +84,9 @@ def clean(
     for orphans in _spent_orphans(using):
         for first in range(0, len(orphans), batch_size):
             ids = orphans[first : first + batch_size]
-            cleaned.attempts += _attempts(using).filter(pk__in=ids)._raw_delete(using)
-    cleaned.holds = _ended_holds(using).delete()[0]
-    if cleaned.calls or cleaned.attempts:
-        events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
-    if vacuum or vacuum_full:
-        _vacuum(using, vacuum_full, progress)
-    return cleaned
+            cleaned.attempts += database.delete_each(_attempts(using).model, using, ids)
+    cleaned.holds += _ended_holds(using).delete()[0]
+    _delete_turns(using)
 
 
 def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
@@ -97,13 +116,22 @@ def _batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
     """Delete these calls, those that are still past retention, with their attempts that no window counts any more."""
+    calls, attempts = database.again_after_deadlock(using, lambda: _deleted(using, ids, status, cut))
+    cleaned.calls += calls
+    cleaned.attempts += attempts
+
+
+def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
     with database.writing(using):
         # By key alone: with the condition in it, a database might read all that it is true of.
         rows = database.locked(_model().objects.using(using).filter(pk__in=ids))
         seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
         gone = [pk for pk, now, ended, owed in seen if now == status and ended is not None and ended < cut and not owed]
-        cleaned.attempts += _attempts(using).filter(_spent(using), call_id__in=gone)._raw_delete(using)
-        cleaned.calls += _model().objects.using(using).filter(pk__in=gone)._raw_delete(using)
+        if not gone:  # all of them locked, or not what they were
+            return 0, 0
+        spent = _attempts(using).filter(_spent(using), call_id__in=gone).values_list("pk", flat=True)
+        attempts = database.delete_each(_attempts(using).model, using, list(spent))
+        return database.delete_each(_model(), using, gone), attempts
 
 
 def _spent_orphans(using: str) -> Iterator[list[int]]:
@@ -128,6 +156,30 @@ def _ended_holds(using: str) -> Any:
     from callqueue.models import Hold
 
     return Hold.objects.using(using).filter(until__lt=database.clock(using) - timedelta(days=1))
+
+
+def _delete_turns(using: str) -> None:
+    """Delete the turns that are spent, under the lock of their rule as everybody changes them; where a pass has it, next time."""
+    from callqueue.models import KeyTurn, RuleState
+
+    spent: dict[str, list[int]] = {}
+    for pk, rule in _spent_turns(using).values_list("pk", "rule"):
+        spent.setdefault(rule, []).append(pk)
+    for rule, pks in spent.items():
+        with database.writing(using):
+            if list(database.locked(RuleState.objects.using(using).filter(pk=rule))):
+                database.delete_each(KeyTurn, using, pks)
+
+
+def _spent_turns(using: str) -> Any:
+    """The turns of keys that have no call ready: those of rules whose keys take no turns any more."""
+    from django.db.models import Exists, OuterRef
+
+    from callqueue.models import KeyTurn
+
+    same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
+    ready = _model().objects.using(using).waiting().filter(ready=True, **same)
+    return KeyTurn.objects.using(using).filter(~Exists(ready))
 
 
 def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
@@ -158,7 +210,7 @@ def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress,
 
 def _spent(using: str) -> Q:
     """The condition of attempts that no limit of their rule counts any more; what rule is unknown, none of any rule."""
-    now, book = database.clock(using), holds.book_in_force(using)
+    now, book = _credited(using), agreement.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
     for rule, window in ledger.counted_for(book).items():
         rules_of.setdefault(window, []).append(rule)
@@ -167,6 +219,12 @@ def _spent(using: str) -> Q:
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))
     return spent
+
+
+def _credited(using: str) -> datetime:
+    """The database's clock, but no further on since the look with which this began than time went by."""
+    watch, reading = clockwork.watch(using), clockwork.read(using)
+    return from_us(reading.at if watch.last is None else watch.last.credit(reading))
 
 
 def _tables(using: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Watches the database's clock with this process's monotonic one, and moves the ledger along when that clock jumps.
 
 The ledger's instants are on the database's clock. If it is set forward, charges would seem older than they are; if it is set
-back, they would stay for hours. So whoever sees a jump first shifts what the ledger still counts into the clock's new frame,
-once, under a lock. Instants are microseconds, monotonic ones seconds; those go on while the machine is suspended.
+back, they would stay for hours. So whoever sees a jump first moves what the ledger still counts, under a lock, and writes down
+by how much. Nothing is ever moved to before its own time. Instants are microseconds, monotonic ones seconds.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import Case, DateTimeField, F, Q, QuerySet, Value, When
+from django.db.models.functions import Coalesce
 
-from callqueue import database, events, holds, ledger, states
+from callqueue import database, events, states
 from callqueue.database import from_us, to_us
 
-TOLERANCE = 20_000  # microseconds that the two clocks may differ by between two readings, besides a thousandth of the time
+TOLERANCE = 10_000  # microseconds that the two clocks may differ by between two readings, besides a share of the time
+SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 FRESH = 20.0  # seconds for which a reading helps to narrow later ones
-DRIFT = 1e-4  # how much one clock may run faster than the other, as a share: twice what NTP's slewing ever does
+DRIFT = 1e-4  # how much one clock may run faster than the other, as a share
+UNDONE = "undone"  # in the frame's memo: the ledger was moved back last, by somebody who did not see the clock go back
 WAS = "was"  # in a rule's memo: what the clock showed before it jumped, so that what was due then still is
-FRAME = ""  # the RuleState row that counts the jumps: no rule has this name
+FRAME = "\njumps"  # the RuleState row that jumps are written down in (`passes`: how many, `served`: their sum): no rule's name
 
 
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
@@ -41,22 +45,39 @@ def monotonic() -> float:
 
 @dataclass(frozen=True)
 class Reading:
-    """The database's clock, read between two instants of this process's monotonic time."""
+    """The database's clock, read between two instants of this process's monotonic time, and how far the ledger was moved by then.
+
+    Without a jump that nobody has dealt with, `at` less `moved` goes on as time does, whoever reads it.
+    """
 
     at: int
     before: float
     after: float
+    moved: int = 0
 
     def jump_to(self, later: Reading) -> int:
-        """By how much the clock moved more (or less) until `later` than time went by; 0 within the tolerance.
+        """By how much the clock went further (or less far) until `later` than time and the ledger did; 0 within the tolerance.
 
         Errs upwards, by no more than the readings took: what is moved along by it ages late, never early.
         """
-        moved = later.at - self.at
-        most = round((later.after - self.before) * 1_000_000)
+        went = (later.at - later.moved) - (self.at - self.moved)
+        least, most, slack = self._bounds(later)
+        return 0 if least - slack <= went <= most + slack else went - least
+
+    def credit(self, later: Reading) -> int:
+        """The instant that `later` may be taken for: what it read, but no more since this reading than time surely went by."""
+        least, _, slack = self._bounds(later)
+        return min(later.at, self.at + (later.moved - self.moved) + least + slack)
+
+    def _bounds(self, later: Reading) -> tuple[int, int, int]:
         least = round((later.before - self.after) * 1_000_000)
-        slack = TOLERANCE + most // 1000
-        return moved - least if not least - slack <= moved <= most + slack else 0
+        most = round((later.after - self.before) * 1_000_000)
+        return least, most, TOLERANCE + round(2 * DRIFT * max(0, most))
+
+
+def _seen(last: Reading, reading: Reading) -> int:
+    """By how much the clock itself jumped, whatever has become of the ledger."""
+    return last.jump_to(replace(reading, moved=last.moved))
 
 
 class Narrowed:
@@ -76,71 +97,197 @@ class Narrowed:
             drift = abs(passed) * DRIFT
             before, after = max(before, other.before + passed - drift), min(after, other.after + passed + drift)
         if before <= after:
-            return Reading(reading.at, before, after)
+            return replace(reading, before=before, after=after)
         self._readings.clear()  # they contradict each other: one of the clocks was set
         self._readings.append(reading)
         return reading
 
 
+@dataclass(frozen=True)
+class Jump:
+    """What the clock shows now, and by how much it jumped: perhaps less, by `doubt`, and within the last `gap`. Microseconds."""
+
+    now: int
+    by: int
+    doubt: int
+    gap: int
+
+
+class Jumped(Exception):
+    """The clock has jumped since this process's last reading, and the ledger is still to be moved along: look, then try again."""
+
+
 class Watch:
-    """This process's last reading of one database's clock, and how many jumps of it are known here."""
+    """This process's last reading of one database's clock, by which the next one is judged. `since`: when the first was made."""
 
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
-        self.last: Reading | None = None
-        self.frame: int | None = None
+        self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
+        self.since: float | None = None
         self.narrowed = Narrowed()
         self.steady_from: int | None = None
-        self._suspicious = False
-        self._lock = threading.Lock()
+        self._suspicious = self._has_taken_over = False
+        self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock; where it has jumped since the last look, move the ledger along. Not inside a transaction."""
-        with self._lock:
-            if self.frame is None:
-                self.frame = _frame(self.using)
-            reading = read(self.using)
-            jump = self.last.jump_to(reading) if self.last else 0
-            if jump and self.last:
-                self.frame = _follow(self.using, self.frame, self.last, reading, jump)
-            self.last, self._suspicious = reading, False
+        """Read the clock; where it has jumped since the last reading, have the ledger moved along. Not inside a transaction."""
+        with self._looking:
+            reading, last = read(self.using), self.last
+            jump = last.jump_to(reading) if last else 0
+            if jump and last:
+                reading, self._suspicious = self._follow(last)
+            with self._keeping:
+                if not self._suspicious:
+                    self._keep(reading)
             return jump
 
-    def is_steady(self, reading: Reading) -> bool:
-        """Whether the clock went on as it should until this reading; if not, look again before anything is counted."""
-        if self.last is not None and self.last.jump_to(reading):
-            self._suspicious = True
-            return False
-        self.last = reading
-        return True
+    def settle(self) -> None:
+        """Look, and where this process is too young to know what a jump is, look again until it is not. Not in a transaction."""
+        self.look()
+        for _ in range(20):
+            if not self._suspicious:
+                return
+            time.sleep(SETTLED / 10)
+            self.look()
 
-    def take(self, reading: Reading) -> int:
-        """Follow one reading more; the instant, microseconds on the clock, from which it is known to have gone on steadily.
+    def credited(self, reading: Reading) -> int | None:
+        """What the clock may be taken to show at this reading; None where it has jumped: look before anything is counted.
 
-        An instant that was written down before that may be of another frame. Readings far apart prove little.
+        Never later than it showed, and never by more later than the last time than this process saw time go by.
         """
-        last, self.last = self.last, reading
-        if self.steady_from is None or last is None or reading.after - last.before > FRESH or last.jump_to(reading):
-            self.steady_from = reading.at
-        return self.steady_from
+        with self._keeping:
+            last = self.last
+            if last is not None and last.jump_to(reading):
+                self._suspicious = True
+                return None
+            self._keep(reading)
+            return reading.at if last is None else last.credit(reading)
+
+    def take(self, reading: Reading) -> tuple[Reading, int]:
+        """Follow one reading more: as narrow as others make it, and the instant since when the clock is known to be steady.
+
+        An instant that was written down before that may be of another frame. Readings far apart prove little. A jump is left
+        for a look to deal with.
+        """
+        with self._keeping:
+            last = self.last
+            jumped = last is not None and last.jump_to(reading) != 0
+            self._suspicious |= jumped
+            is_next = last is not None and last.moved == reading.moved and reading.after - last.before <= FRESH
+            if self.steady_from is None or jumped or not is_next:
+                self.steady_from = reading.at
+            return reading if jumped else self._keep(reading), self.steady_from
 
     @property
     def wants_look(self) -> bool:
         """Whether a look is needed before a reading can be judged."""
         return self.last is None or self._suspicious
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all who saw a jump that this process did not have dealt with it by now, those that still run."""
+        return not self._has_taken_over or monotonic() - (self.since or 0.0) > SETTLED
+
+    def _follow(self, last: Reading) -> tuple[Reading, bool]:
+        """Move the ledger by what of a jump it has not been moved by yet; the reading, and whether it is too early to judge it.
+
+        The locks keep off passes (the rules' rows) and whoever writes an instant that is counted (the frame's).
+        """
+        from callqueue import agreement
+        from callqueue.models import RuleState
+
+        with database.writing(self.using):
+            make_frame(self.using)
+            stored = RuleState.objects.using(self.using).order_by("rule")
+            found = {row.rule: row for row in database.locked(stored, wait=True)}
+            frame, rules = found.pop(FRAME), [row for rule, row in found.items() if rule != agreement.ALL]
+            reading = read(self.using)
+            is_early, jump = self._unfollowed(last, reading, bool(frame.memo.get(UNDONE)))
+            if jump.by:
+                count = shift(self.using, jump, rules)
+                memo = {UNDONE: jump.by < 0 and not _seen(last, reading) < 0}
+                stored.filter(rule=FRAME).update(passes=F("passes") + 1, served=F("served") + jump.by, memo=memo)
+        if jump.by:
+            events.tell("clock_jumped", seconds=jump.by / 1_000_000, attempts=count)
+        return replace(reading, moved=reading.moved + jump.by), is_early
+
+    def _unfollowed(self, last: Reading, reading: Reading, is_undone: bool) -> tuple[bool, Jump]:
+        """The jump that nobody has dealt with, if there is one; and whether it is too early to tell.
+
+        Whoever is new may have come after a jump that others deal with only now. If they do, it takes over what they say; if
+        nobody has after a while, there are no others. Who is not new takes over only that what he saw no more of was no jump.
+        Either then waits before it releases anything.
+        """
+        by, since = last.jump_to(reading), self.since or 0.0
+        others_moved, is_old = last.moved != reading.moved, last.before - since > SETTLED
+        is_early = bool(by) and not others_moved and reading.before - since <= SETTLED
+        if by and others_moved and (not is_old or (by > 0 and is_undone and not _seen(last, reading))):
+            by, self.since, self._has_taken_over = 0, reading.before, True
+        width = (reading.after - reading.before) + (last.after - last.before)
+        gap = round((reading.after - last.before) * 1_000_000)
+        return is_early, Jump(reading.at, 0 if is_early else by, round(width * 1_000_000), gap)
+
+    def _keep(self, reading: Reading) -> Reading:
+        if self.last is not None and self.last.moved != reading.moved:
+            self.narrowed = Narrowed()  # those before are of another frame
+        self.last = self.narrowed.add(reading)
+        self.since = reading.before if self.since is None else self.since
+        return self.last
+
 
 def read(using: str) -> Reading:
     """A reading of the database's clock."""
     before = monotonic()
-    at = to_us(database.clock(using))
-    return Reading(at, before, monotonic())
+    [(shown, moved)] = database.rows(using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}")
+    return brought(using, before, shown, moved)
 
 
-def brought(using: str, shown: Any, before: float) -> Reading:
-    """The reading that a statement made after `before` brought along (`database.clock_sql`); a new one if it brought none."""
-    after = monotonic()
-    return read(using) if shown is None else Reading(database.instant_us(shown), before, after)
+def moved_sql(using: str, *, held: bool = False) -> str:
+    """How far the ledger was moved, as a statement selects it beside the clock: no reading is worth anything without it.
+
+    `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the clock.
+    """
+    from callqueue.models import RuleState
+
+    table = database.quoted(using, RuleState._meta.db_table)
+    return f"(SELECT served FROM {table} WHERE rule = '{FRAME}'{database.sharing(using) if held else ''})"
+
+
+def brought(using: str, before: float, shown: Any, moved: int | None) -> Reading:
+    """The reading that a statement made after `before` brought along. The clock of SQLite, which brings none, is this host's."""
+    at = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
+    return Reading(at, before, monotonic(), moved or 0)
+
+
+def held(using: str) -> Reading:
+    """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes an instant that is counted."""
+    before = monotonic()
+    [(moved, shown)] = database.rows(using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}")
+    return brought_held(using, before, shown, moved)
+
+
+def brought_held(using: str, before: float, shown: Any, moved: int | None) -> Reading:
+    """The same from what another statement brought."""
+    if moved is None:
+        make_frame(using)
+        return held(using)
+    reading = brought(using, before, shown, moved)
+    # What MariaDB shows is when the statement began, which may have waited for somebody who moved the ledger.
+    waited = reading.after - before > TOLERANCE / 1_000_000
+    return read(using) if waited and database.is_mysql(using) else reading
+
+
+def check(using: str, reading: Reading) -> None:
+    """Jumped where the clock has not gone on as it should until this reading: settle outside the transaction, and try again."""
+    if watch(using).credited(reading) is None and not database.is_nested(using):
+        raise Jumped
+
+
+def make_frame(using: str) -> None:
+    """Make the row that jumps are written down in, where it is missing."""
+    from callqueue.models import RuleState
+
+    RuleState.objects.using(using).bulk_create([RuleState(rule=FRAME)], ignore_conflicts=True)
 
 
 _watches: dict[str, Watch] = {}
@@ -154,71 +301,90 @@ def watch(using: str) -> Watch:
     return found
 
 
-def _follow(using: str, frame: int, last: Reading, reading: Reading, jump: int) -> int:
-    """Shift the ledger, unless another process that saw the same jump has done so; the frame that is now in force."""
+def shift(using: str, jump: Jump, rules: Iterable[Any]) -> int:
+    """Move what the ledger still counts by the jump; the count of attempts. To be called with all rules' rows locked.
+
+    Nothing is moved to before its own time in the new frame, whichever frame it was written in: forward, an instant is moved by
+    as much as the clock, though not past its "now"; back, only what lies in the future is moved, and not past "now" either. So
+    it may be moved twice, or by somebody who does not know all: then it counts for longer, up to a window from "now".
+    """
+    forget(using, rules, jump)
+    _shift_holds(using, jump)
+    _shift_retries(using, jump)
+    # Those that are under way first: one that is answered meanwhile is then among the answered.
+    return _shift_open(using, jump) + _shift_answered(using, jump)
+
+
+def forget(using: str, rules: Iterable[Any], jump: Jump) -> None:
+    """Throw away whatever passes remember, and the tallies with it: all is counted anew. What was due before still is."""
+    from callqueue import agreement, turns
     from callqueue.models import RuleState
 
-    with database.writing(using):
-        rows = RuleState.objects.using(using).filter(rule=FRAME)
-        row = database.locked(rows, wait=True).first()
-        now_in_force = row.passes if row else 0
-        if now_in_force != frame:
-            return int(now_in_force)
-        shifted = shift(using, last, reading, jump)
-        if row is None:
-            RuleState.objects.using(using).create(rule=FRAME, passes=1)
-        else:
-            rows.update(passes=F("passes") + 1)
-    events.tell("clock_jumped", seconds=jump / 1_000_000, attempts=shifted)
-    return frame + 1
+    for rule in rules:
+        was = max(rule.memo.get(WAS, 0), jump.now - jump.by)
+        RuleState.objects.using(using).filter(pk=rule.pk).update(memo={WAS: was})
+    turns.set_back(using, jump.now)
+    if jump.by > 0:  # back, what a rule was charged with counts for longer rather than for less
+        agreement.shift(using, jump.by)
 
 
-def shift(using: str, last: Reading, reading: Reading, jump: int) -> int:
-    """Move what the ledger still counts by `jump`: all instants that are surely of the clock's old frame.
+def _shift_open(using: str, jump: Jump) -> int:
+    """Attempts under way. What their own clock said when they were released, or begun, tells the frame they were written in."""
+    from callqueue.models import CallAttempt
 
-    What may be of either frame stays: after a jump back it then counts longer than need be, never shorter.
-    """
-    from callqueue.models import CallAttempt, Hold, RuleState
-
-    by = timedelta(microseconds=jump)
-    gap = round((reading.after - last.before) * 1_000_000)
-    old_now = last.at + gap
-    attempts = CallAttempt.objects.using(using)
-    oldest = from_us(old_now - ledger.longest_window(holds.book_in_force(using)))
-    answered = attempts.filter(finished_at__gt=oldest)
-    count = answered.filter(_of_old_frame("finished_at", old_now, reading.at - gap, reading.at, jump)).update(
-        released_at=F("released_at") + by, sent_at=F("sent_at") + by, finished_at=F("finished_at") + by
-    )
-    released = attempts.open().filter(_of_old_frame("released_at", old_now, reading.at - gap, reading.at, jump))
-    count += released.update(released_at=F("released_at") + by, send_at=F("send_at") + by, lease_until=F("lease_until") + by)
-    Hold.objects.using(using).filter(until__isnull=False, until__gt=oldest).update(until=F("until") + by)
-    _shift_retries(using, by, old_now - gap, reading.at - gap)
-    for state in RuleState.objects.using(using).exclude(rule=FRAME):
-        memo: dict[str, Any] = {k: v for k, v in state.memo.items() if k not in ("levels", "free")}
-        memo[WAS] = max(memo.get(WAS, 0), old_now)
-        RuleState.objects.using(using).filter(pk=state.pk).update(memo=memo)
+    by, begun = timedelta(microseconds=jump.by), Coalesce("started_at", "released_at")
+    rows = CallAttempt.objects.using(using).open()
+    of_old = _of_old_frame(rows.annotate(begun=begun), "begun", jump)
+    count = of_old.update(lease_until=F("lease_until") + by, started_at=F("started_at") + by)
+    # No later than it was: what is remembered of a bucket ends before the first attempt that is still open was released.
+    released = {"released_at": F("released_at") + by - timedelta(microseconds=jump.doubt), "send_at": F("send_at") + by}
+    _of_old_frame(rows, "released_at", jump).update(**released)
     return int(count)
 
 
-def _shift_retries(using: str, by: timedelta, old_from: int, new_from: int) -> None:
-    """Calls that wait for their backoff go on waiting as long as they had to. Scheduled ones keep their instants.
+def _shift_answered(using: str, jump: Jump) -> int:
+    """Attempts that some limit may still count. Whoever writes when one ended has a reading that is `held`: it is past by now."""
+    from callqueue import agreement, ledger
+    from callqueue.models import CallAttempt
 
-    What may be of either frame is tried again early, never later than it should be.
-    """
+    oldest = jump.now - jump.by - ledger.longest_window(agreement.book_in_force(using)) if jump.by > 0 else jump.now
+    rows = CallAttempt.objects.using(using).filter(finished_at__gt=from_us(oldest))
+    names = ("released_at", "started_at", "sent_at", "finished_at")
+    return int(rows.update(**{name: _moved(name, jump) for name in names}))
+
+
+def _moved(name: str, jump: Jump) -> Case:
+    """The instant, moved by the jump but not past now: what is past stays so, what is in the future does not come before now."""
+    now, by = from_us(jump.now), timedelta(microseconds=jump.by)
+    if jump.by > 0:
+        cases = [When(**{f"{name}__lte": now - by}, then=F(name) + by), When(**{f"{name}__lte": now}, then=Value(now))]
+    else:
+        cases = [When(**{f"{name}__gte": now - by}, then=F(name) + by), When(**{f"{name}__gt": now}, then=Value(now))]
+    return Case(*cases, default=F(name), output_field=DateTimeField())
+
+
+def _shift_holds(using: str, jump: Jump) -> None:
+    """Holds that end by themselves, those that were laid before the jump; none is made shorter."""
+    from callqueue.models import Hold
+
+    by = timedelta(microseconds=jump.by)
+    rows = Hold.objects.using(using).filter(until__isnull=False)
+    _of_old_frame(rows, "began_at", jump).update(until=F("until") + by, began_at=F("began_at") + by)
+
+
+def _shift_retries(using: str, jump: Jump) -> None:
+    """Calls that wait for their backoff go on waiting as long as they had to, or less. Scheduled ones keep their instants."""
     from callqueue.models import CallQueue
 
     retries = CallQueue.objects.using(using).filter(status=states.ERROR, ready=False)
-    surely_old = {"due_at_dt__lt": from_us(new_from)} if by > timedelta(0) else {"due_at_dt__gt": from_us(old_from)}
-    retries.filter(**surely_old).update(due_at_dt=F("due_at_dt") + by)
+    of_old = (
+        Q(due_at_dt__lt=from_us(jump.now - jump.gap)) if jump.by > 0 else Q(due_at_dt__gt=from_us(jump.now - jump.by - jump.gap))
+    )
+    retries.filter(of_old).update(due_at_dt=F("due_at_dt") + timedelta(microseconds=jump.by))
 
 
-def _of_old_frame(name: str, old_now: int, new_from: int, new_now: int, jump: int) -> Q:
-    if jump > 0:
-        return Q(**{f"{name}__lte": from_us(old_now)})
-    return Q(**{f"{name}__gt": from_us(new_now)}) | Q(**{f"{name}__lt": from_us(new_from)})
-
-
-def _frame(using: str) -> int:
-    from callqueue.models import RuleState
-
-    return RuleState.objects.using(using).filter(rule=FRAME).values_list("passes", flat=True).first() or 0
+def _of_old_frame(rows: QuerySet[Any], name: str, jump: Jump) -> QuerySet[Any]:
+    """Those whose instant, which was read off the clock at that moment, was surely read before the jump, or just after it."""
+    if jump.by > 0:
+        return rows.filter(**{f"{name}__lte": from_us(jump.now - jump.by + jump.doubt)})
+    return rows.filter(**{f"{name}__gt": from_us(jump.now)})

@@ -24,7 +24,8 @@ from callqueue import states
 from callqueue.budgets import Book, bind
 from callqueue.exceptions import UnknownRule
 from callqueue.limits import SlidingWindow
-from callqueue.rules import HOSTS_WANTED, MAX_NAME, Rule, is_host_pattern
+from callqueue.rules import MAX_NAME, PLACES_WANTED, Rule, is_place_pattern
+from callqueue.secrets import SecretFor
 
 STATUS_NAMES = {
     "new": states.NEW,
@@ -65,7 +66,7 @@ class Config:
     retention: Mapping[int, timedelta | None]
     allowed_hosts: tuple[str, ...]
     allowed_networks: tuple[str, ...]
-    secrets: Mapping[str, Any]
+    secrets: Mapping[str, SecretFor]
     encryption_keys: tuple[str, ...]
     max_call_bytes: int
     max_response_bytes: int
@@ -136,14 +137,15 @@ def _read(raw: Any) -> tuple[Config | None, list[str]]:
     reader = _Reader({**DEFAULTS, **{key: value for key, value in raw.items() if key in DEFAULTS}}, wrong)
     intervals = reader.numbers("DISPENSER", {"INTERVAL": 0.05, "POLL": 0.001})
     leases = reader.numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
+    book = reader.book()
     config = Config(
-        book=reader.book(),
+        book=book,
         router=reader.router(),
         handlers=reader.handlers(),
         retention=reader.retention(),
         allowed_hosts=reader.hosts(),
         allowed_networks=reader.networks(),
-        secrets=reader.secrets(),
+        secrets=reader.secrets(book.rules),
         encryption_keys=reader.encryption_keys(),
         max_call_bytes=reader.size("MAX_CALL_BYTES"),
         max_response_bytes=reader.size("MAX_RESPONSE_BYTES"),
@@ -169,14 +171,14 @@ class _Reader:
         value = self.values[key]
         if isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value):
             return dict(value)
-        self.note(key, f"{value!r:.80} is not a dict of names")
+        self.note(key, f"is not a dict of names, but {_kind(value, 'a dict with a name that is no text')}")
         return {}
 
     def book(self) -> Book:
         rules = self.mapping("RULES")
         for name, rule in list(rules.items()):
             if not isinstance(rule, Rule):
-                self.note("RULES", f"{name!r} is {rule!r:.80}, not a callqueue.Rule(...)")
+                self.note("RULES", f"{name!r} is {_kind(rule)}, not a callqueue.Rule(...)")
                 del rules[name]
             elif len(name) > MAX_NAME:
                 self.note("RULES", f"{name!r:.40} is longer than {MAX_NAME} characters")
@@ -198,7 +200,8 @@ class _Reader:
         try:
             found = import_string(value)
         except Exception as error:
-            self.note(key, f"{value!r} cannot be imported: {error}")
+            is_path = isinstance(value, str)
+            self.note(key, f"{value!r} cannot be imported: {error}" if is_path else f"is {_kind(value)}, which is not callable")
             return None
         if not callable(found):
             self.note(key, f"{value!r} is not callable")
@@ -208,7 +211,7 @@ class _Reader:
         handlers = self.mapping("HANDLERS")
         for name, path in handlers.items():
             if not isinstance(path, str):
-                self.note("HANDLERS", f"{name!r}: {path!r:.80} is not a dotted path")
+                self.note("HANDLERS", f"{name!r} is {_kind(path)}, not a dotted path")
         return handlers
 
     def retention(self) -> dict[int, timedelta | None]:
@@ -220,7 +223,7 @@ class _Reader:
                 self.note("RETENTION", f"{name!r} is not the name of a final status{suggest(name, finals)}")
                 kept.pop(name)
             elif value is not None and (not isinstance(value, timedelta) or value < timedelta(0)):
-                self.note("RETENTION", f"{name!r}: {value!r} is not a timedelta, nor None (keep)")
+                self.note("RETENTION", f"{name!r} is {_kind(value)}, not a timedelta, nor None (keep)")
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
@@ -228,30 +231,39 @@ class _Reader:
         value = self.values[key]
         if isinstance(value, list | tuple | set | frozenset) and all(isinstance(v, str) and v for v in value):
             return tuple(value)
-        self.note(key, f"{value!r:.80} is not a list of strings")
+        self.note(key, f"is not a list of strings, but {_kind(value, 'a list with something else in it')}")
         return ()
 
     def hosts(self) -> tuple[str, ...]:
         hosts = self.strings("ALLOWED_HOSTS")
-        for host in hosts:
-            if not is_host_pattern(host):
-                self.note("ALLOWED_HOSTS", f"{host!r:.80} is not among {HOSTS_WANTED}")
+        for place, host in enumerate(hosts, 1):
+            if not is_place_pattern(host):
+                self.note("ALLOWED_HOSTS", f"entry {place} of {len(hosts)} is not among {PLACES_WANTED}")
         return hosts
 
     def networks(self) -> tuple[str, ...]:
         networks = self.strings("ALLOWED_NETWORKS")
-        for network in networks:
+        for place, network in enumerate(networks, 1):
             try:
                 ipaddress.ip_network(network)
-            except ValueError as error:
-                self.note("ALLOWED_NETWORKS", str(error))
+            except ValueError:
+                why = "is not a network such as '10.0.0.0/8', its host bits all 0"
+                self.note("ALLOWED_NETWORKS", f"entry {place} of {len(networks)} {why}")
         return networks
 
-    def secrets(self) -> dict[str, Any]:
-        secrets = self.mapping("SECRETS")
-        for name, value in secrets.items():
-            if not callable(value) and not (isinstance(value, str) and value):
-                self.note("SECRETS", f"{name!r} is neither a string nor a callable")
+    def secrets(self, rules: Mapping[str, Rule]) -> dict[str, SecretFor]:
+        secrets: dict[str, SecretFor] = {}
+        for name, value in self.mapping("SECRETS").items():
+            if isinstance(value, SecretFor):
+                secrets[name] = value
+            elif callable(value) or (isinstance(value, str) and value):
+                secrets[name] = SecretFor(value)
+            else:
+                self.note("SECRETS", f"{name!r} is neither a string, a callable nor a SecretFor(...), but {_kind(value)}")
+        for name, secret in secrets.items():
+            for rule in secret.rules or ():
+                if rule not in rules:
+                    self.note("SECRETS", f"{name!r} is for a rule that there is not: {rule!r}{suggest(rule, rules)}")
         return secrets
 
     def encryption_keys(self) -> tuple[str, ...]:
@@ -270,7 +282,7 @@ class _Reader:
         value = self.values[key]
         if type(value) is int and value >= least:
             return value
-        self.note(key, f"{value!r} is not a whole number of bytes of at least {least}")
+        self.note(key, f"is not a whole number of bytes of at least {least}")
         return int(DEFAULTS[key])
 
     def numbers(self, key: str, least: Mapping[str, float]) -> dict[str, float]:
@@ -279,7 +291,14 @@ class _Reader:
             if name not in numbers:
                 self.note(key, f"unknown key {name!r}{suggest(name, numbers)}")
             elif isinstance(value, bool) or not isinstance(value, int | float) or not least[name] <= value <= 86400:
-                self.note(key, f"{name}: {value!r} is not a number of seconds from {least[name]:g} to 86400")
+                self.note(key, f"{name} is not a number of seconds from {least[name]:g} to 86400")
             else:
                 numbers[name] = float(value)
         return {name: float(value) for name, value in numbers.items()}
+
+
+def _kind(value: object, container: str = "") -> str:
+    """What stands where something else should: its type, never itself, which may be a secret that was put there by mistake."""
+    if container and isinstance(value, Mapping | list | tuple | set | frozenset):
+        return container
+    return "an empty string" if value == "" else type(value).__name__

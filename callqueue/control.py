@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from callqueue import conf, database, events, holds
+from callqueue import agreement, conf, database, events, holds
 from callqueue.callcheck import check_key
 from callqueue.exceptions import InvalidCall
 
@@ -37,9 +37,10 @@ def resume(using: str, rule: str, *, key: str | Mapping[str, str] = "") -> int:
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
-    """Give one of the rule's limits another rate, for all rules that share it; None: as the settings say. The rate in force."""
-    from callqueue.models import RuleState
+    """Give one of the rule's limits another rate, for all rules that share it; None: as the settings say. The rate in force.
 
+    It stays whatever becomes of the rules, until it is given another. Where dispensers differ in the limit, it is for all.
+    """
     config = conf.current()
     config.rule(rule)
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}
@@ -48,14 +49,6 @@ def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str
     limit = budgets[budget_id].limit
     if rate is not None:
         limit = limit.with_rate(rate)
-    with database.writing(using):
-        for name in config.book.groups[rule]:
-            state, _ = RuleState.objects.using(using).get_or_create(rule=name)
-            state = RuleState.objects.using(using).select_for_update().get(rule=name)
-            rates = dict(state.rates or {})
-            rates.pop(budget_id, None)
-            if rate is not None and name == min(config.book.groups[rule]):
-                rates[budget_id] = rate
-            RuleState.objects.using(using).filter(rule=name).update(rates=rates)
+    agreement.set_rate(using, budget_id, rate)
     events.tell("limit_changed", rule=rule, limit=budget_id, rate=limit.rate_text)
     return limit.rate_text

@@ -6,23 +6,29 @@ PostgreSQL, MariaDB/MySQL and SQLite behave alike behind these functions. No dri
 from __future__ import annotations
 
 import json
+import math
+import os
 import selectors
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from django.db import connections, models, transaction
+from django.db import InterfaceError, InternalError, NotSupportedError, OperationalError, connections, models, transaction
 from django.db.models import Func, QuerySet
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.sql import Query
 
+from callqueue import conf, events
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+DEADLOCKS = 10  # deadlocks after which a victim gives up
 M = TypeVar("M", bound=models.Model)
+T = TypeVar("T")
 ahead = timedelta(0)  # by how much this process sees a later time than the database: a test's, see callqueue.testing.travel
 
 
@@ -70,9 +76,36 @@ _MICROS = {
 }
 
 
+def joined_sql(connection: Any, *parts: str) -> str:
+    """Texts and columns as one text; NULL where one of them is."""
+    if connection.vendor == "mysql":
+        return f"CONCAT({', '.join(parts)})"
+    return " || ".join(f"CAST({part} AS text)" for part in parts)
+
+
 def micros_sql(using: str, instant: str) -> str:
     """An instant as a statement with parameters writes it, in microseconds since the epoch: quicker to read than a datetime."""
     return _MICROS[connections[using].vendor].format(instant)
+
+
+def slot_sql(using: str, instant: str, begin: int, width: int) -> str:
+    """Which slot of time an instant is in, by number, as a statement with parameters writes it (see Slot)."""
+    return f"(({micros_sql(using, instant)} - {begin}) {'DIV' if is_mysql(using) else '/'} {width})"
+
+
+def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]:
+    """A whole number that a JSON column has under a name, as a statement selects it, and its parameters; NULL without one."""
+    vendor = connections[using].vendor
+    if vendor == "postgresql":
+        return f"CAST({column} ->> CAST(%s AS text) AS bigint)", [name]
+    extracted = f"JSON_EXTRACT({column}, %s)"
+    sql = f"CAST(JSON_UNQUOTE({extracted}) AS SIGNED)" if vendor == "mysql" else f"CAST({extracted} AS INTEGER)"
+    return sql, ["$." + json.dumps(name, ensure_ascii=False)]
+
+
+def loaded(value: Any) -> Any:
+    """JSON, from what the driver returned for its column."""
+    return json.loads(value) if isinstance(value, str | bytes) else value
 
 
 def clock(using: str) -> datetime:
@@ -111,16 +144,25 @@ class Columns:
         self.using, connection = using, connections[using]
         self.names: list[str] = []
         self._converters: list[tuple[int, Any, Any]] = []
-        listed = []
+        self._listed = listed = list[tuple[str, str, Any]]()
         for alias, (model, names) in tables.items():
             for name in names:
                 field: Any = model._meta.get_field(name)
                 column = field.get_col(alias)
-                listed.append(f"{alias}.{connection.ops.quote_name(column.target.column)}")
+                listed.append((alias, connection.ops.quote_name(column.target.column), getattr(field, "selected", None)))
                 own = [*connection.ops.get_db_converters(column), *column.get_db_converters(connection)]
                 self._converters += [(len(self.names), converter, column) for converter in own]
                 self.names.append(f"{alias}.{name}")
-        self.sql = ", ".join(listed)
+
+    @property
+    def sql(self) -> str:
+        """The columns; what may be sealed with its row's identity, where there are keys."""
+        own = conf.current().encryption_keys
+        connection = connections[self.using]
+        return ", ".join(
+            f"{alias}.{name}" if selected is None or not own else selected(connection, alias)
+            for alias, name, selected in self._listed
+        )
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[list[Any]]:
         """What the statement returns, which selects these columns first."""
@@ -137,7 +179,10 @@ class Columns:
 
 
 def clock_sql(using: str) -> str:
-    """The database's clock as a statement of this app's own selects it; NULL on SQLite, whose own shows milliseconds only."""
+    """The database's clock as a statement of this app's own selects it; NULL on SQLite, whose own shows milliseconds only.
+
+    On PostgreSQL it is read when the row is: not before the row was locked, where it had to wait for that.
+    """
     return _clock_sql(using, ahead)
 
 
@@ -145,6 +190,8 @@ def clock_sql(using: str) -> str:
 def _clock_sql(using: str, ahead: timedelta) -> str:
     if connections[using].vendor == "sqlite":
         return "NULL"
+    if connections[using].vendor == "postgresql":
+        return "CLOCK_TIMESTAMP()" + (f" + INTERVAL '{ahead // MICROSECOND} microseconds'" if ahead else "")
     return str(Query(None).get_compiler(using).compile(ClockNow())[0])
 
 
@@ -180,6 +227,11 @@ def skip_locked(using: str) -> str:
     return " FOR UPDATE SKIP LOCKED" if features.has_select_for_update_skip_locked else " FOR UPDATE"
 
 
+def sharing(using: str) -> str:
+    """What makes a SELECT keep its rows from being locked by others, who may share them, until the transaction ends."""
+    return {"postgresql": " FOR KEY SHARE", "mysql": " LOCK IN SHARE MODE"}.get(connections[using].vendor, "")
+
+
 def is_mysql(using: str) -> bool:
     """Whether the database is MariaDB or MySQL, whose SELECT wants a table even where none is read."""
     return connections[using].vendor == "mysql"
@@ -190,9 +242,26 @@ def in_transaction(using: str) -> bool:
     return bool(connections[using].in_atomic_block)
 
 
+def is_nested(using: str) -> bool:
+    """Whether the transaction that this thread is in is inside another."""
+    return bool(connections[using].savepoint_ids)
+
+
 def as_parameter(using: str, instant: datetime) -> Any:
     """An aware datetime as this database takes it in a statement written by hand."""
     return connections[using].ops.adapt_datetimefield_value(instant)
+
+
+# MySQL's for a packet too large, and for text that the column's character set has not: mysqlclient calls them operational.
+_OF_VALUES = {1153, 1366}
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what failed may be written as it is later: the database is away, busy, locked or read-only. What is wrong with the
+    values themselves (DataError, IntegrityError, ValueError, ...) stays wrong.
+    """
+    is_passing = isinstance(error, OperationalError | InterfaceError | InternalError)
+    return is_passing and not _OF_VALUES.intersection(code for code in error.args if isinstance(code, int))
 
 
 @contextmanager
@@ -213,6 +282,24 @@ def writing(using: str) -> Iterator[None]:
         connection.transaction_mode = mode
 
 
+def again_after_deadlock(using: str, work: Callable[[], T]) -> T:
+    """Do work that is a transaction of its own, and again where the database chose it as a deadlock's victim, undone whole.
+
+    InnoDB locks gaps in a unique index, so that no order of ours keeps clear of others' there. Inside of a transaction of the
+    application's, which is undone with it, the error is the application's.
+    """
+    for _ in range(0 if in_transaction(using) else DEADLOCKS):
+        try:
+            return work()
+        except OperationalError as error:
+            code = getattr(error.__cause__, "sqlstate", None) or getattr(
+                error.__cause__, "pgcode", None
+            )  # psycopg 3's name, and 2's
+            if error.args[:1] != (_DEADLOCK,) and code != "40P01":
+                raise
+    return work()
+
+
 def without_waiting_for_disk(using: str) -> str:
     """Put at the end of a statement that changes rows, it lets the transaction's commit return before it is on disk, where that
     can be: a crash soon after may undo it, whole.
@@ -222,33 +309,79 @@ def without_waiting_for_disk(using: str) -> str:
     return ""
 
 
-_kept = threading.local()
+PAUSES = 0.02, 2.0  # seconds before the third try, and the longest between two
+
+
+def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 10.0) -> T:
+    """What `work` returns; done anew, whole, where the database went away under it or would not have it beside other work.
+
+    For work that may be repeated although it was done: the answer to a commit may be lost. At once on a new connection, then
+    with growing pauses, until so many seconds have passed since it first failed. Inside somebody else's transaction it is done
+    once: what broke that stays broken.
+    """
+    end, pause = math.inf, 0.0
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            end = min(end, time.monotonic() + seconds)
+            if not may_pass(error) or in_transaction(using) or time.monotonic() + pause >= end:
+                raise
+            if pause == PAUSES[0]:
+                events.tell("database_away", during=during, error=type(error).__name__)
+        connections[using].close()
+        time.sleep(pause)
+        pause = min(PAUSES[1], max(PAUSES[0], 2 * pause))
+
+
+def close_failed() -> None:
+    """Close this thread's connections that have failed, so that whoever asks next has new ones."""
+    for connection in connections.all(initialized_only=True):
+        connection.close_if_unusable_or_obsolete()
+
+
+def close_all() -> None:
+    """Close all of this thread's connections, those apart that are in a transaction."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+_kept: dict[tuple[int, str], list[Any]] = {}  # by process and alias, the one used last at the end
 
 
 @contextmanager
 def kept_connection(using: str) -> Iterator[None]:
-    """Keep this thread's connection from one message to the next.
+    """Keep a connection from one message to the next, whatever thread or greenlet that one comes to.
 
     Celery closes every connection of Django's after every task; setting one up again costs more than the statements of a
-    call. What it does not see it does not close. A connection that failed is dropped. Not inside a transaction.
+    call. What it does not see it does not close. A connection that failed is dropped, and so is that of a block that raised: a
+    time limit may have struck in the middle of an answer. One that died meanwhile shows at its first statement (`persist`). Not
+    inside a transaction.
     """
-    stored: dict[str, Any] = _kept.__dict__
+    stored = _kept.setdefault((os.getpid(), using), [])
     if connections[using].in_atomic_block or connections[using].vendor == "sqlite":
         yield
         return
-    if using in stored:
+    with suppress(IndexError):
+        kept = stored.pop()
         connections[using].close()
-        connections[using] = stored.pop(using)
+        connections[using] = kept
     connection = connections[using]
     if connection.connection is not None and connection.errors_occurred:
         connection.close()
     try:
         yield
-    finally:
+    except BaseException:
+        connection.close()
+        raise
+    else:
         if connections[using] is connection and not connection.in_atomic_block and not connection.errors_occurred:
             connection.close_at = None
-            stored[using] = connection
+            if not connection.allow_thread_sharing:
+                connection.inc_thread_sharing()
             del connections[using]
+            stored.append(connection)
 
 
 @contextmanager
@@ -268,21 +401,35 @@ def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
     return rows.select_for_update(skip_locked=True)
 
 
-def prepare_dispenser(using: str) -> None:
-    """A dispenser that is stopped inside a transaction must not hold its rules for ever: the server ends it after 5 s."""
-    if connections[using].vendor == "postgresql":
-        with connections[using].cursor() as cursor:
-            cursor.execute("SET idle_in_transaction_session_timeout = '5s'")
+def free_ids(using: str, table: str, ids: str) -> str:
+    """A query that locks the rows of these ids (as `listed` gives them) that nobody else has locked, and gives their ids."""
+    return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked(using)}"
+
+
+def within_idle_seconds(using: str, seconds: int) -> str:
+    """Selected by a transaction's first statement, it lets the server end the transaction once its process has been silent for
+    so long: one that is frozen must not hold its rules for ever. Of this transaction only; "" where there is no such thing, and
+    where the transaction is somebody else's, who may be silent for as long as he likes.
+    """
+    if connections[using].vendor == "postgresql" and not connections[using].savepoint_ids:
+        return f", set_config('idle_in_transaction_session_timeout', '{seconds}s', true)"
+    return ""
 
 
 def update_each(
-    model: type[models.Model], using: str, rows: Sequence[Mapping[str, Any]], where: str = "", params: Sequence[Any] = ()
+    model: type[models.Model],
+    using: str,
+    rows: Sequence[Mapping[str, Any]],
+    where: str = "",
+    params: Sequence[Any] = (),
+    *,
+    before: str = "",
 ) -> int:
     """Update many rows by primary key with values of their own, in one statement; the count of rows changed.
 
     Each row maps field names to values and has "pk"; all have the same names in the same order. `where` is a further condition
     on columns of the table, in SQL of this app's own, its values in `params`. In MariaDB the count leaves out rows that already
-    had the values.
+    had the values. `before` is put before the statement.
     """
     if not rows:
         return 0
@@ -290,6 +437,9 @@ def update_each(
     names = ("pk", *(name for name in rows[0] if name != "pk"))
     shape = _shape(using, model, names)
     values = [[row[name] for name in names] for row in rows]
+    for i, field in shape.sealed:
+        for one in values:
+            one[i] = field.bound(one[i], one[0])
     update = _update_sql(using, model, names, where)
     if connection.vendor == "postgresql":
         source, bound = shape.recordset(connection, values)
@@ -297,13 +447,34 @@ def update_each(
         bound = [f.get_db_prep_save(v, connection) for one in values for f, v in zip(shape.fields, one, strict=True)]
         source = _listed_rows(connection.vendor, len(shape.fields), len(values))
     with connection.cursor() as cursor:
-        cursor.execute(update.replace(_SOURCE, source, 1), [*bound, *params])
+        cursor.execute(before + update.replace(_SOURCE, source, 1), [*bound, *params])
         if cursor.rowcount >= 0:
             return int(cursor.rowcount)
         cursor.execute("SELECT CHANGES()")  # sqlite3 counts no statement that begins with WITH
         return int(cursor.fetchone()[0])
 
 
+def update_free(
+    model: type[models.Model], using: str, records: Sequence[Mapping[str, Any]], where: str, params: Sequence[Any] = ()
+) -> int:
+    """`update_each`, passing over rows that somebody else has locked; not for PostgreSQL, whose UPDATE can do so by itself."""
+    connection: Any = connections[using]
+    if connection.vendor == "sqlite" or not records:
+        return update_each(model, using, records, where, params)
+    if connection.mysql_is_mariadb and not connection.in_atomic_block:
+        try:
+            return update_each(model, using, records, where, params, before=_NO_WAIT)
+        except OperationalError as error:
+            if error.args[:1] != (_LOCK_WAIT_TIMEOUT,):
+                raise
+    with writing(using):
+        sql = free_ids(using, quoted(using, model._meta.db_table), listed(record["pk"] for record in records))
+        free = {pk for (pk,) in rows(using, sql)}
+        return update_each(model, using, [record for record in records if record["pk"] in free], where, params)
+
+
+_NO_WAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "  # MariaDB only, and for this one statement
+_LOCK_WAIT_TIMEOUT, _DEADLOCK = 1205, 1213
 _SOURCE = "{source}"
 
 
@@ -320,7 +491,10 @@ def _update_sql(using: str, model: type[models.Model], names: tuple[str, ...], w
     if connection.vendor == "postgresql":
         return f"UPDATE {table} AS t SET {sets} FROM {_SOURCE} WHERE t.{key} = v.v0{condition}"
     if connection.vendor == "mysql":
-        return f"UPDATE {table} t JOIN {_SOURCE} ON t.{key} = v.v0 SET {sets} WHERE 1 = 1{condition}"
+        # Each row by its key: reading a small table whole would wait for rows that concern nobody here.
+        return (
+            f"UPDATE {_SOURCE} STRAIGHT_JOIN {table} t FORCE INDEX (PRIMARY) ON t.{key} = v.v0 SET {sets} WHERE 1 = 1{condition}"
+        )
     listed = ", ".join(f"v{i}" for i in range(len(shape.fields)))
     return f"WITH v ({listed}) AS ({_SOURCE}) UPDATE {table} AS t SET {sets} FROM v WHERE t.{key} = v.v0{condition}"
 
@@ -331,6 +505,18 @@ def _listed_rows(vendor: str, width: int, count: int) -> str:
         return "VALUES " + ", ".join(["(" + ", ".join(["%s"] * width) + ")"] * count)
     first = "SELECT " + ", ".join(f"%s AS v{i}" for i in range(width))
     return "(" + " UNION ALL ".join([first, *["SELECT " + ", ".join(["%s"] * width)] * (count - 1)]) + ") v"
+
+
+def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> int:
+    """Delete rows by primary key, with nothing that Django would look for beside them; the count of them."""
+    table = quoted(using, model._meta.db_table)
+    if not is_mysql(using):
+        return run(using, f"DELETE FROM {table} WHERE id IN ({listed(pks)})")
+    gone = 0
+    for at in range(0, len(pks), 500):  # as in `_update_sql`: each by its key
+        ids = " UNION ALL ".join(f"SELECT {int(pk)} AS id" for pk in pks[at : at + 500])
+        gone += run(using, f"DELETE t FROM ({ids}) v STRAIGHT_JOIN {table} t FORCE INDEX (PRIMARY) ON t.id = v.id")
+    return gone
 
 
 def insert_each(model: type[models.Model], using: str, records: Sequence[Mapping[str, Any]]) -> list[int | None]:
@@ -354,8 +540,19 @@ def returns_inserted(using: str) -> bool:
     return bool(connections[using].features.can_return_rows_from_bulk_insert)
 
 
-def insert_objects(model: type[M], using: str, objects: Sequence[M], *, batch_size: int) -> None:
-    """As bulk_create, for models that need nothing of what makes it slow: no inheritance, no given keys, no conflicts."""
+def passes_over_conflicts(using: str) -> bool:
+    """Whether `insert_objects` knows `unless_there` here. A conflict that a snapshot hides is a serialization error then."""
+    return connections[using].vendor == "postgresql"
+
+
+def insert_objects(
+    model: type[M], using: str, objects: Sequence[M], *, batch_size: int, unless_there: bool = False
+) -> Sequence[M]:
+    """As bulk_create, for models that need nothing of what makes it slow: no inheritance, no given keys. Those inserted.
+
+    `unless_there`: of a single object, where no unique index refuses it.
+    """
+    made: list[M] = []
     connection = connections[using]
     fields: list[Any] = [field for field in model._meta.concrete_fields if not field.primary_key]
     for at in range(0, len(objects), batch_size):
@@ -364,15 +561,23 @@ def insert_objects(model: type[M], using: str, objects: Sequence[M], *, batch_si
         given = [field for field in fields if field not in left_out]
         mixed = any(hasattr(getattr(o, f.attname), "resolve_expression") for f in given if f.has_db_default() for o in batch)
         if connection.vendor != "postgresql" or mixed:
-            model._default_manager.using(using).bulk_create(batch)
+            made += model._default_manager.using(using).bulk_create(batch)
             continue
         back = [model._meta.pk, *left_out]
         names = tuple(field.name for field in given)
         records = [{field.name: getattr(one, field.attname) for field in given} for one in batch]
-        for one, values in zip(batch, _inserted(connection, model, names, records, back), strict=True):
+        for field in given:
+            if hasattr(field, "bound"):
+                for one, record in zip(batch, records, strict=True):
+                    record[field.name] = field.bound(record[field.name], getattr(one, field.bound_to))
+        found = _inserted(connection, model, names, records, back, " ON CONFLICT DO NOTHING" if unless_there else "")
+        batch = batch[: len(found)]
+        for one, values in zip(batch, found, strict=True):
             for field, value in zip(back, values, strict=True):
                 setattr(one, field.attname, value)
             one._state.adding, one._state.db = False, using
+        made += batch
+    return made
 
 
 def _is_default(value: Any) -> bool:
@@ -380,7 +585,12 @@ def _is_default(value: Any) -> bool:
 
 
 def _inserted(
-    connection: Any, model: type[M], names: tuple[str, ...], records: Sequence[Mapping[str, Any]], back: Sequence[Any]
+    connection: Any,
+    model: type[M],
+    names: tuple[str, ...],
+    records: Sequence[Mapping[str, Any]],
+    back: Sequence[Any],
+    conflicts: str = "",
 ) -> list[Any]:
     """Insert rows into PostgreSQL; the columns asked for, of each in turn."""
     quote, shape = connection.ops.quote_name, _shape(connection.alias, model, names)
@@ -388,7 +598,7 @@ def _inserted(
     columns = ", ".join(quote(field.column) for field in shape.fields)
     given = ", ".join(f"v.v{i}" for i in range(len(names)))
     returned = ", ".join(quote(field.column) for field in back)
-    sql = f"INSERT INTO {quote(model._meta.db_table)} ({columns}) SELECT {given} FROM {source} RETURNING {returned}"
+    sql = f"INSERT INTO {quote(model._meta.db_table)} ({columns}) SELECT {given} FROM {source}{conflicts} RETURNING {returned}"
     return rows(connection.alias, sql, values)
 
 
@@ -405,6 +615,7 @@ class _Shape:
     unready: tuple[tuple[int, Any], ...]  # the fields whose values are prepared before they are written as JSON
     names: tuple[str, ...]
     types: str
+    sealed: tuple[tuple[int, Any], ...]  # those that are bound to their row, where it is known by its primary key
 
     def recordset(self, connection: Any, listed: Sequence[list[Any]]) -> tuple[str, list[Any]]:
         """The rows as PostgreSQL reads them from one parameter: binding each value apart would cost as much again."""
@@ -427,7 +638,8 @@ def _shape(using: str, model: type[models.Model], names: tuple[str, ...]) -> _Sh
     types = ""
     if connection.vendor == "postgresql":
         types = ", ".join(f"{column} {field.rel_db_type(connection)}" for column, field in zip(columns, fields, strict=True))
-    return _Shape(tuple(fields), unready, columns, types)
+    sealed = tuple((i, field) for i, field in enumerate(fields) if getattr(field, "bound_to", "") == model._meta.pk.name)
+    return _Shape(tuple(fields), unready, columns, types, sealed)
 
 
 # What needs no preparation to be written as JSON.
@@ -470,37 +682,64 @@ def distinct_next(
         return [row[0] for row in cursor.fetchall()]
 
 
+def pairs_next(
+    using: str, table: str, first: str, second: str, where: str, params: Sequence[Any], after: tuple[Any, Any], count: int
+) -> list[tuple[Any, Any]]:
+    """The next `count` distinct pairs of two columns past `after` among the rows that `where` picks: the first column downward,
+    the second upward. As `distinct_next`, it steps from pair to pair in the index.
+    """
+    connection = connections[using]
+    one, two, table = (connection.ops.quote_name(name) for name in (first, second, table))
+    same = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where} AND c.{one} = {{a}} AND c.{two} > {{b}}"
+    lower = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where} AND c.{one} < {{a}}"
+    orders = f" ORDER BY c.{two} LIMIT 1", f" ORDER BY c.{one} DESC, c.{two} LIMIT 1"
+    if connection.vendor == "postgresql":
+        step = f"({same}{orders[0]}) UNION ALL ({lower}{orders[1]}) LIMIT 1".format(a="k.a", b="k.b")
+        begin = f"({same}{orders[0]}) UNION ALL ({lower}{orders[1]}) LIMIT 1".format(a="%s", b="%s")
+        sql = f"WITH RECURSIVE k(a, b) AS (({begin}) UNION ALL SELECT n.a, n.b FROM k CROSS JOIN LATERAL ({step}) n) "
+        values = [*params, *after, *params, after[0], *params, *params, count]
+        return [(a, b) for a, b in rows(using, f"{sql}SELECT a, b FROM k LIMIT %s", values)]
+    found = rows(
+        using, same.format(a="%s", b="%s").replace("SELECT", "SELECT DISTINCT") + f" ORDER BY c.{two} LIMIT %s",
+        [*params, *after, count],
+    )  # fmt: skip
+    if len(found) < count:
+        sql = lower.format(a="%s").replace("SELECT", "SELECT DISTINCT") + f" ORDER BY c.{one} DESC, c.{two} LIMIT %s"
+        found = [*found, *rows(using, sql, [*params, after[0], count - len(found)])]
+    return [(a, b) for a, b in found]
+
+
 def first_of_each(
-    using: str, table: str, column: str, where: str, params: Sequence[Any], order: str, counts: Mapping[str, int]
-) -> list[tuple[str, int]]:
-    """For each value of `column` the first so many rows in `order`: (value, id), a value's rows together.
+    using: str,
+    table: str,
+    columns: tuple[str, str],
+    where: str,
+    params: Sequence[Any],
+    order: str,
+    counts: Mapping[tuple[Any, Any], int],
+) -> list[tuple[tuple[Any, Any], int]]:
+    """For each pair of values of two columns the first so many rows in `order`: (pair, id), a pair's rows together.
 
     Reads no more rows than it returns. `where` and `order` are SQL of this app's own.
     """
-    if not counts:
-        return []
     connection = connections[using]
-    name, table = connection.ops.quote_name(column), connection.ops.quote_name(table)
-    found: list[tuple[str, int]] = []
+    one, two, table = (connection.ops.quote_name(name) for name in (*columns, table))
+    found: list[tuple[tuple[Any, Any], int]] = []
     items = list(counts.items())
     for start in range(0, len(items), 200):
         chunk = items[start : start + 200]
-        values: list[Any] = []
         if connection.vendor == "postgresql":
-            listed = ", ".join(["(%s, %s)"] * len(chunk))
+            listed = ", ".join(["(%s, %s, %s)"] * len(chunk))
             sql = (
-                f"SELECT v.k, c.id FROM (VALUES {listed}) AS v(k, n) CROSS JOIN LATERAL "
-                f"(SELECT id FROM {table} WHERE {where} AND {name} = v.k ORDER BY {order} LIMIT v.n) c"
+                f"SELECT v.a, v.b, c.id FROM (VALUES {listed}) AS v(a, b, n) CROSS JOIN LATERAL "
+                f"(SELECT id FROM {table} WHERE {where} AND {one} = v.a AND {two} = v.b ORDER BY {order} LIMIT v.n) c"
             )
-            values = [part for item in chunk for part in item] + list(params)
+            values = [part for (a, b), count in chunk for part in (a, b, count)] + list(params)
         else:
-            one = f"SELECT * FROM (SELECT {name}, id FROM {table} WHERE {where} AND {name} = %s ORDER BY {order} LIMIT %s) x"
-            sql = " UNION ALL ".join([one] * len(chunk))
-            for key, count in chunk:
-                values += [*params, key, count]
-        with connection.cursor() as cursor:
-            cursor.execute(sql, values)
-            found += cursor.fetchall()
+            select = f"SELECT %s AS a, %s AS b, id FROM {table} WHERE {where} AND {one} = %s AND {two} = %s ORDER BY {order}"
+            sql = " UNION ALL ".join([f"SELECT * FROM ({select} LIMIT %s) x"] * len(chunk))
+            values = [part for (a, b), count in chunk for part in (a, b, *params, a, b, count)]
+        found += [((a, b), pk) for a, b, pk in rows(using, sql, values)]
     return found
 
 
@@ -628,6 +867,27 @@ _WHOLE_INDEXES = {  # MariaDB and MySQL have no partial indexes: these stand in 
 }
 
 
+_NEW_STORAGE = {  # of tables that came later
+    "callqueue_tally": "fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500",
+    "callqueue_keyturn": "fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500",
+}
+_NEW_WHOLE_INDEXES = {
+    "callqueue_turns_blocked": ("callqueue_keyturn", "rule, blocked_until"),
+    "callqueue_corrections": ("callqueue_callattempt", "correction_pending, rule"),
+}
+
+
+def tune_new_tables(schema_editor: Any) -> None:
+    """The same for what came later: tallies, turns of keys, corrections."""
+    vendor = schema_editor.connection.vendor
+    if vendor == "postgresql":
+        for table, options in _NEW_STORAGE.items():
+            schema_editor.execute(f"ALTER TABLE {table} SET ({options})")
+    elif vendor == "mysql":
+        for name, (table, columns) in _NEW_WHOLE_INDEXES.items():
+            schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
+
+
 def tune_tables(schema_editor: Any) -> None:
     """What Django's migrations cannot say: storage and a partial unique index on PostgreSQL, whole indexes on MariaDB."""
     vendor = schema_editor.connection.vendor
@@ -644,20 +904,34 @@ def tune_tables(schema_editor: Any) -> None:
             schema_editor.execute(f"CREATE INDEX {name} ON {table} ({columns})")
 
 
+# Collations that compare text by its characters, trailing spaces too: MariaDB's, and MySQL's from 8.0.17 on.
+_BY_CHARACTER = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
+
+
 def tell_text_apart(schema_editor: Any, tables: Sequence[str]) -> None:
-    """Let MariaDB and MySQL compare the text of these tables by its characters: by default `A` and `a` are one key there."""
+    """Let MariaDB and MySQL compare the text of these tables by its characters: by default `A`, `a` and `a ` are one key there.
+
+    NotSupportedError where the server cannot: it would take one key for another.
+    """
     connection = schema_editor.connection
     if connection.vendor != "mysql":
         return
     with connection.cursor() as cursor:
         cursor.execute(
+            f"SELECT collation_name FROM information_schema.collations WHERE collation_name IN ({places(_BY_CHARACTER)})",
+            list(_BY_CHARACTER),
+        )
+        there = [name for (name,) in cursor.fetchall()]
+        if not there:
+            raise NotSupportedError("callqueue wants MariaDB 10.6 or MySQL 8.0.17: an older MySQL takes 'a' and 'a ' for one key")
+        cursor.execute(
             "SELECT table_name FROM information_schema.tables"  # a table that is right is not written anew
-            f" WHERE table_schema = DATABASE() AND table_collation <> 'utf8mb4_bin' AND table_name IN ({places(tables)})",
-            list(tables),
+            f" WHERE table_schema = DATABASE() AND table_collation <> %s AND table_name IN ({places(tables)})",
+            [there[0], *tables],
         )
         wrong = [name for (name,) in cursor.fetchall()]
     for table in wrong:
-        schema_editor.execute(f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+        schema_editor.execute(f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {there[0]}")
 
 
 CHANNEL = "callqueue_sent"

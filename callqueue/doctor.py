@@ -15,7 +15,7 @@ from typing import Any
 from django.apps import apps
 from django.db import connections
 
-from callqueue import conf, database, recovery, states
+from callqueue import agreement, conf, database, opinions, recovery, states
 from callqueue.database import ClockNow
 
 BROKER_PATIENCE = 3.0  # seconds that the broker, and after that the workers, have to answer
@@ -155,6 +155,16 @@ def check_dispenser(using: str) -> Check:
     return Check("dispenser", True, f"running: {', '.join(alive)}")
 
 
+def check_agreement(using: str) -> Check:
+    """All dispensers have the same limits, and so has this process."""
+    here = opinions.opinion_of(conf.current().book)
+    found = agreement.disagreements(using, here=here)
+    if found:
+        todo = "restart those whose settings are old; until they agree, all that any of them says holds"
+        return Check("agreement", False, "settings differ: " + "; ".join(map(str, found)), todo)
+    return Check("agreement", True, "all dispensers have these limits")
+
+
 def check_schedule(using: str) -> Check:
     """The periodic tasks are scheduled in one place at most."""
     in_settings = {entry.get("task"): name for name, entry in (_celery().conf.beat_schedule or {}).items()}
@@ -219,6 +229,7 @@ def check_bloat(using: str) -> Check:
 OF_THE_DATABASE: tuple[Callable[[str], Check], ...] = (
     check_clock,
     check_dispenser,
+    check_agreement,
     check_schedule,
     check_stuck,
     check_rules,
@@ -320,7 +331,7 @@ def broker_refusal() -> str:
 def _tried(check: Callable[..., Check], *arguments: Any) -> Check:
     """The check, or that it failed: a doctor who faints helps nobody."""
     try:
-        return check(*arguments)
+        return database.persist(arguments[0], lambda: check(*arguments), during="doctor", seconds=1) if arguments else check()
     except Exception as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
         return Check(name, False, f"could not be examined: {_said(error)}", "see the other checks first")

@@ -7,6 +7,7 @@ No error contains a key or a text, and without keys nothing here is called.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,23 +27,32 @@ class EncryptionUnavailable(CallQueueError):
     """There are ENCRYPTION_KEYS, and they cannot be used: the extra is not installed, or a key is not a Fernet key."""
 
 
-def seal(data: str, keys: Keys) -> str:
-    """`data` as an ASCII token, under the first of `keys`."""
-    return _box(tuple(keys)).encrypt(data.encode("utf-8", "surrogatepass")).decode("ascii")
+def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
+    """`data` as an ASCII token, under the first of `keys`. It opens at this place alone: a column, and its row if named."""
+    return _box(tuple(keys)).encrypt(f"{_label(place, row)}{data}".encode("utf-8", "surrogatepass")).decode("ascii")
 
 
-def open_sealed(token: str, keys: Keys) -> str:
-    """What was sealed, by whichever key opens it. Unreadable when none does, or when there is none any more."""
+def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
+    """What was sealed for this place, by whichever key opens it. Unreadable when none does, or when there is none any more.
+
+    What was sealed before tokens had a place opens at any.
+    """
     if not keys:
         raise Unreadable("this text is encrypted, and ENCRYPTION_KEYS is empty")
     box = _box(tuple(keys))
     from cryptography.fernet import InvalidToken
 
-    try:
-        return box.decrypt(token.encode("ascii")).decode("utf-8", "surrogatepass")
-    except (InvalidToken, ValueError, AttributeError):
-        pass
-    raise Unreadable(f"none of the {len(keys)} ENCRYPTION_KEYS opens this text; was a key removed too early?")
+    text = None
+    with suppress(InvalidToken, ValueError, AttributeError):
+        text = box.decrypt(token.encode("ascii")).decode("utf-8", "surrogatepass")
+    if text is None:
+        raise Unreadable(f"none of the {len(keys)} ENCRYPTION_KEYS opens this text; was a key removed too early?")
+    if not text.startswith(_BOUND):
+        return text
+    for label in (_label(place, row), _label(place, "")):
+        if text.startswith(label):
+            return text[len(label) :]
+    raise Unreadable("this text was encrypted for another row or column")
 
 
 def check_keys(keys: Any) -> list[str]:
@@ -59,6 +69,13 @@ def check_keys(keys: Any) -> list[str]:
     texts = [key.decode("latin-1") if isinstance(key, bytes) else key for key in keys]
     problems += [f"key {place} is given twice" for place, key in enumerate(texts, 1) if key in texts[: place - 1]]
     return problems
+
+
+_BOUND = "\0"  # no text that was sealed before tokens had a place begins with it: databases keep no NUL
+
+
+def _label(place: str, row: str) -> str:
+    return f"{_BOUND}{place}{_BOUND}{row}{_BOUND}"
 
 
 @lru_cache(maxsize=16)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from weakref import ReferenceType
 
 from django.dispatch import Signal
 
@@ -40,6 +41,8 @@ _SIGNALS: dict[str, tuple[int, Signal | None]] = {
     "rule_paused": (logging.WARNING, rule_held),
     "rule_resumed": (logging.INFO, None),
     "limit_changed": (logging.WARNING, None),
+    "settings_differ": (logging.WARNING, None),
+    "settings_agree": (logging.INFO, None),
     "limit_exceeded": (logging.CRITICAL, limit_exceeded),
     "backlog_aged": (logging.WARNING, backlog_aged),
     "ledger_went_back": (logging.CRITICAL, None),
@@ -47,6 +50,7 @@ _SIGNALS: dict[str, tuple[int, Signal | None]] = {
     "database_away": (logging.ERROR, None),
     "broker_away": (logging.ERROR, None),
     "record_delayed": (logging.WARNING, None),
+    "record_failed": (logging.ERROR, None),
     "calls_pruned": (logging.INFO, None),
     "listener_failed": (logging.ERROR, None),
 }
@@ -63,16 +67,25 @@ def tell(event: str, **facts: Any) -> None:
 
 
 def notify(signal: Signal, **facts: Any) -> None:
-    """Send a signal to whoever listens; a listener that fails is logged, no more."""
-    for receiver, result in signal.send_robust(sender="callqueue", **facts):
-        if isinstance(result, Exception):
-            tell(
-                "listener_failed",
-                receiver=getattr(receiver, "__qualname__", repr(receiver)),
-                error=type(result).__name__,
-            )
+    """Send a signal to whoever listens; a listener that fails is logged, no more, and keeps it from none of the others."""
+    for listener in list(signal.receivers or ()):
+        alone = Signal()
+        alone.receivers = [listener]
+        try:
+            raised = next((result for _, result in alone.send_robust(sender="callqueue", **facts)), None)
+        except BaseException as error:  # SystemExit and its like, which Django lets through
+            raised = error
+        if isinstance(raised, BaseException):
+            tell("listener_failed", receiver=_name(listener[1]), error=type(raised).__name__)
+
+
+def _name(receiver: Any) -> str:
+    """A receiver's name, as a signal holds it: mostly by a weak reference."""
+    function = receiver() if isinstance(receiver, ReferenceType) else receiver
+    return str(getattr(function, "__qualname__", repr(function)))
 
 
 def _shown(value: Any) -> str:
+    """One word: with quotes and escapes where it would be several, another line, or something that a terminal acts on."""
     text = str(value)
-    return repr(text) if " " in text or not text else text
+    return repr(text) if not text or " " in text or not text.isprintable() else text

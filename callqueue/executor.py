@@ -6,63 +6,134 @@ only, and what a worker records counts only while the attempt is still its own. 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import (
     beginning,
     breaker,
-    callcheck,
     clockwork,
     conf,
     crew,
     database,
+    disclosing,
     endings,
     events,
     feedback,
-    holds,
     outcome,
     recording,
-    secrets,
+    scrubbing,
     states,
+    texts,
     tracing,
 )
 from callqueue.backoff import delay
 from callqueue.beginning import Job
 from callqueue.budgets import key_part, with_redirects
-from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS, Context, find, wire
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.recording import Report
 from callqueue.rules import Rule
 
 SLOW = 1.0  # seconds that the first answer of a rule is expected to take, before this process knows better
+LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that somebody has locked
+LEAVING = 1.0  # seconds that a worker that is told to go at once stays for what has just been answered
+LEFT = "the worker was stopped before the first byte was sent"
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
 
 
-def execute(using: str, attempt_ids: Sequence[int], *, inline: bool = False) -> int:
+def execute(using: str, attempt_ids: Sequence[int], *, inline: bool = False, interruptible: bool = False) -> int:
     """Make the calls of these attempts, those that are still to be begun; the count of them.
 
-    HTTP calls run side by side unless `inline`; others one after the other in this thread, which may use the ORM.
+    HTTP calls run side by side unless `inline`; others one after the other in this thread, which may use the ORM. In a thread
+    that is `interruptible`, by a time limit, no HTTP call runs. Whatever is raised in this thread, what has been sent is recorded
+    and what has not is given back; then it is raised again.
     """
-    jobs = beginning.begin(using, attempt_ids)
-    sound = [job for job in jobs if job.unfit is None]
-    reports = [_unfit(job) for job in jobs if job.unfit is not None]
-    if reports:
-        _record(using, reports)
-    make = tracing.traced(_make)
-    wired = [job for job in sound if job.method in HTTP_METHODS]
-    if wired and not inline:
-        for ended in crew.run(wired, make, hands=_hands(wired)):
-            _record(using, ended)
-    for job in sound:
-        if inline or job.method not in HTTP_METHODS:
-            _record(using, [make(job)])
-    return len(jobs)
+    message = _Message(using, attempt_ids)
+    try:
+        return message.make(inline, interruptible)
+    except BaseException as struck:
+        message.leave(struck)
+        striker = _striker(struck)
+        if striker is not None and striker is not struck:
+            raise striker from struck
+        raise
+
+
+class _Message:
+    """The calls of one message, in this worker: some are made in this thread, the others are the crew's."""
+
+    def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
+        self.using, self.attempt_ids, self.worker = using, attempt_ids, beginning.name_worker()
+        self.jobs: list[Job] | None = None
+        self.owed: list[Report] = []
+        self.shift: crew.Shift[Job, Report] | None = None
+
+    def make(self, inline: bool, interruptible: bool) -> int:
+        """Begin, make and record them; the count of those begun."""
+        self.jobs = jobs = beginning.begin(self.using, self.attempt_ids, self.worker)
+        sound = [job for job in jobs if job.unfit is None]
+        wired = [job for job in sound if job.method in HTTP_METHODS and not inline]
+        apart = wired if len(wired) > 1 or interruptible else []
+        make = tracing.traced(_make)
+        self.shift = crew.Shift(apart, make)
+        self.owed = [_unfit(job) for job in jobs if job.unfit is not None]
+        self._record_owed()
+        for ended in self.shift.run(_hands(apart)):
+            _record(self.using, ended)
+        for job in sound:
+            if not apart or job.method not in HTTP_METHODS:
+                self.owed = [make(job)]
+                self._record_owed()
+        if len(jobs) < len(self.attempt_ids):
+            _give_back(self.using, self.attempt_ids)
+        return len(jobs)
+
+    def leave(self, struck: BaseException) -> None:
+        """Give back what was not sent, and record what was: all of it where the process lives on, else what ends in a moment."""
+        database.close_all()  # what struck may have done so in the middle of an answer
+        striker = _striker(struck)
+        if self.jobs is None and striker is not None:
+            self.jobs = beginning.begin(self.using, self.attempt_ids, self.worker)
+        for job in self.jobs or ():
+            job.is_left = True
+        ended = self.shift.ended if self.shift else []
+        back = {job.attempt_id for job in self.jobs or () if not job.is_through} - {r.job.attempt_id for r in self.owed + ended}
+        self.owed += [_left(job) for job in self.jobs or () if job.attempt_id in back]
+        with suppress(DatabaseError, InterfaceError):
+            self._record_owed()
+        until = time.monotonic() + LEAVING if isinstance(striker, SystemExit | KeyboardInterrupt) else math.inf
+        for some in self.shift.run(until=until) if self.shift else ():
+            self.owed = [report for report in some if report.job.attempt_id not in back]
+            with suppress(DatabaseError, InterfaceError):
+                self._record_owed()
+
+    def _record_owed(self) -> None:
+        if self.owed:
+            _record(self.using, self.owed)
+            self.owed = []
+
+
+def _striker(raised: BaseException | None) -> BaseException | None:
+    """The time limit or signal that was raised, even if something went wrong because of it; None where this thread failed by
+    itself, and would again.
+    """
+    while raised is not None and isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
+        raised = raised.__context__
+    return raised
+
+
+def _left(job: Job) -> Report:
+    return Report(job, endings.after_void(job, _now(job)), states.VOIDED, error=LEFT)
 
 
 _waits: dict[str, float] = {}  # by rule: seconds from the last request of this process to its answer
@@ -78,10 +149,10 @@ def _hands(jobs: Sequence[Job]) -> int:
 
 
 class SlotGate(wire.Gate):
-    """The last door before the socket: waits for the instant to send at, and lets nothing through past the lease."""
+    """The last door before the socket: waits for the instant to send at, and lets nothing through that may outlive the lease."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self._job, self.ends = job, job.lease_ends
 
     def wait(self) -> None:
         """Sleep until the slot opens, on the database's clock, erring late."""
@@ -89,56 +160,59 @@ class SlotGate(wire.Gate):
         if job.send_at is not None:
             while (left := job.clock.monotonic_at(job.send_at) - clockwork.monotonic()) > 0:
                 time.sleep(left)
-        if clockwork.monotonic() >= job.lease_ends:
+        was_through, job.is_through = job.is_through, True  # before it asks: who leaves says so first, and asks then
+        if job.is_left and not was_through:
+            job.is_through = False
+            raise wire.Dropped(LEFT)
+        left = job.lease_ends - clockwork.monotonic()
+        if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
+        if self.sent_at is None and left < min(job.sound_rule.total_timeout, _waits.get(job.rule_name, SLOW)):
+            raise wire.Dropped("too little was left of the lease for an answer before the first byte was sent")
 
 
 def _make(job: Job) -> Report:
-    """Make one call, and say what came of it. Never raises."""
+    """Make one call, and say what came of it. Never raises: what a hook or a handler raises, SystemExit too, is its call's."""
     try:
-        params, values = _resolved(job)
+        disclosed = disclosing.disclose(job.method, job.params, rule=job.rule_name, key=job.key)
     except (InvalidCall, NotAllowed) as error:
         return Report(job, endings.after_giving_up(job, str(error), _now(job)), states.GAVE_UP, error=str(error))
-    except Exception as error:
-        return _failed(job, str(error))
+    except BaseException as error:
+        return _failed(job, str(error) if isinstance(error, CallQueueError) else texts.worded(error))
+    with scrubbing.at_work(disclosed.values, job.method, None if job.method in HTTP_METHODS else job.params):
+        return recording.scrubbed(_made(job, disclosed), disclosed.values)
+
+
+def _made(job: Job, disclosed: disclosing.Disclosed) -> Report:
     gate = SlotGate(job)
     try:
-        report = _request(job, params, gate) if job.method in HTTP_METHODS else _handle(job, params, gate)
+        if job.method in HTTP_METHODS:
+            return _request(job, disclosed, gate)
+        return _handle(job, dict(disclosed.params), gate)
     except wire.Dropped as dropped:
         return Report(job, endings.after_void(job, _now(job)), states.VOIDED, error=str(dropped))
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        report = _lost(job, why) if gate.sent_at is not None else _failed(job, why)
-    return recording.scrubbed(report, values)
-
-
-def _resolved(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The call's params with its secrets in place, checked once more where there are any, and the secrets' values."""
-    settings = conf.current()
-    params, values = secrets.resolve(job.params, settings.secrets)
-    if values:
-        callcheck.check_params(
-            job.method, params, allowed_hosts=settings.allowed_hosts, allowed_networks=settings.allowed_networks
-        )
-    return dict(params), values
+    except BaseException as error:
+        why = texts.worded(error)
+        return _lost(job, why) if gate.sent_at is not None else _failed(job, why)
 
 
 def _failed(job: Job, why: str, **seen: Any) -> Report:
     """Nothing was sent, or a handler failed: retried under the rule's Retry."""
-    now = seen.get("ended_at") or _now(job)
-    return Report(job, endings.after_failure(job, job.rule, why, now), states.ERRORED, error=why, **seen)
+    seen = seen or _ended(job)
+    return Report(job, endings.after_failure(job, job.rule, why, seen["ended_at"]), states.ERRORED, error=why, **seen)
 
 
 def _lost(job: Job, why: str, **seen: Any) -> Report:
     """Sent, and no answer: `on_lost` decides."""
-    ending = endings.after_loss(job, job.sound_rule, why, seen.get("ended_at") or _now(job))
+    seen = seen or _ended(job)
+    ending = endings.after_loss(job, job.sound_rule, why, seen["ended_at"])
     told = states.LOST if ending.status == states.UNKNOWN else states.ERRORED
     return Report(job, ending, told, error=why, **seen)
 
 
-def _request(job: Job, params: dict[str, Any], gate: SlotGate) -> Report:
+def _request(job: Job, disclosed: disclosing.Disclosed, gate: SlotGate) -> Report:
     """Make an HTTP call within the rule's timeouts."""
-    rule, settings = job.sound_rule, conf.current()
+    rule, settings, params = job.sound_rule, conf.current(), dict(disclosed.params)
     if rule.idempotency_header and job.method in ("post", "put", "patch", "delete"):
         headers = dict(params.get("headers") or {})
         headers.setdefault(rule.idempotency_header, job.idempotency_key)
@@ -150,6 +224,8 @@ def _request(job: Job, params: dict[str, Any], gate: SlotGate) -> Report:
         redirects=job.redirects,
         closed_hosts=settings.book.closed_hosts(job.rule_name) if job.redirects else (),
         max_response_bytes=settings.max_response_bytes,
+        secrets=disclosed.values,
+        is_bound=disclosed.is_bound,
     )
     timeouts = wire.Timeouts(connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout)
     answer = wire.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
@@ -160,9 +236,9 @@ def _request(job: Job, params: dict[str, Any], gate: SlotGate) -> Report:
 
 
 def _report_of(job: Job, rule: Rule, answer: wire.Answer) -> Report:
-    ended_at = job.clock.latest(clockwork.monotonic())
-    sent_at = None if answer.sent_at is None else min(ended_at, job.clock.latest(answer.sent_at))
-    seen: dict[str, Any] = {"sent_at": sent_at, "ended_at": ended_at, "ended_mono": clockwork.monotonic()}
+    seen = _ended(job)
+    ended_at = seen["ended_at"]
+    sent_at = seen["sent_at"] = None if answer.sent_at is None else min(ended_at, job.clock.latest(answer.sent_at))
     if answer.sent_at is not None:
         _waits[job.rule_name] = seen["ended_mono"] - answer.sent_at
     if answer.sent and job.first_sent_dt is None:
@@ -176,14 +252,9 @@ def _report_of(job: Job, rule: Rule, answer: wire.Answer) -> Report:
         if answer.sent:
             return _lost(job, answer.error or "the answer broke off", response=response, **seen)
         return _failed(job, answer.error, **seen)
-    verdict, note = _verdict(job, rule, response)
-    if answer.broken:
-        note = "; ".join(filter(None, [note, answer.error or "the body broke off"]))
-    elif answer.truncated:
-        note = "; ".join(filter(None, [note, f"the body was cut at {conf.current().max_response_bytes} bytes"]))
-    report = _judged(job, rule, verdict, ended_at, **seen, response=response, note=note)
+    report = _answered(job, rule, ended_at, _cut(answer), **seen, response=response)
     report.cost = _settled(job, rule, response)
-    if not isinstance(verdict, HoldUntil):
+    if report.hold is None:
         advice = feedback.tightening(response.status_code, response.headers, now=ended_at, max_hold=rule.retry.max_hold)
         if advice is not None:
             report.hold = _hold(job, rule, advice, ended_at)
@@ -205,40 +276,52 @@ def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> Report:
     if job.first_sent_dt is None:
         job.first_sent_dt = job.clock.latest(clockwork.monotonic())
     result = find(job.method)(params, context)
-    ended_at = job.clock.latest(clockwork.monotonic())
+    seen = _ended(job)
     verdict = result if isinstance(result, outcome.OUTCOMES) else Succeeded(result)
-    return _judged(job, job.sound_rule, verdict, ended_at, ended_at=ended_at, ended_mono=clockwork.monotonic())
+    return _judged(job, job.sound_rule, verdict, seen["ended_at"], **seen)
 
 
-def _verdict(job: Job, rule: Rule, response: Any) -> tuple[Outcome, str]:
-    """The rule's own verdict, where it has one, else the default; and a note where `classify` went wrong."""
+def _cut(answer: wire.Answer) -> str:
+    """Why the body is not whole; empty where it is."""
+    if answer.broken:
+        return answer.error or "the body broke off"
+    return (answer.error or f"the body was cut at {conf.current().max_response_bytes} bytes") if answer.truncated else ""
+
+
+def _answered(job: Job, rule: Rule, now: datetime, cut: str, *, response: Any, **seen: Any) -> Report:
+    """The report on an answer: by the rule's own verdict where that is one, else by the default and a note of what went wrong."""
+    seen |= {"response": response}
     note = ""
     if rule.classify is not None:
         try:
             own = beginning.imported(rule.classify)(response)
             if isinstance(own, outcome.OUTCOMES):
-                return own, ""
+                return _judged(job, rule, own, now, note=cut, **seen)
             if own is not None:
                 note = f"classify returned {type(own).__name__}, which is no outcome"
-        except Exception as error:
-            note = f"classify failed: {type(error).__name__}: {error}"
-    verdict = feedback.verdict(
+        except BaseException as error:
+            note = f"classify failed: {texts.worded(error)}"
+    return _judged(job, rule, _default(job, rule, response), now, note="; ".join(filter(None, [note, cut])), **seen)
+
+
+def _default(job: Job, rule: Rule, response: Any) -> Outcome:
+    """The verdict of a rule that has none of its own."""
+    return feedback.verdict(
         response.status_code,
         response.headers,
         response.content[:4096] if response.content else b"",
         retry_statuses=rule.retry.statuses,
-        now=job.clock.latest(clockwork.monotonic()),
+        now=_now(job),
         max_hold=rule.retry.max_hold,
         method=job.method,
     )
-    return verdict, note
 
 
 def _judged(job: Job, rule: Rule, verdict: Outcome, now: datetime, note: str = "", **seen: Any) -> Report:
     """The report that a verdict makes."""
     if isinstance(verdict, Succeeded):
         return Report(job, endings.after_success(job, now), states.SUCCEEDED, result=verdict.result, error=note, **seen)
-    why = "; ".join(filter(None, [verdict.why, note]))
+    why = "; ".join(text for text in (verdict.why, note) if text not in (None, ""))
     if isinstance(verdict, GiveUp):
         return Report(job, endings.after_giving_up(job, why, now), states.GAVE_UP, error=why, **seen)
     if isinstance(verdict, RetryLater):
@@ -265,7 +348,7 @@ def _hold(job: Job, rule: Rule, verdict: HoldUntil, now: datetime) -> recording.
         until = now + min(max(until, timedelta(0)), most)
     until = min(until if until.tzinfo else until.replace(tzinfo=UTC), now + most)
     per, value = _scope(job, rule, verdict.scope)
-    return recording.HoldOrder(_sharers(job, per), per, value, until, verdict.why, extend=named)
+    return recording.HoldOrder(_sharers(job, per), per, value, until, verdict.why or "", extend=named)
 
 
 def _scope(job: Job, rule: Rule, scope: str | None) -> tuple[str, str]:
@@ -295,7 +378,7 @@ def _settled(job: Job, rule: Rule, response: Any) -> Any:
     try:
         cost = beginning.imported(rule.settle)(response)
         return None if cost is None else check_cost(cost)
-    except Exception as error:
+    except BaseException as error:
         events.tell("attempt_failed", call_id=job.pk, reason=f"settle failed: {type(error).__name__}")
         return None
 
@@ -310,27 +393,21 @@ def _unfit(job: Job) -> Report:
 
 
 def _record(using: str, reports: Sequence[Report]) -> None:
-    """Record, and keep trying while the database is away and a lease still runs: the answers are in hand."""
+    """Record, and keep trying while the database is away and a lease still runs: the answers are in hand.
+
+    A report that cannot be stored keeps none of the others from it.
+    """
     pause = 0.05
     while True:
         try:
-            for report in reports:
-                if report.hold is not None:
-                    order = report.hold
-                    holds.lay(
-                        using,
-                        order.rules,
-                        order.per,
-                        order.value,
-                        order.until,
-                        order.reason,
-                        source="provider",
-                        extend=order.extend,
-                    )
-                    report.hold = None
+            _lay_holds(using, reports)
             recording.record(using, reports)
             break
-        except (DatabaseError, InterfaceError) as error:
+        except Exception as error:
+            if _striker(error) is not None:
+                raise
+            if not database.may_pass(error):
+                return _record_apart(using, reports, error)
             if database.in_transaction(using):  # a test's: what broke it stays broken, and its connection is not ours to close
                 raise
             if clockwork.monotonic() + pause >= max(report.job.lease_ends for report in reports):
@@ -343,5 +420,37 @@ def _record(using: str, reports: Sequence[Report]) -> None:
     breaker.observe(using, reports)
 
 
+def _lay_holds(using: str, reports: Sequence[Report]) -> None:
+    for report in reports:
+        if report.hold is not None:
+            recording.lay(using, report, report.hold)
+            report.hold = None
+
+
+def _record_apart(using: str, reports: Sequence[Report], error: Exception) -> None:
+    """Record each report by itself, and one that cannot be stored without its texts."""
+    if len(reports) > 1:
+        for report in reports:
+            _record(using, [report])
+    elif not reports[0].is_bare:
+        _record(using, [recording.without_texts(reports[0], error)])
+    else:  # its lease decides
+        job = reports[0].job
+        events.tell("record_failed", call_id=job.pk, rule=job.rule_name, attempt=job.number, error=type(error).__name__)
+
+
+def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
+    """Give back what somebody had locked when the others were begun, if it is free soon; else recovery does, past its lease."""
+    for pause in LOCKED:
+        if not database.persist(using, partial(beginning.give_back, using, attempt_ids), during="begin"):
+            return
+        time.sleep(pause)
+
+
 def _now(job: Job) -> datetime:
     return job.clock.latest(clockwork.monotonic())
+
+
+def _ended(job: Job) -> dict[str, Any]:
+    """That it has ended just now: on the database's clock as begin read it, and by this process's own."""
+    return {"ended_at": _now(job), "ended_mono": clockwork.monotonic()}

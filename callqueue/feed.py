@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from django.db import transaction
 
 from callqueue import conf, intake
 from callqueue.exceptions import CallQueueError, InvalidCall
+from callqueue.secrets import references_to
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -48,12 +49,14 @@ def feed(
     using: str,
     rule: str | None = None,
     skip_bad: bool = False,
+    names_secrets: bool = False,
     refused: Refused,
     progress: Progress | None = None,
 ) -> Fed:
     """Send the calls in `source`, which can be sought. With a bad line nothing is sent, unless `skip_bad`.
 
-    `rule` is for calls that name none. `refused` is told (line, why) of each bad line; `progress` (lines done, about how many
+    `rule` is for calls that name none. In a file that `names_secrets`, {"$secret": NAME} is one; in any other it is data.
+    `refused` is told (line, why) of each bad line; `progress` (lines done, about how many
     there are).
     """
     if rule is not None:
@@ -61,7 +64,8 @@ def feed(
     fed, told = Fed(), progress or _tell_nobody
     size = source.seek(0, io.SEEK_END)
     with transaction.atomic(using=using):
-        for batch in _batches(_prepared(source, fed, {} if rule is None else {"rule": rule}, refused)):
+        same = {} if rule is None else {"rule": rule}
+        for batch in _batches(_prepared(source, fed, same, names_secrets, refused)):
             if skip_bad or not fed.refused:
                 fed.sent += len(intake.insert_many(batch, batch_size=BATCH, using=using))
             told(fed.lines, round(fed.lines * size / max(1, source.tell())))
@@ -123,13 +127,18 @@ def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
     return intake.order_of(document, same)
 
 
-def _prepared(source: IO[bytes], fed: Fed, same: Mapping[str, Any], refused: Refused) -> Iterator[CallQueue | None]:
+def _prepared(
+    source: IO[bytes], fed: Fed, same: Mapping[str, Any], names_secrets: bool, refused: Refused
+) -> Iterator[CallQueue | None]:
     """The unsaved row of each good line; None for a line that is bad or discarded, so that batches are of so many lines."""
     for number, text in documents(source):
         fed.lines += 1
         call = None
         try:
-            call = intake.prepare(order_of(parse_document(text), same))
+            order = order_of(parse_document(text), same)
+            if names_secrets:
+                order = replace(order, call_data=references_to(order.call_data))
+            call = intake.prepare(order)
             fed.discarded += call is None
         except (CallQueueError, ValueError) as error:
             fed.refused += 1

@@ -19,11 +19,10 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf, holds, ledger, states
+from callqueue import agreement, conf, holds, ledger, states
 from callqueue.budgets import Book, Budget, cost_of, key_part
 from callqueue.callcheck import check_key
 from callqueue.database import clock, from_us, quoted, rows, to_us
-from callqueue.ledger import scope_value
 from callqueue.limits import SECOND, Concurrency, FixedWindow, SlidingWindow, TokenBucket, Usage
 from callqueue.simulate import DELIVERY, simulate
 from callqueue.slots import Slots
@@ -55,17 +54,20 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     text = check_key(key)
     config.rule(rule)
     now = to_us(clock(using))
-    group = config.book.groups[rule]
-    rates, memos = holds.remembered(using, group)
-    account = ledger.read(using, config.book.with_rates(rates), group, now, memos.get(min(group)))
+    book = agreement.book_in_force(using)
+    group = book.groups[rule]
+    account = ledger.read(using, book, group, now, ledger.Memo.load(group, agreement.memos(using, group)))
     account.read_keys([text])
     if holds.in_force(using, group, from_us(now)).blocking(rule, text):
         return False
     return ledger.fits(account, rule, text, 1)
 
 
-def forecast(call: CallQueue) -> Forecast:
-    """The forecast of one call, as of now. `position` is None where more than CAP calls go before it."""
+def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
+    """The forecast of one call, as of now. `position` is None where more than CAP calls go before it.
+
+    `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until when, is said to all.
+    """
     using = call._state.db or "default"
     if call.status not in states.WAITING:
         return Forecast(_("it is %s") % call.get_status_display())
@@ -73,20 +75,20 @@ def forecast(call: CallQueue) -> Forecast:
     if call.rule not in config.rules:
         return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
     now = clock(using)
-    group = config.book.groups[call.rule]
-    rates, memos = holds.remembered(using, group)
-    book = config.book.with_rates(rates)
+    book = agreement.book_in_force(using)
+    group = book.groups[call.rule]
     hold = _hold_on(call, book, holds.in_force(using, group, now))
+    why = f": {hold.reason}" if hold is not None and tells_why_held else ""
     ahead = _count_ahead(call, book, using)
     position = None if ahead.calls > CAP else ahead.calls + 1
     if hold is not None and hold.until is None:
-        return Forecast(_("held until it is resumed: %s") % hold.reason, position)
+        return Forecast(_("held until it is resumed") + why, position)
     if silence := _silence(using, now):
         return Forecast(silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % _grouped(CAP))
     slots = Slots(using, to_us(now), time.monotonic() + COUNTING)
-    account = ledger.read(using, book, group, to_us(now), memos.get(min(group)), slots=slots)
+    account = ledger.read(using, book, group, to_us(now), ledger.Memo.load(group, agreement.memos(using, group)), slots=slots)
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
     expected = _expected(call, account, ahead, to_us(start))
@@ -94,7 +96,7 @@ def forecast(call: CallQueue) -> Forecast:
         return Forecast(expected.reason, position)
     instant = max(from_us(expected.instant), call.due_at_dt)
     if hold is not None:
-        reason = _("held: %s") % hold.reason
+        reason = _("held") + why
     elif call.due_at_dt >= from_us(expected.instant) and call.due_at_dt > now:
         reason = _("it is not due yet")
     else:
@@ -270,7 +272,7 @@ def _single(call: CallQueue, account: ledger.Account, budget: Budget, pace: Pace
     # What is sent late ages late: to a limit that is the same as a longer way to the provider.
     limit = replace(budget.limit, per="rule", name=budget.limit.label, jitter=min(60.0, budget.limit.jitter + pace.late))
     if budget.limit.per != "queue":
-        return replace(budget, limit=limit), account.usage(budget, scope_value(budget.limit, call.key, ""))
+        return replace(budget, limit=limit), account.usage(budget, budget.value_of(call.key, ""))
     queues = account.book.rules[call.rule].queue_names
     usages = [account.usage(budget, queue) for queue in queues]
     aged = sorted(charge for usage in usages for charge in usage.aged)
@@ -292,7 +294,7 @@ def _used_up(call: CallQueue, account: ledger.Account) -> Budget | None:
         if not (cost := cost_of(call.cost, budget.limit.unit)):
             continue
         queues = account.book.rules[call.rule].queue_names
-        instants = [account.meter(budget, scope_value(budget.limit, call.key, queue)).free_at(cost) for queue in queues]
+        instants = [account.meter(budget, budget.value_of(call.key, queue)).free_at(cost) for queue in queues]
         instant = min(float("inf") if i is None else float(i) for i in instants)
         if instant > account.now and (latest is None or instant > latest[0]):
             latest = (instant, budget)

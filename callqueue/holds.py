@@ -1,4 +1,4 @@
-"""Holds and changed limits: what keeps a scope of a rule from being released, whatever its limits say.
+"""Holds: what keeps a scope of a rule from being released, whatever its limits say.
 
 Read at every pass, so a hold acts within a pass. Laying one twice is one hold; only its end can move, and only later.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.db.models import Q
 
-from callqueue import conf, database, events
-from callqueue.budgets import Book, key_part
+from callqueue import clockwork, database, events, turns
+from callqueue.budgets import key_part
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 
 
@@ -91,31 +90,33 @@ def lay(
 
     With `extend=False` a hold in force stays as it is.
     """
-    from callqueue.models import Hold
+    from callqueue.models import Hold, RuleState
 
     laid = False
     with database.writing(using):
-        now = database.clock(using)
-        stored = Hold.objects.using(using)
+        now = from_us(clockwork.held(using).at)
+        list(database.locked(RuleState.objects.using(using).filter(rule__in=rules).order_by("rule"), wait=True).values_list("pk"))
         for rule in sorted(rules):
-            hold, created = stored.get_or_create(
-                rule=rule,
-                per=per,
-                value=value,
-                source=source,
-                defaults={"until": until, "reason": reason, "began_at": now},
-            )
-            ended = not created and hold.until is not None and hold.until <= now
-            if created or ended:
-                laid = True
-                stored.filter(pk=hold.pk).update(until=until, reason=reason, began_at=now)
-            elif extend and hold.until is not None and (until is None or until > hold.until):
-                stored.filter(pk=hold.pk).update(until=until, reason=reason)
+            laid |= _lay(using, {"rule": rule, "per": per, "value": value, "source": source}, until, reason, now, extend)
     if laid:
         told = "rule_paused" if source == Hold.Source.OPERATOR else "rule_held"
         for rule in rules:
             events.tell(told, rule=rule, per=per, value=value, until=until, reason=reason)
     return laid
+
+
+def _lay(using: str, scope: dict[str, str], until: datetime | None, reason: str, now: datetime, extend: bool) -> bool:
+    """Hold one rule. That a hold gets no shorter is in the updates themselves: not all who write holds have the rule's lock."""
+    from callqueue.models import Hold
+
+    stored = Hold.objects.using(using)
+    fresh = {"until": until, "reason": reason, "began_at": now}
+    if stored.get_or_create(**scope, defaults=fresh)[1] or stored.filter(**scope, until__lte=now).update(**fresh):
+        return True
+    shorter = stored.filter(**scope, until__isnull=False)
+    if extend:
+        (shorter.filter(until__lt=until) if until is not None else shorter).update(until=until, reason=reason)
+    return False
 
 
 def lift(using: str, rule: str, per: str | None = None, value: str = "") -> int:
@@ -127,30 +128,7 @@ def lift(using: str, rule: str, per: str | None = None, value: str = "") -> int:
         stored = stored.filter(per=per, value=value)
     count = stored.filter(Q(until__isnull=True) | Q(until__gt=database.ClockNow())).count()
     stored.delete()
+    turns.wake_all(using, [rule])
     if count:
         events.tell("rule_resumed", rule=rule, holds=count)
     return count
-
-
-def book_in_force(using: str) -> Book:
-    """The book of the settings, with the limits that operators changed."""
-    config = conf.current()
-    return config.book.with_rates(rates(using, list(config.rules)))
-
-
-def rates(using: str, rules: Sequence[str]) -> dict[str, str]:
-    """The limits that operators changed, of these rules: budget id -> rate."""
-    return remembered(using, rules)[0]
-
-
-def remembered(using: str, rules: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """The same, and by rule what passes remember of it, for a caller to change as it likes. One statement."""
-    from callqueue.models import RuleState
-
-    changed: dict[str, str] = {}
-    memos: dict[str, dict[str, Any]] = {}
-    stored = RuleState.objects.using(using).filter(rule__in=rules).values_list("rule", "rates", "memo")
-    for rule, of_rule, memo in stored:
-        changed.update(of_rule or {})
-        memos[rule] = memo or {}
-    return changed, memos

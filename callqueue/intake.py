@@ -6,8 +6,9 @@ Asks the router, finds the rule, checks everything, and inserts in the caller's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -49,7 +50,7 @@ def accept(order: Order, *, using: str) -> CallQueue | None:
     if call.unique_key is None:
         call.save(using=using, force_insert=True)
         return _complete(call)
-    return _insert_unique(call, using)
+    return database.again_after_deadlock(using, lambda: _insert_unique(call, using))
 
 
 def accept_many(iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, Any], using: str) -> list[CallQueue]:
@@ -57,8 +58,13 @@ def accept_many(iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, 
     if type(batch_size) is not int or batch_size < 1:
         raise InvalidCall("batch_size", f"{batch_size!r} is not a whole number of at least 1")
     calls = [call for call in (_numbered(i, item, same) for i, item in enumerate(iterable)) if call is not None]
-    with transaction.atomic(using=using):
-        return insert_many(calls, batch_size=batch_size, using=using)
+
+    def insert() -> list[CallQueue]:
+        anew = [copy(call) for call in calls] if database.is_mysql(using) else calls  # what an undone insert wrote into them
+        with transaction.atomic(using=using):
+            return insert_many(anew, batch_size=batch_size, using=using)
+
+    return database.again_after_deadlock(using, insert)
 
 
 def insert_many(calls: Sequence[CallQueue], *, batch_size: int, using: str) -> list[CallQueue]:
@@ -68,7 +74,7 @@ def insert_many(calls: Sequence[CallQueue], *, batch_size: int, using: str) -> l
     plain = [call for call in calls if call.unique_key is None]
     database.insert_objects(CallQueue, using, plain, batch_size=batch_size)
     by_place = {id(call): _complete(call) for call in plain}
-    unique = [call for call in calls if call.unique_key is not None]
+    unique = _by_key([call for call in calls if call.unique_key is not None], using)
     for at in range(0, len(unique), batch_size):
         batch = unique[at : at + batch_size]
         by_key = _insert_uniques(batch, using)
@@ -201,43 +207,75 @@ def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
             )
 
 
+def _by_key(calls: Sequence[CallQueue], using: str) -> list[CallQueue]:
+    """Calls in the order of their unique keys: whoever inserts several waits for others' keys in that order, and in no ring.
+
+    They still go in the order in which they were given: where that is another, each is due a microsecond after the one before.
+    """
+    ordered = sorted(calls, key=lambda call: str(call.unique_key))
+    by_default = [call for call in calls if hasattr(call.due_at_dt, "resolve_expression")]
+    if by_default and (ordered != list(calls) or len(by_default) < len(calls)):
+        now = database.clock(using)
+        for before, call in enumerate(reversed(by_default)):
+            call.due_at_dt = now - timedelta(microseconds=before)
+    return ordered
+
+
 def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQueue]:
-    """Insert those whose key no unfinished call carries, in one statement; by key, the call that carries it then."""
+    """Insert those whose key no unfinished call carries, in one statement; by key, the call that carries it then.
+
+    Where another sender is faster with one of them, one after the other in the order of their keys, none of them inserted before.
+    """
     from callqueue.models import CallQueue
 
-    first = {str(call.unique_key): call for call in reversed(calls)}
-    if not database.returns_inserted(using):
-        return {key: _insert_unique(call, using) for key, call in first.items()}
-    taken = set(CallQueue.objects.using(using).filter(active_key__in=list(first)).values_list("active_key", flat=True))
-    free = [call for key, call in first.items() if key not in taken]
-    try:
-        with transaction.atomic(using=using):
-            database.insert_objects(CallQueue, using, free, batch_size=len(free) or 1)
-        inserted = {str(call.unique_key): _complete(call) for call in free}
-    except IntegrityError:  # another sender was faster with one of them
-        inserted = {}
-    return {key: inserted.get(key) or _insert_unique(call, using) for key, call in first.items()}
+    first: dict[str, CallQueue] = {}
+    for call in calls:
+        first.setdefault(str(call.unique_key), call)
+    if database.returns_inserted(using):
+        rows = CallQueue.objects.using(using).filter(active_key__in=list(first), status__in=states.UNFINISHED)
+        found = {str(call.active_key): call for call in rows}
+        free = [call for key, call in first.items() if key not in found]
+        if _is_inserted(free, using):
+            return {**first, **found}
+    return {key: _insert_unique(call, using) for key, call in first.items()}
 
 
 def _insert_unique(call: CallQueue, using: str) -> CallQueue:
-    """Insert, or find the unfinished call that carries the key. Another sender's uncommitted row is waited for."""
+    """Insert, or find the unfinished call that carries the key. Another sender's uncommitted row is waited for.
+
+    Where the transaction's snapshot hides that call, the database's own serialization error says so, or a locking read finds it.
+    """
     from callqueue.models import CallQueue
 
-    rows = CallQueue.objects.using(using)
-    for _ in range(100):
-        found: CallQueue | None = rows.filter(active_key=call.unique_key).first()
+    rows = CallQueue.objects.using(using).filter(active_key=call.unique_key)
+    for tries in range(100):
+        found = (database.locked(rows, wait=True) if tries > 1 and database.in_transaction(using) else rows).first()
         if found is not None and found.status in states.UNFINISHED:
             return found
         if found is not None:  # other code ended it without freeing its key
             rows.filter(pk=found.pk, status__in=states.FINAL).update(active_key=None)
-        try:
-            with transaction.atomic(using=using):
-                call.pk = None
-                call.save(using=using, force_insert=True)
-            return _complete(call)
-        except IntegrityError:
-            continue
-    raise InvalidCall("unique_key", "calls with this key begin and end faster than one can be found")
+        if _is_inserted([call], using):
+            return call
+    call.save(using=using, force_insert=True)  # whatever is in the way: the database says what
+    return _complete(call)
+
+
+def _is_inserted(calls: Sequence[CallQueue], using: str) -> bool:
+    """Insert these calls, all or none: False where an unfinished call carries one's key."""
+    from callqueue.models import CallQueue
+
+    if len(calls) == 1 and database.passes_over_conflicts(using):
+        return bool(database.insert_objects(CallQueue, using, calls, batch_size=1, unless_there=True))
+    try:
+        with transaction.atomic(using=using):
+            database.insert_objects(CallQueue, using, calls, batch_size=len(calls) or 1)
+    except IntegrityError:
+        for call in calls:
+            call.pk, call._state.adding = None, True
+        return False
+    for call in calls:
+        _complete(call)
+    return True
 
 
 def _complete(call: CallQueue) -> CallQueue:

@@ -85,6 +85,10 @@ class Meter:
         """The earliest instant, not before now, at which `cost` fits; None: not before an unanswered attempt ends."""
         raise NotImplementedError
 
+    def known_at(self, cost: int) -> int | None:
+        """As `free_at`, but None too where that gives no more than the earliest instant to ask again."""
+        return self.free_at(cost)
+
     def take(self, cost: int) -> None:
         """Charge `cost`, released now or at any later instant that `free_at` gave."""
         raise NotImplementedError
@@ -112,6 +116,11 @@ class Limit:
             raise ImproperlyConfigured(f"{where}.strict: {self.strict!r} is not True or False")
         if isinstance(self.jitter, bool) or not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 60:
             raise ImproperlyConfigured(f"{where}.jitter: {self.jitter!r} is not a number of seconds from 0 to 60")
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it is per key, or per one of the call's keys."""
+        return self.per not in ("rule", "queue")
 
     @property
     def capacity(self) -> int:

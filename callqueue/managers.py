@@ -1,7 +1,7 @@
 """What may be done with calls, by name: send, requeue, cancel, and the querysets named for what they mean.
 
-Every change of state is an update fenced by the state it starts from. Where attempts and calls are both locked, the
-attempts come first, everywhere, so that no two of these can deadlock.
+Every change of state is fenced by the state it starts from. What is changed is locked before, in the order that locks.py
+gives for all, so that no two of these can deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.utils.translation import gettext as _
 
-from callqueue import database, events, states
+from callqueue import conf, database, events, states, tallies
 from callqueue.exceptions import IllegalTransition
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
     def requeue(self, *, again: bool = False) -> int:
         """Send these calls once more, those that may be; the count of them. DONE ones only with `again=True`."""
         legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
-        return sum(_requeue(self, pks, legal) for pks in _batches(self.filter(status__in=legal)))
+        return sum(_requeue(self.db, pks, legal) for pks in _batches(self.filter(status__in=legal)))
 
     def cancel(self) -> int:
         """End these calls, those that no worker has begun; the count of them."""
         cancellable = self.filter(status__in=(*states.CANCELLABLE, states.DISPATCHED))
-        return sum(_cancel(self, pks) for pks in _batches(cancellable))
+        return sum(_cancel(self.db, pks) for pks in _batches(cancellable))
 
     requeue.alters_data = True  # type: ignore[attr-defined]
     cancel.alters_data = True  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ class CallQueueManager(_Calls):
         """Requeue `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
         legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
         rows = self.using(self.db_for_write)
-        changed = _requeue(rows, [call.pk], legal) if rows.filter(pk=call.pk, status__in=legal).exists() else 0
+        changed = _requeue(rows.db, [call.pk], legal) if rows.filter(pk=call.pk, status__in=legal).exists() else 0
         call.refresh_from_db(using=self.db_for_write)
         if changed:
             return
@@ -183,7 +183,7 @@ class CallQueueManager(_Calls):
 
     def cancel_one(self, call: CallQueue) -> None:
         """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
-        changed = _cancel(self.using(self.db_for_write), [call.pk])
+        changed = _cancel(self.db_for_write, [call.pk])
         call.refresh_from_db(using=self.db_for_write)
         if changed:
             return
@@ -215,12 +215,12 @@ class CallAttemptQuerySet(models.QuerySet["CallAttempt"]):
         """All but voided ones, which never reached the wire."""
         return self.exclude(outcome=states.VOIDED)
 
-    def void(self, ids: Iterable[int]) -> list[int]:
-        """Take back attempts that no worker has begun; the ids of their calls. To be called inside a transaction."""
-        rows = database.locked(self.unbegun().filter(pk__in=list(ids)), wait=True).values_list("pk", "call_id")
-        voided = dict(rows)
-        self.filter(pk__in=list(voided)).update(finished_at=database.ClockNow(), outcome=states.VOIDED)
-        return list(voided.values())
+    def void(self, ids: Iterable[int]) -> int:
+        """Take back attempts that are locked, and that no worker has begun; the count of them."""
+        ended = self.filter(pk__in=list(ids))
+        tallied = ended.filter(rule__in=tallies.tallied_rules(conf.current().book))
+        tallied.update(charged=F("cost"), correction_pending=True)
+        return ended.update(finished_at=database.ClockNow(), outcome=states.VOIDED)
 
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ if TYPE_CHECKING:
         def open(self) -> CallAttemptQuerySet: ...
         def unbegun(self) -> CallAttemptQuerySet: ...
         def charged(self) -> CallAttemptQuerySet: ...
-        def void(self, ids: Iterable[int]) -> list[int]: ...
+        def void(self, ids: Iterable[int]) -> int: ...
 
 else:
     _Attempts = models.Manager.from_queryset(CallAttemptQuerySet)
@@ -258,9 +258,34 @@ def ended(status: int) -> dict[str, Any]:
     }
 
 
-def _requeue(rows: CallQueueQuerySet, pks: list[int], legal: tuple[int, ...]) -> int:
-    fresh = rows.model.objects.using(rows.db).filter(pk__in=pks, status__in=legal)
-    columns: dict[str, Any] = {
+def _requeue(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
+    count = database.again_after_deadlock(using, lambda: _made_new(using, pks, legal))
+    if count:
+        events.tell("call_requeued", calls=count, first=pks[0])
+    return count
+
+
+def _made_new(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
+    from callqueue import locks
+    from callqueue.models import CallQueue
+
+    calls = CallQueue.objects.using(using)
+    with database.writing(using):
+        found = [one for one in locks.calls_to_change(using, pks, "unique_key", "status") if one[2] in legal]
+        count = calls.filter(pk__in=[pk for pk, unique_key, _ in found if unique_key is None]).update(**_as_new())
+        # Keys are waited for as rows are: in an order that is the same for all.
+        for unique_key, pk in sorted((unique_key, pk) for pk, unique_key, _ in found if unique_key is not None):
+            try:
+                with transaction.atomic(using=using):
+                    count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
+            except IntegrityError:
+                continue  # another unfinished call carries the key
+    return count
+
+
+def _as_new() -> dict[str, Any]:
+    """The columns of a call that is sent once more."""
+    return {
         "status": states.NEW,
         "ready": True,
         "due_at_dt": database.ClockNow(),
@@ -276,41 +301,37 @@ def _requeue(rows: CallQueueQuerySet, pks: list[int], legal: tuple[int, ...]) ->
         "reconcile_at": None,
         "reconcile_count": 0,
     }
-    count = fresh.filter(unique_key__isnull=True).update(**columns)
-    for pk, unique_key in fresh.filter(unique_key__isnull=False).values_list("pk", "unique_key"):
-        try:
-            with database.writing(rows.db):
-                count += fresh.filter(pk=pk).update(active_key=unique_key, **columns)
-        except IntegrityError:
-            continue  # another unfinished call carries the key
-    if count:
-        events.tell("call_requeued", calls=count, first=pks[0])
-    return int(count)
 
 
-def _cancel(rows: CallQueueQuerySet, pks: list[int]) -> int:
-    from callqueue.models import CallAttempt
-
-    using = rows.db
-    calls = rows.model.objects.using(using)
-    with database.writing(using):
-        count = calls.filter(pk__in=pks, status__in=states.CANCELLABLE).update(**ended(states.CANCELLED))
-        attempts = CallAttempt.objects.using(using)
-        unbegun = attempts.unbegun().filter(call_id__in=pks).values_list("pk", flat=True)
-        voided = attempts.void(list(unbegun))
-        count += calls.filter(pk__in=voided, status=states.DISPATCHED).update(**ended(states.CANCELLED))
-    if count:
+def _cancel(using: str, pks: list[int]) -> int:
+    gone = database.again_after_deadlock(using, lambda: _made_cancelled(using, pks))
+    if gone:
         from callqueue import callbacks
 
-        events.tell("call_cancelled", calls=count, first=pks[0])
-        transaction.on_commit(lambda: callbacks.announce(using, pks, states.CANCELLED), using=using)
-    return int(count)
+        events.tell("call_cancelled", calls=len(gone), first=gone[0])
+        transaction.on_commit(lambda: callbacks.announce(using, gone, states.CANCELLED), using=using)
+    return len(gone)
+
+
+def _made_cancelled(using: str, pks: list[int]) -> list[int]:
+    from callqueue import locks
+    from callqueue.models import CallAttempt, CallQueue
+
+    with database.writing(using):
+        found = locks.calls_to_change(using, pks, "status", "last_attempt")
+        last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
+        unbegun = locks.unbegun_of(using, last) if last else []
+        CallAttempt.objects.using(using).void([pk for pk, _, _ in unbegun])
+        gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
+        gone += [call for _, call, number in unbegun if last[call] == number]
+        CallQueue.objects.using(using).filter(pk__in=gone).update(**ended(states.CANCELLED))
+    return sorted(gone)
 
 
 def _batches(rows: models.QuerySet[Any]) -> Iterator[list[int]]:
     """The primary keys of `rows`, BATCH at a time, read as they are needed, so that no statement grows with the table."""
     if rows.query.is_sliced:
-        pks = list(rows.values_list("pk", flat=True))
+        pks = sorted(rows.values_list("pk", flat=True))
         yield from (pks[i : i + BATCH] for i in range(0, len(pks), BATCH))
         return
     last = 0

@@ -12,23 +12,36 @@ from typing import Any
 PATIENCE = 5.0  # seconds that the broker has to take a message and, where it confirms, to confirm it
 
 
-def send(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, queue: str = "") -> None:
-    """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say."""
-    options = {"queue": queue} if queue else {}
+def send(
+    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, queue: str = "", lasts: float | None = None
+) -> None:
+    """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say.
+
+    After `lasts` seconds a broker that knows message TTLs drops it, by its own clock: `expires` would be judged by the worker's.
+    """
+    options: dict[str, Any] = {"queue": queue} if queue else {}
+    if lasts is not None:
+        options["expiration"] = lasts
     _within_patience(task.app, lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how))
 
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     """The same for a task by its name: its own `apply_async` where it has one of its own or tasks run eagerly."""
-    from celery import Task
-
     task = app.tasks.get(name)
     if task is None:
         _within_patience(app, lambda **how: app.send_task(name, args, **how))
-    elif app.conf.task_always_eager or type(task).apply_async is not Task.apply_async:
+    elif is_its_own(app, name):
         task.apply_async(args)
     else:
         _within_patience(app, lambda **how: task.apply_async(args, **how))
+
+
+def is_its_own(app: Any, name: str) -> bool:
+    """Whether what sending the task of this name raises is the task's own, and says nothing of the broker."""
+    from celery import Task
+
+    task = app.tasks.get(name)
+    return task is not None and (app.conf.task_always_eager or type(task).apply_async is not Task.apply_async)
 
 
 def _within_patience(app: Any, send: Callable[..., Any]) -> None:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from callqueue import states
 from callqueue.database import ClockNow
-from callqueue.fields import SealedJSONField, SealedTextField, one_call
+from callqueue.fields import SealedJSONField, SealedTextField, ToldJSONField, ToldTextField, one_call
 from callqueue.managers import CallAttemptManager, CallQueueManager
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class CallQueue(models.Model):
     expires_at_dt = models.DateTimeField(_("expires"), null=True, blank=True)
     dispatched_at_dt = models.DateTimeField(_("dispatched"), null=True, blank=True, editable=False)
     finished_at_dt = models.DateTimeField(_("finished"), null=True, blank=True, editable=False)
-    call_data = SealedJSONField(_("call data"))
+    call_data = SealedJSONField(_("call data"), bound_to="idempotency_key")
     method = models.CharField(_("method"), max_length=100, blank=True, default="", editable=False)
     host = models.CharField(_("host"), max_length=255, blank=True, default="", editable=False)
     failed_count = models.PositiveIntegerField(_("failed attempts"), default=0, editable=False)
     throttled_count = models.PositiveIntegerField(_("throttled attempts"), default=0, editable=False)
     last_attempt = models.PositiveIntegerField(_("attempts"), default=0, editable=False)
-    error_message = models.TextField(_("last error"), blank=True, default="", editable=False)
+    error_message = ToldTextField(_("last error"), blank=True, default="", editable=False)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
     callback = models.CharField(_("callback"), max_length=255, null=True, blank=True)
     # True once the call waits for nothing but its turn; a call that is due later, or that other code made, is promoted.
@@ -85,6 +85,7 @@ class CallQueue(models.Model):
         ordering = ("-id",)
         permissions = (
             ("requeue_call", _("Can requeue calls")),
+            ("edit_call", _("Can edit the requests of calls and requeue them")),
             ("cancel_call", _("Can cancel calls")),
             ("control_rule", _("Can pause and resume rules and change their limits")),
         )
@@ -187,10 +188,13 @@ class CallAttempt(models.Model):
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices, blank=True, default="")
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
-    response_headers = SealedJSONField(_("response headers"), null=True, blank=True)
+    response_headers = ToldJSONField(_("response headers"), null=True, blank=True)
     response_body = SealedTextField(_("response body"), blank=True, default="")
-    error_message = models.TextField(_("error"), blank=True, default="")
+    error_message = ToldTextField(_("error"), blank=True, default="")
     worker = models.CharField(_("worker"), max_length=100, blank=True, default="")
+    # What it was charged at its release, where it costs something else after all; pending until the tallies know.
+    charged = models.JSONField(null=True, editable=False)
+    correction_pending = models.BooleanField(default=False, db_default=False, editable=False)
 
     objects = CallAttemptManager()
 
@@ -204,7 +208,23 @@ class CallAttempt(models.Model):
             models.Index("rule", name="callqueue_open", condition=models.Q(finished_at__isnull=True)),
             models.Index("rule", "finished_at", name="callqueue_aging", condition=models.Q(finished_at__isnull=False)),
             models.Index("rule", "key", "finished_at", name="callqueue_aging_by_key", condition=~models.Q(key="")),
+            models.Index("rule", name="callqueue_corrections", condition=models.Q(correction_pending=True)),
         )
+
+    def __str__(self) -> str:
+        return gettext("attempt %(number)s of call %(call)s") % {"number": self.number, "call": self.call_id}
+
+
+class BelatedEnding(models.Model):
+    """What a call becomes whose row was locked when its answer was recorded: written by a dispenser once the row is free."""
+
+    attempt_id = models.BigIntegerField(primary_key=True)
+    call_id = models.BigIntegerField()
+    number = models.PositiveIntegerField()
+    columns = models.JSONField()
+
+    class Meta:
+        default_permissions = ()
 
     def __str__(self) -> str:
         return gettext("attempt %(number)s of call %(call)s") % {"number": self.number, "call": self.call_id}
@@ -218,6 +238,8 @@ class RuleState(models.Model):
     served = models.BigIntegerField(default=0, editable=False)
     rates = models.JSONField(_("changed limits"), default=dict, blank=True)
     memo = models.JSONField(default=dict, editable=False)
+    # The token of the agreement by which passes over the rule go: see agreement.py. The row "" is about all rules.
+    agreement = models.CharField(max_length=16, default="", db_default="", editable=False)
 
     class Meta:
         verbose_name = _("rule")
@@ -226,6 +248,51 @@ class RuleState(models.Model):
 
     def __str__(self) -> str:
         return self.rule
+
+
+class Tally(models.Model):
+    """What a budget with a long window is charged with, for one value of its `per`; kept as it changes, by those who hold the
+    budget's rules. Attempts are the truth: it can be counted anew from them at any time.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    budget = models.CharField(max_length=150)
+    value = models.CharField(max_length=255)
+    used = models.BigIntegerField(default=0)
+    full_at = models.BigIntegerField(default=0)  # of a token bucket: when it would be full again; microseconds
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=("budget", "value"), name="callqueue_one_tally"),)
+
+    def __str__(self) -> str:
+        return f"{self.budget} {self.value}"
+
+
+class KeyTurn(models.Model):
+    """A key that has calls waiting at some priority of a rule, and its turn among the others: lowest `served` first.
+
+    While `blocked_on` says what the key waits for, no pass looks at it: until that is free, or `blocked_until`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    rule = models.CharField(max_length=100)
+    priority = models.SmallIntegerField()
+    key = models.CharField(max_length=255, blank=True)
+    served = models.BigIntegerField(default=0)
+    blocked_on = models.CharField(max_length=32, blank=True, default="")
+    blocked_until = models.BigIntegerField(default=0)  # microseconds on the database's clock
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=("rule", "key", "priority"), name="callqueue_one_turn"),)
+        indexes = (
+            models.Index("rule", "blocked_on", models.F("priority").desc(), "served", "id", name="callqueue_turns"),
+            models.Index("rule", "blocked_until", name="callqueue_turns_blocked", condition=~models.Q(blocked_on="")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.key}"
 
 
 class Hold(models.Model):
@@ -243,7 +310,7 @@ class Hold(models.Model):
     per = models.CharField(_("per"), max_length=100, default="rule")
     value = models.CharField(_("value"), max_length=255, blank=True, default="")
     source = models.CharField(_("laid by"), max_length=16, choices=Source.choices, default=Source.OPERATOR)
-    reason = models.TextField(_("reason"), blank=True, default="")
+    reason = ToldTextField(_("reason"), blank=True, default="")
     began_at = models.DateTimeField(_("since"), db_default=ClockNow())
     until = models.DateTimeField(_("until"), null=True, blank=True, help_text=_("empty: until it is resumed"))
 
@@ -259,11 +326,14 @@ class Hold(models.Model):
 
 
 class DispenserState(models.Model):
-    """A dispenser's sign of life, by which operators and callqueue_doctor know that one runs."""
+    """A dispenser: its sign of life, by which others and operators know that it runs, and the limits that its settings name."""
 
     name = models.CharField(max_length=150, primary_key=True)
     started_at = models.DateTimeField()
     seen_at = models.DateTimeField()
+    # What its settings say of the limits, and a digest of that; empty once it has ended.
+    opinion = models.JSONField(null=True, editable=False)
+    digest = models.CharField(max_length=16, default="", db_default="", editable=False)
 
     class Meta:
         verbose_name = _("dispenser")

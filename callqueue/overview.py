@@ -16,8 +16,8 @@ from typing import Any
 
 from django.db.models import Count
 
-from callqueue import conf, database, draining, holds, ledger, states, waiting
-from callqueue.budgets import Budget, cost_of, key_part
+from callqueue import agreement, conf, database, draining, holds, ledger, states, waiting
+from callqueue.budgets import Book, Budget, cost_of, key_part
 from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
 from callqueue.limits import SECOND
 from callqueue.slots import Slots
@@ -112,8 +112,14 @@ class RuleOverview:
 
 
 def overview(using: str) -> dict[str, Any]:
-    """`{"rules": {NAME: {...}}}` as `callqueue_status --json` prints it, with exact counts."""
-    return {"rules": {rule.name: rule.as_json() for rule in look(using, exact=True)}}
+    """`{"rules": {NAME: {...}}, "disagreements": [...]}` as `callqueue_status --json` prints it, with exact counts."""
+    return {
+        "rules": {rule.name: rule.as_json() for rule in look(using, exact=True)},
+        "disagreements": [
+            {"limit": one.limit, "rules": list(one.rules), "said": {what: list(who) for what, who in one.said.items()}}
+            for one in agreement.disagreements(using)
+        ],
+    }
 
 
 def look(
@@ -132,9 +138,11 @@ def look(
     windows hold is estimated.
     """
     config = conf.current()
-    names = tuple(config.rules) if only is None else config.book.groups[only]
+    book = agreement.book_in_force(using)
+    names = tuple(rule for rule in config.rules if only is None or rule in book.groups[only])
     counting = time.monotonic() + COUNTING
-    seen = _Seen(using, names, exact, keys, dict(rates or {}), counting if until is None else min(until, counting))
+    book = book.with_rates(rates or {})
+    seen = _Seen(using, book, names, exact, keys, counting if until is None else min(until, counting))
     return [_of_rule(seen, name) for name in config.rules if name in names and only in (None, name)]
 
 
@@ -147,12 +155,11 @@ def drain_with(using: str, rule: str, rates: Mapping[str, str]) -> float | None:
 class _Seen:
     """What is read once for all rules."""
 
-    def __init__(self, using: str, names: Sequence[str], exact: bool, keys: int, rates: dict[str, str], until: float) -> None:
-        self.using, self.names, self.keys = using, names, keys
+    def __init__(self, using: str, book: Book, names: Sequence[str], exact: bool, keys: int, until: float) -> None:
+        self.using, self.book, self.names, self.keys = using, book, names, keys
         self.now = to_us(database.clock(using))
         self.slots = None if exact else Slots(using, self.now, until)
-        changed, self.memos = holds.remembered(using, names)
-        self.book = conf.current().book.with_rates({**changed, **rates})
+        self.kept = agreement.memos(using, {rule for name in names for rule in book.groups[name]})
         self.held = holds.in_force(using, names, from_us(self.now))
         self.in_flight = ledger.open_counts(using)
         self.later = _later(using)
@@ -353,7 +360,8 @@ def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
 
 
 def _account(seen: _Seen, group: tuple[str, ...]) -> ledger.Account:
-    account = ledger.read(seen.using, seen.book, group, seen.now, seen.memos.get(min(group)), slots=seen.slots)
+    memo = ledger.Memo.load(group, {rule: seen.kept[rule] for rule in group if rule in seen.kept})
+    account = ledger.read(seen.using, seen.book, group, seen.now, memo, slots=seen.slots)
     account.read_keys([key for name in group for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))])
     return account
 
@@ -375,15 +383,16 @@ def _limit_of(account: ledger.Account, budget: Budget, values: Sequence[str]) ->
     is_summed = limit.per == "queue"
     used = (sum if is_summed else max)([meter.used for meter in meters] or [0])
     free = (sum if is_summed else min)([meter.free for meter in meters] or [limit.capacity])
-    configured = {b.id: b.limit.rate_text for b in conf.current().book.budgets[budget.rules[0]]}
+    settings = conf.current().book.budgets
+    configured = {b.id: b.limit.rate_text for rule in budget.rules for b in settings.get(rule, ())}
     return LimitOverview(
-        id=budget.id,
+        id=budget.known_as,
         name=limit.label,
         kind=type(limit).__name__,
         per=limit.per,
         unit=limit.unit,
         rate=limit.rate_text,
-        configured=configured.get(budget.id, limit.rate_text),
+        configured=configured.get(budget.known_as, limit.rate_text),
         capacity=limit.capacity * (len(meters) if is_summed else 1),
         used=used,
         free=free,

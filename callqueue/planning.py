@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from callqueue.budgets import Budget, charged_on
 from callqueue.holds import Held
-from callqueue.ledger import Account, Scope, scope_value
+from callqueue.ledger import Account
 from callqueue.limits import Meter
+from callqueue.tallies import Scope
 from callqueue.waiting import Candidate
 
 
@@ -33,12 +34,12 @@ class Plan:
     releases: list[Release] = field(default_factory=list)
     wake_at: int | None = None
     on_answer: bool = False
-    blocked: dict[str, str] = field(default_factory=dict)  # rule -> the budget that binds
+    kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)  # by a budget per key
 
-    def wait_for(self, rule: str, budget: Budget | None, instant: int | None) -> None:
-        """Note that a candidate of the rule is kept back until `instant`, or until an answer when None."""
-        if budget is not None:
-            self.blocked.setdefault(rule, budget.limit.label)
+    def wait_for(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
+        """Note that a candidate is kept back until `instant`, or until an answer when None."""
+        if budget.limit.is_keyed:
+            self.kept_back.append((candidate, budget))
         if instant is None:
             self.on_answer = True
         else:
@@ -83,7 +84,7 @@ def most_that_fits(meter: Meter, until: int, most: int) -> int:
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        instant = meter.free_at(middle)
+        instant = meter.known_at(middle)
         if instant is not None and instant <= until:
             low = middle
         else:
@@ -105,9 +106,9 @@ def _next(account: Account, made: Plan, rule: str, waiting: deque[Candidate], he
         if binding is None:
             continue  # every queue is held
         budget, value = binding
-        made.wait_for(rule, budget, instant)
+        made.wait_for(candidate, budget, instant)
         shut.add((budget.id, value))
-        if budget.limit.per in ("rule", "queue"):
+        if not budget.limit.is_keyed:
             return False
     return False
 
@@ -147,7 +148,7 @@ def _free_at(
         cost = charged_on(budget.limit, candidate.cost)
         if not cost:
             continue
-        value = scope_value(budget.limit, candidate.key, queue)
+        value = budget.value_of(candidate.key, queue)
         instant = None if (budget.id, value) in shut else account.meter(budget, value).free_at(cost)
         if instant is None:
             return None, (budget, value)
@@ -165,4 +166,4 @@ def _take(account: Account, candidate: Candidate, queue: str) -> None:
     account.open_by_queue[queue] += 1
     for budget in account.book.budgets[candidate.rule]:
         if cost := charged_on(budget.limit, candidate.cost):
-            account.meter(budget, scope_value(budget.limit, candidate.key, queue)).take(cost)
+            account.meter(budget, budget.value_of(candidate.key, queue)).take(cost)

@@ -7,13 +7,15 @@ whose process dies here, is taken back by recovery when the attempts' lease ends
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from datetime import datetime
 
-from callqueue import database, events, messages, states
+from callqueue import conf, events, locks, messages
 from callqueue.handlers import HTTP_METHODS
 from callqueue.releasing import Released
 
 MOST = 32  # attempts in a message: larger ones save little more, and all of one share its fate when a worker dies
+ASKED = 30.0  # seconds until the broker drops what nobody took, by its own clock
+SKEWED = 3600.0  # and until a worker does, whose clock may be ten minutes off, for brokers that drop nothing
 SPREAD = 4  # messages that a pass makes for a queue before any of them carries more than one attempt
 
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
@@ -21,10 +23,12 @@ Publish = Callable[[str, Sequence[Message]], bool]
 
 
 def pack(released: Iterable[Released]) -> list[Message]:
-    """Attempts as messages: only HTTP calls share one, and only where there are several for the same queue."""
+    """Attempts as messages: only HTTP calls of one rule share one, and only where there are several for the same queue."""
     packed: list[Message] = []
-    for (queue, alone, waits), group in groupby(sorted(released, key=_kind), key=_kind):
-        ids = [r.attempt_id for r in group]
+    kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
+    for one in sorted(released, key=_kind):
+        kinds.setdefault((*_kind(one), one.rule), []).append(one.attempt_id)
+    for (queue, alone, waits, _), ids in kinds.items():
         spread = 1 if waits else SPREAD  # what waits for its slot does so side by side; what waits for a worker wants no second
         size = 1 if alone else max(1, min(MOST, -(-len(ids) // spread)))
         packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
@@ -46,7 +50,7 @@ def publish(using: str, batch: Sequence[Message]) -> bool:
             if current_app.conf.task_always_eager:
                 make_api_call.apply_async((ids,), _options(using))
                 continue
-            messages.send(make_api_call, (ids,), _options(using), queue=queue)
+            messages.send(make_api_call, (ids,), _options(using), queue=queue, lasts=conf.current().release_lease)
         except Exception as error:
             events.tell("publish_failed", queue=queue, messages=len(batch) - position, error=type(error).__name__)
             undo(using, [pk for _, rest in batch[position:] for pk in rest])
@@ -60,24 +64,28 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
 
     for queue in queues:
         try:
-            recover_lost_calls.apply_async((), _options(using), queue=queue or None, ignore_result=True, retry=False, expires=30)
+            how = {"ignore_result": True, "retry": False, "expiration": ASKED, "expires": SKEWED}
+            recover_lost_calls.apply_async((), _options(using), queue=queue or None, **how)
         except Exception as error:
             events.tell("broker_away", during="reconcile", error=type(error).__name__)
             return
 
 
 def undo(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void attempts that no worker has begun, and let their calls wait again; the count of them."""
-    from callqueue.models import CallAttempt, CallQueue
-
-    with database.writing(using):
-        call_ids = CallAttempt.objects.using(using).void(attempt_ids)
-        calls = CallQueue.objects.using(using).filter(pk__in=call_ids, status=states.DISPATCHED)
-        count = calls.filter(failed_count=0, throttled_count=0).update(status=states.NEW, ready=True)
-        count += calls.update(status=states.ERROR, ready=True)
+    """Void attempts that no worker has begun, and let their calls wait again; the count of calls. Passes over what is locked."""
+    count = locks.take_back(using, attempt_ids)
     if count:
         events.tell("attempts_voided", calls=count)
-    return int(count)
+    return count
+
+
+def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
+    """The same for whatever was released of these rules since then."""
+    from callqueue.models import CallAttempt
+
+    released = CallAttempt.objects.using(using).unbegun().filter(rule__in=rules, released_at__gte=since)
+    ids = list(released.values_list("pk", flat=True))
+    return undo(using, ids) if ids else 0
 
 
 def _options(using: str) -> dict[str, str]:

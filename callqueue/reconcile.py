@@ -8,15 +8,19 @@ minute, then less and less often, and no more than MOST times.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
-from callqueue import callbacks, conf, database, events, states
+from callqueue import callbacks, conf, database, disclosing, events, locks, states, texts
+from callqueue.database import from_us
 from callqueue.exceptions import IllegalTransition, InvalidCall
+from callqueue.handlers import HTTP_METHODS
 from callqueue.managers import ended
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
+from callqueue.scrubbing import clean, payload_of
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -45,9 +49,12 @@ def reconcile(call: CallQueue) -> int:
 
 def ask_due(using: str, most: int = BATCH) -> int:
     """Ask of the calls whose time it is, at most so many; the count of those that are UNKNOWN no more. Not in a transaction."""
+    if not _hooks():
+        return 0
+    due = _due(using).order_by(F("reconcile_at").asc(nulls_first=True), "pk")[:most]
     settled = 0
-    for call in list(_due(using).order_by(F("reconcile_at").asc(nulls_first=True), "pk")[:most]) if _hooks() else ():
-        if _claim(using, call):
+    for call in database.persist(using, lambda: list(due.all()), during="reconcile"):
+        if database.persist(using, partial(_claim, using, call), during="reconcile"):
             settled += _ask(using, call)
     return settled
 
@@ -76,14 +83,19 @@ def _claim(using: str, call: CallQueue) -> bool:
     """Whether it is this worker that asks: the next time is set before the hook is asked, in one update."""
     wait = timedelta(seconds=min(LONGEST, FIRST * 2**call.reconcile_count))
     mine = type(call).objects.using(using).unknown().filter(pk=call.pk, reconcile_count=call.reconcile_count)
-    return bool(mine.update(reconcile_count=call.reconcile_count + 1, reconcile_at=database.clock(using) + wait))
+    with database.writing(using):
+        free, reading = locks.calls_to_end(using, [call.pk])
+        at = from_us(reading.at) + wait
+        return bool(free and mine.update(reconcile_count=call.reconcile_count + 1, reconcile_at=at))
 
 
 def _ask(using: str, call: CallQueue) -> bool:
     try:
-        return _believe(using, call, _imported(_hooks()[call.rule])(call))
-    except Exception as error:
-        events.tell("reconcile_failed", call_id=call.pk, rule=call.rule, reason=f"{type(error).__name__}: {error}"[:300])
+        answer = _imported(_hooks()[call.rule])(call)
+        return database.persist(using, lambda: _believe(using, call, answer), during="reconcile")
+    except BaseException as error:
+        why = _clean(call, texts.worded(error))[:300]
+        events.tell("reconcile_failed", call_id=call.pk, rule=call.rule, reason=why)
         return False
 
 
@@ -93,11 +105,12 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
         events.tell("call_reconciled", call_id=call.pk, rule=call.rule, status="unknown", reason="the hook cannot tell yet")
         return False
     if isinstance(answer, RetryLater):
-        changed, status, why = _make_again(using, call, answer), "new", answer.why
+        changed, status, why = _make_again(using, call, answer), "new", _clean(call, answer.why)
     elif isinstance(answer, Succeeded):
         changed, status, why = _end(using, call, states.DONE, ""), "done", "the provider has it"
     elif isinstance(answer, GiveUp):
-        changed, status, why = _end(using, call, states.FAILED, answer.why), "failed", answer.why
+        why = _clean(call, answer.why)
+        changed, status = _end(using, call, states.FAILED, why), "failed"
     else:
         raise TypeError(f"the hook returned {type(answer).__name__}; it may return Succeeded, RetryLater, GiveUp or None")
     if changed:
@@ -105,9 +118,17 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
     return changed
 
 
+def _clean(call: CallQueue, text: str) -> str:
+    """What a hook said, without the call's secrets and, where it is not encrypted, its payload."""
+    data: Any = call.call_data if isinstance(call.call_data, dict) else {}
+    params, method = data.get("params"), str(data.get("method"))
+    payload = [] if method in HTTP_METHODS else payload_of(method, params)
+    return clean(text, disclosing.values_of(method, params, rule=call.rule, key=call.key), payload)
+
+
 def _end(using: str, call: CallQueue, status: int, why: str) -> bool:
-    rows = type(call).objects.using(using).unknown().filter(pk=call.pk)
-    changed = bool(rows.update(**ended(status), error_message=why[:2000].replace("\x00", "")))
+    rows = type(call).objects.using(using).unknown().filter(pk=call.pk, last_attempt=call.last_attempt)
+    changed = bool(rows.update(**ended(status), error_message=why[:2000]))
     if changed:
         callbacks.announce(using, [call.pk], status)
     return changed
@@ -122,7 +143,7 @@ def _make_again(using: str, call: CallQueue, answer: RetryLater) -> bool:
     after = answer.after.total_seconds() if isinstance(answer.after, timedelta) else answer.after
     with database.writing(using):
         questions = rows.filter(pk=call.pk).values_list("reconcile_count", flat=True).first()
-        changed = bool(rows.unknown().filter(pk=call.pk).requeue())
+        changed = bool(rows.unknown().filter(pk=call.pk, last_attempt=call.last_attempt).requeue())
         if changed:
             rows.filter(pk=call.pk).update(reconcile_count=questions)
         if changed and after:

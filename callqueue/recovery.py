@@ -1,17 +1,31 @@
 """Takes back what was released and never begun, ends what was begun and fell silent, and expires what waited too long.
 
-Everything is fenced by the rows' own state, so any number of recoveries may run beside workers and dispensers. Attempts are
-locked before calls, as everywhere.
+Everything is fenced by the rows' own state and by the attempt's number, so any number of recoveries may run beside workers and
+dispensers. A row that somebody has locked is passed over, and its turn comes in a later round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import callbacks, conf, database, events, holds, ledger, publisher, states, waiting
+from callqueue import (
+    agreement,
+    belated,
+    callbacks,
+    clockwork,
+    conf,
+    database,
+    events,
+    holds,
+    ledger,
+    locks,
+    publisher,
+    states,
+    waiting,
+)
+from callqueue.database import from_us
 from callqueue.endings import Ending, after_failure, after_loss, columns_of_call
 from callqueue.managers import ended
 
@@ -21,8 +35,8 @@ MOST = 1000  # rows that one statement of recovery handles
 
 
 def recover(using: str) -> int:
-    """One round: void, end, expire, fail orphans; to be called every second or so. The count of calls whose state changed."""
-    return void_unbegun(using) + end_lost(using) + expire(using) + fail_orphans(using)
+    """One round of all that time brings, to be made every second or so; the count of calls whose state changed."""
+    return void_unbegun(using) + end_lost(using) + belated.write(using) + expire(using) + fail_orphans(using)
 
 
 def void_unbegun(using: str) -> int:
@@ -38,12 +52,17 @@ def end_lost(using: str) -> int:
     ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
     if not ids:
         return 0
+    message = "the worker fell silent: no answer was recorded within the lease"
     with database.writing(using):
-        lost = dict(database.locked(_attempts(using).open().filter(pk__in=ids)).values_list("call_id", "pk"))
-        now = database.clock(using)
-        message = "the worker fell silent: no answer was recorded within the lease"
-        _attempts(using).filter(pk__in=list(lost.values())).update(finished_at=now, outcome=states.LOST, error_message=message)
-        endings = [_ending(call, message, now) for call in _dispatched(using, list(lost))]
+        reading = clockwork.held(using)
+        if clockwork.watch(using).credited(reading) is None:
+            return 0  # leases seem to have ended because the clock has jumped
+        now = from_us(reading.at)
+        free = locks.free_pairs(using, ids, begun=True)
+        pairs = [pair for pair in free if pair.attempt.lease_until is not None and pair.attempt.lease_until < now]
+        lost = _attempts(using).filter(pk__in=[pair.attempt.pk for pair in pairs])
+        lost.update(finished_at=now, outcome=states.LOST, error_message=message)
+        endings = [_ending(pair.call, message, now) for pair in pairs if pair.call]
         rows = [columns_of_call(ending, now) for ending in endings]
         changed = database.update_each(_model(), using, rows, where=f"t.status = {states.DISPATCHED}")
     for ending in endings:
@@ -55,29 +74,43 @@ def end_lost(using: str) -> int:
 
 def expire(using: str) -> int:
     """End calls that were not released by their `expires_at`."""
-    calls = _model().objects.using(using)
-    overdue = calls.waiting().filter(expires_at_dt__lte=database.ClockNow()).order_by("expires_at_dt")
-    ids = list(overdue.values_list("pk", flat=True)[:MOST])
-    if not ids:
-        return 0
-    count = calls.waiting().filter(pk__in=ids).update(**ended(states.EXPIRED))
-    events.tell("call_expired", calls=count, first=ids[0])
-    callbacks.announce(using, ids, states.EXPIRED)
-    return int(count)
+    overdue = _model().objects.using(using).waiting().filter(expires_at_dt__lte=database.ClockNow())
+    gone = _end(using, overdue.order_by("expires_at_dt"), "expires_at_dt", states.EXPIRED)
+    if gone:
+        events.tell("call_expired", calls=len(gone), first=gone[0])
+    return len(gone)
 
 
 def fail_orphans(using: str) -> int:
-    """End calls whose rule is in the settings no more, some seconds after they were due: none of a newer release's yet."""
+    """End calls whose rule is in nobody's settings any more, some seconds after they were due: none of a newer release's yet."""
     gone = [rule for rule in waiting.rules_of_ready(using) if rule not in conf.current().rules]
-    calls = _model().objects.using(using)
+    if gone:
+        known = agreement.known_rules(using)
+        gone = [rule for rule in gone if rule not in known]
+    calls = _model().objects.using(using).waiting()
     count = 0
     for rule in gone:
-        overdue = calls.waiting().filter(rule=rule, ready=True, due_at_dt__lt=database.clock(using) - ORPHANED)
-        ids = list(overdue.order_by("due_at_dt").values_list("pk", flat=True)[:MOST])
+        overdue = calls.filter(rule=rule, ready=True, due_at_dt__lt=database.clock(using) - ORPHANED).order_by("due_at_dt")
         why = f"the rule {rule!r} is not in CALLQUEUE['RULES'] any more"
-        count += calls.waiting().filter(pk__in=ids).update(**ended(states.FAILED), error_message=why)
-        callbacks.announce(using, ids, states.FAILED)
+        count += len(_end(using, overdue, "rule", states.FAILED, error_message=why))
     return count
+
+
+def _end(using: str, overdue: Any, by: str, status: int, **columns: Any) -> list[int]:
+    """End the first of these calls, those that nobody has locked, and announce them: each by the one who had it locked.
+
+    `by`: the column that makes them overdue, which must not have changed meanwhile.
+    """
+    seen = dict(overdue.values_list("pk", by)[:MOST])
+    if not seen:
+        return []
+    calls = _model().objects.using(using)
+    with database.writing(using):
+        rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk")).values_list("pk", "status", by)
+        free = [pk for pk, now, value in rows if now in states.WAITING and value == seen[pk]]
+        calls.filter(pk__in=free).update(**ended(status), **columns)
+    callbacks.announce(using, free, status)
+    return free
 
 
 @dataclass(frozen=True)
@@ -100,6 +133,13 @@ def beat(using: str, name: str) -> Sign:
     return Sign(now, _attempts(using).order_by("-pk").values_list("pk", "released_at").first())
 
 
+def has_others(using: str, name: str) -> bool:
+    """Whether there are other dispensers, or were not long ago."""
+    from callqueue.models import DispenserState
+
+    return DispenserState.objects.using(using).exclude(pk=name).exists()
+
+
 def has_gone_back(using: str, name: str, last: Sign) -> bool:
     """Whether the database has forgotten this dispenser's last sign of life: it is a backup, or a copy that lagged behind.
 
@@ -120,22 +160,18 @@ def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
 
 def _memory(using: str) -> timedelta:
     """For how long a silent dispenser is remembered: as long as any limit counts what it released, and a day at least."""
-    return max(timedelta(days=1), timedelta(microseconds=ledger.longest_window(holds.book_in_force(using))))
+    return max(timedelta(days=1), timedelta(microseconds=ledger.longest_window(agreement.book_in_force(using))))
 
 
 def hold_everything(using: str) -> None:
     """Hold every rule until nothing that the ledger may have forgotten counts any more: a full window of its own limits."""
-    now, config, book = database.clock(using), conf.current(), holds.book_in_force(using)
+    now, config, book = database.clock(using), conf.current(), agreement.book_in_force(using)
     for name, rule in config.rules.items():
         windows = [budget.limit.window_us for budget in book.budgets[name]]
         seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
         until = now + timedelta(seconds=seconds)
         holds.lay(using, [name], "rule", "", until, WENT_BACK, source="operator")
     events.tell("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)
-
-
-def _dispatched(using: str, call_ids: Sequence[int]) -> list[Any]:
-    return list(_model().objects.using(using).dispatched().filter(pk__in=call_ids).order_by("pk"))
 
 
 def _ending(call: Any, message: str, now: Any) -> Ending:

@@ -1,7 +1,7 @@
 """What people are shown: requests and answers with everything that is probably secret replaced by "[redacted]".
 
 Stored values enter, even malformed ones; copies for the admin, the logs and the error texts leave. Never raises,
-never touches what is stored, and leaves `{"$secret": NAME}` as it is: a reference tells nothing.
+never touches what is stored, and shows a secret by its name, which tells nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote_plus
 
+from callqueue.secrets import Secret
+
 REDACTED = "[redacted]"
-SECRET = "$secret"
 
 _TELLING = ("token", "secret", "password", "passwd", "passphrase", "apikey", "signature", "credential", "session",
             "authorization", "privatekey", "accesskey")  # fmt: skip
 _NAMES = frozenset({"cookie", "setcookie", "auth", "pwd", "jwt", "bearer", "xcsrf", "cvc", "cvv", "otp"})
 _IN_QUERY = frozenset({"key", "sig", "pass", "hmac"})  # too common in bodies, telling in a query
 _MAX_DEPTH = 80
+_SHOWN_SECRET = re.compile(r"\[secret [^\]]+\]")
 _BEGIN, _END = "\ue000", "\ue001"  # around a secret's name while a shell command is put together
 _HTTP_VERBS = frozenset({"get", "options", "head", "post", "put", "patch", "delete"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -52,10 +54,14 @@ def redact_url(url: Any) -> Any:
 
 
 def redact_params(params: Any) -> Any:
-    """A copy of a call's params for showing, whatever its method."""
-    if not isinstance(params, Mapping):
-        return _any(params, 0)
-    return {str(name): _PLACES.get(str(name), _by_name)(name, value, 1) for name, value in params.items()}
+    """A copy of a call's params for showing, whatever its method; a secret is shown as "[secret NAME]"."""
+    return _shown(_redacted(params))
+
+
+def hidden_in(text: str) -> str:
+    """What in a text that a person wrote stands for something that is not shown; empty where nothing does."""
+    found = _SHOWN_SECRET.search(text)
+    return REDACTED if REDACTED in text else found.group() if found else ""
 
 
 def redact_text(text: str) -> str:
@@ -83,13 +89,13 @@ def _is_telling(name: str) -> bool:
 
 
 def as_curl(method: str, params: Any) -> str:
-    """The call as a command for a POSIX shell; empty for what is not HTTP.
+    """The call as a command for a shell, safe to paste; empty for what is not HTTP.
 
     Secrets become "$NAME", to be set in the environment; what would be redacted is.
     """
     if str(method).lower() not in _HTTP_VERBS or not isinstance(params, Mapping):
         return ""
-    shown = redact_params(_marked(params, 0))
+    shown = _redacted(_marked(params, 0))
     verb = str(method).upper()
     words = ["curl", "--globoff", "--head" if verb == "HEAD" else f"--request {verb}"]
     body, content_type = _curl_body(shown)
@@ -105,11 +111,31 @@ def as_curl(method: str, params: Any) -> str:
     return " ".join(words)
 
 
+def printable(text: str) -> str:
+    """The text with escapes for what would not be seen, or would move a terminal's cursor: a line stays one line."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 # --- by place
 
 
+def _redacted(params: Any) -> Any:
+    if not isinstance(params, Mapping):
+        return _any(params, 0)
+    return {str(name): _PLACES.get(str(name), _by_name)(name, value, 1) for name, value in params.items()}
+
+
+def _shown(value: Any) -> Any:
+    """A redacted copy as JSON: nothing in it is deeper than what was redacted, so this ends."""
+    if isinstance(value, Secret):
+        return f"[secret {value.name}]"
+    if isinstance(value, dict):
+        return {name: _shown(item) for name, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
+
+
 def _by_name(name: object, value: Any, depth: int) -> Any:
-    if value is None or _is_reference(value):
+    if value is None or _tells_nothing(value):
         return value
     if is_telling(name) and not _is_count(name, value):
         return REDACTED
@@ -129,8 +155,6 @@ def _any(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return _text_or_json(value)
     if isinstance(value, Mapping):
-        if _is_reference(value):
-            return dict(value)
         return {str(name): _by_name(name, item, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_any(item, depth + 1) for item in value]
@@ -153,14 +177,14 @@ def _url(_name: object, value: Any, _depth: int) -> Any:
 
 
 def _headers(_name: object, value: Any, depth: int) -> Any:
-    return redact_headers(value) if isinstance(value, Mapping) and not _is_reference(value) else _any(value, depth)
+    return redact_headers(value) if isinstance(value, Mapping) else _any(value, depth)
 
 
 def _cookies(_name: object, value: Any, depth: int) -> Any:
     """A cookie is a credential, whatever it is called."""
-    if not isinstance(value, Mapping) or _is_reference(value):
+    if not isinstance(value, Mapping):
         return _by_name("cookie", value, depth)
-    return {str(name): item if _is_reference(item) else REDACTED for name, item in value.items()}
+    return {str(name): item if _tells_nothing(item) else REDACTED for name, item in value.items()}
 
 
 def _auth(_name: object, value: Any, depth: int) -> Any:
@@ -169,13 +193,13 @@ def _auth(_name: object, value: Any, depth: int) -> Any:
         return _by_name("auth", value, depth)
     user, password = value
     if not isinstance(user, str) or password in ("", None):
-        user = user if _is_reference(user) else REDACTED
-    return [user, password if _is_reference(password) or password in ("", None) else REDACTED]
+        user = user if _tells_nothing(user) else REDACTED
+    return [user, password if _tells_nothing(password) or password in ("", None) else REDACTED]
 
 
 def _fields(_name: object, value: Any, depth: int) -> Any:
     """A query or a form: text, names with values, or pairs."""
-    if isinstance(value, Mapping) and not _is_reference(value):
+    if isinstance(value, Mapping):
         return {str(name): _by_field(name, item, depth) for name, item in value.items()}
     if isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
         return [[_any(name, depth), _by_field(name, item, depth)] for name, item in value]
@@ -183,7 +207,7 @@ def _fields(_name: object, value: Any, depth: int) -> Any:
 
 
 def _by_field(name: object, value: Any, depth: int) -> Any:
-    if str(name).lower() in _IN_QUERY and value not in ("", None) and not _is_reference(value):
+    if str(name).lower() in _IN_QUERY and value not in ("", None) and not _tells_nothing(value):
         return REDACTED
     return _by_name(name, value, depth)
 
@@ -192,7 +216,12 @@ _PLACES = {"url": _url, "headers": _headers, "cookies": _cookies, "auth": _auth,
 
 
 def _is_reference(value: Any) -> bool:
-    return isinstance(value, Mapping) and len(value) == 1 and isinstance(value.get(SECRET), str)
+    return isinstance(value, Secret)
+
+
+def _tells_nothing(value: Any) -> bool:
+    """Whether it is a secret, or what is shown in its place."""
+    return isinstance(value, Secret) or (isinstance(value, str) and _SHOWN_SECRET.fullmatch(value) is not None)
 
 
 # --- inside text
@@ -234,9 +263,9 @@ def _marked(value: Any, depth: int) -> Any:
         return REDACTED
     if isinstance(value, str):
         return value.replace(_BEGIN, "\ufffd").replace(_END, "\ufffd")
+    if isinstance(value, Secret):
+        return Secret(re.sub(r"\W|^(?=\d)", "_", value.name, flags=re.ASCII))
     if isinstance(value, Mapping):
-        if _is_reference(value):
-            return {SECRET: re.sub(r"\W|^(?=\d)", "_", value[SECRET], flags=re.ASCII) or "_"}
         return {_marked(str(name), depth): _marked(item, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_marked(item, depth + 1) for item in value]
@@ -245,19 +274,31 @@ def _marked(value: Any, depth: int) -> Any:
 
 def _text(value: Any) -> str:
     if _is_reference(value):
-        return f"{_BEGIN}{value[SECRET]}{_END}"
+        return f"{_BEGIN}{value.name}{_END}"
     return "" if value is None else str(value)
 
 
 def _shell(text: str) -> str:
-    """One shell word: everything in single quotes, except the references, in double quotes."""
+    """One shell word: everything in single quotes, except the references, in double quotes.
+
+    What a terminal would act on, were the command pasted into it, is escaped: the command is one line, and nothing but it.
+    """
     words = []
     for index, part in enumerate(re.split(f"{_BEGIN}(\\w*){_END}", text.replace("\0", ""))):
         if index % 2:
             words.append(f'"${part}"')
         elif part:
-            words.append(shlex.quote(part))
+            words.append(shlex.quote(part) if part.isprintable() else _escaped(part))
     return "".join(words) or "''"
+
+
+def _escaped(text: str) -> str:
+    """A part of a word in the quotes of bash, zsh and POSIX 2024 that take escapes."""
+    return "$'" + "".join(char if char.isprintable() and char not in "\\'" else _octal(char) for char in text) + "'"
+
+
+def _octal(char: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", "replace"))
 
 
 def _header_line(name: str, value: Any) -> str:
@@ -272,7 +313,7 @@ def _sendable(name: str) -> bool:
 def _curl_credentials(shown: Mapping[str, Any]) -> list[str]:
     words = []
     cookies, auth = shown.get("cookies"), shown.get("auth")
-    if isinstance(cookies, dict) and cookies and not _is_reference(cookies):
+    if isinstance(cookies, dict) and cookies:
         pairs = "; ".join(f"{name}={_text(value)}" for name, value in cookies.items())
         words.append(f"--header {_shell(_header_line('Cookie', pairs))}")
     if isinstance(auth, list):
@@ -297,9 +338,9 @@ def _json_text(value: Any) -> str:
 
 
 def _references_as_text(value: Any) -> Any:
+    if _is_reference(value):
+        return _text(value)
     if isinstance(value, Mapping):
-        if _is_reference(value):
-            return _text(value)
         return {name: _references_as_text(item) for name, item in value.items()}
     return [_references_as_text(item) for item in value] if isinstance(value, list) else value
 

@@ -7,24 +7,41 @@ statements whatever it releases; it never publishes, and never makes a call.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from callqueue import breaker, callbacks, clockwork, conf, database, holds, ledger, planning, states, waiting
-from callqueue.budgets import Book, Budget, cost_of
+from callqueue import (
+    agreement,
+    breaker,
+    callbacks,
+    clockwork,
+    conf,
+    database,
+    holds,
+    ledger,
+    outflow,
+    planning,
+    states,
+    turns,
+    waiting,
+)
+from callqueue.budgets import Book, Budget, charged_on, cost_of
 from callqueue.callcheck import check_cost
 from callqueue.database import from_us, to_us
 from callqueue.exceptions import InvalidCall
-from callqueue.ledger import Account
+from callqueue.ledger import Account, Memo
 from callqueue.managers import ended
 from callqueue.planning import Plan, Release
+from callqueue.turns import Turn
 from callqueue.waiting import Candidate
 
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
 KEYS = 256  # keys that one pass looks at at most
+SILENT = 5  # seconds without a statement after which the server ends a pass: its process is frozen, or gone
 REVIEW = 0.5  # seconds after which a blocked group is looked at again whatever it waits for: limits and holds may change
 
 
@@ -38,23 +55,29 @@ class Released:
     attempt_id: int
     queue: str
     method: str
+    rule: str
     waits: bool = False
 
 
 @dataclass(frozen=True)
 class State:
-    """A rule's locked row: how many passes released, when it was served last, changed limits, what passes remember."""
+    """A rule's locked row: how many passes released, when it was served last, what passes remember, by which agreement.
+
+    `is_corrected`: whether some of the rule's attempts cost something else than the tallies know.
+    """
 
     passes: int
     served: int
-    rates: dict[str, str]
     memo: dict[str, Any]
+    agreement: str
+    is_corrected: bool
 
 
 @dataclass(frozen=True)
 class Pass:
     """What a pass did. `wake_in`: seconds until a blocked call may fit (None: unknown); `more`: look again at once.
 
+    `is_outdated`: nothing, since its book is not what all dispensers agree on, or not all of them know yet.
     `open_after`: how many attempts of the group are open now, as far as the pass knows; None where it counted nothing.
     """
 
@@ -63,46 +86,55 @@ class Pass:
     on_answer: bool = False
     more: bool = False
     busy: bool = False
+    is_outdated: bool = False
     wrapped: bool = True
     open_after: int | None = None
 
 
-def release(using: str, group: Sequence[str], *, batch: int = BATCH) -> Pass:
+def release(using: str, group: Sequence[str], book: Book | None = None, *, batch: int = BATCH) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, commit. Publishes nothing.
 
+    `book`: what is in force (by default it is read), and the settings whose calls may be released.
     Makes the same number of statements whatever it releases. Another dispenser that holds the group makes it `busy`.
     """
     watch = clockwork.watch(using)
     if watch.wants_look and not database.in_transaction(using):
         watch.look()
+    book = book or agreement.book_in_force(using)
     with database.writing(using):
         rows, reading = _lock(using, group)
-        if reading is None or len(rows) < len(group) or not watch.is_steady(reading):
+        now = watch.credited(reading) if reading is not None and len(rows) == len(group) and watch.is_settled else None
+        if now is None:
             return Pass(busy=True)
-        now = reading.at
-        rates = {budget: rate for row in rows.values() for budget, rate in (row.rates or {}).items()}
-        memo = rows[min(group)].memo
-        before = json.dumps(memo, sort_keys=True)
-        account = ledger.read(using, conf.current().book.with_rates(rates), group, now, memo)
-        held = holds.in_force(using, group, from_us(now))
+        if any(row.agreement != book.agreement for row in rows.values()):
+            return Pass(busy=True, is_outdated=True)
+        memo = Memo.load(group, {rule: (row.passes, row.memo) for rule, row in rows.items()})
         until = now + round(LEAD * 1_000_000)
-        chooser = _Chooser(account, held, until, batch)
-        candidates, unfit = _fit(chooser.candidates(), conf.current().book, account.book)
-        made = planning.plan(account, candidates, held, {r: row.served for r, row in rows.items()}, until)
+        has_corrections = any(row.is_corrected for row in rows.values())
+        account = ledger.read(using, book, group, now, memo, until=until, has_corrections=has_corrections)
+        held = holds.in_force(using, group, from_us(now))
+        chooser = _Chooser(account, held, batch)
+        candidates, unfit = _fit(chooser.candidates(), book)
+        within, is_short = outflow.within(account, candidates, held)
+        made = planning.plan(account, candidates, within, {r: row.served for r, row in rows.items()}, until)
+        if is_short:
+            made.wake_at = min(made.wake_at or now + outflow.AGAIN, now + outflow.AGAIN)
         chooser.wait_for_more()
-        chooser.pass_turns(made.releases)
+        chooser.pass_turns(made)
         released = _charge(using, account, made.releases)
-        _remember(using, rows, made, chooser, before)
+        _remember(using, rows, made, account)
         _fail(using, unfit)
     if unfit:
         callbacks.announce(using, list(unfit), states.FAILED)
+    chooser.unfinished &= not is_short
     return _conclude(account, made, chooser, held, released)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
-    """Make the row of every rule that has none yet."""
+    """Make the row of every rule that has none yet, and the one of the clock's jumps."""
     from callqueue.models import RuleState
 
+    clockwork.make_frame(using)
     rows = RuleState.objects.using(using)
     missing = set(rules) - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
     rows.bulk_create([RuleState(rule=rule) for rule in sorted(missing)], ignore_conflicts=True)
@@ -111,20 +143,25 @@ def ensure_states(using: str, rules: Sequence[str]) -> None:
 class _Chooser:
     """Fetches candidates: no more than the limits can let go, and for limits per key only of keys that have room."""
 
-    def __init__(self, account: Account, held: holds.Held, until: int, batch: int) -> None:
-        self.account, self.held, self.until, self.batch = account, held, until, batch
+    def __init__(self, account: Account, held: holds.Held, batch: int) -> None:
+        self.account, self.held, self.batch = account, held, batch
+        self.using, self.now, self.until = account.using, account.now, account.until
         self.blocked_until: int | None = None
         self.on_answer = self.unfinished = False
         self.wrapped = True
         self.limited: list[str] = []  # rules that probably have more calls than their limits let go now
-        self.turns: dict[str, str | None] = dict(account.memo.get("turns", {}))
-        self.due_by = from_us(max(account.now, account.memo.get(clockwork.WAS, 0)))
+        self.in_turn: list[str] = []  # rules whose keys take turns
+        self.turns: dict[tuple[str, int, str], Turn] = {}  # those looked at, by rule, priority and key
+        self.blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
+        self.last: dict[tuple[str, int, str], int] = {}  # keys with no more calls than were found, and how many those were
+        self.due_by = from_us(max(account.now, account.memo.was))
+        self._is_awake = False
 
     def candidates(self) -> dict[str, list[Candidate]]:
         """Candidates by rule, in the order in which they should go."""
         found = {}
         for rule in self.account.rules:
-            if self.held.blocking(rule):
+            if rule not in self.account.book.settings.rules or self.held.blocking(rule):
                 continue
             count = planning.room(self.account, rule, self.until, self.batch)
             probes = self._probes(rule)
@@ -133,20 +170,23 @@ class _Chooser:
                 continue
             if not count:
                 self._wait(rule)
-            elif self.account.book.rules[rule].keyed_limits or self.held.on_keys(rule):
-                found[rule] = self._of_keys(rule, count)
             else:
-                found[rule] = waiting.first(self.account.using, rule, self.due_by, count)
-                self.unfinished |= len(found[rule]) == self.batch
+                found[rule] = self._first(rule, count)
+                self.unfinished |= len(found[rule]) >= self.batch
             if count < self.batch and len(found.get(rule, ())) >= count > 0:
                 self.limited.append(rule)
         return found
+
+    def _first(self, rule: str, count: int) -> list[Candidate]:
+        if any(b.limit.is_keyed for b in self.account.book.budgets[rule]) or self.held.on_keys(rule):
+            return self._of_keys(rule, count)
+        return waiting.first(self.using, rule, self.due_by, count)
 
     def _probes(self, rule: str) -> int | None:
         """How many calls may probe the rule, where its circuit breaker wants it probed; None where it does not."""
         if rule not in self.held.probing or self.account.book.rules[rule].breaker is None:
             return None
-        return breaker.room(self.account.using, rule, self.account.open_by_rule[rule])
+        return breaker.room(self.using, rule, self.account.open_by_rule[rule])
 
     def _probe(self, rule: str, count: int) -> list[Candidate]:
         """At most one call; whatever comes next waits for its answer."""
@@ -156,10 +196,7 @@ class _Chooser:
             else:
                 self._wait(rule)
             return []
-        if self.account.book.rules[rule].keyed_limits or self.held.on_keys(rule):
-            found = self._of_keys(rule, 1)[:1]
-        else:
-            found = waiting.first(self.account.using, rule, self.due_by, 1)
+        found = self._first(rule, 1)[:1]
         self.on_answer |= bool(found)
         return found
 
@@ -168,12 +205,27 @@ class _Chooser:
         for rule in self.limited:
             self._wait(rule)
 
-    def pass_turns(self, releases: Sequence[Release]) -> None:
-        """After the plan: the next pass begins past the key that was served last, or the first keys would have it all."""
-        for made in releases:
-            turn = _turn(made.candidate.rule, made.candidate.priority)
-            if turn in self.turns:
-                self.turns[turn] = made.candidate.key
+    def pass_turns(self, made: Plan) -> None:
+        """After the plan: who was served goes behind the others, and who is blocked is not looked at until it no longer is."""
+        for candidate, budget in made.kept_back:
+            turn = self.turns.get((candidate.rule, candidate.priority, candidate.key))
+            if turn is not None:
+                cost = charged_on(budget.limit, candidate.cost)
+                self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
+        released = Counter((r.candidate.rule, r.candidate.priority, r.candidate.key) for r in made.releases)
+        served = {self.turns[one].pk: self.now + 1 for one in released if one in self.turns}  # behind those that are new
+        spent = [self.turns[one].pk for one, count in released.items() if one in self.turns and self.last.get(one) == count]
+        turns.save(self.using, served, self.blocked, spent)
+        if self.in_turn:
+            if (instant := turns.next_wake(self.using, self.in_turn)) is not None:
+                self._until(instant)
+            for tallies in self.account.tallies.values():
+                if tallies.limit.is_keyed and self.has_waited_for(tallies.budget):
+                    self._until(tallies.next_leave())
+
+    def has_waited_for(self, budget: Budget) -> bool:
+        """Whether keys of one of the budget's rules take turns, so that some of them may wait for room in it."""
+        return not set(budget.rules).isdisjoint(self.in_turn)
 
     def _wait(self, rule: str) -> None:
         """The rule's own limits are used up: find out until when."""
@@ -182,79 +234,106 @@ class _Chooser:
         if None in instants:
             self.on_answer = True
         else:
-            self._until(max((i for i in instants if i is not None), default=self.account.now))
+            self._until(max((i for i in instants if i is not None), default=self.now))
 
     def _until(self, instant: int) -> None:
         self.blocked_until = instant if self.blocked_until is None else min(self.blocked_until, instant)
 
     def _of_keys(self, rule: str, count: int) -> list[Candidate]:
         """Candidates of a rule whose keys have limits or holds of their own; within a priority the keys take turns."""
-        using, found, looked = self.account.using, [], 0
+        self._wake_keys()
+        self.in_turn.append(rule)
+        places = self.account.memo.places
+        sees_all = turns.discover(self.using, rule, self.now, places)
         most = min(KEYS, max(16, 2 * count))
-        for priority in waiting.priorities(using, rule):
-            turn = _turn(rule, priority)
-            after = self.turns.setdefault(turn, None)
-            keys = waiting.keys(using, rule, priority, after, most - looked)
-            if len(keys) < most - looked:
-                if after is not None:
-                    again = waiting.keys(using, rule, priority, None, most - looked - len(keys))
-                    keys += [key for key in again if key not in set(keys)]
-            elif keys:
-                self.wrapped, self.unfinished = False, True
-                self.turns[turn] = keys[-1]
-            looked += len(keys)
-            # Where keys are left that this pass does not see, no key has a second turn before them.
-            found += self._first_of(rule, priority, keys, count if looked < most else min(count, 1))
-            if looked >= most:
-                break
+        listed = turns.free(self.using, rule, most)
+        self.turns.update({(rule, *turn.pair): turn for turn in listed})
+        self.account.read_keys([turn.key for turn in listed])
+        # Where keys are left that this pass does not see, no key has a second turn before them.
+        counts = self._counts(rule, listed, count if len(listed) < most else min(count, 1))
+        wanted = {turn.pair: n for turn, n in counts.items()}
+        found, last = waiting.first_of_pairs(self.using, rule, self.due_by, wanted)
+        self.last |= {(rule, *pair): sum((one.priority, one.key) == pair for one in found) for pair in last}
+        having = {(one.priority, one.key) for one in found}
+        without = [turn for turn in counts if turn.pair not in having]
+        locked = turns.end(self.using, rule, without)
+        self.blocked.update({pk: (what, self.now + turns.UNLOCKED) for pk, (what, _) in locked.items()})
+        if len(listed) == most and (without or self.blocked):  # those behind them have not been looked at
+            self.unfinished, self.wrapped = True, False
+        elif not sees_all:
+            self.unfinished = True
+            self.wrapped &= turns.has_wrapped(rule, places)
         return found
 
-    def _first_of(self, rule: str, priority: int, keys: list[str], count: int) -> list[Candidate]:
-        free = [key for key in keys if not self.held.blocking(rule, key)]
-        self.account.read_keys(free)
-        counts: dict[str, int] = {}
-        for key in free:
-            if n := self._room_of(rule, key, count):
-                counts[key] = n
+    def _wake_keys(self) -> None:
+        """Once in a pass: let those keys be looked at again that no longer wait for anything, or nobody knows for what."""
+        if self._is_awake:
+            return
+        self._is_awake = True
+        memo, agreed = self.account.memo, self.account.book.agreement
+        if memo.agreement != agreed or any(one.is_anew for one in self.account.tallies.values()):
+            memo.agreement = agreed
+            turns.wake_all(self.using, self.account.rules)
+        else:
+            turns.wake(self.using, self.account.rules, self.until, _freed(self.account))
+
+    def _counts(self, rule: str, listed: Sequence[Turn], count: int) -> dict[Turn, int]:
+        """How many calls of each key may go; a key that may send none is blocked."""
+        counts = {}
+        for turn in listed:
+            hold = self.held.blocking(rule, turn.key)
+            if hold is not None:
+                end = self.now + turns.LIFTED
+                self.blocked[turn.pk] = (turns.HOLD, end if hold.until is None else min(end, to_us(hold.until)))
+            elif n := self._room_of(rule, turn, count):
+                counts[turn] = n
         share = max(1, -(-self.batch // max(1, len(counts))))
-        counts = {key: min(n, share) for key, n in counts.items()}
-        found = waiting.first_of_keys(self.account.using, rule, priority, self.due_by, counts)
-        self.unfinished |= len(found) >= self.batch
-        return found
+        return {turn: min(n, share) for turn, n in counts.items()}
 
-    def _room_of(self, rule: str, key: str, count: int) -> int:
-        """How many calls of cost 1 the key's own limits let go; 0 notes until when."""
+    def _room_of(self, rule: str, turn: Turn, count: int) -> int:
+        """How many calls of cost 1 the key's own limits let go; where none, it is blocked."""
         least = count
         for budget in self.account.book.budgets[rule]:
-            if budget.limit.per in ("rule", "queue") or budget.limit.unit != "calls":
-                continue
-            meter = self.account.meter(budget, ledger.scope_value(budget.limit, key, ""))
-            n = planning.most_that_fits(meter, self.until, least)
-            if not n:
-                instant = meter.free_at(1)
-                if instant is None:
-                    self.on_answer = True
-                else:
-                    self._until(instant)
-            least = min(least, n)
+            if budget.limit.is_keyed and budget.limit.unit == "calls":
+                value = budget.value_of(turn.key, "")
+                n = planning.most_that_fits(self.account.meter(budget, value), self.until, least)
+                if not n:
+                    self._block(turn, budget, value, 1)
+                least = min(least, n)
         return least
 
+    def _block(self, turn: Turn, budget: Budget, value: str, cost: int) -> None:
+        """Note what a key waits for: room in a budget, from an instant that is known or not, or an answer."""
+        scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
+        if budget.id in self.account.tallies:
+            self.blocked[turn.pk] = (turns.of_room(scope), instant or self.now + turns.AT_LEAST)
+        elif instant is None:
+            self.on_answer = True
+            self.blocked[turn.pk] = (turns.of_answer(scope), self.now + turns.ANSWERED)
+        else:
+            self.blocked[turn.pk] = (turns.of_room(scope), instant)
 
-def _fit(
-    found: Mapping[str, Sequence[Candidate]], book: Book, changed: Book
-) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
+
+def _freed(account: Account) -> set[str]:
+    """What keys may have waited for that is there now: room that attempts left, and answers."""
+    freed = {turns.of_room((one.budget.id, value)) for one in account.tallies.values() for value in one.freed}
+    return freed | {turns.of_answer(scope) for scope in account.answered()}
+
+
+def _fit(found: Mapping[str, Sequence[Candidate]], book: Book) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
     """The candidates that some instant could admit, and why the others never will be: they would keep back all behind them.
 
-    The first cost what they are to be charged now, under limits that operators may have changed.
+    The first cost what they are to be charged now, under limits that operators may have changed. What only another
+    dispenser's limit would never admit waits until that has gone.
     """
     fit: dict[str, list[Candidate]] = {}
     unfit: dict[int, str] = {}
     for rule, candidates in found.items():
         fit[rule] = []
         for call in candidates:
-            why = _unfitness(call, book.budgets[rule])
+            why = _unfitness(call, book.settings.budgets[rule])
             if why is None:
-                charge = changed.charge_of(rule, call.cost)
+                charge = book.charge_of(rule, call.cost)
                 fit[rule].append(call if charge == call.cost else replace(call, cost=charge))
             else:
                 unfit[call.id] = why
@@ -282,30 +361,26 @@ def _fail(using: str, unfit: Mapping[int, str]) -> None:
         CallQueue.objects.using(using).waiting().filter(pk=pk).update(**ended(states.FAILED), error_message=why)
 
 
-def _turn(rule: str, priority: int) -> str:
-    return f"{rule}\x1f{priority}"
-
-
 def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clockwork.Reading | None]:
     """Lock the rules' rows, those that nobody else has locked, and read them; and the clock, as it was just before."""
-    from callqueue.models import RuleState
+    from callqueue.models import CallAttempt, RuleState
 
     before = clockwork.monotonic()
+    table, attempts = (database.quoted(using, model._meta.db_table) for model in (RuleState, CallAttempt))
     found = database.rows(
         using,
-        f"SELECT {database.clock_sql(using)}, rule, passes, served, rates, memo "
-        f"FROM {database.quoted(using, RuleState._meta.db_table)} "
-        f"WHERE rule IN ({database.places(group)}) ORDER BY rule{database.skip_locked(using)}",
+        f"SELECT {database.clock_sql(using)}, {clockwork.moved_sql(using)}, rule, passes, served, memo, agreement, "
+        f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {table}.rule)"
+        f"{database.within_idle_seconds(using, SILENT)} "
+        f"FROM {table} WHERE rule IN ({database.places(group)}) ORDER BY rule{database.skip_locked(using)}",
         group,
     )
-    reading = clockwork.brought(using, found[0][0], before) if found else None
-    states_of = {rule: State(passes, served, _loaded(rates), _loaded(memo)) for _, rule, passes, served, rates, memo in found}
+    reading = clockwork.brought(using, before, *found[0][:2]) if found else None
+    states_of = {
+        rule: State(passes, served, database.loaded(memo), agreed, bool(is_corrected))
+        for _, _, rule, passes, served, memo, agreed, is_corrected, *_ in found
+    }
     return states_of, reading
-
-
-def _loaded(value: Any) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(value) if isinstance(value, str | bytes) else value
-    return loaded
 
 
 def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[Released]:
@@ -336,8 +411,9 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
         made_ids = [ids_of[made.candidate.id] for made in releases]
     behind = {rule for rule, since in account.unbegun_since.items() if account.now - since > LEAD * 1_000_000}
     return [
-        Released(pk or 0, made.queue, made.candidate.method, made.send_at is not None or made.candidate.rule in behind)
+        Released(pk or 0, made.queue, call.method, call.rule, waits=made.send_at is not None or call.rule in behind)
         for pk, made in zip(made_ids, releases, strict=True)
+        for call in [made.candidate]
     ]
 
 
@@ -361,32 +437,38 @@ def _attempt(made: Release, now: int, lease: timedelta) -> dict[str, Any]:
     }
 
 
-def _remember(using: str, rows: Mapping[str, State], made: Plan, chooser: _Chooser, before: str) -> None:
+def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Account) -> None:
     """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing new, nothing written.
 
     After releases a row is written always: under an isolation stricter than `read committed`, that is what makes a pass fail
-    which saw less than was released.
+    which saw less than was released. It counts the passes of every rule that released, so that what another group of rules
+    remembers of one of them is not believed any more.
     """
     from callqueue.models import RuleState
 
+    ledger.save(account)
     served = {name: row.served for name, row in rows.items()}
     clock = max(served.values(), default=0)
     for number, release_made in enumerate(made.releases, start=1):
         served[release_made.candidate.rule] = clock + number
     first = min(rows)
-    memo = rows[first].memo
-    memo["turns"] = {turn: key for turn, key in chooser.turns.items() if key is not None}
-    remembers = json.dumps(memo, sort_keys=True) != before
-    changed = [
-        {"pk": name, "served": served[name], "memo": row.memo, "passes": row.passes + 1}
-        for name, row in rows.items()
-        if served[name] != row.served or (name == first and remembers)
-    ]
-    database.update_each(RuleState, using, changed)
+    changed = {name for name, row in rows.items() if served[name] != row.served}
+    if changed or not _remembers(rows, first, account):
+        changed.add(first)
+    version = {name: row.passes + (name in changed) for name, row in rows.items()}
+    memos = {name: account.memo.dump(version) if name == first else rows[name].memo for name in changed}
+    listed = [{"pk": name, "served": served[name], "memo": memos[name], "passes": version[name]} for name in sorted(changed)]
+    database.update_each(RuleState, using, listed)
+
+
+def _remembers(rows: Mapping[str, State], first: str, account: Account) -> bool:
+    """Whether the first row holds already all that is to be remembered."""
+    version = {name: row.passes for name, row in rows.items()}
+    return json.dumps(account.memo.dump(version), sort_keys=True) == json.dumps(rows[first].memo, sort_keys=True)
 
 
 def _conclude(account: Account, made: Plan, chooser: _Chooser, held: holds.Held, released: list[Released]) -> Pass:
-    instants = [i for i in (made.wake_at, chooser.blocked_until, account.recount_at) if i is not None]
+    instants = [i for i in (made.wake_at, chooser.blocked_until) if i is not None]
     if end := held.first_end(account.rules):
         instants.append(to_us(end))
     wake_in = None

@@ -18,6 +18,7 @@ from callqueue.limits import Limit, with_known_fields
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 MAX_NAME = 100  # the width of the columns that hold rule and queue names
 HOSTS_WANTED = "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
+PLACES_WANTED = "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', without scheme or path"
 SOME_REDIRECTS = 3  # how many follow_redirects=True follows: http to https, to another host name, to a language
 
 
@@ -178,6 +179,18 @@ def is_host_pattern(text: str) -> bool:
     """Whether some host could match this: a name or an address, "*.example.com" or "*"; no scheme, port or path."""
     name = text.removeprefix("*.") if text != "*" else "any"
     return bool(name) and not re.search(r"[\s/@*]", name) and (name.count(":") != 1)
+
+
+def is_place_pattern(text: str) -> bool:
+    """A host pattern that may name a port: "api.example.com:8443", "*:443", "[::1]:8080". Without one any port is meant."""
+    host, port = split_place(text)
+    return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
+
+
+def split_place(text: str) -> tuple[str, int | None]:
+    """A pattern's host, and its port where it names one."""
+    named = re.fullmatch(r"([^:]+|\[[^\]]*\]):([0-9]{1,5})", text, re.ASCII)
+    return (named[1], int(named[2])) if named else (text, None)
 
 
 def _check_limits(rule: Rule) -> None:

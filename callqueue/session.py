@@ -21,6 +21,7 @@ from requests.utils import default_headers
 from callqueue.callcheck import _ELSEWHERE as ELSEWHERE
 from callqueue.callcheck import _FRAMING as FRAMING
 from callqueue.exceptions import InvalidCall
+from callqueue.secrets import Secret
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -70,7 +71,7 @@ class Session:
     def request(
         self,
         method: str,
-        url: str | bytes,
+        url: str | bytes | Secret,
         params: Any = None,
         data: Any = None,
         headers: Any = None,
@@ -100,7 +101,7 @@ class Session:
         unknown = sorted(arguments.keys() - set(OF_SEND))
         if unknown:
             raise TypeError(f"request() got an unexpected keyword argument {unknown[0]!r}")
-        address = url.decode() if isinstance(url, bytes) else str(url)
+        address: Any = url if isinstance(url, Secret) else url.decode() if isinstance(url, bytes) else str(url)
         merged: dict[str, Any] = {
             "params": merge_setting(params, self.params),
             "data": _body(data),
@@ -114,31 +115,31 @@ class Session:
         call: CallQueue | None = CallQueue.objects.db_manager(self._using).send(call_data, **{**self._arguments, **arguments})
         return call
 
-    def get(self, url: str | bytes, params: Any = None, **kwargs: Any) -> CallQueue | None:
+    def get(self, url: str | bytes | Secret, params: Any = None, **kwargs: Any) -> CallQueue | None:
         """Queue a GET."""
         return self.request("get", url, params=params, **kwargs)
 
-    def options(self, url: str | bytes, **kwargs: Any) -> CallQueue | None:
+    def options(self, url: str | bytes | Secret, **kwargs: Any) -> CallQueue | None:
         """Queue an OPTIONS."""
         return self.request("options", url, **kwargs)
 
-    def head(self, url: str | bytes, **kwargs: Any) -> CallQueue | None:
+    def head(self, url: str | bytes | Secret, **kwargs: Any) -> CallQueue | None:
         """Queue a HEAD."""
         return self.request("head", url, **kwargs)
 
-    def post(self, url: str | bytes, data: Any = None, json: Any = None, **kwargs: Any) -> CallQueue | None:
+    def post(self, url: str | bytes | Secret, data: Any = None, json: Any = None, **kwargs: Any) -> CallQueue | None:
         """Queue a POST."""
         return self.request("post", url, data=data, json=json, **kwargs)
 
-    def put(self, url: str | bytes, data: Any = None, **kwargs: Any) -> CallQueue | None:
+    def put(self, url: str | bytes | Secret, data: Any = None, **kwargs: Any) -> CallQueue | None:
         """Queue a PUT."""
         return self.request("put", url, data=data, **kwargs)
 
-    def patch(self, url: str | bytes, data: Any = None, **kwargs: Any) -> CallQueue | None:
+    def patch(self, url: str | bytes | Secret, data: Any = None, **kwargs: Any) -> CallQueue | None:
         """Queue a PATCH."""
         return self.request("patch", url, data=data, **kwargs)
 
-    def delete(self, url: str | bytes, **kwargs: Any) -> CallQueue | None:
+    def delete(self, url: str | bytes | Secret, **kwargs: Any) -> CallQueue | None:
         """Queue a DELETE."""
         return self.request("delete", url, **kwargs)
 
@@ -198,7 +199,7 @@ def _body(data: Any) -> Any:
             data = bytes(data).decode()
         except UnicodeDecodeError:
             raise InvalidCall("data", "is bytes that are no UTF-8 text; bodies are JSON or text, so send it as base64") from None
-    if data is not None and not isinstance(data, str | Mapping | list | tuple):
+    if data is not None and not isinstance(data, str | Mapping | list | tuple | Secret):
         raise InvalidCall("data", f"is a {type(data).__name__}; bodies are JSON or text, read it first")
     return data or None
 
@@ -211,16 +212,18 @@ def _auth(auth: Any) -> Any:
     return list(auth) if auth else None
 
 
-def _cookies(url: str, of_session: Any, of_request: Any) -> dict[str, Any] | None:
-    """The cookies that requests would send to this URL. A value that is a secret's reference is kept as it is."""
+def _cookies(url: Any, of_session: Any, of_request: Any) -> dict[str, Any] | None:
+    """The cookies that requests would send to this URL. Those whose value is a secret are kept as they are."""
     references: dict[str, Any] = {}
     jar = RequestsCookieJar()
     for cookies in (of_session, of_request):
         if isinstance(cookies, CookieJar):
             merge_cookies(jar, cookies)
         elif cookies:
-            references |= {name: value for name, value in cookies.items() if isinstance(value, Mapping)}
-            merge_cookies(jar, cookiejar_from_dict({n: v for n, v in cookies.items() if not isinstance(v, Mapping)}))
+            references |= {name: value for name, value in cookies.items() if isinstance(value, Secret)}
+            merge_cookies(jar, cookiejar_from_dict({n: v for n, v in cookies.items() if not isinstance(v, Secret)}))
+    if isinstance(url, Secret):  # it cannot be told which of a host's it is
+        return {cookie.name: cookie.value for cookie in jar if not cookie.domain} | references or None
     if not len(jar):
         return references or None
     header = cookie_header(jar, requests.Request("GET", url)) or ""

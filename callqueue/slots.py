@@ -21,6 +21,7 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 
 from callqueue import conf
+from callqueue.budgets import Former
 from callqueue.database import Slot, from_us
 from callqueue.limits import SECOND
 
@@ -38,7 +39,8 @@ Counts = Mapping[int, tuple[int, int]]  # by a slot's beginning: its sum, and wh
 class Series:
     """What is summed: the attempts of some rules, of one value of `per` ("": of all), in a unit, at the instant they were sent.
 
-    With `by_end` at the instant they were answered. `width`: microseconds of a slot; `expected`: attempts that it may hold.
+    With `by_end` at the instant they were answered. `former`: rules of which only what was released until an instant counts.
+    `width`: microseconds of a slot; `expected`: attempts that it may hold.
     """
 
     rules: tuple[str, ...]
@@ -47,6 +49,7 @@ class Series:
     unit: str
     width: int
     by_end: bool = False
+    former: tuple[Former, ...] = ()
     expected: int = field(default=1, compare=False)
 
 
@@ -97,7 +100,7 @@ class Slots:
 
     def _sum(self, series: Series, begin: int, end: int) -> dict[int, int]:
         """The sums of [begin, end), by the slots' numbers."""
-        rows = attempts(self.using, series.rules, series.per, series.value)
+        rows = attempts(self.using, series.rules, series.per, series.value, series.former)
         rows = rows.filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end + self._settling))
         rows = rows.annotate(at=F("finished_at") if series.by_end else Coalesce("sent_at", "finished_at"))
         rows = rows.filter(at__gte=from_us(begin), at__lt=from_us(end)).annotate(slot=Slot("at", begin, series.width))
@@ -133,20 +136,25 @@ def place(using: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def attempts(using: str, rules: Sequence[str], per: str, value: str) -> Any:
+def attempts(using: str, rules: Sequence[str], per: str, value: str, former: Sequence[Former] = ()) -> Any:
     """The attempts that a limit of these rules counts, of one value of its `per`; without a value, of all."""
     from callqueue.models import CallAttempt
 
-    rows = CallAttempt.objects.using(using).charged().filter(rule__in=rules)
+    rows = CallAttempt.objects.using(using).charged().filter(of_rules(rules, former))
     if per == "rule" or not value:
         return rows
     if per == "queue":
         return rows.filter(queue=value)
     part = Q(key__contains=json.dumps({per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1])
-    if per == "key":
-        pers = {limit.per for rule in rules for limit in conf.current().rules[rule].keyed_limits}
-        part = Q(key=value) | part if pers > {"key"} else Q(key=value)  # the latter has an index
-    return rows.filter(part)
+    return rows.filter(Q(key=value) | part if per == "key" else part)
+
+
+def of_rules(rules: Sequence[str], former: Sequence[Former]) -> Q:
+    """The condition of attempts of these rules, and of those that were released by former ones as long as those counted."""
+    condition = Q(rule__in=rules)
+    for rule, until in former:
+        condition |= Q(rule=rule) if until is None else Q(rule=rule, released_at__lte=from_us(until))
+    return condition
 
 
 def total_cost(unit: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery import shared_task
+from celery import current_app, shared_task
 
 from callqueue import cleanup, conf, database, executor, reconcile, recovery
 from callqueue.dispenser import Dispenser
@@ -25,7 +25,13 @@ def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **ne
     """Make the calls of these attempts; the count of those that this worker began. What a newer release adds is ignored."""
     ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
     with database.kept_connection(using):
-        return executor.execute(using, ids, inline=make_api_call.request.is_eager)
+        return executor.execute(using, ids, inline=make_api_call.request.is_eager, interruptible=_has_soft_limit())
+
+
+def _has_soft_limit() -> bool:
+    """Whether Celery may raise SoftTimeLimitExceeded in the thread that runs this task."""
+    of_message = make_api_call.request.timelimit or (None, None)
+    return bool(of_message[1] or make_api_call.soft_time_limit or current_app.conf.task_soft_time_limit)
 
 
 @shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
@@ -42,7 +48,8 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
 @shared_task(name="callqueue.recover_lost_calls", ignore_result=True, serializer="json", max_retries=0)
 def recover_lost_calls(using: str = "default") -> int:
     """Take back what no worker begun, end what fell silent, expire what waited too long, reconcile; the calls changed."""
-    return recovery.recover(using) + reconcile.ask_due(using)
+    recovered = database.persist(using, lambda: recovery.recover(using), during="recovery")
+    return recovered + reconcile.ask_due(using)
 
 
 @shared_task(name="callqueue.cleanup_call_queue", ignore_result=True, serializer="json", max_retries=0)

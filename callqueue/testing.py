@@ -581,10 +581,11 @@ def _value(call: CallQueue, name: str) -> Any:
 def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
     from callqueue import callcheck, conf
 
+    url = value if isinstance(value, str) else ""  # it may be a secret
     if name == "url" and isinstance(wanted, re.Pattern):
-        return wanted.search(value or "") is not None
+        return wanted.search(url) is not None
     if name == "url" and isinstance(wanted, str):
-        return wanted == value or _is_url(wanted, value or "")
+        return wanted == value or _is_url(wanted, url)
     if name == "method":
         return bool(str(wanted).lower() == str(value).lower())
     if name == "key":

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from callqueue import states
+from callqueue import events, states
 from callqueue.handlers import HTTP_METHODS
 
 if TYPE_CHECKING:
@@ -40,13 +40,16 @@ def traced(make: Make) -> Make:
         return make
 
     def make_traced(job: Job) -> Report:
-        tracer = trace.get_tracer("callqueue")
-        with tracer.start_as_current_span(
-            _name(job), kind=trace.SpanKind.CLIENT, links=_links(trace, job), attributes=_attributes_of(job)
-        ) as span:
-            report = make(job)
-            _describe(trace, span, report)
-        return report
+        made: list[Report] = []
+        try:
+            with trace.get_tracer("callqueue").start_as_current_span(
+                _name(job), kind=trace.SpanKind.CLIENT, links=_links(trace, job), attributes=_attributes_of(job)
+            ) as span:
+                made.append(make(job))
+                _describe(trace, span, made[0])
+        except BaseException as error:  # of the tracer or what it reports to: an answer in hand is worth more
+            events.tell("listener_failed", receiver="opentelemetry", error=type(error).__name__)
+        return made[0] if made else make(job)
 
     return make_traced
 

@@ -1,7 +1,6 @@
 """The waiting set: which calls of a rule may go next, found without reading the backlog.
 
-Calls go by priority, then by the time they were due. Under limits per key, the keys of a priority take turns: `turns`
-remembers after which key the last pass stopped.
+Calls go by priority, then by the time they were due. Where limits are per key, the keys of a priority take turns: see turns.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from callqueue import database, states
+from callqueue import database
 
-PRIORITIES = 16  # levels of priority looked at in one pass
+PROMOTED = 2000  # calls that one promotion makes ready at most
+PRIORITIES = 16  # levels of priority that those who only look tell apart
+TOP = 40_000  # higher than any priority
 READY = "ready AND status IN (0, 2) AND rule = %s"
 
 
@@ -32,20 +33,24 @@ class Candidate:
     queue: str = ""
 
 
-def promote(using: str, limit: int = 2000) -> int:
+def promote(using: str, limit: int = PROMOTED) -> int:
     """Make calls ready that have become due: scheduled ones, retries, and rows that other code made. The count."""
     rows = _calls(using).waiting().filter(ready=False, due_at_dt__lte=database.ClockNow()).order_by("due_at_dt")
     with database.writing(using):
         ids = list(database.locked(rows).values_list("pk", flat=True)[:limit])
         if ids:
-            _calls(using).filter(pk__in=ids, status__in=states.WAITING).update(ready=True)
+            _calls(using).filter(pk__in=ids).update(ready=True)
     return len(ids)
 
 
-def next_due_in(using: str) -> float:
-    """Seconds until the next call that is not ready becomes due, by the database's clock; a day where there is none."""
-    rows = _calls(using).waiting().filter(ready=False).order_by("due_at_dt").values_list("due_at_dt", flat=True)[:1]
-    due = next(iter(rows), None)
+def next_due_in(using: str, after: datetime | None = None) -> float:
+    """Seconds until the next call that is not ready becomes due, by the database's clock; a day where there is none.
+
+    `after`: what was due by then is left out. If a promotion since then has not made it ready, somebody has it locked.
+    """
+    rows = _calls(using).waiting().filter(ready=False).order_by("due_at_dt").values_list("due_at_dt", flat=True)
+    rows = rows if after is None else rows.filter(due_at_dt__gt=after)
+    due = next(iter(rows[:1]), None)
     return 86400.0 if due is None else (due - database.clock(using)).total_seconds()
 
 
@@ -74,42 +79,55 @@ def first(using: str, rule: str, now: datetime, count: int) -> list[Candidate]:
 
 def priorities(using: str, rule: str) -> list[int]:
     """The priorities that ready calls of the rule have, highest first."""
-    found: list[int] = database.distinct_next(
-        using, _table(), "priority", READY, [rule], after=40000, down=True, count=PRIORITIES
-    )
+    found: list[int] = database.distinct_next(using, _table(), "priority", READY, [rule], after=TOP, down=True, count=PRIORITIES)
     return found
 
 
-def keys(using: str, rule: str, priority: int, after: str | None, count: int) -> list[str]:
-    """The next `count` keys past `after`, in order, that have ready calls of this priority; None begins with the first."""
-    where, params = f"{READY} AND priority = %s", [rule, priority]
-    if after is None and (
-        empty := list(
-            _calls(using)
-            .filter(rule=rule, priority=priority, key="", ready=True, status__in=states.WAITING)
-            .values_list("key", flat=True)[:1]
-        )
-    ):
-        return empty + database.distinct_next(using, _table(), "key", where, params, after="", down=False, count=count - 1)
-    return database.distinct_next(using, _table(), "key", where, params, after=after or "", down=False, count=count)
+def pairs(using: str, rule: str, after: tuple[int, str] | None, count: int) -> list[tuple[int, str]]:
+    """The next `count` pairs of priority and key past `after` that have ready calls: highest priority first, then by key."""
+    return database.pairs_next(using, _table(), "priority", "key", READY, [rule], after or (TOP, ""), count)
 
 
-def first_of_keys(using: str, rule: str, priority: int, now: datetime, counts: dict[str, int]) -> list[Candidate]:
-    """The next calls of these keys, so many of each, locked; the keys' first calls before any key's second."""
-    where = f"{READY} AND priority = %s AND due_at_dt <= %s"
-    found = database.first_of_each(
-        using, _table(), "key", where, [rule, priority, database.as_parameter(using, now)], "due_at_dt, id", counts
-    )
-    place: dict[int, tuple[int, int]] = {}
-    seen: dict[str, int] = {}
-    order = {key: i for i, key in enumerate(counts)}
-    for key, pk in found:
-        place[pk] = (seen.get(key, 0), order[key])
-        seen[key] = seen.get(key, 0) + 1
+def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, str]]:
+    """The pairs of priority and key of ready calls that were sent after call `pk`; at most `count`."""
+    key = database.quoted(using, "key")
+    sql = f"SELECT DISTINCT priority, {key} FROM {database.quoted(using, _table())} WHERE id > %s AND {READY} LIMIT {int(count)}"
+    return [(priority, text) for priority, text in database.rows(using, sql, [pk, rule])]
+
+
+def newest(using: str) -> int:
+    """The number of the call that was sent last."""
+    return int(database.rows(using, f"SELECT MAX(id) FROM {database.quoted(using, _table())}")[0][0] or 0)
+
+
+def without_ready(using: str, rule: str, wanted: Sequence[tuple[int, str]]) -> set[tuple[int, str]]:
+    """Those of the pairs that have no ready call."""
+    found = database.first_of_each(using, _table(), ("priority", "key"), READY, [rule], "id", dict.fromkeys(wanted, 1))
+    return set(wanted) - {pair for pair, _ in found}
+
+
+def first_of_pairs(
+    using: str, rule: str, now: datetime, counts: dict[tuple[int, str], int]
+) -> tuple[list[Candidate], set[tuple[int, str]]]:
+    """The next calls of these keys, so many of each, locked: by priority, and there the keys' first before any key's second.
+
+    And the keys that have no more ready calls than those.
+    """
+    where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
+    wanted = {pair: count + 1 for pair, count in counts.items()}
+    found = database.first_of_each(using, _table(), ("priority", "key"), where, params, "due_at_dt, id", wanted)
+    place: dict[int, tuple[int, int, int]] = {}
+    seen = dict.fromkeys(counts, 0)
+    order = {pair: i for i, pair in enumerate(counts)}
+    for pair, pk in found:
+        if seen[pair] < counts[pair]:
+            place[pk] = (-pair[0], seen[pair], order[pair])
+        seen[pair] += 1
+    last = {pair for pair, count in seen.items() if count <= counts[pair]}
     if not place:
-        return []
+        return [], last
     candidates = _candidates(using, f"status IN (0, 2) AND id IN ({database.listed(place)})", [])
-    return sorted(candidates, key=lambda candidate: place[candidate.id])
+    return sorted(candidates, key=lambda candidate: place[candidate.id]), last
 
 
 def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:

@@ -16,6 +16,7 @@ from callqueue.budgets import Budget, cost_of
 from callqueue.database import from_us, to_us
 from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
 from callqueue.slots import Series, Slots, attempts
+from callqueue.tallies import is_tallied
 
 SHOWN = 3  # windows
 PARTS = 20  # slots of a window
@@ -41,13 +42,22 @@ class Scope:
         if self.slices > 1:
             return ledger.sliced(self.budget, self.value)
         expected = self.capacity // PARTS
-        return Series(self.budget.rules, limit.per, self.value, limit.unit, _width(limit), limit.strict, expected=expected)
+        return Series(
+            self.budget.rules,
+            limit.per,
+            self.value,
+            limit.unit,
+            _width(limit),
+            limit.strict,
+            self.budget.former,
+            expected=expected,
+        )
 
     @property
     def slices(self) -> int:
         """How many slots of the series are one of the plot: those of a large sliding window are what the ledger counts too."""
         limit = self.budget.limit
-        return ledger.SLICES // PARTS if isinstance(limit, SlidingWindow) and ledger.is_coarse(limit) else 1
+        return ledger.SLICES // PARTS if isinstance(limit, SlidingWindow) and is_tallied(limit) and not limit.is_keyed else 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ def _in_flight(slots: Slots, scope: Scope) -> list[int | None]:
     instants = [now - FLIGHT + FLIGHT * i // PARTS for i in range(PARTS)]
     unit = scope.budget.limit.unit
     what = "calls" if unit == "calls" else "cost"
-    rows = attempts(slots.using, scope.budget.rules, scope.budget.limit.per, scope.value)
+    rows = attempts(slots.using, scope.budget.rules, scope.budget.limit.per, scope.value, scope.budget.former)
     columns = ("released_at", "finished_at", what)
     ended = rows.filter(finished_at__gt=from_us(instants[0])).order_by("-finished_at")
     newest = list(ended.values_list(*columns)[:most])

@@ -1,7 +1,7 @@
 """The admin: calls, their attempts, holds and rules, and the dashboard. Registered with Django's default admin site.
 
-Staff with view permissions see everything, redacted. Acting needs `requeue_call`, `cancel_call` or `control_rule`, goes by
-POST, and is logged.
+Staff with view permissions see what those name, redacted. Acting needs `requeue_call`, `edit_call`, `cancel_call` or
+`control_rule`, goes by POST, and is logged. Every class is a `listing.OwnAdmin`, which heeds no lookup but its filters' own.
 """
 
 from __future__ import annotations

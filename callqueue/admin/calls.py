@@ -28,7 +28,8 @@ from django.views.decorators.csrf import csrf_protect
 
 from callqueue import states
 from callqueue.admin import acting, dashboard, editing, showing, whatif, words
-from callqueue.admin.listing import BoundedPaginator, CallList, MethodFilter, RuleFilter, StatusFilter, search
+from callqueue.admin.listing import BoundedPaginator, CallList, MethodFilter, OwnAdmin, RuleFilter, StatusFilter, search
+from callqueue.admin.rest import may_see_holds
 from callqueue.exceptions import CallQueueError, IllegalTransition
 from callqueue.models import CallQueue
 from callqueue.redaction import redact_text
@@ -37,7 +38,7 @@ ASKED = (states.UNKNOWN, states.DONE)  # may have been made already: requeueing 
 DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's work
 
 
-class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class CallQueueAdmin(OwnAdmin):
     """The admin of calls."""
 
     list_display = ("id", "shown_status", "rule", "shown_key", "request_line", "last_error", "due", "age", "last_attempt")
@@ -50,9 +51,6 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     sortable_by = ("id", "age")
     paginator = BoundedPaginator
     list_per_page = 50
-    list_max_show_all = 0
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
     actions = ("delete_selected", "requeue_calls", "cancel_calls")
 
     class Media:
@@ -60,14 +58,11 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     # --- who may
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
     def has_requeue_call_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("callqueue.requeue_call"))
+
+    def has_edit_call_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("callqueue.edit_call"))
 
     def has_cancel_call_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("callqueue.cancel_call"))
@@ -236,18 +231,17 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return self._gone(request, object_id)
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        can_requeue = self.has_requeue_call_permission(request)
         context = {
             **self.admin_site.each_context(request),
-            **showing.context_of(call),
+            **showing.context_of(call, may_see_holds=may_see_holds(request)),
             "title": _("Call %d") % call.pk,
             "opts": self.opts,
             "original": call,
             "media": self.media,
             "has_view_permission": True,
-            "can_requeue": can_requeue and call.status in (*states.REQUEUABLE, states.DONE),
+            "can_requeue": self.has_requeue_call_permission(request) and call.status in (*states.REQUEUABLE, states.DONE),
             "is_asked": call.status in ASKED,
-            "can_edit": can_requeue and call.status in editing.EDITABLE,
+            "can_edit": self.has_edit_call_permission(request) and call.status in editing.EDITABLE,
             "can_cancel": self.has_cancel_call_permission(request) and call.status in (*states.CANCELLABLE, states.DISPATCHED),
             "can_delete": self.has_delete_permission(request, call),
             **(extra_context or {}),
@@ -261,7 +255,8 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return self._gone(request, object_id)
         if call.status not in states.UNFINISHED:
             return HttpResponseRedirect(_page_of(call))
-        return TemplateResponse(request, "admin/callqueue/callqueue/forecast.html", showing.forecast_of(call))
+        forecast = showing.forecast_of(call, may_see_holds=may_see_holds(request))
+        return TemplateResponse(request, "admin/callqueue/callqueue/forecast.html", forecast)
 
     @method_decorator(csrf_protect)
     def requeue_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -279,7 +274,7 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         call = self._call(request, object_id)
         if call is None:
             return self._gone(request, object_id)
-        if not self.has_requeue_call_permission(request):
+        if not self.has_edit_call_permission(request):
             raise PermissionDenied
         if call.status not in editing.EDITABLE:
             why = _("Call %(number)d is %(status)s and cannot be edited.")
@@ -312,11 +307,12 @@ class CallQueueAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return _("This call may have been made already: say that it may be made again.")
         was = call.get_status_display()
         try:
-            editing.save(call, editing.read(text, call.call_data), again=is_asked)
+            changed = editing.save(call, editing.read(text, call.call_data), again=is_asked)
         except CallQueueError as error:
             call.refresh_from_db()
             return str(error)
-        acting.log_call(_user_id(request), call, _("Edited and requeued; it was %s.") % was)
+        said = _("Edited and requeued; it was %(status)s. Changed: %(paths)s.")
+        acting.log_call(_user_id(request), call, said % {"status": was, "paths": changed or _("nothing")})
         self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
         return ""
 

@@ -24,8 +24,9 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf, control, minutes, overview, windows
+from callqueue import agreement, conf, control, minutes, overview, windows
 from callqueue.admin import plots, words
+from callqueue.admin.rest import may_see_holds
 from callqueue.database import clock
 from callqueue.durations import WrongDuration, parse_duration
 from callqueue.exceptions import CallQueueError, InvalidCall
@@ -116,6 +117,8 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         ],
         "now": timezone.localtime(clock(using)),
         "may_control": request.user.has_perm(PERMISSION),
+        "disagreements": agreement.disagreements(using),
+        "may_see_holds": may_see_holds(request),
         "totals": {
             "waiting": words.count(sum(rule.waiting for rule in rules)),
             "is_estimate": any(rule.is_estimate for rule in rules),

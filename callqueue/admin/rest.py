@@ -8,28 +8,27 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import Subquery
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from callqueue.admin.listing import BoundedPaginator
+from callqueue import agreement, clockwork, conf
+from callqueue.admin.listing import BoundedPaginator, OwnAdmin
 from callqueue.models import CallAttempt, Hold, RuleState
 from callqueue.redaction import redact_headers, redact_text
 
 
-class _ViewOnly(admin.ModelAdmin):  # type: ignore[type-arg]
+def may_see_holds(request: HttpRequest) -> bool:
+    """Whether to show why something is held, and which keys are. That a rule is held, whoever may view calls may see."""
+    return bool(request.user.has_perm("callqueue.view_hold"))
+
+
+class _ViewOnly(OwnAdmin):
     actions = None
-    list_max_show_all = 0
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -51,12 +50,25 @@ class RuleStateAdmin(_ViewOnly):
     """What the dispensers remember of each rule."""
 
     list_display = ("rule", "passes", "changed")
-    fields = ("rule", "passes", "rates")
+    fields = ("rule", "passes", "changed")
     ordering = ("rule",)
 
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """The rules, each with the changed limits of all of them."""
+        of_all = RuleState.objects.filter(rule=agreement.ALL).values("rates")[:1]
+        rules = super().get_queryset(request).exclude(rule__in=(agreement.ALL, clockwork.FRAME))
+        return rules.annotate(changed_limits=Subquery(of_all))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Who paused, resumed and changed what; with the reasons and the keys of holds in it."""
+        if not may_see_holds(request):
+            raise PermissionDenied
+        return super().history_view(request, object_id, extra_context)
+
     @admin.display(description=_("changed limits"))
-    def changed(self, state: RuleState) -> str:
-        return ", ".join(f"{name}: {rate}" for name, rate in (state.rates or {}).items())
+    def changed(self, state: Any) -> str:
+        own = {budget.id for budget in conf.current().book.budgets.get(state.rule, ())}
+        return ", ".join(f"{name}: {rate}" for name, rate in (state.changed_limits or {}).items() if name in own)
 
 
 class CallAttemptAdmin(_ViewOnly):

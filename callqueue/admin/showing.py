@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from callqueue import database, states
 from callqueue.admin import words
 from callqueue.admin.editing import as_text, shown
-from callqueue.forecast import Forecast
+from callqueue.forecast import forecast
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.redaction import as_curl, redact_headers, redact_text
 
@@ -47,7 +47,7 @@ class ShownAttempt:
     kind: str
 
 
-def context_of(call: CallQueue) -> dict[str, Any]:
+def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
     """What the page of a call shows."""
     every = CallAttempt.objects.using(call._state.db or "default").filter(call_id=call.pk)
     newest = list(every.order_by("-id")[: ATTEMPTS + 1])
@@ -61,7 +61,7 @@ def context_of(call: CallQueue) -> dict[str, Any]:
         "attempts": [_shown(attempt) for attempt in attempts],
         "is_cut": len(newest) > ATTEMPTS,
         "moments": _timeline(call, attempts),
-        **forecast_of(call, at_once=not _is_large(call)),
+        **forecast_of(call, may_see_holds=may_see_holds, at_once=not _is_large(call)),
     }
 
 
@@ -104,10 +104,10 @@ def _shown(attempt: CallAttempt) -> ShownAttempt:
     )
 
 
-def forecast_of(call: CallQueue, *, at_once: bool = True) -> dict[str, Any]:
+def forecast_of(call: CallQueue, *, may_see_holds: bool, at_once: bool = True) -> dict[str, Any]:
     """Why the call waits. Where windows hold many attempts that takes a while, so the page may fetch it afterwards."""
     is_unfinished = call.status in states.UNFINISHED
-    found: Forecast | None = call.forecast() if is_unfinished and at_once else None
+    found = forecast(call, tells_why_held=may_see_holds) if is_unfinished and at_once else None
     return {"forecast": found, "is_forecast_later": is_unfinished and not at_once, "kind": kind_of(call.status)}
 
 

@@ -13,28 +13,36 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import conf, database, holds, pacing
+from callqueue import agreement, conf, database, pacing
 from callqueue.admin import plots, words
 from callqueue.models import CallQueue
 from callqueue.simulate import Simulated, simulate
 
-MOST = 100_000  # calls that are followed one by one within about a second
+STEPS = 20_000  # calls times limits that one request follows: a tenth of a second or so, whatever is asked
 
 
 class WhatIfForm(forms.Form):
     """What is asked."""
 
     rule = forms.ChoiceField(label=_("Rule"))
-    calls = forms.IntegerField(label=_("Calls"), min_value=1, max_value=MOST, initial=1000)
+    calls = forms.IntegerField(label=_("Calls"), min_value=1, max_value=STEPS, initial=1000)
     latency = forms.FloatField(
         label=_("Seconds to answer"), min_value=0, max_value=86400, initial=0.2, widget=forms.NumberInput(attrs={"step": "any"})
     )
-    keys = forms.IntegerField(label=_("Spread over keys"), min_value=1, max_value=MOST, initial=1)
+    keys = forms.IntegerField(label=_("Spread over keys"), min_value=1, max_value=STEPS, initial=1)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rule: Any = self.fields["rule"]
         rule.choices = [(name, name) for name in conf.current().rules]
+
+    def clean(self) -> dict[str, Any]:
+        asked: dict[str, Any] = self.cleaned_data
+        most = STEPS // max(1, len(conf.current().book.budgets.get(asked.get("rule", ""), ())))
+        if asked.get("calls", 0) > most:
+            why = _("At most %(count)d are followed here under this rule; callqueue_simulate follows more.")
+            self.add_error("calls", why % {"count": most})
+        return asked
 
 
 def page(request: HttpRequest, admin: Any) -> HttpResponse:
@@ -55,8 +63,7 @@ def page(request: HttpRequest, admin: Any) -> HttpResponse:
 
 def _answer(asked: dict[str, Any], form: WhatIfForm) -> dict[str, Any]:
     using, rule = router.db_for_read(CallQueue), asked["rule"]
-    config = conf.current()
-    book = config.book.with_rates(holds.rates(using, config.book.groups[rule]))
+    book = agreement.book_in_force(using)
     delivery, notice = pacing.observed(using)
     try:
         found: Simulated = simulate(
@@ -65,7 +72,7 @@ def _answer(asked: dict[str, Any], form: WhatIfForm) -> dict[str, Any]:
             asked["calls"],
             latency=asked["latency"],
             start=database.to_us(database.clock(using)),
-            keys=asked["keys"],
+            keys=min(asked["keys"], asked["calls"]),
             delivery=delivery,
             notice=notice,
         )

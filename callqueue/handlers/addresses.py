@@ -12,6 +12,8 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote
 
+from callqueue.rules import split_place
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -66,23 +68,29 @@ def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str
     return f"the address {shown} is {why}, and ALLOWED_NETWORKS does not open it"
 
 
-def host_refusal(host: str, allowed_hosts: Sequence[str]) -> str | None:
+def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = None) -> str | None:
     """Why this host may not be called; None where it may.
 
-    A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or "*". Letter case, a
-    trailing dot and the spelling of an address make no difference.
+    A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or "*", each of which may be
+    followed by a port, as in "api.example.com:8443"; without one every port is allowed. Letter case, a trailing dot and the
+    spelling of an address make no difference.
     """
     if "*" in allowed_hosts:
         return None
     name = _canonical(host)
     is_name = literal_address(host) is None
-    for pattern in allowed_hosts:
+    for pattern, only in map(_place, allowed_hosts):
+        if only is not None and only != port:
+            continue
+        if pattern == "*":
+            return None
         if pattern.startswith("*."):
             if is_name and name.endswith("." + _canonical(pattern[2:])):
                 return None
         elif name == _canonical(pattern):
             return None
-    return f"the host {name} is not in ALLOWED_HOSTS"
+    shown = name if port is None or not any(only for _, only in map(_place, allowed_hosts)) else f"{name}, port {port},"
+    return f"the host {shown} is not in ALLOWED_HOSTS"
 
 
 def literal_address(host: str) -> Address | None:
@@ -97,6 +105,9 @@ def literal_address(host: str) -> Address | None:
         if address is not None:
             return address
     return None
+
+
+_place = lru_cache(maxsize=256)(split_place)
 
 
 @lru_cache(maxsize=256)

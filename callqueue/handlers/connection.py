@@ -25,9 +25,10 @@ from urllib3.response import BaseHTTPResponse
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
 from callqueue.handlers.addresses import literal_address, refusal
-from callqueue.handlers.journey import Failed, Journey, Refused, Target, now, refuse_to_compose
+from callqueue.handlers.journey import Failed, Flooded, Journey, Refused, Target, now, refuse_to_compose
 
 IDLE_SECONDS = 1.5  # servers close idle connections; one that closes while a POST goes out leaves its fate unknown
+MOST_INTERIM = 20  # interim answers (100, 102, 103) before the one that counts
 LOOKUPS = 64  # names being resolved at once, in this process: a resolver that hangs must not eat all threads
 _PIECE = 65536
 _UNNOTICED = 0.001  # seconds in a gate that need no second look at the connection
@@ -210,12 +211,16 @@ class Connection(HTTPConnection):
             raise Failed(f"{self._name} closed the connection without an answer") from None
         except OSError as error:
             raise Failed(f"no answer from {self._name}: {_reason(error)}") from None
+        except Flooded as flood:
+            raise Failed(f"no answer from {self._name}: {flood}") from None
         except (HTTPException, HTTPError, ValueError) as error:
             raise Failed(f"the answer of {self._name} is not HTTP ({type(error).__name__})") from None
 
     def response_class(self, sock: socket.socket, *_: Any, method: str | None = None, **__: Any) -> HTTPResponse:  # type: ignore[override]
         """What http.client makes of the socket, which it reads no longer than the journey lasts."""
-        return _Head(cast(socket.socket, _Bounded(sock, self.journey)), method=method)
+        head = _Head(cast(socket.socket, _Bounded(sock, self.journey)), method=method)
+        head.journey = self.journey
+        return head
 
     @property
     def _name(self) -> str:
@@ -286,6 +291,7 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         self._sock.settimeout(self._journey.left(self._journey.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
+        self._journey.took(count or 0)
         return count
 
     def close(self) -> None:
@@ -294,14 +300,26 @@ class _Bounded(io.RawIOBase):
 
 
 class _Head(HTTPResponse):
-    """An answer that passes over every interim one (100, 102, 103), not over 100 alone."""
+    """An answer that passes over every interim one (100, 102, 103), not over 100 alone, and over so many only."""
+
+    journey: Journey
+    _interim = 0
 
     def _read_status(self) -> tuple[str, int, str]:
         while True:
             status: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
-            if not 101 < status[1] < 200:
+            if status[1] == 101 or status[1] >= 200:
+                return status
+            self._interim += 1
+            if self._interim > MOST_INTERIM:
+                raise Flooded(f"more than {MOST_INTERIM} interim answers came")
+            if status[1] == 100:  # whose headers http.client passes over itself
                 return status
             parse_headers(self.fp)
+
+    def read1(self, n: int = -1) -> bytes:
+        self.journey.turn()
+        return super().read1(n)
 
 
 def _reason(error: Exception) -> str:

@@ -1,11 +1,12 @@
-"""send_email: one message through Django's email backend, within the rule's total timeout where the backend has one."""
+"""send_email: one message through Django's email backend, which waits no longer than the lease lasts where it can be told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django.core.mail import EmailMultiAlternatives
+from django.core.mail import EmailMultiAlternatives, get_connection
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -25,7 +26,17 @@ def send_email(params: Mapping[str, Any], context: Context) -> Any:
     )
     if params.get("html_message"):
         message.attach_alternative(params["html_message"], "text/html")
+    message.connection = _connection(context)
     return {"sent": message.send()}
+
+
+def _connection(context: Context) -> Any:
+    """The backend's, as settings have it, but no wait for its server is longer than what is left of the lease."""
+    connection = get_connection()
+    if hasattr(connection, "timeout"):
+        left = max(0.001, (context.deadline - datetime.now(UTC)).total_seconds())
+        connection.timeout = left if connection.timeout is None else min(left, connection.timeout)
+    return connection
 
 
 def _listed(value: Any) -> list[str]:

@@ -5,7 +5,9 @@ The words that the rooms of the wire have in common. Nothing here touches a netw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import time
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 import requests
@@ -13,6 +15,10 @@ import requests
 from callqueue import clockwork
 
 clock = clockwork.monotonic
+MOST_TURNS = 32_768  # reads and chunks that an answer may come in, besides one for each KiB of it
+WASTE = 512 * 1024  # bytes off the network that are no body: heads, chunks' sizes, trailers, what unfolds to nothing
+_SPELL = 64  # turns after which other threads get theirs
+_REST = 0.001  # seconds that they get
 
 
 def now() -> float:
@@ -24,7 +30,8 @@ def now() -> float:
 class Policy:
     """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are CIDR ranges.
 
-    At most `redirects` are followed, and none to one of `closed_hosts`.
+    At most `redirects` are followed, and none to one of `closed_hosts`. `secrets` are values that the request holds and that
+    stay with its origin; where they are bound to places, no redirect leaves it.
     """
 
     allowed_hosts: tuple[str, ...] = ("*",)
@@ -33,6 +40,8 @@ class Policy:
     redirects: int = 0
     closed_hosts: tuple[str, ...] = ()
     max_response_bytes: int = 1048576
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    is_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,11 @@ class Gate:
     """The last door before the socket. This one is always open.
 
     `sent_at` is the clockwork.monotonic() just after the last byte of the request, of the latest hop; None before that.
+    `ends` is when the journey must have ended, whatever its timeouts say.
     """
 
     sent_at: float | None = None
+    ends: float = math.inf
 
     def wait(self) -> None:
         """Return when the first byte may go, or raise Dropped. Called once per hop, connected and composed.
@@ -74,6 +85,10 @@ class Refused(Failed):
     """By policy, or because no request can be made of this: another time will not be better."""
 
     is_final = True
+
+
+class Flooded(Failed):
+    """The server keeps this process busy with what is no answer; the text says with what."""
 
 
 _TELLING: dict[type[Exception], str] = {
@@ -106,26 +121,52 @@ class Journey:
         self.policy = policy
         self.timeouts = timeouts
         self.gate = gate
-        self.deadline = now() + timeouts.total
+        self.deadline = min(now() + timeouts.total, gate.ends)
+        self.in_gate = 0.0
         self.is_sent = False
+        self.unfolded = 0  # bytes of bodies, as they are kept
+        self._off_network = 0
+        self._turns = 0
+
+    def took(self, count: int) -> None:
+        """So many bytes came off the network, in one read."""
+        self._off_network += count
+        waste = self._off_network - self.unfolded
+        if waste > WASTE + self._off_network // 4:
+            raise Flooded(f"{self._off_network // 1024} KiB came that are hardly any body")
+        if waste > WASTE // 4:
+            time.sleep(_REST)
+        self.turn()
+
+    def turn(self) -> None:
+        """A read, or a chunk: it takes this process much the same time whatever it brings."""
+        self._turns += 1
+        if self._turns > MOST_TURNS + self._off_network // 1024:
+            raise Flooded(f"it came in more than {MOST_TURNS} pieces")
+        if self._turns % _SPELL == 0:
+            time.sleep(_REST)
 
     def left(self, bound: float) -> float:
         """Seconds that the next wait may take. TimeoutError where the total is used up."""
         left = self.deadline - now()
         if left <= 0:
-            raise TimeoutError(f"the total timeout of {self.timeouts.total:g} s is over")
+            raise TimeoutError(f"{self._whole()} is over")
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
-        """Seconds spent in the gate, by which the deadline moves."""
+        """Seconds spent in the gate, by which the deadline moves, though not past the gate's own."""
         before = now()
         self.gate.wait()
         waited = now() - before
-        self.deadline += waited
+        self.in_gate += waited
+        self.deadline = min(self.deadline + waited, self.gate.ends)
         return waited
 
     def why_late(self, bound_name: str, bound: float) -> str:
         """Which timeout it was that struck just now."""
         if self.deadline <= now():
-            return f"the total timeout of {self.timeouts.total:g} s"
+            return self._whole()
         return f"the {bound_name} timeout of {bound:g} s"
+
+    def _whole(self) -> str:
+        return "the lease" if self.deadline == self.gate.ends else f"the total timeout of {self.timeouts.total:g} s"

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
+from callqueue.scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -67,7 +68,13 @@ def _request(task: Any, options: Mapping[str, Any], context: Context) -> dict[st
         "stamped_headers": options.get("stamped_headers"),
         "stamps": options.get("stamps"),
         "delivery_info": {"priority": options.get("priority")},
-        "callqueue": {"call_id": context.call_id, "attempt": context.attempt, "rule": context.rule, "key": context.key},
+        "callqueue": {
+            "call_id": context.call_id,
+            "attempt": context.attempt,
+            "rule": context.rule,
+            "key": context.key,
+            "deadline": context.deadline.isoformat(),
+        },
     }
 
 
@@ -134,10 +141,10 @@ def _changes(retry: Any, request: Any) -> str:
 
 
 def _worded(what: str, error: BaseException, traceback: str = "") -> str:
-    """What went wrong, bounded: the error's own words first, then the end of its traceback."""
-    said = f"{type(error).__name__}: {error}".rstrip(": ")[:HEAD]
+    """What went wrong, cleaned and then bounded: the error's own words first, then the end of its traceback."""
+    said = cleaned(f"{type(error).__name__}: {error}".rstrip(": "))[:HEAD]
     head = f"{what}: {said}" if what else said
-    return f"{head}\n{traceback[-TAIL:]}" if traceback else head
+    return f"{head}\n{cleaned(traceback)[-TAIL:]}" if traceback else head
 
 
 def _as_json(value: Any) -> Any:

@@ -27,6 +27,7 @@ from callqueue.handlers.door import close_idle, this_thread
 from callqueue.handlers.journey import (
     Dropped,
     Failed,
+    Flooded,
     Gate,
     Journey,
     Policy,
@@ -36,10 +37,14 @@ from callqueue.handlers.journey import (
     now,
     refuse_to_compose,
 )
+from callqueue.scrubbing import holds
+from callqueue.texts import charset
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
 
+LONGEST_AUTHORITY = 300  # characters of a host and its port: a name has at most 253
 _PIECE = 65536
+_FOLDED_PIECE = 8192  # of what is compressed: unfolding one keeps other threads waiting
 
 
 @dataclass
@@ -99,8 +104,22 @@ def _is_brotli_bounded() -> bool:
 
 _IS_BROTLI_BOUNDED = _is_brotli_bounded()
 _DEFAULT_HEADERS = dict(default_headers())  # User-Agent and what can be decoded, as requests has it
+# What is neither asked for nor unfolded: Zstandard's own window may be 128 MB, whatever is taken out of it at once.
+_UNBOUNDED = {}
+if getattr(urllib3.response, "HAS_ZSTD", False):
+    _UNBOUNDED["zstd"] = "Zstandard's window has no bound of ours"
 if not _IS_BROTLI_BOUNDED:
-    _DEFAULT_HEADERS["Accept-Encoding"] = _DEFAULT_HEADERS["Accept-Encoding"].replace(", br", "")
+    _UNBOUNDED["br"] = "Brotli before 1.2 cannot unfold a bounded part"
+
+
+def _codings(listed: str) -> list[str]:
+    """The names in a list of codings, as urllib3 reads them."""
+    return [name.strip() for name in listed.lower().split(",")]
+
+
+_DEFAULT_HEADERS["Accept-Encoding"] = ", ".join(
+    name for name in _codings(_DEFAULT_HEADERS["Accept-Encoding"]) if name not in _UNBOUNDED
+)
 
 
 def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
@@ -146,13 +165,15 @@ def _travel(journey: Journey, prepared: requests.PreparedRequest, answer: Answer
             answer.error = f"more than {len(history)} redirects; the last one was not followed"
             return
         history.append(response)
-        prepared = _redirected(prepared, response, location)
+        prepared = _redirected(prepared, response, location, journey.policy)
 
 
 def _check(url: str | None, policy: Policy, *, is_redirected: bool) -> Target:
     """Refuse whatever can be refused without resolving the name."""
     parts = urlsplit(url or "")
-    found: Target | str = _target(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
+    found: Target | str = "the URL has no host that can be read"
+    if len(parts.scheme) + len(parts.netloc) <= LONGEST_AUTHORITY:  # no cache keeps what a stranger makes as long as he likes
+        found = _target(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
     if is_redirected and isinstance(found, Target) and host_refusal(found.host, policy.closed_hosts) is None:
         found = f"the host {found.host} is another rule's, with limits of its own"
     if isinstance(found, str):
@@ -175,10 +196,10 @@ def _target(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[s
     if not host:
         return "the URL has no host that can be read"
     address = literal_address(host)
-    why = host_refusal(host, hosts) or (refusal(address, networks) if address is not None else None)
+    port = port if port is not None else 443 if scheme == "https" else 80
+    why = host_refusal(host, hosts, port) or (refusal(address, networks) if address is not None else None)
     if why is not None:
         return why
-    port = port if port is not None else 443 if scheme == "https" else 80
     return Target(scheme, host if address is None else str(address), port)
 
 
@@ -186,15 +207,16 @@ def _hop(journey: Journey, target: Target, prepared: requests.PreparedRequest, a
     """One request and its answer, the body read. The adapter is ours, unless a test has put another in its place."""
     session, door = this_thread()
     policy, timeouts = journey.policy, journey.timeouts
-    began, deadline = now(), journey.deadline
+    began, in_gate = now(), journey.in_gate
     door.enter(journey, target)
     try:
         adapter = session.get_adapter(prepared.url or "")
         response = adapter.send(
             prepared, stream=True, timeout=(timeouts.connect, timeouts.read), verify=policy.verify, proxies={}
         )
-        in_gate = journey.deadline - deadline
-        response.elapsed = timedelta(seconds=now() - began - in_gate)
+        response.elapsed = timedelta(seconds=now() - began - (journey.in_gate - in_gate))
+        if response.encoding is not None:  # what a hook reads as text is looked up by no name of the server's
+            response.encoding = charset(response.encoding)
         response._content = _read(response, journey, answer)
         response._content_consumed = True  # type: ignore[attr-defined]
         if not (answer.truncated or answer.broken):
@@ -227,7 +249,9 @@ def _location(response: requests.Response) -> str | None:
         return location or None
 
 
-def _redirected(prepared: requests.PreparedRequest, response: requests.Response, location: str) -> requests.PreparedRequest:
+def _redirected(
+    prepared: requests.PreparedRequest, response: requests.Response, location: str, policy: Policy
+) -> requests.PreparedRequest:
     """The request of the next hop, without what only the origin of this one may know."""
     onward = prepared.copy()
     method = _method_after(response.status_code, prepared.method or "GET")
@@ -240,10 +264,21 @@ def _redirected(prepared: requests.PreparedRequest, response: requests.Response,
     except (requests.RequestException, ValueError):
         raise Refused("the redirect's target is not a URL that can be called") from None
     if not _is_same_origin(prepared.url or "", onward.url or ""):
-        for name, value in list(onward.headers.items()):
-            if _CREDENTIAL.search(name) or _CREDENTIAL_VALUE.match(_text(value)):
-                del onward.headers[name]
+        _leave_secrets(onward, policy)
     return onward
+
+
+def _leave_secrets(onward: requests.PreparedRequest, policy: Policy) -> None:
+    """Take what is secret out of a request to another origin; Refused where it cannot be taken out, or may go nowhere else."""
+    if policy.is_bound:
+        raise Refused("a redirect was not followed: it leads to another origin, and a secret of the call is bound to its places")
+    for name, value in list(onward.headers.items()):
+        text = _text(value)
+        if _CREDENTIAL.search(name) or _CREDENTIAL_VALUE.match(text) or holds(text, policy.secrets):
+            del onward.headers[name]
+    body = onward.body.decode("utf-8", "replace") if isinstance(onward.body, bytes) else onward.body
+    if isinstance(body, str) and holds(body, policy.secrets):
+        raise Refused("a redirect was not followed: it leads to another origin, and the body holds a secret")
 
 
 def _method_after(status: int, method: str) -> str:
@@ -286,6 +321,9 @@ def _read(response: requests.Response, journey: Journey, answer: Answer) -> byte
         while size <= limit and (piece := _next_piece(raw, limit - size + 1)):
             pieces.append(piece)
             size += len(piece)
+            journey.unfolded += len(piece)
+    except Flooded as flood:
+        answer.truncated, answer.error = True, f"the body was cut: {flood}"
     except (HTTPError, HTTPException, OSError, ValueError) as error:
         answer.broken, answer.error = True, _why_broken(error, journey)
     if size > limit:
@@ -301,9 +339,10 @@ def _next_piece(raw: BaseHTTPResponse, wanted: int) -> bytes:
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         raw.close()  # an empty body is whole, whatever its encoding
         return b""
-    if encoding is not None and not _IS_BROTLI_BOUNDED and "br" in encoding.lower().replace(" ", "").split(","):
-        raise DecodeError("Brotli before 1.2 cannot unfold a bounded part")
-    return raw.read1(min(wanted, _PIECE), decode_content=True)
+    for name in _codings(encoding or ""):
+        if name in _UNBOUNDED:
+            raise DecodeError(_UNBOUNDED[name])
+    return raw.read1(min(wanted, _PIECE if encoding is None else _FOLDED_PIECE), decode_content=True)
 
 
 def _why_broken(error: Exception, journey: Journey) -> str:

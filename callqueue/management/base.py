@@ -17,13 +17,19 @@ from kombu.exceptions import OperationalError as BrokerError
 from callqueue import database
 from callqueue.durations import WrongDuration, parse_duration
 from callqueue.exceptions import CallQueueError
+from callqueue.redaction import printable
 
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
 PATIENCE = 5  # seconds that connecting to the database may take
 
 
 class CallQueueCommand(BaseCommand):
-    """A command of callqueue: `run` is its body, and errors become one line and an exit code."""
+    """A command of callqueue: `run` is its body, and errors become one line and an exit code.
+
+    What `is_repeatable` is run again, whole, where its connection is cut.
+    """
+
+    is_repeatable = True
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """A wrong option ends with 2 from call_command, too."""
@@ -47,7 +53,10 @@ class CallQueueCommand(BaseCommand):
         using = _database(options["database"])
         database.connect_within(using, PATIENCE)
         try:
-            self.run(using, options)
+            if self.is_repeatable:
+                database.persist(using, lambda: self.run(using, options), during="command", seconds=PATIENCE)
+            else:
+                self.run(using, options)
         except WrongDuration as error:
             raise wrong_use(str(error)) from None
         except CallQueueError as error:
@@ -64,8 +73,8 @@ class CallQueueCommand(BaseCommand):
         raise NotImplementedError
 
     def say(self, text: str) -> None:
-        """One line for the operator."""
-        self.stdout.write(text)
+        """One line for the operator, who may have a terminal: what it would act on is escaped."""
+        self.stdout.write(printable(text))
 
     def say_json(self, document: Any) -> None:
         """The one JSON document of a command that was asked for it."""
@@ -74,12 +83,12 @@ class CallQueueCommand(BaseCommand):
 
 def problem(why: str) -> CommandError:
     """The command found a problem."""
-    return CommandError(why, returncode=PROBLEM)
+    return CommandError(printable(why), returncode=PROBLEM)
 
 
 def wrong_use(why: str) -> CommandError:
     """The command was used wrongly."""
-    return CommandError(why, returncode=WRONG_USE)
+    return CommandError(printable(why), returncode=WRONG_USE)
 
 
 def duration(value: str | timedelta | None) -> timedelta | None:

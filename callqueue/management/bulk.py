@@ -18,6 +18,7 @@ class BulkCommand(CallQueueCommand):
     """Acts on the calls that the options pick."""
 
     verb, past = "", ""
+    is_repeatable = False  # its batches are, and it asks but once
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
     parser.add_argument("--rate", type=int, default=100, help="calls a second of `soak`")
     parser.add_argument("--drain", type=float, default=20, help="seconds that each backlog of `exact` takes")
+    parser.add_argument("--beside", type=float, default=16, help="seconds of each row of `hostile`")
     parser.add_argument("--only", nargs="*", help="contestants of the throughput table")
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
@@ -122,6 +123,18 @@ def exact(options: argparse.Namespace) -> None:
     _show("exact", "Exact", head, rows, found, f"--drain {options.drain:g}")
 
 
+def hostile(options: argparse.Namespace) -> None:
+    from tests.benchmarks import hostile as room
+
+    found = room.measure(options.beside)
+    rows = [
+        [name, f"{one['alone_ms']:.1f}", f"{one['beside_ms']:.1f}", f"{one['ratio']:.2f}", f"{one['cpu_s']:.2f}"]
+        for name, one in found.items()
+    ]
+    head = ["a server sends without end", "p95 of others alone, ms", "beside it, ms", "ratio", "CPU seconds of a hostile call"]
+    _show("hostile", "Hostile", head, rows, found, f"--beside {options.beside:g}")
+
+
 def dashboard(options: argparse.Namespace) -> None:
     from tests.benchmarks import dashboard as room
 
@@ -200,6 +213,7 @@ EXPERIMENTS = {
     "sending": sending,
     "parts": parts,
     "exact": exact,
+    "hostile": hostile,
     "dashboard": dashboard,
     "million": million,
     "numbers": numbers,

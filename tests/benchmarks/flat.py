@@ -13,7 +13,9 @@ from typing import Any
 from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
 
-BATCH, PASSES, SMALL = 20, 40, 1000
+BATCH, PASSES, WARM, SMALL = 20, 50, 15, 1000
+WORKSPACE = """'{"workspace":"w' || i %% %d || '"}'"""
+TOKENS = '{"calls": 1, "tokens": 100}'
 SETTINGS = """
 CALLQUEUE = {
     "ALLOWED_NETWORKS": ["127.0.0.0/8"],
@@ -24,6 +26,18 @@ CALLQUEUE = {
         "keys-large": Rule(limits=[SlidingWindow("1000/s", per="key")]),
         "window-small": Rule(limits=[SlidingWindow("1000000/d")]),
         "window-large": Rule(limits=[SlidingWindow("1000000/d")]),
+        "named-small": Rule(limits=[SlidingWindow("1000/d", per="workspace")]),
+        "named-large": Rule(limits=[SlidingWindow("1000/d", per="workspace")]),
+        "tokens-small": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")]),
+        "tokens-large": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")]),
+        "settled-small": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")], settle="callqueue.outcome.Succeeded"),
+        "settled-large": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")], settle="callqueue.outcome.Succeeded"),
+        "used-small": Rule(limits=[SlidingWindow("1000/d", per="key")]),
+        "used-large": Rule(limits=[SlidingWindow("1000/d", per="key")]),
+        "many-small": Rule(limits=[SlidingWindow("5000/d", per="workspace")]),
+        "many-large": Rule(limits=[SlidingWindow("5000/d", per="workspace")]),
+        "open-small": Rule(limits=[SlidingWindow("1000000/d")]),
+        "open-large": Rule(limits=[SlidingWindow("1000000/d")]),
         "batch-small": Rule(limits=[SlidingWindow("100000/s")]),
         "batch-large": Rule(limits=[SlidingWindow("100000/s")]),
     },
@@ -40,14 +54,47 @@ def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
         _make_calls("keys-small", 300 * 10, "'k' || i % 300")
         _make_calls("keys-large", keys * 10, f"'k' || i % {keys}")
         for rule in ("window-small", "window-large", "batch-small", "batch-large"):
-            _make_calls(rule, 60 * BATCH if "batch" not in rule else 25_000, "''")
+            _make_calls(rule, 70 * BATCH if "batch" not in rule else 30_000, "''")
         _make_attempts("window-small", SMALL)
         _make_attempts("window-large", counted)
+        for rule, attempts in (("named-small", SMALL), ("named-large", counted)):
+            _make_attempts(rule, attempts, key=WORKSPACE % 400)
+            _make_calls(rule, 20 * 400, WORKSPACE % 400)
+        for rule, attempts in (("tokens-small", SMALL), ("tokens-large", counted)):
+            _make_attempts(rule, attempts, cost=TOKENS)
+            _make_attempts(rule.replace("tokens", "settled"), attempts, cost=TOKENS)
+            for name in (rule, rule.replace("tokens", "settled")):
+                _make_calls(name, 70 * BATCH, "''", cost=TOKENS)
+        for rule, keys_used in (("used-small", 1), ("used-large", counted // 1000)):
+            _make_attempts(rule, 1000 * keys_used, key=f"'k' || i % {keys_used}")
+            _make_calls(rule, 20 * keys_used, f"'k' || i % {keys_used}")
+            _make_calls(rule, 70 * BATCH, "'free' || i % 7")
+        for rule, workspaces in (("many-small", 1000), ("many-large", 4000)):
+            _make_attempts(rule, counted, key=WORKSPACE % workspaces)
+            _make_calls(rule, 4 * workspaces, WORKSPACE % workspaces)
+        for rule, attempts in (("open-small", SMALL), ("open-large", counted)):
+            _make_attempts(rule, attempts, is_open=True)
+            _make_calls(rule, 70 * BATCH, "''")
         _sql("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
         found = {
             "waiting": {"what": f"{waiting:,} calls waiting, against {SMALL:,}", **_pair("backlog", BATCH, BATCH)},
             "keys": {"what": f"{keys:,} keys with calls waiting, against 300", **_pair("keys", BATCH, BATCH)},
             "window": {"what": f"{counted:,} attempts in a day's window, against {SMALL:,}", **_pair("window", BATCH, BATCH)},
+            "named": {
+                "what": f"{counted:,} attempts under 1000/d per workspace, against {SMALL:,}",
+                **_pair("named", BATCH, BATCH),
+            },
+            "tokens": {"what": f"{counted:,} attempts under 900M tokens/d, against {SMALL:,}", **_pair("tokens", BATCH, BATCH)},
+            "settled": {
+                "what": f"{counted:,} attempts under settled tokens, against {SMALL:,}",
+                **_pair("settled", BATCH, BATCH),
+            },
+            "used": {
+                "what": f"{counted // 1000} keys that used up 1000/d, calls waiting, against 1",
+                **_pair("used", BATCH, BATCH),
+            },
+            "many": {"what": "4,000 workspaces under 5000/d, against 1,000", **_pair("many", BATCH, BATCH)},
+            "open": {"what": f"{counted:,} open attempts, against {SMALL:,}", **_pair("open", BATCH, BATCH)},
             "batch": {"what": "500 calls released, against 20 (statements)", **_pair("batch", BATCH, 500)},
         }
     return found
@@ -61,8 +108,8 @@ def _pair(name: str, small: int, large: int) -> dict[str, Any]:
     taken: dict[str, list[tuple[float, int]]] = {rule: [] for rule in rules}
     for number in range(PASSES):
         for rule, batch in rules.items():
-            one = _pass(rule, batch)
-            if number >= 5:
+            one = _pass(rule, batch, is_warm=number >= WARM)
+            if number >= WARM:
                 taken[rule].append(one)
     times = [statistics.median(seconds * 1000 for seconds, _ in passes) for passes in taken.values()]
     statements = [statistics.median(count for _, count in passes) for passes in taken.values()]
@@ -70,7 +117,7 @@ def _pair(name: str, small: int, large: int) -> dict[str, Any]:
     return {"small_ms": times[0], "large_ms": times[1], "small_statements": statements[0], "large_statements": statements[1]}
 
 
-def _pass(rule: str, batch: int) -> tuple[float, int]:
+def _pass(rule: str, batch: int, *, is_warm: bool) -> tuple[float, int]:
     """Seconds and statements of one pass; what it released is answered afterwards."""
     from django.db import connection
 
@@ -87,15 +134,15 @@ def _pass(rule: str, batch: int) -> tuple[float, int]:
         began = time.perf_counter()
         done = release("default", [rule], batch=batch)
         seconds = time.perf_counter() - began
-    if len(done.released) < batch:
+    if is_warm and len(done.released) < batch:
         raise AssertionError(f"{rule}: released {len(done.released)} of {batch}: {done.wake_in=} {done.on_answer=}")
     _sql("UPDATE callqueue_callqueue SET status = 3, finished_at_dt = clock_timestamp() WHERE status = 1")
     answered = "finished_at = clock_timestamp() - interval '2s', outcome = 'succeeded'"
-    _sql(f"UPDATE callqueue_callattempt SET {answered} WHERE finished_at IS NULL")
+    _sql(f"UPDATE callqueue_callattempt SET {answered} WHERE finished_at IS NULL AND lease_until < now() + interval '30 min'")
     return seconds, count
 
 
-def _make_calls(rule: str, count: int, key: str) -> None:
+def _make_calls(rule: str, count: int, key: str, cost: str = "1") -> None:
     """Copies of one call that was sent in the ordinary way."""
     from callqueue.models import CallQueue
 
@@ -103,6 +150,7 @@ def _make_calls(rule: str, count: int, key: str) -> None:
     assert call is not None
     names = [field.column for field in CallQueue._meta.concrete_fields if field.name != "id"]
     own = {"key": key, "idempotency_key": "gen_random_uuid()", "due_at_dt": "due_at_dt + i * interval '1 us'"}
+    own["cost"] = f"CAST('{cost}' AS jsonb)"
     listed, selected = ", ".join(f'"{n}"' for n in names), ", ".join(own.get(n, f'"{n}"') for n in names)
     for start in range(0, count, 100_000):
         numbers = f"generate_series({start + 1}, {min(count, start + 100_000)}) AS i"
@@ -111,12 +159,14 @@ def _make_calls(rule: str, count: int, key: str) -> None:
     _sql(f"DELETE FROM callqueue_callqueue WHERE id = {call.pk}")
 
 
-def _make_attempts(rule: str, count: int) -> None:
-    """Answered attempts, spread over the last 20 hours."""
+def _make_attempts(rule: str, count: int, *, key: str = "''", cost: str = "1", is_open: bool = False) -> None:
+    """Answered attempts, spread over the last 20 hours; or open ones, begun just now."""
+    ends = "NULL, NULL, ''" if is_open else "t, t, 'succeeded'"
     _sql(
         "INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at, started_at, sent_at, "
-        "finished_at, outcome, response_status, response_body, error_message, worker) "
-        f"SELECT 1000000000 + i, 1, '{rule}', '', '', '1', 1, t, t, t, t, 'succeeded', 200, '', '', '' "
+        "finished_at, outcome, response_status, response_body, error_message, worker, lease_until) "
+        f"SELECT 1000000000 + i, 1, '{rule}', {key}, '', CAST('{cost}' AS jsonb), 1, t, t, {ends}, 200, '', '', '', "
+        "clock_timestamp() + interval '1 hour' "
         f"FROM (SELECT i, clock_timestamp() - i * interval '72000 s' / {count} AS t FROM generate_series(1, {count}) AS i) AS a"
     )
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.secrets import Secret
 
 Status = CallQueue.Status
 account = SlidingWindow("80/m", name="stripe-account")
@@ -83,7 +84,7 @@ def failed_payment() -> CallQueue:
 
 def _request(rule: str, number: int) -> dict[str, Any]:
     method, url = URLS[rule]
-    params: dict[str, Any] = {"url": url, "headers": {"Authorization": {"$secret": "STRIPE"}, "X-Trace": f"t-{number}"}}
+    params: dict[str, Any] = {"url": url, "headers": {"Authorization": Secret("STRIPE"), "X-Trace": f"t-{number}"}}
     if method == "post":
         params["json"] = {"amount": 1999 + number, "currency": "eur", "customer": f"cus_{number}", "token": "tok_visa"}
     return {"rule": rule, "method": method, "host": url.split("/")[2], "call_data": {"method": method, "params": params}}

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.utils import timezone
 
 from callqueue import (
@@ -24,19 +23,22 @@ from callqueue import (
     SlidingWindow,
     beginning,
     callbacks,
+    clockwork,
     conf,
     database,
     executor,
+    holds,
     messages,
     recording,
     recovery,
     states,
 )
 from callqueue.exceptions import IllegalTransition
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.recording import Report
 from callqueue.releasing import release
 from tests.support.behaviour import Vendor, response, send
+from tests.support.locking import until_one_waits_for_a_lock
 
 Rules = Callable[..., None]
 PATIENCE = 30  # seconds after which a thread that waits for another one has lost it
@@ -212,33 +214,25 @@ def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(rules: Rules, row_
     rules(r=Rule())
     call, other = send("r"), send("r")
     ids = released_by("r")
-    voided = threading.Event()
+    voided, begun_the_other = threading.Event(), threading.Event()
 
     def cancel() -> None:
         with transaction.atomic():
             CallQueue.objects.get(pk=call.pk).cancel()
             voided.set()
-            until_one_waits_for_a_lock()
+            assert begun_the_other.wait(PATIENCE)
 
     def begin() -> list[int]:
         assert voided.wait(PATIENCE)
-        return [job.pk for job in beginning.begin("default", ids)]
+        try:
+            return [job.pk for job in beginning.begin("default", ids)]
+        finally:
+            begun_the_other.set()
 
     _, begun = together(cancel, begin)
     assert begun == [other.pk]
     assert fresh(call).status == states.CANCELLED
     assert fresh(call).attempts.get().outcome == states.VOIDED
-
-
-def until_one_waits_for_a_lock() -> None:
-    waiting = {
-        "postgresql": "SELECT COUNT(*) FROM pg_locks WHERE NOT granted",
-        "mysql": "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-    }[connection.vendor]
-    end = time.monotonic() + PATIENCE
-    while not database.rows("default", waiting)[0][0]:
-        assert time.monotonic() < end, "nobody waits for a lock"
-        time.sleep(0.15)  # MariaDB renews what it shows only where nobody asked for a tenth of a second
 
 
 def test_a_cancel_between_a_workers_look_and_its_begin_wins(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +387,7 @@ def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(rules: 
             CallQueue.objects.cancelled().requeue()
 
     together(dispenser, dispenser, operator, operator, lambda: [recovery.recover("default") for _ in range(6)])
+    recovery.recover("default")  # ends what an operator had locked when it was answered
     for call in calls:
         attempts = list(fresh(call).attempts.all())
         assert [a.number for a in attempts] == list(range(1, len(attempts) + 1))
@@ -448,3 +443,77 @@ def halted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> tuple[thr
 
     monkeypatch.setattr(module, name, halting)
     return came, may_go
+
+
+# --- Holds, and the clock
+
+
+@pytest.mark.parametrize("seconds", [60, None])
+def test_a_hold_that_another_makes_longer_meanwhile_stays_as_long(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, seconds: int | None
+) -> None:
+    """Two answers ask for holds at once; the longer one, or one without an end, is written between the other's look and write."""
+    rules(r=Rule())
+    now = database.clock("default")
+    longer = None if seconds is None else now + timedelta(seconds=seconds)
+    holds.lay("default", ["r"], "rule", "", now + timedelta(seconds=3), "first", source="provider")
+    manager, looked = type(Hold.objects.all()), []
+    get_or_create = manager.get_or_create
+
+    def and_then_another(self: Any, *args: Any, **named: Any) -> Any:
+        found = get_or_create(self, *args, **named)
+        if not looked:
+            looked.append(True)
+            holds.lay("default", ["r"], "rule", "", longer, "longer", source="provider")
+        return found
+
+    monkeypatch.setattr(manager, "get_or_create", and_then_another)
+    holds.lay("default", ["r"], "rule", "", now + timedelta(seconds=5), "shorter", source="provider")
+    hold = Hold.objects.get()
+    assert (hold.until, hold.reason) == (longer, "longer")
+
+
+def test_holds_laid_at_once_are_the_longest_of_them(rules: Rules) -> None:
+    rules(r=Rule())
+    for _ in range(ROUNDS):
+        now = database.clock("default")
+        ends = [now + timedelta(seconds=seconds) for seconds in (5, 60, 20, 40)]
+        together(*[lambda end=end: holds.lay("default", ["r"], "rule", "", end, "", source="provider") for end in ends])
+        assert Hold.objects.get().until == max(ends)
+        holds.lift("default", "r")
+
+
+def test_nobody_moves_the_ledger_while_an_instant_is_being_written(rules: Rules, row_locks: None) -> None:
+    """And many may write at once. Who waited for the ledger to be moved reads the clock, and how far it was, after that."""
+    rules(r=Rule())
+    both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
+    frame = RuleState.objects.filter(rule=clockwork.FRAME)
+    shown: list[Any] = []
+    found: list[clockwork.Reading] = []
+
+    def write() -> None:
+        with database.writing("default"):
+            clockwork.held("default")
+            both.wait(PATIENCE)
+            assert tried.wait(PATIENCE)
+
+    def move() -> None:
+        both.wait(PATIENCE)
+        with pytest.raises(DatabaseError), database.writing("default"):
+            frame.select_for_update(nowait=True).get()
+        tried.set()
+        with database.writing("default"):
+            frame.select_for_update().get()
+            moved.set()
+            until_one_waits_for_a_lock()
+            frame.update(served=7)
+            shown.append(database.clock("default"))
+
+    def write_after() -> None:
+        assert moved.wait(PATIENCE)
+        with database.writing("default"):
+            found.append(clockwork.held("default"))
+
+    together(write, write, move, write_after)
+    assert found[0].moved == 7
+    assert found[0].at >= database.to_us(shown[0])

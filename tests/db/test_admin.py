@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clockwork
 from callqueue.admin import acting, listing, showing
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.secrets import Secret
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -187,7 +189,7 @@ def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
             "method": "post",
             "params": {
                 "url": "https://vendor.example/a?token=hidden-in-url",
-                "headers": {"Authorization": "Bearer hidden-in-header", "X-Key": {"$secret": "KEY"}},
+                "headers": {"Authorization": "Bearer hidden-in-header", "X-Key": Secret("KEY")},
                 "json": {"password": "hidden-in-body"},
             },
         },
@@ -201,7 +203,7 @@ def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
         assert response.status_code == 200
         assert "hidden-" not in text_of(response)
         assert "sk_live" not in text_of(response)
-    assert "$secret" in text_of(root.get(pages[0]))
+    assert "[secret KEY]" in text_of(root.get(pages[0]))
     assert "$KEY" in text_of(root.get(pages[0])), "curl takes it from the environment"
 
 
@@ -393,7 +395,16 @@ def test_staff_who_may_view_see_everything_and_can_do_nothing(rules: Rules) -> N
 
 def test_each_permission_allows_its_own_act_and_no_other(rules: Rules) -> None:
     requeuer, canceller = log_in("view_callqueue", "requeue_call"), log_in("view_callqueue", "cancel_call")
+    editor = log_in("view_callqueue", "edit_call")
     failed, waiting = ended(Status.FAILED), send()
+    editing = reverse("admin:callqueue_callqueue_edit", args=[failed.pk])
+    for client in (requeuer, canceller):
+        assert client.get(editing).status_code == 403
+        assert client.post(editing, {"call_data": json.dumps(failed.call_data)}).status_code == 403
+        assert editing not in text_of(client.get(page_of(failed)))
+    assert editing in text_of(editor.get(page_of(failed)))
+    do(editor, "requeue_calls", failed)
+    do(editor, "cancel_calls", waiting)
     do(canceller, "requeue_calls", failed)
     do(requeuer, "cancel_calls", waiting)
     assert CallQueue.objects.get(pk=failed.pk).status == Status.FAILED
@@ -402,6 +413,33 @@ def test_each_permission_allows_its_own_act_and_no_other(rules: Rules) -> None:
     do(canceller, "cancel_calls", waiting)
     assert CallQueue.objects.get(pk=failed.pk).status == Status.NEW
     assert CallQueue.objects.get(pk=waiting.pk).status == Status.CANCELLED
+    again = ended(Status.FAILED)
+    edit(editor, again, lambda data: None)
+    assert CallQueue.objects.get(pk=again.pk).status == Status.NEW
+
+
+def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_holds(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("100/h", per="key")]))
+    call, other = send("pay", key="tenant-1"), send("pay")
+    Hold.objects.create(rule="pay", reason="why-of-rule")
+    Hold.objects.create(rule="pay", per="key", value="tenant-1", reason="why-of-key")
+    Hold.objects.create(rule="pay", per="key", value="tenant-gone", reason="why-gone", until=timezone.now() + timedelta(hours=1))
+    root = log_in("view_callqueue", "view_rulestate", "view_hold", "control_rule")
+    act(root, do="pause", rule="pay", key="tenant-2", reason="why-of-form")
+    forecasts = [reverse("admin:callqueue_callqueue_forecast", args=[pk]) for pk in (call.pk, other.pk)]
+    pages = [page_of(call), page_of(other), *forecasts, reverse(DASHBOARD), reverse("admin:callqueue_dashboard_live")]
+    history = reverse("admin:callqueue_rulestate_history", args=["pay"])
+    RuleState.objects.get_or_create(rule="pay")
+    told = "".join(text_of(root.get(page)) for page in [*pages, history])
+    for hidden in ("why-of-rule", "why-of-key", "why-gone", "why-of-form", "tenant-gone", "tenant-2"):
+        assert hidden in told
+    viewer = log_in("view_callqueue", "view_rulestate", "control_rule")
+    told = "".join(text_of(viewer.get(page)) for page in pages)
+    assert "until it is resumed" in told, "that a rule is held is no secret"
+    assert "why-" not in told
+    assert "tenant-gone" not in told
+    assert "tenant-2" not in told
+    assert viewer.get(history).status_code == 403
 
 
 def test_staff_without_permissions_see_nothing(rules: Rules) -> None:
@@ -451,7 +489,7 @@ def secretive() -> CallQueue:
             "method": "post",
             "params": {
                 "url": "https://vendor.example/v1?token=t0psecret",
-                "headers": {"Authorization": "Bearer abcdefgh", "X-Key": {"$secret": "KEY"}, "X-Plain": "1"},
+                "headers": {"Authorization": "Bearer abcdefgh", "X-Key": Secret("KEY"), "X-Plain": "1"},
                 "json": {"items": [{"password": "p4ss", "n": 1}]},
             },
         },
@@ -476,12 +514,13 @@ def test_an_edited_call_keeps_what_was_not_shown(with_secret: None, root: Client
     assert "edited and requeued" in text_of(edit(root, call, change))
     fresh = CallQueue.objects.get(pk=call.pk)
     assert fresh.status == Status.NEW
-    expected = json.loads(json.dumps(call.call_data))
+    expected = deepcopy(call.call_data)
     expected["params"]["headers"]["X-Plain"] = "2"
     expected["params"]["json"]["items"][0]["n"] = 5
     assert fresh.call_data == expected
     assert fresh.idempotency_key != call.idempotency_key
-    assert LogEntry.objects.get().change_message == "Edited and requeued; it was failed."
+    changed = "params.headers.X-Plain, params.json.items[0].n"
+    assert LogEntry.objects.get().change_message == f"Edited and requeued; it was failed. Changed: {changed}."
 
 
 def test_an_unchanged_call_keeps_its_idempotency_key(with_secret: None, root: Client) -> None:
@@ -489,6 +528,18 @@ def test_an_unchanged_call_keeps_its_idempotency_key(with_secret: None, root: Cl
     edit(root, call, lambda data: None)
     fresh = CallQueue.objects.get(pk=call.pk)
     assert (fresh.status, fresh.call_data, fresh.idempotency_key) == (Status.NEW, call.call_data, call.idempotency_key)
+
+
+def test_an_edit_names_no_secret_whatever_is_typed(with_secret: None, root: Client) -> None:
+    call = secretive()
+
+    def change(data: Any) -> None:
+        data["params"]["json"] = {"note": {"$secret": "OTHER"}, "same": {"$secret": "KEY"}}
+
+    edit(root, call, change)
+    params = CallQueue.objects.get(pk=call.pk).call_data["params"]
+    assert params["json"] == {"note": {"$secret": "OTHER"}, "same": {"$secret": "KEY"}}
+    assert params["headers"]["X-Key"] == Secret("KEY")
 
 
 def _to_another_host(data: Any) -> None:
@@ -500,7 +551,7 @@ def _to_another_port(data: Any) -> None:
 
 
 def _another_secret(data: Any) -> None:
-    data["params"]["headers"]["X-Other"] = {"$secret": "OTHER"}
+    data["params"]["headers"]["X-Other"] = "[secret OTHER]"
 
 
 def _moved_redaction(data: Any) -> None:
@@ -508,7 +559,7 @@ def _moved_redaction(data: Any) -> None:
 
 
 def _mail(data: Any) -> Any:
-    return {"method": "send_email", "params": {"to": "a@evil.example", "message": data["params"]["headers"]["X-Key"]}}
+    return {"method": "send_email", "params": {"to": "a@evil.example", "message": "x"}}
 
 
 def _bad_header(data: Any) -> None:
@@ -522,13 +573,13 @@ def _bad_method(data: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_to_another_host, "another place"),
-        (_to_another_port, "another place"),
+        (_to_another_host, "another kind of call"),
+        (_to_another_port, "another kind of call"),
         (_another_secret, "OTHER"),
         (_moved_redaction, "[redacted]"),
-        (_mail, "another place"),
+        (_mail, "another kind of call"),
         (_bad_header, "line break"),
-        (_bad_method, "another place"),
+        (_bad_method, "another kind of call"),
         (lambda data: [1], "call_data"),
     ],
 )
@@ -544,12 +595,177 @@ def test_an_edit_is_refused_where_it_would_leak_or_send_would_refuse(
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 5000, '"x"'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 5000, '"x"', '{"a":' * 300 + "1" + "}" * 300, '{"method": ["get"], "params": {}}']
+)
 def test_what_is_not_a_request_is_refused_with_the_text_kept(with_secret: None, root: Client, text: str) -> None:
     call = secretive()
     response = root.post(reverse("admin:callqueue_callqueue_edit", args=[call.pk]), {"call_data": text})
     assert response.status_code == 400
     assert response.context["text"] == text
+
+
+# What says where a call goes or what it runs stays, whether or not anything in it is hidden.
+OPEN_CALLS: dict[str, dict[str, Any]] = {
+    "get": {"url": "https://vendor.example/v1", "params": {"page": 1}},
+    "send_email": {"to": ["a@shop.example"], "subject": "Paid", "message": "Thanks", "from_email": "shop@shop.example"},
+    "celery_task": {"name": "shop.tasks.ship", "args": [1], "kwargs": {"fast": True}, "options": {"task_id": "t-1"}},
+    "django_task": {"path": "shop.tasks.ship", "args": [1], "kwargs": {}, "queue_name": "default", "backend": "default"},
+}
+
+
+def stored(method: str, params: Any) -> CallQueue:
+    """A call that has failed, as any code may have written it."""
+    data = {"method": method, "params": params}
+    return CallQueue.objects.create(call_data=data, method=method, status=Status.FAILED, finished_at_dt=timezone.now())
+
+
+def put(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda data: data["params"].__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("get", lambda data: {"method": "celery_task", "params": {"name": "accounts.make_superuser", "args": [1]}}),
+        ("get", lambda data: {"method": "send_email", "params": {"to": ["x@y.example"], "message": "m"}}),
+        ("get", lambda data: {"method": "delete", "params": data["params"]}),
+        ("get", put("url", "https://evil.example/v1")),
+        ("get", put("url", "http://vendor.example/v1")),
+        ("get", put("url", "https://vendor.example:8443/v1")),
+        ("get", put("url", "https://vendor.example.evil.example/v1")),
+        ("get", put("url", "https://vendor.example\\@evil.example/v1")),
+        ("get", put("url", "https://vendor.example[/v1")),
+        ("get", put("url", "https://[vendor.example/v1")),
+        ("get", put("url", {"$secret": "KEY"})),
+        ("send_email", put("to", ["x@y.example"])),
+        ("send_email", put("to", "a@shop.example")),
+        ("send_email", put("from_email", "ceo@bank.example")),
+        ("send_email", put("bcc", ["x@y.example"])),
+        ("send_email", put("cc", ["x@y.example"])),
+        ("send_email", put("reply_to", ["x@y.example"])),
+        ("celery_task", put("name", "accounts.make_superuser")),
+        ("celery_task", put("options", {"link": [{"task": "accounts.make_superuser"}]})),
+        ("celery_task", lambda data: {"method": "django_task", "params": {**data["params"], "path": "os.system"}}),
+        ("django_task", put("path", "os.system")),
+        ("django_task", put("backend", "other")),
+        ("django_task", put("queue_name", "other")),
+    ],
+)
+def test_an_edit_never_makes_another_kind_of_call(rules: Rules, root: Client, method: str, change: Callable[[Any], Any]) -> None:
+    rules({"SECRETS": {"KEY": "v4lue"}}, default=Rule())
+    call = stored(method, OPEN_CALLS[method])
+    response = edit(root, call, change)
+    assert response.status_code == 400
+    assert "another kind of call" in text_of(response)
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert (fresh.status, fresh.call_data) == (Status.FAILED, call.call_data)
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value", "path"),
+    [
+        ("get", "url", "https://vendor.example/v2?page=2", "params.url"),
+        ("get", "params", {"page": True}, "params.params.page"),
+        ("get", "json", {"a": 1}, "params.json"),
+        ("send_email", "message", "Many thanks", "params.message"),
+        ("celery_task", "args", [2], "params.args[0]"),
+        ("celery_task", "kwargs", {"fast": 1}, "params.kwargs.fast"),
+        ("django_task", "args", [2, 3], "params.args"),
+    ],
+)
+def test_the_rest_of_a_call_may_be_edited_and_the_log_names_its_path(
+    rules: Rules, root: Client, method: str, name: str, value: Any, path: str
+) -> None:
+    rules(default=Rule())
+    call = stored(method, OPEN_CALLS[method])
+    edit(root, call, put(name, value))
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert fresh.status == Status.NEW
+    assert json.dumps(fresh.call_data["params"][name]) == json.dumps(value), "1 is not True"
+    assert fresh.idempotency_key != call.idempotency_key
+    assert LogEntry.objects.get().change_message == f"Edited and requeued; it was failed. Changed: {path}."
+
+
+PAIRS = [["user", "bob"], ["password", "hunter2-real"], ["tag", "a"], ["tag", "b"], ["token", "t0k-1"], ["token", "t0k-2"]]
+
+
+@pytest.mark.parametrize("place", ["data", "params"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pairs: [["comment" if name == "password" else name, value] for name, value in pairs],
+        lambda pairs: [[value, name] for name, value in pairs],
+        lambda pairs: [["user", "[redacted]"], ["password", "bob"], *pairs[2:]],
+        lambda pairs: [pairs[0], *pairs[2:], ["tag", "[redacted]"]],
+        lambda pairs: pairs[:5],  # one token fewer: which of the two it is, nobody can say
+        lambda pairs: [*pairs, ["token", "[redacted]"]],
+        lambda pairs: dict(pairs),
+        lambda pairs: {**{name: "x" for name, _ in pairs}, "comment": "[redacted]"},
+        lambda pairs: [["user", ["[redacted]"]], *pairs[1:]],
+    ],
+)
+def test_no_renaming_and_no_other_order_of_pairs_shows_what_was_hidden(
+    rules: Rules, root: Client, place: str, change: Callable[[Any], Any]
+) -> None:
+    rules(default=Rule())
+    call = stored("post", {"url": "https://vendor.example/", place: PAIRS})
+    response = edit(root, call, lambda data: put(place, change(data["params"][place]))(data))
+    assert response.status_code == 400
+    assert "[redacted]" in text_of(response)
+    assert CallQueue.objects.get(pk=call.pk).call_data == call.call_data
+    for hidden in ("hunter2-real", "t0k-1", "t0k-2"):
+        assert hidden not in text_of(response) + text_of(root.get(page_of(call)))
+
+
+def test_pairs_in_another_order_keep_their_own_values(rules: Rules, root: Client) -> None:
+    rules(default=Rule())
+    call = stored("post", {"url": "https://vendor.example/", "data": PAIRS})
+
+    def change(data: Any) -> None:
+        pairs = data["params"]["data"]
+        data["params"]["data"] = [pairs[4], pairs[1], ["user", "eve"], pairs[5], ["new", "1"]]
+
+    assert "edited and requeued" in text_of(edit(root, call, change))
+    expected = [["token", "t0k-1"], ["password", "hunter2-real"], ["user", "eve"], ["token", "t0k-2"], ["new", "1"]]
+    assert CallQueue.objects.get(pk=call.pk).call_data["params"]["data"] == expected
+
+
+def test_items_of_a_list_keep_what_was_hidden_in_them_wherever_they_are_put(rules: Rules, root: Client) -> None:
+    rules(default=Rule())
+    items = [{"user": name, "password": f"of-{name}"} for name in ("ann", "bob", "eve")]
+    call = stored("post", {"url": "https://vendor.example/", "json": items})
+    edit(root, call, lambda data: data["params"]["json"].reverse())
+    assert CallQueue.objects.get(pk=call.pk).call_data["params"]["json"] == items[::-1]
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
+    edit(root, call, lambda data: data["params"]["json"].__delitem__(0))
+    assert CallQueue.objects.get(pk=call.pk).call_data["params"]["json"] == items[1::-1]
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
+    refused = edit(root, call, lambda data: data["params"].__setitem__("json", [{"user": "zoe", "password": "[redacted]"}]))
+    assert refused.status_code == 400, "whose password that is, nobody can say"
+
+
+def test_what_only_a_handler_understands_is_not_edited_where_something_is_hidden(rules: Rules, root: Client) -> None:
+    rules({"HANDLERS": {"sms": f"{__name__}.page_of"}}, default=Rule())
+    call = stored("sms", {"to": "+49", "token": "t0k-1"})
+    refused = edit(root, call, put("to", "+1"))
+    assert refused.status_code == 400
+    assert "only its handler knows" in text_of(refused)
+    edit(root, stored("sms", {"to": "+49"}), put("to", "+1"))
+    assert CallQueue.objects.new().get().call_data["params"] == {"to": "+1"}
+
+
+def test_the_log_of_an_edit_is_short_and_holds_no_value(rules: Rules, root: Client) -> None:
+    rules(default=Rule())
+    body = {f"name{i}\n\x1b[2J": f"v4lue-{i}" for i in range(30)} | {"n" * 500: "v4lue"}
+    call = stored("post", {"url": "https://vendor.example/", "json": body})
+    edit(root, call, lambda data: put("json", dict.fromkeys(body, "0ther"))(data))
+    said = LogEntry.objects.get().change_message
+    assert said.isprintable()
+    assert len(said) < 3000
+    assert "v4lue" not in said
+    assert "0ther" not in said
 
 
 def test_a_begun_call_cannot_be_edited(with_secret: None, root: Client) -> None:
@@ -651,7 +867,7 @@ def act(client: Client, **fields: str) -> str:
 
 def test_a_rule_is_paused_and_resumed(rules: Rules) -> None:
     rules(pay=Rule())
-    operator = log_in("view_callqueue", "control_rule")
+    operator = log_in("view_callqueue", "view_hold", "control_rule")
     assert "Paused until" in act(operator, do="pause", rule="pay", **{"for": "10m"}, reason="maintenance")
     hold = Hold.objects.get()
     assert hold.reason == "maintenance"
@@ -731,10 +947,14 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(rules: Rules, root: Cl
         ("rule=pay&calls=0&latency=0.2&keys=1", "greater than or equal to 1"),
         ("rule=nope&calls=5&latency=0.2&keys=1", "not one of the available choices"),
         ("rule=pay&calls=x&latency=nan&keys=", "errorlist"),
+        ("rule=pay&calls=100000&latency=0.2&keys=1", "less than or equal to 20000"),
+        ("rule=many&calls=5001&latency=0.2&keys=1", "At most 5000 are followed here"),
+        ("rule=many&calls=5000&latency=0.2&keys=20000", "Take"),
     ],
 )
 def test_what_if(rules: Rules, asked: str, said: str) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/h")]))
+    four = [FixedWindow("1/s"), SlidingWindow("5/m", per="key"), TokenBucket("3/s", burst=2, per="key"), Concurrency(2)]
+    rules(pay=Rule(limits=[SlidingWindow("100/h")]), many=Rule(limits=four))
     response = log_in("view_callqueue").get(f"{reverse('admin:callqueue_simulate')}?{asked}")
     assert response.status_code == 200
     assert said in text_of(response)
@@ -742,6 +962,13 @@ def test_what_if(rules: Rules, asked: str, said: str) -> None:
 
 
 # --- the rest
+
+
+def test_the_row_of_the_clocks_jumps_is_no_rule(rules: Rules, root: Client) -> None:
+    RuleState.objects.get_or_create(rule=clockwork.FRAME)
+    response = root.get(reverse("admin:callqueue_rulestate_changelist"))
+    assert response.status_code == 200
+    assert clockwork.FRAME not in {state.rule for state in response.context["cl"].result_list}
 
 
 def test_holds_rules_and_attempts_can_only_be_looked_at(rules: Rules, root: Client) -> None:

@@ -280,6 +280,31 @@ def test_checks(settings: Any) -> None:
     assert "did you mean 'sendgrid'" in error.msg
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["os.system", "antigravity.x", "callqueue.testing.run_callqueue", "tests.db.nowhere.task", "tests.db.test_backends.add.func"],
+)
+def test_a_row_names_a_registered_task_or_fails_and_nothing_is_imported(path: str) -> None:
+    add.enqueue(1)
+    call = CallQueue.objects.get()
+    call.call_data["params"]["path"] = path
+    call.save()
+    run_callqueue()
+    call.refresh_from_db()
+    assert call.status == CallQueue.Status.FAILED
+    assert f"has no task '{path}'" in call.error_message
+    assert "antigravity" not in sys.modules
+    assert "tests.db.nowhere" not in sys.modules
+    with pytest.raises(api.TaskResultDoesNotExist if hasattr(api, "TaskResultDoesNotExist") else Exception):
+        api.default_task_backend.get_result(str(call.pk))
+
+
+@pytest.mark.parametrize("said", ["antigravity.Error: x", "os.system: x", "json.JSONDecodeError: x", "builtins.ValueError: x"])
+def test_the_class_of_an_error_is_one_that_is_there(said: str) -> None:
+    path = api.default_task_backend._error(said).exception_class_path
+    assert path == ("callqueue.exceptions.CallQueueError" if said[0] in "ao" else said.partition(":")[0])
+
+
 def test_a_task_that_is_gone_fails_saying_so() -> None:
     add.enqueue(1)
     call = CallQueue.objects.get()

@@ -27,7 +27,7 @@ class Provider:
 
     def __call__(self, call: CallQueue) -> Any:
         self.asked.append((call.pk, str(call.idempotency_key)))
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -121,14 +121,25 @@ def test_a_person_who_requeues_begins_a_new_count_and_a_hook_does_not() -> None:
     assert (call.reconcile_count, call.reconcile_at) == (0, None)
 
 
-@pytest.mark.parametrize("answer", [ValueError("no such id"), HoldUntil(60, "busy"), "done"], ids=repr)
+def test_what_the_provider_says_is_kept_in_the_nearest_form() -> None:
+    provider.answer = GiveUp("no such pet: \ud83d\0")
+    call = unknown()
+    assert reconcile.ask_due("default") == 1
+    call.refresh_from_db()
+    assert (call.status, call.error_message) == (states.FAILED, "no such pet: \ufffd")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [ValueError("no such id \ud83d"), SystemExit(1), KeyboardInterrupt(), HoldUntil(60, "busy"), GiveUp(5), "done"],  # type: ignore[arg-type]
+    ids=repr,
+)
 def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(answer: Any, caplog: Any) -> None:
     provider.answer = answer
-    call = unknown()
+    calls = [unknown(), unknown()]
     assert reconcile.ask_due("default") == 0
-    call.refresh_from_db()
-    assert call.status == states.UNKNOWN
-    assert "reconcile_failed" in caplog.text
+    assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [states.UNKNOWN] * 2
+    assert caplog.text.count("reconcile_failed") == 2
 
 
 def test_only_unknown_calls_of_rules_with_a_hook_are_asked_of() -> None:

@@ -312,3 +312,16 @@ def test_a_worker_follows_no_more_redirects_than_were_charged(rules: Rules) -> N
     release()
     jobs = begin("default", list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))
     assert [job.redirects for job in jobs] == [0, 2]
+
+
+def test_a_head_that_a_lowered_limit_never_admits_fails_and_keeps_nobody_back(rules: Rules) -> None:
+    account = SlidingWindow("100/m", name="account")
+    rules(a=Rule(limits=[account]), b=Rule(limits=[account]))
+    head = send("a", cost=50)
+    for _ in range(5):
+        send("a"), send("b")
+    control.change_limit("default", "a", "account", "10/m")
+    assert len(release()) == 10
+    head.refresh_from_db()
+    assert head.status == states.FAILED
+    assert head.error_message == "cost: 50 calls are more than account ever admits"

@@ -22,6 +22,7 @@ from callqueue.exceptions import CallQueueError
 from callqueue.handlers import HTTP_METHODS, journey, wire
 from callqueue.limits import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
+from callqueue.secrets import Secret
 from tests.support import behaviour
 from tests.unit import test_callcheck as callcheck_tests
 
@@ -113,7 +114,7 @@ def test_a_worker_refuses_them_as_well_and_nothing_arrives(rules: Rules, listen:
     secrets = {f"S{i}": f"http://{host}:{listener.port}/" for i, (host, listener) in enumerate(pairs(listeners))}
     rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"SECRETS": secrets})
     calls = [smuggled(f"http://{host}:{listener.port}/") for host, listener in pairs(listeners)]
-    calls += [smuggled({"$secret": name}) for name in secrets]
+    calls += [smuggled(Secret(name)) for name in secrets]
     calls += [smuggled(f"http://{host}/") for host in ELSEWHERE]
     while behaviour.run():
         pass
@@ -185,7 +186,7 @@ def test_credentials_stay_with_the_host_they_are_for(rules: Rules, listen: Calla
         default=Rule(limits=[WIDE], follow_redirects=True),
         more={"ALLOWED_NETWORKS": ["127.0.0.0/8"], "SECRETS": {"TOKEN": "tok-cafebabe-1234"}},
     )
-    headers = {"Authorization": {"$secret": "TOKEN"}, "X-Api-Key": {"$secret": "TOKEN"}, "Cookie": "a=cafebabe"}
+    headers = {"Authorization": Secret("TOKEN"), "X-Api-Key": Secret("TOKEN"), "Cookie": "a=cafebabe"}
     call = make(smuggled(f"http://127.0.0.1:{honest.port}/", headers=headers, auth=None))
     assert call.status == Status.DONE, call.error_message
     assert b"cafebabe" in honest.heard[0]
@@ -236,10 +237,10 @@ def leaky(rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptu
         more={"SECRETS": {"KEY": SECRET, "PW": PASSWORD}, "ALLOWED_NETWORKS": ["127.0.0.0/8"], "ENCRYPTION_KEYS": keys},
     )
     params = {
-        "json": {"token": {"$secret": "KEY"}, "patient": PAYLOAD},
-        "headers": {"Authorization": {"$secret": "KEY"}, "X-Patient": PAYLOAD},
-        "params": {"api_key": {"$secret": "KEY"}, "patient": PAYLOAD},
-        "auth": ["user", {"$secret": "PW"}],
+        "json": {"token": Secret("KEY"), "patient": PAYLOAD},
+        "headers": {"Authorization": Secret("KEY"), "X-Patient": PAYLOAD},
+        "params": {"api_key": Secret("KEY"), "patient": PAYLOAD},
+        "auth": ["user", Secret("PW")],
     }
     calls = []
     for listener in listeners:
@@ -301,7 +302,7 @@ def raising(params: Any, context: Any) -> None:
 def test_what_a_handler_raises_is_kept_without_the_payload(rules: Rules, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     rules(default=Rule(limits=[WIDE]), more={"HANDLERS": {"say": f"{__name__}.raising"}, "SECRETS": {"KEY": SECRET}})
-    params = {"to": "someone@example.com", "who": {"name": PAYLOAD}, "token": {"$secret": "KEY"}}
+    params = {"to": "someone@example.com", "who": {"name": PAYLOAD}, "token": Secret("KEY")}
     call = CallQueue.objects.send({"method": "say", "params": params})
     assert call is not None
     make(call)
@@ -396,7 +397,7 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(rul
     stored = CallQueue.objects.get(pk=call.pk)
     assert stored.call_data == call.call_data
     if stored.method in HTTP_METHODS:
-        params, _ = secrets.resolve(stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"})
+        params = secrets.resolve(stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__)
         with suppress(journey.Refused):
             wire._prepared(stored.method, params)
 

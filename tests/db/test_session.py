@@ -14,6 +14,7 @@ import callqueue
 from callqueue import Discard, Rule
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.models import CallQueue
+from callqueue.secrets import Secret
 from callqueue.session import QueueAdapter, Session, queued_session
 from callqueue.testing import FakeTransport, Sent, run_callqueue
 
@@ -111,10 +112,10 @@ def test_arguments_of_send_are_the_sessions_or_the_requests_own() -> None:
 def test_secrets_may_stand_for_values(settings: Any) -> None:
     settings.CALLQUEUE = {"SECRETS": {"TOKEN": "t"}}
     session = Session()
-    session.headers["Authorization"] = {"$secret": "TOKEN"}
-    call = session.get(URL, cookies={"c": {"$secret": "TOKEN"}, "d": "1"})
-    assert params_of(call)["headers"] == {"Authorization": {"$secret": "TOKEN"}}
-    assert params_of(call)["cookies"] == {"c": {"$secret": "TOKEN"}, "d": "1"}
+    session.headers["Authorization"] = Secret("TOKEN")
+    call = session.get(URL, cookies={"c": Secret("TOKEN"), "d": "1"})
+    assert params_of(call)["headers"] == {"Authorization": Secret("TOKEN")}
+    assert params_of(call)["cookies"] == {"c": Secret("TOKEN"), "d": "1"}
 
 
 @pytest.mark.parametrize(

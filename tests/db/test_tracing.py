@@ -119,6 +119,35 @@ def test_the_request_is_made_inside_the_span(rules: Rules, remote: Vendor, recor
     assert inside == recorder.spans
 
 
+@pytest.mark.parametrize("method", ["start_as_current_span", "get_tracer"])
+def test_a_tracer_that_fails_before_the_request_harms_no_call(
+    rules: Rules, remote: Vendor, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise SystemExit
+
+    monkeypatch.setattr(recorder, method, failing)
+    rules(r=Rule())
+    call = send("r")
+    run()
+    assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.DONE
+    assert len(remote.requests) == 1
+
+
+def test_a_tracer_that_fails_after_the_request_leaves_its_answer(
+    rules: Rules, remote: Vendor, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: RecordedSpan, key: str, value: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(RecordedSpan, "set_attribute", failing)
+    rules(r=Rule())
+    call = send("r")
+    run()
+    assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.DONE
+    assert len(remote.requests) == 1
+
+
 def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
     rules(r=Rule(retry=Retry(base=0)))
     remote.answers["/"] = 503

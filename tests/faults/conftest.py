@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.length import is_at_length, slow_ones_left_out
+
 if TYPE_CHECKING:
     from tests.faults.stage import Stage
     from tests.support.processes import Processes
@@ -18,28 +20,18 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """All of this folder is marked `fault`; what is `slow` as well is left to `make faults`.
-
-    Marked before anyone chooses by marks, left out after all have looked: a file may hold slow tests only.
-    """
-    here = [item for item in items if HERE in item.path.parents]
-    for item in here:
-        item.add_marker("fault")
-    yield
-    slow = [item for item in here if item in items and item.get_closest_marker("slow") and not _at_length(config)]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
-
-
-def _at_length(config: pytest.Config) -> bool:
-    return "fault" in (config.option.markexpr or "")
+    """All of this folder is marked `fault`, before anyone chooses by marks; what is `slow` as well is left to `make faults`."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("fault")
+    with slow_ones_left_out(config, items, HERE):
+        yield
 
 
 @pytest.fixture
 def length(request: pytest.FixtureRequest) -> Callable[[Any, Any], Any]:
     """`length(short, long)`: the first in `make test`, the second in `make faults`."""
-    return lambda short, long: long if _at_length(request.config) else short
+    return lambda short, long: long if is_at_length(request.config) else short
 
 
 @pytest.fixture

@@ -105,8 +105,8 @@ class Stage:
 
     # --- Processes
 
-    def worker(self, concurrency: int = 2, arguments: Sequence[str] = (), *, wait: bool = True) -> Running:
-        return self.processes.worker("one", concurrency=concurrency, arguments=arguments, wait=wait)
+    def worker(self, concurrency: int = 2, arguments: Sequence[str] = (), *, wait: bool = True, pool: str = "prefork") -> Running:
+        return self.processes.worker("one", concurrency=concurrency, arguments=arguments, wait=wait, pool=pool)
 
     def dispenser(self) -> Running:
         return self.processes.dispenser()

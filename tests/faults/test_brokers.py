@@ -12,12 +12,14 @@ import pytest
 from celery import current_app
 from django.utils import timezone
 
+from callqueue import outflow
 from callqueue.models import CallAttempt, CallQueue
 from tests.faults import private
 from tests.faults.stage import Stage, Status, wait_until
 from tests.support.brokers import Broker
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder
+from tests.support.verdicts import on_a_quiet_machine
 
 Length = Callable[[Any, Any], Any]
 
@@ -288,3 +290,24 @@ def test_a_publish_that_fails_is_undone_at_once(transactional_db: None, settings
     assert CallAttempt.objects.filter(finished_at__lt=timezone.now() + timedelta(seconds=5)).count() == len(calls)
     monkeypatch.undo()
     assert len(behaviour.release()) == 5, "what never left was charged"
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq", "redis"], indirect=True)
+def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Length) -> None:
+    """RabbitMQ drops messages whose attempts were taken back; Redis keeps one a lease. Whoever comes back has it all at once."""
+    stage.rule(1000, release=1.0)
+    stage.send(400, method="get")
+    dispenser = stage.dispenser()
+    gone = stage.attempts().filter(outcome="voided")
+    wait_until(lambda: gone.count() >= outflow.LEAST + length(3, 30), 120)
+    if broker.kind == "rabbitmq":
+        wait_until(lambda: broker.waiting("one") <= 1, 30)
+    assert broker.waiting("one") <= stage.attempts().count() <= gone.count() + 1
+    began = time.monotonic()
+    stage.worker(concurrency=2)
+    stage.wait_for_all(60)
+    assert dispenser.process.poll() is None
+    assert stage.attempts().exclude(outcome="voided").count() == 400
+    with on_a_quiet_machine():
+        assert time.monotonic() - began < 20
+    assert stage.judge(unknown_allowed=False) == {"DONE": 400}

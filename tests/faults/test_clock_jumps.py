@@ -31,9 +31,9 @@ class PostgresOfAnotherTime(private.Postgres):
         faked = {"LD_PRELOAD": self.library, "FAKETIME_TIMESTAMP_FILE": str(self.offset)}
         return {**super().environment(), **faked, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
-    def set_clock(self, seconds: int) -> None:
+    def set_clock(self, seconds: float) -> None:
         new = Path(f"{self.offset}.new")
-        new.write_text(f"{seconds:+d}\n", "utf-8")
+        new.write_text(f"{seconds:+.3f}\n", "utf-8")
         new.chmod(0o644)
         new.replace(self.offset)
 
@@ -50,13 +50,23 @@ def stage(at: Callable[..., Stage], server: private.Postgres) -> Stage:  # noqa:
 
 
 @pytest.mark.slow
-def test_the_clock_is_set_while_calls_go_out(stage: Stage, server: PostgresOfAnotherTime) -> None:
-    jumps = [5, 0, HOUR, 0, -HOUR, 0, DAY, 0, -DAY, 0, 7 * DAY]
+@pytest.mark.parametrize(
+    ("dispensers", "path", "jumps"),
+    [
+        (1, "/ok", [5, 0, HOUR, 0, -HOUR, 0, DAY, 0, -DAY, 0, 7 * DAY]),
+        (2, "/delay?s=0.4", [0.05, 0, -0.05, 0.45, 0, -0.45, 0, HOUR, HOUR + 0.05, 0, -7 * DAY, 0, 7 * DAY]),
+    ],
+)
+def test_the_clock_is_set_while_calls_go_out(
+    stage: Stage, server: PostgresOfAnotherTime, dispensers: int, path: str, jumps: list[float]
+) -> None:
+    """With calls under way, whose answers are recorded by a clock that has been set since they were begun."""
     stage.rule(RATE)
     for _ in range(2):
         stage.worker(concurrency=4)
-    stage.dispenser()
-    stage.send(RATE * 4 * (len(jumps) + 2))
+    for _ in range(dispensers):
+        stage.dispenser()
+    stage.send(RATE * 4 * (len(jumps) + 2), path)
     wait_until(lambda: stage.vendor.count() > 2 * RATE, 30)
     for offset in jumps:
         seen = stage.vendor.count()

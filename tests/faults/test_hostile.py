@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import socket
 import threading
 import time
@@ -11,15 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from callqueue import Rule
+from callqueue.exceptions import InvalidCall
+from callqueue.handlers import wire
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.secrets import Secret
+from callqueue.texts import decoded
 from tests.faults.stage import Stage, Status, children_of, wait_until
 from tests.support.verdicts import on_a_quiet_machine
 
 GIGABYTE = 1 << 30
 MOST_MEMORY = 80 << 20  # bytes by which a worker may grow for a body that it may read a megabyte of
+FLAT = 24 << 20  # bytes by which a process may grow over thousands of what it refuses or cannot read
+LOOPBACK = wire.Policy(allowed_networks=("127.0.0.0/8",))
 PAYLOAD = "patient-zero-payload"
 
 
@@ -161,6 +170,70 @@ def test_answers_without_end_cost_little_time_and_little_memory(stage: Stage, ho
         assert attempt.error_message, f"{path}: the attempt does not say what was wrong"
 
 
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory")
+def test_no_refused_send_and_no_answers_charset_stays_in_memory(length: Callable[[Any, Any], Any], settings: Any) -> None:
+    """Every one is another: its host, and the charset that it claims, as long as they like."""
+    settings.CALLQUEUE = {"RULES": {"r": Rule()}}
+    count, long = length((2000, 20_000), (100_000, 2000))
+    padding = "😀" * (long // 4)
+
+    def refuse(number: int) -> None:
+        with pytest.raises(InvalidCall):
+            CallQueue.objects.send({"method": "get", "params": {"url": f"https://{number}{padding}/"}}, rule="r")
+
+    def answer(number: int) -> None:
+        response = wire.request(
+            "get", {"url": server.url(str(number))}, policy=LOOPBACK, timeouts=wire.Timeouts(5, 5, 10)
+        ).response
+        assert response is not None
+        assert response.text == decoded(response.content, response.encoding) == "ok"
+        assert decoded(b"ok", response.headers["Content-Type"].partition("=")[2]) == "ok"
+
+    with Claiming("x" * long) as server:
+        for number in range(200):
+            refuse(number), answer(number)
+        before = resident()
+        for number in range(200, count):
+            refuse(number), answer(number)
+        wire.close_idle()
+    assert resident() - before < FLAT
+
+
+class Claiming:
+    """Answers every request with its path as the charset of a text, and more of the same behind it."""
+
+    def __init__(self, padding: str) -> None:
+        self.padding = padding.encode()
+
+    def __enter__(self) -> Claiming:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.socket.getsockname()[1]}/{path}"
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                peer, _ = self.socket.accept()
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain; charset=x%s%s\r\n\r\nok"
+        with closing(peer), suppress(OSError):
+            while request := peer.recv(65536):
+                peer.sendall(head % (request.split(b" ")[1].lstrip(b"/"), self.padding))
+
+
 def test_proxies_and_netrc_of_the_environment_are_ignored(stage: Stage, hostile: Hostile, tmp_path: Path) -> None:
     proxy = f"http://127.0.0.1:{hostile.port}"
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -215,7 +288,7 @@ def test_a_dump_and_the_logs_of_a_real_run_hold_no_payload(stage: Stage, tmp_pat
     stage.rule(extra=extra)
     worker = stage.worker(concurrency=1, arguments=["--loglevel", "DEBUG"])
     dispenser = stage.dispenser()
-    params = {"json": {"patient": PAYLOAD, "token": {"$secret": "KEY"}}, "headers": {"Authorization": {"$secret": "KEY"}}}
+    params = {"json": {"patient": PAYLOAD, "token": Secret("KEY")}, "headers": {"Authorization": Secret("KEY")}}
     for path in ("/echo", "/status/400", "/fail/1/x", "/reset", "/truncate"):
         CallQueue.objects.send({"method": "put", "params": {"url": stage.vendor.url(path), **params}}, rule="r")
     wait_until(lambda: not CallQueue.objects.exclude(status__in=(3, 4, 7, 2)).exists(), 30)

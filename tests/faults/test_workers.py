@@ -14,6 +14,7 @@ import pytest
 
 from callqueue.models import CallQueue
 from tests.faults.stage import GRACE, Keeper, Stage, Status, children_of, wait_until
+from tests.support.verdicts import verdict
 
 Length = Callable[[Any, Any], Any]
 POINTS = ["before-begin", "before-socket", "before-record", "inside-record", "after-record"]
@@ -117,6 +118,78 @@ def test_a_worker_that_is_told_to_go_loses_nothing(stage: Stage, number: signal.
     counts = stage.judge(unknown_allowed=number == signal.SIGQUIT)
     if number == signal.SIGTERM:
         assert counts == {"DONE": 8}
+
+
+POOLS = ["prefork", "threads", "solo", "gevent"]
+FULL = 128  # calls that are released at once, and make a few messages of many
+
+
+def _unknown_were_sent(stage: Stage) -> None:
+    """Nothing is UNKNOWN but what arrived."""
+    arrived = {arrival.query["call"] for arrival in stage.vendor.arrivals()}
+    with verdict():
+        for pk in stage.calls().unknown().values_list("pk", flat=True):
+            story = f"call {pk} never arrived, and is UNKNOWN: {list(stage.attempts().filter(call_id=pk).values())}"
+            assert str(stage.numbers[pk]) in arrived, story
+
+
+def test_a_soft_time_limit_in_the_middle_of_a_message(stage: Stage) -> None:
+    """It strikes the thread that waits: what is on the wire is waited for, and recorded."""
+    stage.rule(FULL * 2, total=6.0)
+    stage.add_settings("CELERY_TASK_SOFT_TIME_LIMIT = 1")
+    stage.send(FULL // 2, path="/delay?s=2.5", method="post")
+    stage.send(FULL // 2, path="/ok", method="post")
+    worker = stage.worker(concurrency=4)
+    stage.dispenser()
+    stage.wait_for_all(60)
+    assert "SoftTimeLimitExceeded" in worker.log
+    assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
+
+
+def test_a_worker_that_ends_after_every_message(stage: Stage) -> None:
+    stage.rule(FULL * 2, total=6.0)
+    stage.send(FULL, path="/delay?s=0.2", method="post")
+    stage.worker(concurrency=2, arguments=["--max-tasks-per-child", "1"])
+    stage.dispenser()
+    stage.wait_for_all(60)
+    assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["SIGTERM", "SIGQUIT"])
+def test_a_worker_is_told_to_go_in_the_middle_of_a_message(stage: Stage, pool: str, number: signal.Signals) -> None:
+    """Warm: all of it is finished. Cold: only what was on the wire is UNKNOWN."""
+    stage.rule(FULL * 2, total=6.0)
+    stage.send(FULL // 2, path="/delay?s=1.5", method="post")
+    stage.send(FULL // 2, path="/ok", method="post")
+    worker = stage.worker(concurrency=4, pool=pool)
+    stage.dispenser()
+    stage.vendor.wait_for(20)
+    worker.process.send_signal(number)
+    worker.wait(30)
+    stage.worker(concurrency=4)
+    stage.wait_for_all(60)
+    counts = stage.judge(unknown_allowed=number == signal.SIGQUIT)
+    _unknown_were_sent(stage)
+    if number == signal.SIGTERM:
+        assert counts == {"DONE": FULL}
+
+
+def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None:
+    """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else."""
+    stage.rule(FULL * 2, total=6.0)
+    for path in ("/hold/k", "/ok") * (FULL // 8):  # some of either in every message, however many it carries
+        stage.send(4, path=path, method="post")
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    stage.vendor.wait_for(8)
+    wait_until(lambda: stage.calls().done().exists(), 20)
+    for child in children_of(worker.pid):
+        os.kill(child, signal.SIGKILL)
+    stage.worker(concurrency=4)
+    wait_until(lambda: stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists(), 60)
+    stage.judge()
+    _unknown_were_sent(stage)
 
 
 @pytest.mark.slow

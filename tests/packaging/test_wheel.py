@@ -169,7 +169,7 @@ def test_it_says_what_it_is(metadata: Message) -> None:
     assert metadata.get_payload()
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     needed = {line.split(">")[0].strip() for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
-    assert needed == {"arrow", "celery", "django", "requests", "tzdata", "urllib3"}
+    assert needed == {"arrow", "celery", "django", "idna", "requests", "tzdata", "urllib3"}
 
 
 def test_it_brings_the_pytest_plugin(wheel: zipfile.ZipFile) -> None:

@@ -271,3 +271,53 @@ def test_other_hosts_are_refused_by_name(host: str, patterns: tuple[str, ...]) -
     reason = host_refusal(host, patterns)
     assert reason is not None
     assert host in reason
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url", "is_allowed"),
+    [
+        ("api.example", "https://api.example/", True),
+        ("api.example", "https://api.example:8443/", True),
+        ("api.example:8443", "https://api.example:8443/", True),
+        ("api.example:8443", "https://API.example.:8443/", True),
+        ("api.example:8443", "https://api.example/", False),
+        ("api.example:443", "https://api.example/", True),
+        ("api.example:443", "http://api.example/", False),
+        ("api.example:80", "http://api.example/", True),
+        ("*.example:8443", "https://a.b.example:8443/", True),
+        ("*.example:8443", "https://a.b.example:8444/", False),
+        ("*:443", "https://anything.test/", True),
+        ("*:443", "http://anything.test/", False),
+        ("[2606:4700::1]:8443", "https://[2606:4700::1]:8443/", True),
+        ("[2606:4700::1]:8443", "https://[2606:4700::1]/", False),
+        ("2606:4700::1", "https://[2606:4700::1]:99/", True),
+        ("1.1.1.1:8443", "https://16843009:8443/", True),
+        ("1.1.1.1:8443", "https://1.1.1.1:9443/", False),
+    ],
+)
+def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(pattern: str, url: str, is_allowed: bool) -> None:
+    """By `send` and by the wire alike."""
+    from urllib.parse import urlsplit
+
+    from callqueue.callcheck import check_url
+    from callqueue.exceptions import NotAllowed
+    from callqueue.handlers import wire
+    from callqueue.rules import is_place_pattern
+
+    assert is_place_pattern(pattern)
+    parts = urlsplit(url)
+    assert isinstance(wire._target(parts.scheme, parts.netloc, (pattern,), ()), wire.Target) is is_allowed
+    if is_allowed:
+        assert check_url(url, allowed_hosts=[pattern], allowed_networks=[])
+        return
+    with pytest.raises(NotAllowed, match="port"):
+        check_url(url, allowed_hosts=[pattern], allowed_networks=[])
+
+
+@pytest.mark.parametrize(
+    "pattern", ["api.example:0", "api.example:99999", "api.example:x", "https://api.example", "a b:80", ":80"]
+)
+def test_what_no_host_and_port_could_match_is_no_pattern(pattern: str) -> None:
+    from callqueue.rules import is_place_pattern
+
+    assert not is_place_pattern(pattern)

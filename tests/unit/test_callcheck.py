@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from callqueue import callcheck
 from callqueue.callcheck import (
     METHODS,
     CheckedCall,
@@ -31,6 +32,7 @@ from callqueue.callcheck import (
     check_url,
 )
 from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.secrets import Secret, marked, unmarked
 
 URL = "https://api.example.com/v1"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -115,19 +117,19 @@ class TestAGoodCall:
     @pytest.mark.parametrize(
         "params",
         [
-            {"params": {"q": ["a", "b", {"$secret": "STRIPE"}], "n": 1, "skip": None}},
+            {"params": {"q": ["a", "b", Secret("STRIPE")], "n": 1, "skip": None}},
             {"params": "a=b"},
             {"params": [["a", 1], ["a", 2]]},
             {"data": "raw text"},
             {"data": {"a": "b"}},
-            {"data": [["a", "b"], ["a", {"$secret": "STRIPE"}]]},
+            {"data": [["a", "b"], ["a", Secret("STRIPE")]]},
             {"json": None, "data": None, "headers": None, "cookies": None, "auth": None, "params": None},
             {"json": "text"},
             {"json": 0, "data": None},
             {"cookies": {"session": "a b,c"}},
             {"auth": ["user", "pass:word"]},
-            {"auth": ("user", {"$secret": "STRIPE"})},
-            {"headers": {"Authorization": {"$secret": "STRIPE"}, "X-Empty": "", "X-Tab": "a\tb"}},
+            {"auth": ("user", Secret("STRIPE"))},
+            {"headers": {"Authorization": Secret("STRIPE"), "X-Empty": "", "X-Tab": "a\tb"}},
             {"json": {"big": 10**400}},
         ],
     )
@@ -157,7 +159,7 @@ class TestTheShape:
             ({"method": "get", "params": None}, "params", "must be a dict"),
             ({"method": "get", "params": [1]}, "params", "must be a dict"),
             ({"method": "sms", "params": "text"}, "params", "must be a dict"),
-            ({"method": "sms", "params": {"$secret": "STRIPE"}}, "params", "inside it"),
+            ({"method": "sms", "params": Secret("STRIPE")}, "params", "inside params"),
             ({1: 2}, "call_data", "key that is not a string"),
         ],
     )
@@ -251,30 +253,50 @@ class TestJson:
 
 class TestSecrets:
     def test_may_stand_for_the_url(self) -> None:
-        checked({"method": "get", "params": {"url": {"$secret": "STRIPE"}}}, allowed_hosts=())
+        checked({"method": "get", "params": {"url": Secret("STRIPE")}}, allowed_hosts=())
 
     @pytest.mark.parametrize("method", ["send_email", "celery_task"])
     def test_may_stand_for_any_string(self, method: str) -> None:
-        secret = {"$secret": "GITHUB"}
+        secret = Secret("GITHUB")
         params = {"to": [secret], "subject": secret, "message": secret, "reply_to": secret}
         checked({"method": method, "params": params if method == "send_email" else {"name": secret, "args": [secret]}})
 
     @pytest.mark.parametrize(
         ("reference", "field", "why"),
         [
-            ({"$secret": "STRIP"}, "params.json.a.$secret", "did you mean 'STRIPE'?"),
-            ({"$secret": "STRIPE", "x": 1}, "params.json.a", "exactly one key"),
-            ({"$secret": 5}, "params.json.a.$secret", "must be the name"),
-            ({"$secret": None}, "params.json.a.$secret", "must be the name"),
-            ({"$secret": {"$secret": "STRIPE"}}, "params.json.a.$secret", "must be the name"),
+            (Secret("STRIP"), "params.json.a", "not in SECRETS: 'STRIP'"),
+            (Secret("A\nB"), "params.json.a", r"not in SECRETS: 'A\nB'"),
+            (Secret("\ud800"), "params.json.a", "half of a surrogate pair"),
         ],
     )
-    def test_are_known_by_name(self, reference: Any, field: str, why: str) -> None:
-        refused(http(json={"a": reference}), field, why)
+    def test_are_known_by_name_and_no_other_name_is_told(self, reference: Any, field: str, why: str) -> None:
+        error = refused(http(json={"a": reference}), field, why)
+        assert "STRIPE" not in str(error)
+        assert "GITHUB" not in str(error)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            {"$secret": "STRIPE"}, {"$secret": "NO SUCH"}, {"$secret": 5}, {"$secret": None}, {"$secret": "STRIPE", "x": 1},
+            {"$$secret": "STRIPE"}, {"$secret": {"$secret": "STRIPE"}}, [{"$$$secret": ["$secret"]}],
+        ],
+    )  # fmt: skip
+    def test_are_not_named_by_data_that_looks_like_it(self, data: Any) -> None:
+        for params in ({"json": data}, {"json": [{"a": data}]}):
+            assert checked(http(**params))["params"]["json"] == params["json"]
+
+    def test_are_kept_beside_data_that_looks_like_one(self) -> None:
+        both = {"a": Secret("STRIPE"), "b": {"$secret": "STRIPE"}}
+        assert checked(http(json=both))["params"]["json"] == both
+
+    @pytest.mark.parametrize("place", [{"headers": {"X-A": {"$secret": "STRIPE"}}}, {"auth": ["u", {"$secret": "STRIPE"}]}])
+    def test_the_former_way_to_name_one_is_pointed_out(self, place: Any) -> None:
+        with pytest.raises(InvalidCall, match=r"callqueue\.Secret\(NAME\)"):
+            checked(http(**place))
 
     @pytest.mark.parametrize("place", ["headers", "cookies"])
     def test_do_not_stand_for_dicts(self, place: str) -> None:
-        refused(http(**{place: {"$secret": "STRIPE"}}), f"params.{place}", "inside it")
+        refused(http(**{place: Secret("STRIPE")}), f"params.{place}", "not a secret")
 
     def test_are_checked_again_once_they_are_resolved(self) -> None:
         with pytest.raises(InvalidCall, match="line break"):
@@ -523,7 +545,7 @@ class TestACeleryTask:
             ({"args": {}}, "params.args"),
             ({"args": "ab"}, "params.args"),
             ({"kwargs": [1]}, "params.kwargs"),
-            ({"kwargs": {"$secret": "STRIPE"}}, "params.kwargs"),
+            ({"kwargs": Secret("STRIPE")}, "params.kwargs"),
             ({"countdown": 5}, "params.countdown"),
         ],
     )
@@ -552,7 +574,8 @@ class TestTheKey:
     @pytest.mark.parametrize(
         "key",
         ["x" * 256, "a\0", "\ud800", '{"a": 1}', " {}", 5, ["a"], b"a", True, {1: "a"}, {"": "a"}, {"a": None},
-         {"a": True}, {"a": 1.5}, {"a": "x" * 255}, {"a": 10**5000}, {"a\0": "b"}, {"a": "\0"}],
+         {"a": True}, {"a": 1.5}, {"a": "x" * 255}, {"a": 10**5000}, {"a\0": "b"}, {"a": "\0"},
+         "a\nb", "\x1b[2J", "a\x7f", "a\x9b", "a\u2028b", "a\tb", {"a": "b\n"}, {"a\r": "b"}],
     )  # fmt: skip
     def test_is_refused(self, key: Any) -> None:
         with pytest.raises(InvalidCall, match="^key"):
@@ -570,7 +593,7 @@ class TestTheOtherArguments:
     @pytest.mark.parametrize(
         "cost",
         [-1, True, 1.5, "1", [1], 2**31, {"a": -1}, {"a": True}, {"a": 1.0}, {"": 1}, {1: 1}, {"a": None},
-         {"a" * 300: 1}, {"a\0": 1}],
+         {"a" * 300: 1}, {"a\0": 1}, {"a\n": 1}],
     )  # fmt: skip
     def test_a_cost_that_is_none_is_refused(self, cost: Any) -> None:
         with pytest.raises(InvalidCall, match="^cost"):
@@ -612,14 +635,14 @@ class TestTheOtherArguments:
     def test_a_unique_key_is_a_text_or_none(self) -> None:
         assert check_unique_key(None) is None
         assert check_unique_key("order-5") == "order-5"
-        for wrong in ("", "a\0", "x" * 256, 5, b"x", "\ud800"):
+        for wrong in ("", "a\0", "x" * 256, 5, b"x", "\ud800", "a\nb", "\x1b[2J"):
             with pytest.raises(InvalidCall, match="^unique_key"):
                 check_unique_key(wrong)
 
     def test_a_callback_is_the_name_of_a_task(self) -> None:
         assert check_callback(None) is None
         assert check_callback("shop.tasks.paid") == "shop.tasks.paid"
-        for wrong in ("", "a b", "a\0", "x" * 256, len, 5, "\ud800"):
+        for wrong in ("", "a b", "a\0", "x" * 256, len, 5, "\ud800", "a\x1b[2J", "a\n", "a\x9b"):
             with pytest.raises(InvalidCall, match="^callback"):
                 check_callback(wrong)
 
@@ -630,7 +653,8 @@ texts = st.text(st.characters(exclude_categories=()), max_size=12)
 json_leaves = st.none() | st.booleans() | st.integers() | st.floats() | texts
 other_leaves = st.binary(max_size=4) | st.datetimes() | st.sets(st.integers(), max_size=2) | st.decimals() | st.uuids()
 names = texts | st.sampled_from(["$secret", "url", "headers", "auth", "method", "params", "json", "data", "cookies"])
-secret = st.fixed_dictionaries({"$secret": st.sampled_from(["STRIPE", "GITHUB", "NO"])})
+known = st.sampled_from(["STRIPE", "GITHUB", "NO"])
+secret = st.fixed_dictionaries({"$secret": known}) | st.builds(Secret, known)
 values = st.recursive(
     json_leaves | other_leaves | secret,
     lambda inner: (
@@ -667,6 +691,15 @@ call_datas = values | st.fixed_dictionaries(
 )
 
 
+def test_no_cache_keeps_hosts_that_no_host_name_is_as_long_as() -> None:
+    callcheck._read_authority.cache_clear()
+    for number in range(20):
+        for char in ("a", "é", "😀"):
+            with pytest.raises(InvalidCall, match="lengths"):
+                check_url(f"https://{char * 20_000}{number}/", allowed_hosts=["*"], allowed_networks=[])
+    assert callcheck._read_authority.cache_info().currsize == 0
+
+
 @settings(max_examples=400, deadline=None)
 @given(call_datas, st.integers(20, 400))
 def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(call_data: Any, max_bytes: int) -> None:
@@ -676,10 +709,10 @@ def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(call_data: An
         str(error).encode()
         assert "\n" not in str(error)
         return
-    text = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    assert json.loads(text) == result
+    text = json.dumps(marked(result), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    assert unmarked(json.loads(text)) == result
     assert len(text.encode()) <= max_bytes
-    assert "\\u0000" not in json.dumps(result).replace("\\\\", "")
+    assert "\\u0000" not in json.dumps(marked(result)).replace("\\\\", "")
     assert checked(result, max_bytes=max_bytes) == result
 
 

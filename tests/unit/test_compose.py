@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,33 @@ def test_a_worker_gets_the_time_to_finish_a_call() -> None:
 
 def test_every_image_is_pinned_to_a_version() -> None:
     images = [spec["image"] for spec in SERVICES.values() if "build" not in spec]
-    assert all(re.search(r":\d", image) for image in images)
+    images += re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(images) == 4
+    assert all(re.search(r":\d+\.\d+", image) for image in images)
+
+
+def test_every_package_of_the_image_is_pinned() -> None:
+    pins = (ROOT / "example_project" / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
+    pinned = {line.partition("==")[0] for line in pins}
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", line) for line in pins)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in ("postgres", "beat", "redis", "encryption", "metrics") for name in extras[extra]),
+    ]
+    assert {re.match(r"[\w-]+", name)[0].lower() for name in wanted} | {"gunicorn"} <= pinned  # type: ignore[index]
+    assert "--constraint example_project/constraints.txt" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Of packages that are not Django's, Celery's or the standard library's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.match(r"[\w-]+", name)[0] for name in project["dependencies"]}  # type: ignore[index]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "callqueue" / "handlers").glob("*.py"))
+    for name in ("idna", "requests", "urllib3"):
+        assert re.search(rf"^\s*(import|from) {name}\b", sources, re.MULTILINE)
+        assert name in declared
 
 
 def test_the_volumes_in_use_are_declared() -> None:

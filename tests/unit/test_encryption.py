@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import encryption
-from callqueue.encryption import EncryptionUnavailable, Unreadable, check_keys, open_sealed, seal
+from callqueue.encryption import EncryptionUnavailable, Unreadable, check_keys
 from callqueue.exceptions import CallQueueError
 
+seal, open_sealed = partial(encryption.seal, place="t.column"), partial(encryption.open_sealed, place="t.column")
 OLD, NEW, OTHER = (Fernet.generate_key().decode() for _ in range(3))
 
 
@@ -49,6 +51,26 @@ def test_what_no_key_opens_is_unreadable(token: Any) -> None:
 def test_what_is_sealed_is_unreadable_once_there_are_no_keys() -> None:
     with pytest.raises(Unreadable, match="ENCRYPTION_KEYS is empty"):
         open_sealed(seal("text", [NEW]), [])
+
+
+def test_what_was_sealed_opens_in_its_own_column_and_row_alone() -> None:
+    token = encryption.seal("text", [NEW], place="t.a", row="7")
+    assert encryption.open_sealed(token, [NEW], place="t.a", row="7") == "text"
+    for place, row in (("t.a", "8"), ("t.a", ""), ("t.b", "7"), ("u.a", "7")):
+        with pytest.raises(Unreadable, match="for another row or column"):
+            encryption.open_sealed(token, [NEW], place=place, row=row)
+
+
+def test_what_was_sealed_without_a_row_opens_in_any_row_of_its_column() -> None:
+    token = encryption.seal("text", [NEW], place="t.a")
+    assert encryption.open_sealed(token, [NEW], place="t.a", row="7") == "text"
+    with pytest.raises(Unreadable):
+        encryption.open_sealed(token, [NEW], place="t.b", row="7")
+
+
+def test_what_was_sealed_before_there_were_places_still_opens() -> None:
+    token = Fernet(NEW).encrypt(b'{"a": 1}').decode()
+    assert encryption.open_sealed(token, [NEW], place="t.a", row="7") == '{"a": 1}'
 
 
 @pytest.mark.parametrize("keys", [[], ["short"], [NEW, "hunter2"], [5]])

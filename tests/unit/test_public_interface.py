@@ -48,7 +48,7 @@ def test_models_have_their_columns() -> None:
     response_headers response_body error_message worker"""
     assert set(call.split()) <= {f.name for f in CallQueue._meta.get_fields()}
     assert set(attempt.split()) <= {f.name for f in CallAttempt._meta.get_fields()}
-    assert {p[0] for p in CallQueue._meta.permissions} == {"requeue_call", "cancel_call", "control_rule"}
+    assert {p[0] for p in CallQueue._meta.permissions} == {"requeue_call", "edit_call", "cancel_call", "control_rule"}
 
 
 def test_send_takes_keywords_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from callqueue.redaction import (
     redact_text,
     redact_url,
 )
+from callqueue.secrets import Secret
 
 PASSWORD = "hunter2-hunter2"
 URL = "https://api.example.com/v1"
@@ -58,7 +60,7 @@ class TestUrls:
             (f"{URL}?page=2&key={PASSWORD}&sig={PASSWORD}", f"{URL}?page=2&key=[redacted]&sig=[redacted]"),
             (f"{URL}?access_token={PASSWORD}#token={PASSWORD}", f"{URL}?access_token=[redacted]#token=[redacted]"),
             (f"{URL}?auth%5Ftoken={PASSWORD}", f"{URL}?auth%5Ftoken=[redacted]"),
-            ({"$secret": "HOOK"}, {"$secret": "HOOK"}),
+            (Secret("HOOK"), Secret("HOOK")),
             (None, None),
         ],
     )
@@ -71,7 +73,7 @@ class TestParams:
         shown = redact_params({
             "url": f"{URL}?token={PASSWORD}",
             "headers": {"Authorization": PASSWORD, "X-Info": f"Bearer {PASSWORD}", "Accept": "*/*"},
-            "cookies": {"theme": PASSWORD, "sid": {"$secret": "SID"}},
+            "cookies": {"theme": PASSWORD, "sid": Secret("SID")},
             "auth": ["user", PASSWORD],
             "params": {"key": PASSWORD, "q": "a", "token": [PASSWORD]},
             "json": {"max_tokens": 100, "token": 5, "password": "", "key": "shown", "reset_password": True},
@@ -79,7 +81,7 @@ class TestParams:
         assert shown == {
             "url": f"{URL}?token={REDACTED}",
             "headers": {"Authorization": REDACTED, "X-Info": f"Bearer {REDACTED}", "Accept": "*/*"},
-            "cookies": {"theme": REDACTED, "sid": {"$secret": "SID"}},
+            "cookies": {"theme": REDACTED, "sid": "[secret SID]"},
             "auth": ["user", REDACTED],
             "params": {"key": REDACTED, "q": "a", "token": REDACTED},
             "json": {"max_tokens": 100, "token": REDACTED, "password": "", "key": "shown", "reset_password": True},
@@ -89,10 +91,10 @@ class TestParams:
         ("auth", "shown"),
         [
             (["sk_live_1", ""], [REDACTED, ""]),
-            (["user", {"$secret": "PW"}], ["user", {"$secret": "PW"}]),
-            ([{"$secret": "KEY"}, ""], [{"$secret": "KEY"}, ""]),
+            (["user", Secret("PW")], ["user", "[secret PW]"]),
+            ([Secret("KEY"), ""], ["[secret KEY]", ""]),
             (PASSWORD, REDACTED),
-            ({"$secret": "KEY"}, {"$secret": "KEY"}),
+            (Secret("KEY"), "[secret KEY]"),
             ([5, 6], [REDACTED, REDACTED]),
         ],
     )
@@ -100,8 +102,12 @@ class TestParams:
         assert redact_params({"auth": auth}) == {"auth": shown}
 
     def test_keep_references(self) -> None:
-        params = {"headers": {"Authorization": {"$secret": "A"}}, "json": {"token": {"$secret": "B"}}}
-        assert redact_params(params) == params
+        params = {"headers": {"Authorization": Secret("A")}, "json": {"token": [Secret("B")], "x": Secret("C")}}
+        shown = {"headers": {"Authorization": "[secret A]"}, "json": {"token": REDACTED, "x": "[secret C]"}}
+        assert redact_params(params) == shown
+
+    def test_redact_data_that_looks_like_one(self) -> None:
+        assert redact_params({"json": {"token": {"$secret": PASSWORD}}}) == {"json": {"token": REDACTED}}
 
     def test_read_bodies_that_are_text(self) -> None:
         assert redact_params({"data": f"user=a&password={PASSWORD}"}) == {"data": f"user=a&password={REDACTED}"}
@@ -165,10 +171,10 @@ class TestText:
         assert time.perf_counter() - began < 10
 
 
-def words_of(command: str, **environment: str) -> list[str]:
+def words_of(command: str, shell: str = "sh", **environment: str) -> list[str]:
     """The words that a shell makes of the command."""
     script = command.replace("curl", "printf '%s\\0'", 1)
-    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, check=True, timeout=10)
+    done = subprocess.run([shell, "-c", script], env=environment, capture_output=True, check=True, timeout=10)
     return done.stdout.decode().split("\0")[:-1]
 
 
@@ -184,10 +190,10 @@ class TestCurl:
     def test_takes_secrets_from_the_environment(self) -> None:
         command = as_curl("get", {
             "url": URL,
-            "headers": {"Authorization": {"$secret": "API-KEY"}},
-            "auth": ["me", {"$secret": "PW"}],
-            "params": {"key": {"$secret": "PW"}},
-            "cookies": {"sid": {"$secret": "PW"}},
+            "headers": {"Authorization": Secret("API-KEY")},
+            "auth": ["me", Secret("PW")],
+            "params": {"key": Secret("PW")},
+            "cookies": {"sid": Secret("PW")},
         })  # fmt: skip
         words = words_of(command, API_KEY="Bearer $(touch x) 'y\"", PW="p w")
         assert "Authorization: Bearer $(touch x) 'y\"" in words
@@ -196,7 +202,7 @@ class TestCurl:
         assert words[-1] == f"{URL}?key=p w"
 
     def test_takes_a_secret_url_and_nested_ones(self) -> None:
-        command = as_curl("put", {"url": {"$secret": "1HOOK"}, "json": {"a": [{"$secret": "B"}]}})
+        command = as_curl("put", {"url": Secret("1HOOK"), "json": {"a": [Secret("B")]}})
         words = words_of(command, _1HOOK=URL, B="beta")
         assert words[-1] == URL
         assert '{"a": ["beta"]}' in words
@@ -224,12 +230,23 @@ class TestCurl:
         assert as_curl(method, {"url": URL}) == ""
 
     @settings(max_examples=50, deadline=None)
-    @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+    @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs", "Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn"])))
     def test_gives_the_shell_exactly_one_word_per_value(self, text: str) -> None:
         params = {"url": text, "data": text, "headers": {"X-A": text}, "cookies": {text: text}}
         words = words_of(as_curl("post", params))
         assert words[:3] == ["--globoff", "--request", "POST"]
         assert len(words) == 3 + 2 * 5
+
+    @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+    @settings(max_examples=50, deadline=None)
+    @given(
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+        st.sampled_from(["\3\n", "\x1b[2J", "\t", "\u202e", "'\\\r"]),
+    )
+    def test_has_nothing_in_it_that_a_terminal_acts_on(self, text: str, control: str) -> None:
+        command = as_curl("post", {"url": URL, "data": f"{text}{control}{text}", "cookies": {"a": control}})
+        assert command.isprintable()
+        assert f"{text}{control}{text}" in words_of(command, shell="bash")
 
 
 json_values = st.recursive(

@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 from callqueue import clockwork
 from callqueue.handlers import connection, door, journey, wire
 from callqueue.handlers.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
+from tests.support.busy import BUSY, CHUNKED
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
 FOLLOWING = replace(LOOPBACK, redirects=10)
@@ -238,6 +239,18 @@ def nothing_was_sent(answer: Answer) -> bool:
 def _no_connection_outlives_its_test() -> Iterator[None]:
     yield
     close_idle()
+
+
+def without_end(head: bytes, piece: bytes) -> Script:
+    """A head, and then the same again and again."""
+
+    def script(line: Line) -> None:
+        line.read()
+        line.send(head)
+        while True:
+            line.send(piece)
+
+    return script
 
 
 @dataclass
@@ -917,6 +930,84 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - before < seconds
 
 
+@pytest.mark.parametrize("how", list(BUSY))
+def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str) -> None:
+    """This thread's own, so that it is no matter of what else runs; before, it was all of the total timeout."""
+    head, piece, why = BUSY[how]
+    with Peer(without_end(head, piece)) as peer:
+        before = time.thread_time()
+        answer = call(peer.url())
+        spent = time.thread_time() - before
+        assert peer.has_closed(1)
+    assert why in answer.error
+    assert answer.truncated == (answer.response is not None)
+    assert not answer.broken
+    assert spent < 0.5
+
+
+def test_all_hops_together_may_keep_us_busy_no_longer_than_one() -> None:
+    waste = b"1;" + b"y" * 60_000 + b"\r\nx\r\n"
+    hop = b"HTTP/1.1 307 Onward\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n" + waste * 4 + b"0\r\n\r\n"
+    with Peer(answering(hop)) as peer:
+        answer = call(peer.url(), policy=FOLLOWING)
+        assert "hardly any body" in answer.error
+        assert len(peer.seen) == 4
+
+
+@pytest.mark.parametrize("size", [40, 400])
+def test_bodies_in_small_chunks_are_read_whole(size: int) -> None:
+    """As streams of events are: some tens of bytes each."""
+    count = 600_000 // size
+    chunk = b"%x\r\n" % size + b"x" * size + b"\r\n"
+    with Peer(answering(CHUNKED + b"\r\n" + chunk * count + b"0\r\n\r\n")) as peer:
+        answer = call(peer.url())
+    assert (len(body_of(answer)), answer.truncated, answer.broken) == (size * count, False, False)
+
+
+def test_a_large_body_is_never_too_many_pieces() -> None:
+    body = b"x" * (40 << 20)
+    with Peer(answering(answer_bytes(body))) as peer:
+        answer = call(peer.url(), policy=replace(LOOPBACK, max_response_bytes=64 << 20))
+    assert (len(body_of(answer)), answer.truncated) == (len(body), False)
+
+
+def test_text_that_barely_folds_is_read_whole() -> None:
+    noise = random.Random(8).randbytes(900_000)
+    with Peer(answering(answer_bytes(gzip.compress(noise), Content_Encoding="gzip"))) as peer:
+        answer = call(peer.url())
+    assert (body_of(answer) == noise, answer.truncated) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "encoding"),
+    [
+        ("text/html; charset=Shift_JIS", "shift-jis"),
+        ("text/html; charset=undefined", "utf-8"),
+        ("text/html; charset=utf-7", "utf-8"),
+        ("text/html; charset=" + "x" * 5000, "utf-8"),
+        ("text/html", "latin-1"),
+        ("image/png", None),
+    ],
+)
+def test_a_hook_reads_text_by_no_name_of_the_servers(claimed: str, encoding: str | None) -> None:
+    with Peer(answering(answer_bytes(b"ok", Content_Type=claimed))) as peer:
+        answer = call(peer.url())
+    assert answer.response is not None
+    assert answer.response.encoding == encoding
+    assert answer.response.text == "ok"
+
+
+def test_a_redirect_to_a_host_of_any_length_is_kept_in_no_cache() -> None:
+    wire._target.cache_clear()
+    for length in (20_000, 60_000):
+        location = f"http://{'a' * length}.example/"
+        with Peer(answering(answer_bytes(status="302 Found", Location=location))) as peer:
+            answer = call(peer.url(), policy=FOLLOWING)
+        assert answer.refused
+        assert "a redirect" in answer.error
+    assert wire._target.cache_info().currsize == 2
+
+
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX-One: "])
 def test_a_head_that_drips_ends_with_the_total_timeout(head: bytes) -> None:
     def script(line: Line) -> None:
@@ -930,14 +1021,15 @@ def test_a_head_that_drips_ends_with_the_total_timeout(head: bytes) -> None:
     assert "the total timeout of 0.3 s" in answer.error
 
 
-def test_interim_answers_without_end_end_with_the_total_timeout() -> None:
-    def script(line: Line) -> None:
-        line.read()
-        while True:
-            line.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    with Peer(script) as peer, within(3):
-        assert is_lost(call(peer.url(), timeouts=HURRIED))
+@pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints"])
+def test_a_few_interim_answers_are_passed_over_and_more_are_no_answer(status: str) -> None:
+    interim = f"HTTP/1.1 {status}\r\n\r\n".encode()
+    with Peer(answering(interim * connection.MOST_INTERIM + answer_bytes(b"done"))) as peer:
+        assert body_of(call(peer.url())) == b"done"
+    with Peer(once(interim * (connection.MOST_INTERIM + 1) + answer_bytes(b"done"))) as peer:
+        answer = call(peer.url())
+    assert is_lost(answer)
+    assert "more than 20 interim answers" in answer.error
 
 
 @pytest.mark.parametrize(
@@ -1099,9 +1191,10 @@ def test_a_body_that_is_not_encoded_as_it_says_is_broken() -> None:
     assert "Content-Encoding" in answer.error
 
 
-def test_brotli_that_cannot_be_bounded_is_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "_IS_BROTLI_BOUNDED", False)
-    with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding="gzip, br"))) as peer:
+@pytest.mark.parametrize("encoding", ["br", "gzip, br", "gzip,\tbr", "gzip,BR ", "br\t,gzip"])
+def test_brotli_that_cannot_be_bounded_is_not_unfolded(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setitem(wire._UNBOUNDED, "br", "cannot be bounded")
+    with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
         answer = call(peer.url())
     assert (body_of(answer), answer.broken) == (b"", True)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import cleanup, recovery
+from callqueue import cleanup, database, recovery
 from callqueue.management.base import CallQueueCommand, duration, wrong_use
 from callqueue.progress import progress
 
@@ -18,6 +18,7 @@ LOCKS = (
 
 class Command(CallQueueCommand):
     help = "Recover lost calls, delete calls past their retention, reclaim space."
+    is_repeatable = False  # its parts are
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -54,7 +55,7 @@ class Command(CallQueueCommand):
     def _recover(self, using: str, wanted: bool) -> int:
         with progress("recovering", wanted=wanted) as bar:
             total = 0
-            while count := recovery.recover(using):
+            while count := database.persist(using, lambda: recovery.recover(using), during="recovery"):
                 total += count
                 bar.update(total)
         return total

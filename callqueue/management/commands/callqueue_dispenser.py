@@ -16,6 +16,7 @@ from callqueue.management.base import CallQueueCommand, problem, wrong_use
 
 class Command(CallQueueCommand):
     help = "Release calls as fast as their rules allow. SIGTERM and SIGINT end it cleanly; any number may run."
+    is_repeatable = False  # it looks after itself
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -45,7 +46,11 @@ class Command(CallQueueCommand):
             taken.append(publisher.publish(using, messages))
             return taken[-1]
 
-        count = Dispenser(using, rules=rules, publish=publish).run_once()
+        dispenser = Dispenser(using, rules=rules, publish=publish)
+        try:
+            count = dispenser.run_once()
+        finally:
+            dispenser.leave()
         if not all(taken):
             raise problem("the broker is away: it refused a message; what was released waits again")
         self.say(f"released {count} calls")
@@ -60,6 +65,7 @@ class Command(CallQueueCommand):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            dispenser.leave()
         self.say("ended")
 
 

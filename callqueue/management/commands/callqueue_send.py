@@ -13,6 +13,7 @@ from django.core.management.base import CommandParser
 from callqueue import feed
 from callqueue.management.base import CallQueueCommand, first_line, problem, wrong_use
 from callqueue.progress import progress
+from callqueue.redaction import printable
 
 
 class Command(CallQueueCommand):
@@ -20,11 +21,15 @@ class Command(CallQueueCommand):
         "Queue calls: one JSON call, or one a line, from a file or standard input. A line is call_data itself, or "
         '{"call_data": {...}, "rule": ..., "key": ..., ...}. With a bad line nothing is sent, unless --skip-bad.'
     )
+    is_repeatable = False  # the calls may have been sent
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="- is standard input")
         parser.add_argument("--rule", metavar="R", help="the rule of calls that name none")
+        parser.add_argument(
+            "--secrets", action="store_true", help='let the file name secrets: {"$secret": NAME} in params is one, not data'
+        )
         parser.add_argument("--skip-bad", action="store_true", help="send the good lines; exits 1 if any was skipped")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
@@ -34,7 +39,8 @@ class Command(CallQueueCommand):
                 using=using,
                 rule=options["rule"],
                 skip_bad=options["skip_bad"],
-                refused=lambda number, why: self.stderr.write(f"line {number}: {why}"),
+                names_secrets=bool(options["secrets"]),
+                refused=lambda number, why: self.stderr.write(printable(f"line {number}: {why}")),
                 progress=bar.update,
             )
         if fed.refused and not options["skip_bad"]:

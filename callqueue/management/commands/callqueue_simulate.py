@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import conf, database, holds, pacing
+from callqueue import agreement, conf, database, pacing
 from callqueue.management.base import CallQueueCommand, wrong_use
 from callqueue.simulate import simulate
 
@@ -28,9 +28,8 @@ class Command(CallQueueCommand):
         rule, calls, latency = options["rule"], options["calls"], options["latency"]
         if not 0 <= calls <= 10_000_000 or not 0 <= latency <= 86400 or options["keys"] < 1:
             raise wrong_use("--calls is from 0 to 10,000,000, --latency from 0 to 86400 seconds, --keys at least 1")
-        config = conf.current()
-        config.rule(rule)
-        book = config.book.with_rates(holds.rates(using, config.book.groups[rule]))
+        conf.current().rule(rule)
+        book = agreement.book_in_force(using)
         start = database.to_us(database.clock(using))
         delivery, notice = pacing.observed(using)
         try:

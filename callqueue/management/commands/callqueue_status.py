@@ -14,6 +14,7 @@ from django.utils import timezone
 from callqueue.management.base import CallQueueCommand, wrong_use
 from callqueue.management.table import table
 from callqueue.overview import overview
+from callqueue.redaction import printable
 
 EVERY = 1.0
 CLEAR = "\x1b[H\x1b[J"  # the cursor to the corner, and everything below it gone
@@ -45,7 +46,7 @@ class Command(CallQueueCommand):
         try:
             while True:
                 lines = [f"{timezone.localtime():%H:%M:%S}", *_lines(overview(using))]
-                self.stdout.write((CLEAR if self.stdout.isatty() else "") + "\n".join(lines))
+                self.stdout.write((CLEAR if self.stdout.isatty() else "") + "\n".join(map(printable, lines)))
                 self.stdout.flush()
                 time.sleep(EVERY)
         except KeyboardInterrupt:
@@ -79,6 +80,12 @@ def _lines(seen: Mapping[str, Any]) -> Iterator[str]:
     for number, line in enumerate(table(HEADING, rows, right={1, 2, 3})):
         yield line
         yield from limits.get(number, ())
+    yield from map(_disagreement, seen["disagreements"])
+
+
+def _disagreement(one: Mapping[str, Any]) -> str:
+    said = "; ".join(f"{what} says {', '.join(who)}" for what, who in one["said"].items())
+    return f"dispensers differ in limit {one['limit']} (all that any says holds): {said}"
 
 
 def _figures(rule: Mapping[str, Any]) -> list[str]:

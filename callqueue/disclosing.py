@@ -1,0 +1,102 @@
+"""Disclosing: gives a call in hand the values of its secrets, each only where it may go. The one place that asks for them.
+
+A call's params with names enter; its params with values, and the values to scrub, leave; or a refusal, which holds no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from callqueue import callcheck, conf, scrubbing, secrets
+from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.handlers import HTTP_METHODS
+from callqueue.handlers.addresses import host_refusal
+from callqueue.secrets import Secret, SecretContext, SecretError
+
+
+@dataclass(frozen=True)
+class Disclosed:
+    """A call's params with the values in place. `is_bound`: one of them may not go just anywhere."""
+
+    params: Mapping[str, Any]
+    values: tuple[str, ...] = field(default=(), repr=False)
+    is_bound: bool = False
+
+
+def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> Disclosed:
+    """The params with their secrets, each asked for once, and checked once more now that they are known.
+
+    NotAllowed where one may not go there or the call may not be made, InvalidCall where a value does not fit its place,
+    SecretError where one has no value now.
+    """
+    if not secrets.has_secret(params):
+        return Disclosed(params)
+    asking = _Asking(rule, key)
+    try:
+        if method in HTTP_METHODS:
+            asking.go_to(params.get("url"))
+        resolved = secrets.resolve(params, asking.value_of)
+        settings = conf.current()
+        callcheck.check_params(method, resolved, allowed_hosts=settings.allowed_hosts, allowed_networks=settings.allowed_networks)
+    except InvalidCall as error:
+        raise InvalidCall(error.field, scrubbing.scrub(error.why, asking.values.values())) from None
+    except NotAllowed as error:
+        raise NotAllowed(scrubbing.scrub(str(error), asking.values.values())) from None
+    values = [*asking.values.values(), *secrets.basic_credentials(params, resolved)]
+    return Disclosed(resolved, tuple(dict.fromkeys(values)), asking.is_bound)
+
+
+def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
+    """The values alone, to take them out of what is said about the call; those of them that can be had."""
+    try:
+        return disclose(method, params, rule=rule, key=key).values
+    except Exception:
+        return ()
+
+
+class _Asking:
+    """One call's asking for secrets: what it got, and where it goes."""
+
+    def __init__(self, rule: str, key: str) -> None:
+        self.rule, self.key = rule, key
+        self.host, self.port = "", 0
+        self.values: dict[str, str] = {}
+        self.is_bound = False
+
+    def go_to(self, url: Any) -> None:
+        """Learn where the call goes; a URL that is a secret may have to be asked for before that is known."""
+        is_secret = isinstance(url, Secret)
+        address = self.value_of(url.name, is_url=True) if is_secret else url
+        settings = conf.current()
+        self.host, self.port = callcheck.check_place(
+            address, allowed_hosts=settings.allowed_hosts, allowed_networks=settings.allowed_networks
+        )
+        if is_secret:
+            self._check_host(url.name)
+
+    def value_of(self, name: str, *, is_url: bool = False) -> str:
+        """The value, if this call may have it."""
+        if name not in self.values:
+            source = conf.current().secrets.get(name)
+            if source is None:
+                raise SecretError(f"secret {name!r} is not in SECRETS")
+            if source.rules is not None and self.rule not in source.rules:
+                raise NotAllowed(f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS")
+            if not is_url:
+                self._check_host(name)
+            self.is_bound |= source.is_bound
+            self.values[name] = source.value(name, SecretContext(self.rule, self.key, self.host))
+        elif not is_url:
+            self._check_host(name)
+        return self.values[name]
+
+    def _check_host(self, name: str) -> None:
+        hosts = conf.current().secrets[name].hosts
+        if hosts is None:
+            return
+        if not self.host:
+            raise NotAllowed(f"the secret {name!r} is for calls to some hosts only, and this call goes to none: see SECRETS")
+        if host_refusal(self.host, hosts, self.port) is not None:
+            raise NotAllowed(f"the secret {name!r} may not go to the host {self.host}:{self.port}: see SECRETS")

@@ -1,0 +1,70 @@
+"""Text as every database keeps it, whoever wrote it: a provider, a hook, an error that was raised.
+
+In: text with NUL or halves of surrogate pairs in it, bytes in whatever charset is claimed, anything that was raised. Out: the
+nearest text that can be stored. Never raises, and looks up no codec by a name that a stranger chose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from encodings.aliases import aliases
+from typing import Any
+
+LONGEST_LABEL = 40  # characters of a charset's name that are looked at
+_CHARSETS = frozenset(
+    {f"cp125{n}" for n in range(9)}
+    | {f"iso8859_{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)}
+    | {"ascii", "latin_1", "utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le"}
+    | {"big5", "big5hkscs", "cp932", "cp949", "cp950", "euc_jis_2004", "euc_jp", "euc_kr", "gb18030", "gb2312", "gbk", "hz"}
+    | {"iso2022_jp", "iso2022_kr", "johab", "shift_jis", "shift_jis_2004", "tis_620"}
+    | {"cp437", "cp850", "cp852", "cp855", "cp866", "cp874", "koi8_r", "koi8_u", "mac_cyrillic", "mac_roman", "ptcp154"}
+)
+
+
+def storable(text: str) -> str:
+    """The nearest text that every database keeps.
+
+    NUL is left out, halves of a surrogate pair are joined, and one that is alone becomes U+FFFD.
+    """
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text.replace("\0", "")
+
+
+def storable_json(value: Any) -> Any:
+    """The same for every text in a JSON value, names too."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, Mapping):
+        return {storable_json(name): storable_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable_json(item) for item in value]
+    return value
+
+
+def worded(error: BaseException) -> str:
+    """What was raised, as "Type: its words". One whose words cannot be had has none."""
+    try:
+        said = str(error)
+    except BaseException:
+        said = ""
+    return storable(f"{type(error).__name__}: {said}") if said else type(error).__name__
+
+
+def charset(label: str | None) -> str:
+    """The codec of text that a charset's label names, one of a fixed list; utf-8 for every other label."""
+    if label is None or len(label) > LONGEST_LABEL:
+        return "utf-8"
+    name = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")
+    name = aliases.get(name, name)
+    return name.replace("_", "-") if name in _CHARSETS else "utf-8"
+
+
+def decoded(raw: bytes, label: str | None) -> str:
+    """The text of a body in the charset that its answer claims. Latin-1 is claimed by default: those are read as utf-8."""
+    codec = charset(label)
+    return storable(raw.decode("utf-8" if codec == "latin-1" else codec, "replace"))

@@ -1,0 +1,337 @@
+"""Every address of the admin, for everyone who might come: who may not, sees and changes nothing; who may, does that and no more.
+
+Addresses, permissions and columns are looked up, not listed: what is added is attacked too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import transaction
+from django.test import Client
+from django.urls import reverse
+
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
+from callqueue.admin import whatif
+from callqueue.admin.listing import OwnAdmin
+from callqueue.models import CallQueue, Hold
+from tests.attacks.admin_site import Scene, acts, addresses, admins, permissions, scene, someone, state, viewer
+
+Rules = Callable[..., None]
+ADDRESSES = addresses()
+HIDDEN = "h1dd3n-value"
+NOT_THERE = ["0", "-1", "999999999", "9" * 30, "x", "_00", "1'", "1 OR 1=1", "..", "½", "_0A", "%s", "{}"]
+
+
+@pytest.fixture
+def there(rules: Rules) -> Scene:
+    rules(default=Rule(limits=[SlidingWindow("100/h", per="key")]))
+    return scene(text="t3xt", hidden=HIDDEN)
+
+
+def forms(there: Scene) -> list[dict[str, Any]]:
+    """What any form of the app might send, all of it at once, for each of the acts that share an address."""
+    edited = {"method": "post", "params": {"url": "https://vendor.example/v2"}}
+    common = {"_selected_action": [there.failed.pk, there.waiting.pk], "index": "0", "select_across": "1", "confirm": "all",
+              "post": "yes", "again": "on", "rule": "default", "key": "", "limit": "default#0", "rate": "5/h",
+              "call_data": json.dumps(edited), "status": "3", "reason": "because"}  # fmt: skip
+    acts = [("requeue_calls", "pause"), ("cancel_calls", "resume"), ("delete_selected", "limit")]
+    return [{**common, "action": action, "do": do} for action, do in acts]
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """Whatever is done inside is rolled back."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
+def done_by(client: Client, there: Scene) -> set[str]:
+    """What this client can do, by every form at every address."""
+    found, before = set(), state()
+    for path in there.paths(ADDRESSES):
+        for form in forms(there):
+            with undone():
+                client.post(path, form)
+                found |= acts(before, state())
+    return found
+
+
+# --- who may not
+
+
+def test_who_is_not_logged_in_or_no_staff_is_sent_to_the_login(there: Scene) -> None:
+    before = state()
+    customer = someone(*permissions(), is_staff=False)
+    for client in (Client(), customer):
+        for path in there.paths(ADDRESSES):
+            for method in ("get", "head", "post", "put", "patch", "delete", "options"):
+                answer = getattr(client, method)(path)
+                assert answer.status_code == 302, (method, path)
+                assert answer["Location"].startswith("/admin/login/"), (method, path)
+    assert state() == {**before, "users": state()["users"]}
+
+
+def test_staff_without_permissions_see_and_change_nothing(there: Scene) -> None:
+    nobody, before = someone(), state()
+    for path in there.paths(ADDRESSES):
+        for answer in (nobody.get(path, follow=True), nobody.post(path, forms(there)[0], follow=True)):
+            assert answer.status_code in (403, 404, 405), path
+            for text in ("t3xt", HIDDEN, "vendor.example"):
+                assert text not in answer.content.decode(), path
+    assert state() == before
+
+
+def test_staff_who_may_see_everything_change_nothing(there: Scene) -> None:
+    client, before = viewer(), state()
+    for path in there.paths(ADDRESSES):
+        assert client.get(path, follow=True).status_code in (200, 403, 405), path
+        for form in forms(there):
+            assert client.post(path, form).status_code in (200, 302, 403, 405), path
+        for method in ("put", "patch", "delete"):
+            getattr(client, method)(path)
+    assert state() == before
+
+
+def test_nothing_is_done_without_the_token(there: Scene) -> None:
+    careful = Client(enforce_csrf_checks=True)
+    root = someone(is_superuser=True)
+    careful.cookies = root.cookies
+    before = state()
+    for path in there.paths(ADDRESSES):
+        for form in forms(there):
+            assert careful.post(path, form).status_code in (403, 405), path
+            assert (
+                careful.post(path, form, headers={"X-CSRFToken": "x" * 32, "Referer": "https://evil.example/"}).status_code != 200
+            )
+    assert state() == before
+
+
+def test_nothing_is_done_by_get(there: Scene) -> None:
+    root = someone(is_superuser=True)
+    before = state()
+    for path in there.paths(ADDRESSES):
+        for form in forms(there):
+            for method in (root.get, root.head, root.options):
+                method(path, form)
+    assert state() == before
+
+
+# --- who may
+
+
+WHAT_IS_ALLOWED = {
+    "requeue_call": {"requeue"},
+    "edit_call": {"edit"},
+    "cancel_call": {"cancel"},
+    "control_rule": {"control"},
+    "delete_callqueue": {"delete"},
+}
+
+
+def test_each_permission_allows_what_it_names_and_nothing_else(there: Scene) -> None:
+    """Each with `view_callqueue`, without which there is no page to act on; and the dashboard asks for both."""
+    found = {name: done_by(someone("view_callqueue", name), there) for name in permissions()}
+    assert {name: done for name, done in found.items() if done} == WHAT_IS_ALLOWED
+
+
+@pytest.mark.slow
+def test_each_permission_alone_is_not_enough(there: Scene) -> None:
+    """Only deleting is Django's own, which asks for no view permission."""
+    found = {name: done_by(someone(name), there) for name in permissions()}
+    assert {name: done for name, done in found.items() if done} in ({}, {"delete_callqueue": {"delete"}})
+
+
+def test_what_is_done_is_written_down(there: Scene) -> None:
+    """Every POST that changes something leaves an entry that says who."""
+    root, before, seen = someone(is_superuser=True), state(), set()
+    for path in there.paths(ADDRESSES):
+        for form in forms(there):
+            with undone():
+                root.post(path, form)
+                done = acts(before, state())
+                entry = LogEntry.objects.latest("pk")
+                assert not done or entry.user_id == int(root.session["_auth_user_id"]), path
+                seen |= done
+    assert seen == {"requeue", "edit", "cancel", "control", "delete"}
+
+
+def test_whoever_may_do_everything_gets_no_error_by_asking_for_what_is_not_there(there: Scene) -> None:
+    """Numbers that are none, that are too large, of other alphabets: a redirect, a refusal or a page. Never an exception."""
+    root = someone(is_superuser=True)
+    for address in ADDRESSES:
+        for pk in NOT_THERE if address.model else [""]:
+            assert root.get(address.of(pk), follow=True).status_code in (200, 403, 404, 405), (address, pk)
+            assert root.post(address.of(pk), follow=True).status_code in (200, 400, 403, 404, 405), (address, pk)
+    assert CallQueue.objects.count() == 2
+
+
+NONSENSE = [
+    "p=-1", "p=99999999999999999999", "p=x", "o=-99.x", "o=9999999999999999999999", "all=1", "e=1", "_popup=1", "_facets=1",
+    "_to_field=key", "q=%00", f"q={'x' * 3000}", "q='%22;--", "status__exact=99999999999999999999", "status__exact=%00",
+    "rule__exact=%00", "method__exact=%00", "source__exact=%00", "created_dt__year=0", "created_dt__year=99999",
+    "created_dt__gte=%00", "created_dt__lt=x", "created_dt__gte=9999-99-99", "created_dt__year=2026&created_dt__day=99",
+    "calls=1&rule=%00", f"calls={'9' * 5000}", "calls=1&rule=default&latency=1e400&keys=1", "=", "&&&", "%FF=%FF",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", NONSENSE)
+def test_nonsense_in_an_address_is_no_error(there: Scene, query: str) -> None:
+    client = viewer()
+    for path in {address.of("") for address in ADDRESSES if not address.model}:
+        assert client.get(f"{path}?{query}", follow=True).status_code in (200, 400, 403, 404), (path, query)
+
+
+# --- lookups
+
+
+def lookups_of(field: Any) -> Iterator[str]:
+    """Every lookup and transform that a column knows, and paths into JSON."""
+    yield from field.get_lookups()
+    if field.get_internal_type() in ("JSONField", "TextField"):
+        yield from ("params__headers__Authorization__startswith", "0__contains", "x__regex", "length")
+    if field.is_relation:
+        yield from ("call_data__params__url__contains", "response_body__startswith", "error_message__iregex", "key", "pk__in")
+
+
+def own_parameters(made: OwnAdmin) -> set[str]:
+    links = {"callqueue": {"status__exact", "rule__exact", "method__exact", *(f"created_dt__{part}" for part in PARTS)}}
+    return links.get(str(made.opts.model_name), set()) | ({"source__exact", "source__isnull"} if made.model is Hold else set())
+
+
+PARTS = ("year", "month", "day", "gte", "lt")
+
+
+def test_every_admin_class_of_the_app_is_one_that_refuses_lookups() -> None:
+    assert admins()
+    assert all(isinstance(made, OwnAdmin) for made in admins())
+
+
+def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
+    """With one, whoever may only look could read letter by letter what is redacted, or send the database an expression."""
+    client, tried = viewer(), 0
+    for made in admins():
+        path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
+        for field in made.opts.get_fields():
+            for lookup in {"", *lookups_of(field)}:
+                name = f"{field.name}__{lookup}".removesuffix("__")
+                expected = {True: (200, 302), False: (400,)}[name in own_parameters(made)]
+                assert client.get(path, {name: "1"}).status_code in expected, (path, name)
+                tried += 1
+    assert tried > 500
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"call_data__params__headers__Authorization__startswith": "Bearer"},
+        {"error_message__regex": "^(a+)+$"},
+        {"key__regex": "("},
+        {"created_dt__regex": "2"},
+        {"created_dt__date__regex": "2"},
+        {"created_dt__year__regex": "2"},
+        {"status__exact__regex": "2"},
+        {"attempts__response_body__contains": "x"},
+        {"pk": "1"},
+        {"id__in": "1,2"},
+    ],
+)
+def test_the_lookups_that_once_read_secrets_or_kept_a_process_busy(there: Scene, query: dict[str, str]) -> None:
+    client = viewer()
+    for name in ("callqueue", "callattempt", "hold", "rulestate"):
+        assert client.get(reverse(f"admin:callqueue_{name}_changelist"), query).status_code == 400
+
+
+def test_every_link_of_a_list_works(there: Scene) -> None:
+    """What the filters and the dates offer is not refused with the rest."""
+    client, followed = viewer(), 0
+    for made in admins():
+        path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
+        for _ in range(3):  # year, month, day
+            links = set(re.findall(r'href="(\?[^"]+)"', client.get(path).content.decode()))
+            for link in links:
+                assert client.get(f"{path.split('?')[0]}{link.replace('&amp;', '&')}").status_code == 200, link
+                followed += 1
+            dates = [link.replace("&amp;", "&") for link in links if "created_dt__" in link]
+            path = f"{path.split('?')[0]}{max(dates, key=len)}" if dates else path
+    assert followed > 20
+
+
+def test_a_list_is_sorted_by_the_columns_that_it_offers(there: Scene) -> None:
+    """Any other column has no index: one address would sort a million rows."""
+    client = viewer()
+    path = reverse("admin:callqueue_callqueue_changelist")
+    columns = client.get(path).context["cl"].list_display
+    heeded = {"id": "id", "age": "created_dt"}
+    for place, column in enumerate(columns):
+        asked = client.get(path, {"o": str(place)}).context["cl"]
+        assert asked.queryset.query.order_by[0] == heeded.get(column, "-id"), column
+
+
+# --- what a look may cost
+
+
+class Steps:
+    """Counts the lines of the app that run, in place of seconds, which tell more of the machine."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Steps:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if "/callqueue/" in frame.f_code.co_filename else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        self.count += event == "line"
+        return self._line
+
+
+MOST_STEPS = 1_000_000  # of 100 to 300 nanoseconds, as machines go: 0.3 seconds
+ALL_KINDS = [
+    SlidingWindow("100/s"), SlidingWindow("7/m", per="key"), TokenBucket("5/s", burst=9, per="key"), Concurrency(3, per="key"),
+    FixedWindow("3/s", timezone="America/Los_Angeles"), FixedWindow("1000/d"), SlidingWindow("3/s", per="queue", strict=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", [[], *([limit] for limit in ALL_KINDS), ALL_KINDS], ids=lambda limits: str(len(limits)))
+@pytest.mark.parametrize("asked", [{"latency": "0"}, {"latency": "86400"}, {"latency": "0.2", "keys": "20000"}])
+def test_a_what_if_costs_no_more_than_so_many_steps(rules: Rules, limits: list[Any], asked: dict[str, str]) -> None:
+    """Whatever the address asks for: the largest that is answered, and everything larger."""
+    rules(default=Rule(limits=limits, queues=["a", "b"]))
+    client = viewer()
+    most = whatif.STEPS // max(1, len(limits))
+    for calls, is_answered in ((most, True), (most + 1, False), (10**18, False)):
+        with Steps() as steps:
+            page = client.get(reverse("admin:callqueue_simulate"), {"rule": "default", "calls": calls, "keys": "1", **asked})
+        assert ("found" in page.context) == is_answered
+        assert steps.count < (MOST_STEPS if is_answered else 1000), calls
+
+
+# --- what is hidden
+
+
+def test_no_page_shows_what_is_hidden(there: Scene) -> None:
+    """Headers, cookies, queries, bodies, forms, JSON inside text, answers, errors: to whoever may do everything."""
+    root, shown = someone(is_superuser=True), 0
+    for path in there.paths(ADDRESSES):
+        for form in ({}, *forms(there)):
+            with undone():
+                text = root.get(path, follow=True).content.decode() + root.post(path, form, follow=True).content.decode()
+            assert HIDDEN not in text, path
+            shown += "[redacted]" in text
+    assert shown

@@ -1,0 +1,104 @@
+"""Attacks on logs and terminals: lines that nobody logged, escapes that a terminal obeys, secrets that others log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import shared_task
+
+from callqueue import QueuedTask, Rule, Secret, SlidingWindow, events
+from callqueue.exceptions import InvalidCall
+from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.testing import run_callqueue
+from tests.db.commands import run
+from tests.db.conftest import rules  # noqa: F401
+from tests.db.test_security import Listener, listen  # noqa: F401
+from tests.support import behaviour
+
+Rules = Callable[..., None]
+VALUE = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
+FORGED = "shop-7\nCRITICAL:callqueue:limit_exceeded\tlimit=bank\x1b[2J\u202e"
+CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
+
+
+@pytest.fixture(autouse=True)
+def _rules(rules: Rules) -> None:  # noqa: F811
+    more = {"SECRETS": {"KEY": VALUE}, "ALLOWED_NETWORKS": ["127.0.0.0/8"]}
+    rules(default=Rule(limits=[SlidingWindow("1000/s"), SlidingWindow("5/s", per="key")]), more=more)
+
+
+@pytest.mark.parametrize("name", ["key", "unique_key", "callback"])
+@pytest.mark.parametrize("control", ["\n", "\r", "\x1b[2J", "\x07", "\x9b1m", "\x7f", "\u2028", "\t"])
+def test_send_refuses_a_name_with_control_characters(name: str, control: str) -> None:
+    with pytest.raises(InvalidCall, match=f"^{name}"):
+        CallQueue.objects.send(CALL, **{name: f"a{control}b"})
+    assert not CallQueue.objects.exists()
+
+
+@pytest.mark.parametrize("key", [{"shop": "a\nb"}, {"a\x1b": "b"}])
+def test_send_refuses_them_in_a_key_of_several_names(key: Any) -> None:
+    with pytest.raises(InvalidCall, match="^key"):
+        CallQueue.objects.send(CALL, key=key)
+
+
+@pytest.mark.parametrize("event", ["rule_held", "attempt_failed", "call_failed", "calls_released", "publish_failed"])
+def test_no_value_begins_a_line_in_the_log(event: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    events.tell(event, call_id=1, status="failed", rule=FORGED, per="key", value=FORGED, until=None, reason=FORGED)
+    assert caplog.messages
+    for message in caplog.messages:
+        assert message.isprintable()
+
+
+def test_no_command_writes_an_escape_to_the_terminal() -> None:
+    """Keys that other code has written: `send` refuses them."""
+    call = CallQueue.objects.send(CALL, key="shop")
+    behaviour.release()
+    CallAttempt.objects.update(key=FORGED)
+    CallQueue.objects.update(key=FORGED)
+    Hold.objects.create(rule="default", per="key", value=FORGED, reason=FORGED)
+    for command in (["audit"], ["status"], ["doctor"], ["pause", "default", "--key", FORGED], ["resume", "default"],
+                    ["status", "--call", str(call.pk)], ["simulate", "--rule", FORGED, "--calls", "1"]):  # fmt: skip
+        ran = run(*command)
+        for line in f"{ran.out}{ran.error}".splitlines():
+            assert line.isprintable(), (command, line)
+            assert not line.startswith("CRITICAL")
+
+
+@shared_task(base=QueuedTask)
+def careless(token: str, fails: bool) -> dict[str, str]:
+    if fails:
+        raise ConnectionError(f"no route with k={token}")
+    return {"used": token}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_celery_logs_no_secret_of_a_task(caplog: pytest.LogCaptureFixture, fails: bool) -> None:
+    caplog.set_level(logging.DEBUG)
+    careless.delay(Secret("KEY"), fails)
+    run_callqueue()
+    told = [record for record in caplog.records if record.name == "celery.app.trace"]
+    assert told
+    for record in caplog.records:
+        if not record.name.startswith("django.db"):
+            assert VALUE not in f"{logging.Formatter().format(record)} {record.__dict__}"
+
+
+def test_urllib3_logs_no_secret_that_a_server_repeats(
+    listen: Callable[..., Listener],  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    head = f"HTTP/1.1 200 OK\r\nyou sent Bearer {VALUE}\r\nContent-Length: 2\r\n\r\nok"
+    listener = listen(answer=head.encode())
+    params = {"url": f"http://127.0.0.1:{listener.port}/", "headers": {"Authorization": Secret("KEY")}}
+    CallQueue.objects.send({"method": "get", "params": params})
+    behaviour.run()
+    assert VALUE.encode() in listener.heard[0]
+    assert any(record.name.startswith("urllib3") for record in caplog.records)
+    for record in caplog.records:
+        if not record.name.startswith("django.db"):
+            assert VALUE not in f"{logging.Formatter().format(record)} {record.__dict__}"

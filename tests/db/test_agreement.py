@@ -1,0 +1,563 @@
+"""Dispensers whose settings differ, one after the other and at once: what is in force, what is counted, and who is told.
+
+Dispensers are driven by hand here, each with settings of its own, as in processes of different releases.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.apps import apps
+from django.db import connection
+from django.db.models import F
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from callqueue import (
+    Concurrency,
+    FixedWindow,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    agreement,
+    audit,
+    control,
+    database,
+    doctor,
+    events,
+    overview,
+    recovery,
+    releasing,
+    states,
+)
+from callqueue.budgets import bind
+from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
+from callqueue.releasing import release
+from tests.db.commands import run
+from tests.support.dispensers import Process
+
+pytestmark = pytest.mark.usefixtures("trusted_workers")
+
+Rules = Callable[..., None]
+LOOSE, STRICT = Rule(limits=[SlidingWindow("40/m")]), Rule(limits=[SlidingWindow("2/m")])
+
+
+def answer_all(seconds_ago: float = 0.0) -> None:
+    """Every open attempt has been answered, so long ago."""
+    at = database.clock("default") - timedelta(seconds=seconds_ago)
+    moved = {"released_at": at} if seconds_ago else {}
+    CallAttempt.objects.open().update(started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved)
+    CallQueue.objects.dispatched().update(status=states.DONE, finished_at_dt=at)
+
+
+@pytest.fixture
+def waiting(rules: Rules) -> Callable[..., None]:
+    """`waiting(a=5)`: so many calls of these rules wait."""
+
+    def apply(**counts: int) -> None:
+        rules(**dict.fromkeys(counts, Rule()))
+        for rule, count in counts.items():
+            url = {"method": "get", "params": {"url": "http://vendor.example/"}}
+            CallQueue.objects.send_many([url] * count, rule=rule)
+
+    return apply
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    real = events.tell
+    monkeypatch.setattr(events, "tell", lambda event, **facts: (heard.append((event, facts)), real(event, **facts)))
+    return heard
+
+
+# Two settings at once.
+
+
+@pytest.mark.parametrize("strict_first", [True, False])
+def test_where_two_differ_the_stricter_holds_for_both(waiting: Any, strict_first: bool) -> None:
+    waiting(r=200)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    if strict_first:
+        assert strict.goes() == {"r": 2}
+        assert loose.goes() == {}
+    else:
+        assert loose.goes() == {"r": 40}
+        assert (strict.goes(), loose.goes()) == ({}, {})
+    answer_all(seconds_ago=61)
+    assert loose.goes() == {"r": 2}
+    assert (strict.goes(), loose.goes()) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TokenBucket("1/m", burst=2),
+        Concurrency(2),
+        FixedWindow("2/d", timezone="Asia/Kathmandu"),
+        SlidingWindow("2/h", strict=True),
+        SlidingWindow("2/m", name="account"),
+        SlidingWindow("2/m", per="key"),
+    ],
+)
+def test_limits_of_every_kind_are_heard_of(waiting: Any, other: Any) -> None:
+    waiting(r=50)
+    strict, loose = Process("strict", r=Rule(limits=[other])), Process("loose", r=LOOSE)
+    strict.joins()
+    assert loose.goes() == {"r": 2}
+    assert (strict.goes(), loose.goes()) == ({}, {})
+
+
+def test_of_several_limits_each_one_holds(waiting: Any) -> None:
+    waiting(a=50, b=50)
+    one = Process("one", a=Rule(limits=[SlidingWindow("30/m"), SlidingWindow("5/m", name="n")]), b=Rule())
+    two = Process("two", a=Rule(limits=[SlidingWindow("3/m")]), b=Rule(limits=[SlidingWindow("9/m", name="n")]))
+    one.joins()
+    assert two.goes() == {"a": 3, "b": 2}, "a has three, and n counts both rules: 5 is less than 9"
+    assert one.goes() == {}
+
+
+def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_has_joined(waiting: Any) -> None:
+    """No look at anything is needed in between: its next pass finds that its book is out of date."""
+    waiting(r=50)
+    loose, strict = Process("loose", r=Rule(limits=[SlidingWindow("40/m")])), Process("strict", r=STRICT)
+    loose.joins()
+    strict.joins()
+    loose.run_once(care=False)
+    assert CallAttempt.objects.count() == 0
+    assert loose._is_outdated
+    assert loose.goes() == {"r": 2}
+
+
+def test_a_rolling_deployment_passes_through(waiting: Any, told: Any) -> None:
+    waiting(r=300)
+    old = [Process("old1", r=STRICT), Process("old2", r=STRICT)]
+    new = [Process("new1", r=LOOSE), Process("new2", r=LOOSE)]
+    assert [one.goes() for one in old] == [{"r": 2}, {}]
+    for before, after in zip(old, new, strict=True):
+        assert after.goes() == {}
+        before.leave()
+        if before is not old[-1]:
+            assert after.goes() == {}
+    assert new[0].goes() == {"r": 38}, "the new limit holds, and counts what went before it"
+    assert new[1].goes() == {}
+    names = [event for event, _ in told if event.startswith("settings")]
+    assert names == ["settings_differ", "settings_agree"]
+    facts = next(facts for event, facts in told if event == "settings_differ")
+    assert "old1" in facts["dispensers"]
+    assert "new1" in facts["dispensers"]
+    assert "r#0" in facts["limits"]
+    assert "2/m" in facts["limits"]
+    assert "40/m" in facts["limits"]
+
+
+def test_a_deployment_that_lowers_a_limit_and_is_rolled_back(waiting: Any) -> None:
+    waiting(r=300)
+    old, new = Process("old", r=LOOSE), Process("new", r=STRICT)
+    assert old.goes() == {"r": 40}
+    new.joins()
+    old.leave()
+    answer_all(seconds_ago=50)
+    assert new.goes() == {}
+    again = Process("again", r=LOOSE)
+    assert again.goes() == {}
+    new.leave()
+    assert again.goes() == {}
+    answer_all(seconds_ago=61)
+    CallAttempt.objects.update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=timezone.now() - timedelta(seconds=61))
+    assert again.goes() == {"r": 40}
+
+
+def test_an_opinion_that_has_fallen_silent_counts_no_more(waiting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting(r=100)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    strict.joins()
+    assert loose.goes() == {"r": 2}
+    moment = [agreement.time.monotonic()]
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: moment[0])
+    for _ in range(10):
+        moment[0] += 5
+        recovery.beat("default", "strict")
+        assert loose.goes() == {}
+    moment[0] += agreement.SILENCE - 1
+    assert loose.goes() == {}
+    moment[0] += 2
+    assert loose.goes() == {"r": 38}
+    assert strict.goes() == {}, "it comes back, and finds more than it would have allowed"
+    answer_all(seconds_ago=61)
+    assert loose.goes() == {"r": 2}
+
+
+def test_a_clock_that_jumps_silences_nobody_who_was_heard(waiting: Any) -> None:
+    waiting(r=100)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    strict.joins()
+    assert loose.goes() == {"r": 2}
+    recovery.beat("default", "strict")
+    assert loose.goes() == {}
+    DispenserState.objects.filter(name="strict").update(seen_at=timezone.now() - timedelta(hours=2))
+    assert loose.goes() == {}
+
+
+def test_a_dispenser_that_starts_does_not_wait_for_those_of_long_ago(waiting: Any) -> None:
+    waiting(r=100)
+    assert Process("strict", r=STRICT).goes() == {"r": 2}
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(hours=2))
+    assert Process("loose", r=LOOSE).goes() == {"r": 38}
+
+
+def test_a_new_start_with_other_settings_goes_by_them_at_once(waiting: Any) -> None:
+    waiting(r=100)
+    first = Process("first", r=STRICT)
+    assert first.goes() == {"r": 2}
+    first.leave()
+    assert Process("second", r=LOOSE).goes() == {"r": 38}
+
+
+def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
+    waiting(r=100)
+    first, second = Process("first", r=LOOSE), Process("second", r=Rule(limits=[SlidingWindow("40/m")], read_timeout=9))
+    first.joins()
+    token = RuleState.objects.get(rule=agreement.ALL).agreement
+    second.joins()
+    first.leave()
+    assert second.goes() == {"r": 40}
+    assert set(RuleState.objects.values_list("agreement", flat=True)) == {token}
+    assert not [event for event, _ in told if event.startswith("settings")]
+
+
+def test_a_limit_that_this_version_does_not_know_stops_its_rules_alone(waiting: Any) -> None:
+    waiting(a=5, b=5)
+    newer, older = Process("newer", a=LOOSE, b=LOOSE), Process("older", a=LOOSE, b=LOOSE)
+    newer.joins()
+    row = DispenserState.objects.get(name="newer")
+    row.opinion["a"][0] = {"kind": "LeakyBucket", "rate": "1/m"}
+    row.digest = "f" * 16
+    row.save()
+    RuleState.objects.filter(rule=agreement.ALL).update(memo={"digests": [row.digest]})
+    assert older.goes() == {"b": 5}
+
+
+def test_calls_of_a_rule_that_another_dispenser_knows_are_left_alone(waiting: Any) -> None:
+    """Two projects in one database, or an old dispenser beside a new one."""
+    waiting(a=1, b=1)
+    theirs, ours = Process("theirs", b=Rule()), Process("ours", a=Rule())
+    theirs.joins()
+    rules_gone = CallQueue.objects.filter(rule="b")
+    rules_gone.update(due_at_dt=timezone.now() - timedelta(minutes=1))
+    with override_settings(CALLQUEUE={"RULES": {"a": Rule()}}):
+        assert ours.goes() == {"a": 1}
+        recovery.recover("default")
+        assert rules_gone.get().status == states.NEW
+        theirs.leave()
+        recovery.recover("default")
+    assert rules_gone.get().status == states.FAILED
+
+
+def test_changed_settings_of_one_process_are_its_opinion_from_then_on(waiting: Any) -> None:
+    waiting(r=100)
+    one, two = Process("one", r=STRICT), Process("two", r=STRICT)
+    assert (one.goes(), two.goes()) == ({"r": 2}, {})
+    one.book = bind({"r": LOOSE})
+    assert (one.goes(), two.goes()) == ({}, {})
+    two.book = bind({"r": LOOSE})
+    assert two.goes() == {"r": 38}
+    assert one.goes() == {}
+
+
+# What counts goes on counting.
+
+
+def shared(rate: str = "10/m") -> SlidingWindow:
+    return SlidingWindow(rate, name="account")
+
+
+def test_a_rule_that_is_removed_leaves_its_charges_behind(waiting: Any) -> None:
+    waiting(a=50, b=50)
+    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared(), SlidingWindow("7/m")], priority=5))
+    assert before.goes() == {"a": 3, "b": 7}
+    answer_all(seconds_ago=30)
+    before.leave()
+    after = Process("after", a=Rule(limits=[shared()]))
+    assert after.goes() == {}
+    CallAttempt.objects.filter(rule="a").update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=None)
+    assert after.goes() == {"a": 3}, "b's seven count until they are a minute old"
+
+
+def test_attempts_in_flight_of_a_rule_that_is_removed_count_too(waiting: Any) -> None:
+    waiting(a=50, b=3)
+    limit = Concurrency(4, name="lines")
+    before = Process("before", a=Rule(limits=[limit]), b=Rule(limits=[limit], priority=5))
+    assert before.goes() == {"a": 1, "b": 3}
+    before.leave()
+    after = Process("after", a=Rule(limits=[limit]))
+    assert after.goes() == {}
+    answer_all()
+    assert after.goes() == {"a": 4}
+
+
+def test_a_rule_that_is_unlinked_leaves_what_it_used_and_takes_nothing_more(waiting: Any) -> None:
+    waiting(a=50, b=50)
+    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared()], priority=5))
+    assert before.goes() == {"b": 10}
+    answer_all(seconds_ago=30)
+    after = Process("after", a=Rule(limits=[shared()]), b=Rule(limits=[SlidingWindow("20/m")]))
+    assert after.goes() == {}
+    before.leave()
+    assert after.goes() == {"b": 10}, "b's own limit counts the ten that went before"
+    assert after.goes() == {}
+    CallAttempt.objects.filter(finished_at__isnull=False).update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=None)
+    assert after.goes() == {"a": 10, "b": 10}, "what b released since does not count in the account"
+
+
+def test_a_rule_that_was_linked_for_a_while_is_counted_anew(waiting: Any) -> None:
+    """Alone, then linked by a limit that says nothing, then alone: whatever was remembered of it meanwhile, 4000 are 4000."""
+    waiting(a=0, b=9000)
+    day = SlidingWindow("4000/d", name="account")
+    alone = {"a": Rule(), "b": Rule(limits=[day])}
+    linked = {
+        "a": Rule(limits=[SlidingWindow("9999/m", name="loose")]),
+        "b": Rule(limits=[day, SlidingWindow("9999/m", name="loose")]),
+    }
+    total = 0
+    for number, rules in enumerate([alone, linked, alone, linked]):
+        process = Process(f"p{number}", **rules)
+        process.joins()
+        for _ in range(2):
+            total += len(process._release(next(lane for lane in process.lanes.values() if "b" in lane.rules)).released)
+        process.leave()
+    process = Process("last", **alone)
+    total += sum(process.goes().get("b", 0) for _ in range(3))
+    assert total == 4000
+
+
+TEN = [
+    SlidingWindow("10/4s", name="n"),
+    SlidingWindow("10/h", name="n"),
+    SlidingWindow("10/h", name="n", per="key"),
+    SlidingWindow("2010/d", name="n"),
+    FixedWindow("10/d", name="n", per="key"),
+    TokenBucket("10/h", burst=10, name="n"),
+    TokenBucket("10/h", burst=10, name="n", per="key"),
+    TokenBucket("10/w", burst=10, name="n", per="key", unit="tokens"),
+    Concurrency(10, name="n"),
+    Concurrency(10, name="n", per="key"),
+]
+
+
+@pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "unlinked"])
+@pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "open"])
+@pytest.mark.parametrize("limit", TEN, ids=repr)
+def test_every_kind_of_limit_counts_its_former_rules(rules: Rules, limit: Any, is_answered: bool, is_removed: bool) -> None:
+    """Seven of ten were used by b. It goes on without the limit, or is gone: a gets three, and more when the seven have left."""
+    rules(a=Rule(), b=Rule())
+    most = limit.capacity
+    url = {"call_data": {"method": "get", "params": {"url": "http://vendor.example/"}}, "cost": {"tokens": 1}, "key": "K"}
+    before = Process("before", a=Rule(limits=[limit]), b=Rule(limits=[limit]))
+    after = Process("after", a=Rule(limits=[limit]), **({} if is_removed else {"b": Rule()}))
+    with mock.patch.object(releasing, "LEAD", 0.0):
+        CallQueue.objects.send_many([url] * (most - 3), rule="b")
+        assert before.goes() == {"b": most - 3}
+        CallQueue.objects.send_many([url] * (most + 9), rule="a")
+        if is_answered:
+            answer_all()
+        after.joins()
+        before.leave()
+        assert after.goes() == {"a": most if isinstance(limit, Concurrency) and is_answered else 3}
+        assert after.goes() == {}
+        if not is_removed:
+            CallQueue.objects.send_many([url] * 5, rule="b")
+            assert after.goes() == {"b": 5}
+        assert after.goes() == {}
+        answer_all()
+        assert after.goes() == ({"a": 9 if is_answered else most} if isinstance(limit, Concurrency) else {})
+
+
+def test_views_count_what_former_rules_used(waiting: Any, rules: Rules) -> None:
+    waiting(a=50, b=50)
+    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared()], priority=5))
+    assert before.goes() == {"b": 10}
+    answer_all(seconds_ago=30)
+    before.leave()
+    after = Process("after", a=Rule(limits=[shared()]))
+    after.joins()
+    rules(a=Rule(limits=[shared()]))
+    assert not CallQueue.objects.under_threshold("a")
+    (limit,) = next(rule for rule in overview.look("default") if rule.name == "a").limits
+    assert (limit.used, limit.free) == (10, 0)
+    assert CallQueue.objects.filter(rule="a")[0].forecast().release_at is not None
+    (found,) = [one for one in audit.audit("default", since=timedelta(hours=1)).findings if one.rule == "a"]
+    assert (found.highest, found.exceeded) == (10, False)
+
+
+def test_a_rule_that_is_renamed_goes_on_counting(waiting: Any) -> None:
+    waiting(old=50, new=50)
+    rule = Rule(hosts=["vendor.example"], limits=[SlidingWindow("10/m"), Concurrency(30)])
+    before, after = Process("before", old=rule), Process("after", new=rule)
+    assert before.goes() == {"old": 10}
+    assert after.goes() == {}
+    assert before.goes() == {}
+    before.leave()
+    answer_all(seconds_ago=30)
+    assert after.goes() == {}
+    CallAttempt.objects.update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=None)
+    assert after.goes() == {"new": 10}
+    answer_all(seconds_ago=30)
+    after.leave()
+    assert Process("rolled back", old=rule).goes() == {}
+
+
+def test_a_new_rule_that_is_like_others_is_not_taken_for_them(waiting: Any) -> None:
+    waiting(a=50, b=50, c=50)
+    rule = Rule(limits=[SlidingWindow("10/m")])
+    before = Process("before", a=rule, b=rule)
+    assert before.goes() == {"a": 10, "b": 10}
+    after = Process("after", a=rule, b=rule, c=rule)
+    assert after.goes() == {"c": 10}
+
+
+def test_what_former_rules_used_counts_when_the_clock_has_jumped(waiting: Any) -> None:
+    waiting(a=50, b=50)
+    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared()], priority=5))
+    assert before.goes() == {"b": 10}
+    before.leave()
+    after = Process("after", a=Rule(limits=[shared()]), b=Rule())
+    assert after.goes() == {"b": 40}
+    assert after.goes() == {}
+    hour = timedelta(hours=1)
+    with database.writing("default"):
+        CallAttempt.objects.update(released_at=F("released_at") + hour)
+        agreement.shift("default", hour // database.MICROSECOND)
+    assert after.goes() == {}
+    answer_all()
+    assert after.goes() == {}
+
+
+# What an operator changed stays.
+
+
+def test_a_changed_limit_stays_in_force_whatever_becomes_of_its_rules(waiting: Any, rules: Rules) -> None:
+    waiting(a=0, b=300)
+    both = {"a": Rule(limits=[shared("100/h")]), "b": Rule(limits=[shared("100/h")])}
+    first = Process("first", **both)
+    first.joins()
+    rules(**both)
+    control.change_limit("default", "b", "account", "20/h")
+    assert first.goes() == {"b": 20}
+    first.leave()
+    second = Process("second", b=Rule(limits=[shared("100/h")]))
+    assert second.goes() == {}
+    second.leave()
+    third = Process("third", b=Rule(limits=[shared("100/h")]), aa=Rule(limits=[shared("100/h")]))
+    assert third.goes() == {}
+    control.change_limit("default", "b", "account", None)
+    assert third.goes() == {"b": 80}
+
+
+def test_a_changed_limit_is_one_for_all_that_differ_in_it(waiting: Any, rules: Rules) -> None:
+    waiting(r=100)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    strict.joins()
+    rules(r=LOOSE)
+    control.change_limit("default", "r", "r#0", "10/m")
+    assert loose.goes() == {"r": 10}
+    assert strict.goes() == {}
+    control.change_limit("default", "r", "r#0", None)
+    assert (strict.goes(), loose.goes()) == ({}, {})
+
+
+def test_a_changed_rate_that_the_limit_of_today_cannot_have_is_passed_over(waiting: Any, rules: Rules) -> None:
+    waiting(r=100)
+    rules(r=LOOSE)
+    control.change_limit("default", "r", "r#0", "10/m")
+    assert Process("now", r=Rule(limits=[Concurrency(3)])).goes() == {"r": 3}
+
+
+def test_limits_that_were_changed_before_there_was_an_agreement_are_gathered(waiting: Any, rules: Rules) -> None:
+    waiting(a=0, b=30)
+    both = {"a": Rule(limits=[shared()]), "b": Rule(limits=[shared()])}
+    rules(**both)
+    RuleState.objects.bulk_create([RuleState(rule="a", rates={"account": "4/m"}), RuleState(rule="b")])
+    migration = import_module("callqueue.migrations.0007_opinions")
+    migration.gather_changed_limits(apps, mock.Mock(connection=connection))
+    assert Process("one", **both).goes() == {"b": 4}
+    control.change_limit("default", "a", "account", None)
+    assert Process("one", **both).goes() == {"b": 6}
+
+
+# Who is told.
+
+
+def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(waiting: Any, rules: Rules, admin_client: Any) -> None:
+    waiting(r=3)
+    rules(r=STRICT)
+    strict, loose = Process("strict-one", r=STRICT), Process("loose-one", r=LOOSE)
+    strict.joins()
+    loose.joins()
+    words = ("r#0", "strict-one", "loose-one", "2/m", "40/m")
+    (found,) = run("status", "--json").document["disagreements"]
+    assert found == {
+        "limit": "r#0",
+        "rules": ["r"],
+        "said": {"SlidingWindow('2/m')": ["strict-one"], "SlidingWindow('40/m')": ["loose-one"]},
+    }
+    check = doctor.check_agreement("default")
+    page = admin_client.get(reverse("admin:callqueue_dashboard")).content.decode()
+    for text in (run("status").out, check.detail, html.unescape(page)):
+        assert [word for word in words if word not in text] == []
+    assert (check.ok, bool(check.todo)) == (False, True)
+    assert "2/m" in page
+    strict.leave()
+    assert run("status", "--json").document["disagreements"] == []
+    assert "this process" in doctor.check_agreement("default").detail
+    rules(r=LOOSE)
+    assert doctor.check_agreement("default").ok
+
+
+def test_views_show_every_limit_that_is_in_force(waiting: Any, rules: Rules) -> None:
+    waiting(r=100)
+    rules(r=LOOSE)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    strict.joins()
+    loose.joins()
+    assert CallQueue.objects.under_threshold("r")
+    assert loose.goes() == {"r": 2}
+    assert not CallQueue.objects.under_threshold("r")
+    (rule,) = (rule for rule in overview.look("default") if rule.name == "r")
+    assert sorted((limit.id, limit.rate, limit.used) for limit in rule.limits) == [("r#0", "2/m", 2), ("r#0", "40/m", 2)]
+
+
+def test_the_admin_shows_changed_limits_with_the_rules_they_are_of(waiting: Any, rules: Rules, admin_client: Any) -> None:
+    both = {"a": Rule(limits=[shared()]), "b": Rule(limits=[shared(), SlidingWindow("9/m")])}
+    rules(**both)
+    Process("one", **both).joins()
+    control.change_limit("default", "a", "account", "4/m")
+    control.change_limit("default", "b", "b#1", "3/m")
+    page = admin_client.get(reverse("admin:callqueue_rulestate_changelist")).content.decode()
+    assert page.count("account: 4/m") == 2
+    assert page.count("b#1: 3/m") == 1
+
+
+# What it costs.
+
+
+def test_a_pass_makes_no_statement_for_it(waiting: Any, django_assert_num_queries: Any) -> None:
+    """Lock, open attempts, answered ones, holds, candidates, and for what it releases three more: as without it."""
+    waiting(r=10)
+    process = Process("one", r=LOOSE)
+    process.joins()
+    release("default", ["r"], process.seat.book)
+    inside = 0 if connection.vendor == "sqlite" else 1  # the clock is read before and inside
+    with CaptureQueriesContext(connection) as captured:
+        assert not release("default", ["r"], process.seat.book).released
+    texts = [query["sql"] for query in captured if not query["sql"].startswith(("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT"))]
+    assert len(texts) <= 5 + inside, texts
+    assert not [text for text in texts if "dispenserstate" in text]

@@ -1,0 +1,496 @@
+"""One bad answer, one bad hook: whatever they hold or raise, they harm their own call only, and all others end as answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import DataError, IntegrityError, OperationalError, models
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from callqueue import (
+    GiveUp,
+    HoldUntil,
+    Retry,
+    RetryLater,
+    Rule,
+    SlidingWindow,
+    Succeeded,
+    clockwork,
+    events,
+    executor,
+    publisher,
+    recording,
+    states,
+)
+from callqueue.dispenser import Dispenser
+from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
+from callqueue.handlers import wire
+from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.secrets import Secret
+from callqueue.texts import storable
+from tests.support.behaviour import Vendor, release, response, run, send
+from tests.unit.test_wire import Peer, answer_bytes, answering
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+NAME = "tests.db.test_hostile_answers"
+HALF = "\ud83d"
+AT_ONCE = (SystemExit("bye"), KeyboardInterrupt(), GeneratorExit(), RecursionError("deep"), ValueError(HALF))
+FUZZED = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+
+verdicts: dict[str, Any] = {}
+
+
+def classify(answer: Any) -> Any:
+    return _said(answer.url)
+
+
+def handle(params: Any, context: Any) -> Any:
+    return _said(params["path"])
+
+
+def _said(path: str) -> Any:
+    said = verdicts.get(path)
+    if isinstance(said, BaseException):
+        raise said
+    return said
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said() -> Iterator[None]:
+    yield
+    verdicts.clear()
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
+
+
+def answered(path: str, status: int = 200, headers: Any = None, body: bytes = b"", charset: str | None = None) -> wire.Answer:
+    made = response(status, {}, body)
+    made.headers, made.encoding, made.url = headers or {}, charset, path
+    return wire.Answer(response=made, sent_at=clockwork.monotonic(), sent=True)
+
+
+def as_one_message() -> list[int]:
+    """Begin and end all that is released, side by side, as a worker does; the ids of the attempts."""
+    release()
+    ids = list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True))
+    executor.execute("default", ids)
+    return ids
+
+
+# --- What an answer and an error's text may hold
+
+letters = st.characters() | st.characters(categories=["Cs"]) | st.sampled_from("\0\ud83d\ude00é{}\"':=;")
+hostile = st.text(letters, max_size=60) | st.sampled_from(["\0" * 3000, HALF * 3000, "Bearer " + "x" * (1 << 20), "a=" * 40_000])
+charsets = st.none() | st.text(letters, max_size=50) | st.sampled_from(
+    ["undefined", "idna", "unicode_escape", "utf-7", "utf-16", "punycode", "hex", "x" * 60_000, "iso-8859-1", "utf-8", "mbcs"]
+)  # fmt: skip
+bodies = st.binary(max_size=200) | st.sampled_from([b"\\ud800", b"+2AA-", b"\0" * 9000, b"\xf0\x9f\x98" * 3000, b"x" * (1 << 20)])
+statuses = st.integers(100, 999) | st.sampled_from([200, 204, 301, 400, 403, 429, 500, 503, 529])
+said = st.one_of(
+    st.none(),
+    st.builds(Succeeded),
+    st.builds(GiveUp, hostile),
+    st.builds(RetryLater, hostile, st.none() | st.floats() | st.integers()),
+    st.builds(HoldUntil, st.none() | st.floats(0, 100), st.none() | hostile),
+    st.builds(GiveUp, st.none() | st.integers()),
+    st.builds(ValueError, hostile),
+    st.builds(OSError, hostile),
+    st.builds(UnicodeDecodeError, st.just("utf-8"), st.just(b"\xff"), st.just(0), st.just(1), hostile),
+    st.builds(SystemExit, hostile),
+    st.builds(KeyboardInterrupt),
+    hostile,
+)
+headers = st.dictionaries(hostile, hostile, max_size=4)
+answers = st.tuples(statuses, headers, bodies, charsets, said)
+
+
+def outcomes_of(status: int, said: Any) -> set[str]:
+    """What an answer of this status may end an attempt as, where the rule's hook says that."""
+    if isinstance(said, Succeeded):
+        return {states.SUCCEEDED}
+    if isinstance(said, GiveUp) and isinstance(said.why, str | None):
+        return {states.GAVE_UP}
+    by_status = {states.SUCCEEDED} if 200 <= status < 300 else {states.ERRORED, states.GAVE_UP, states.THROTTLED}
+    if isinstance(said, HoldUntil):
+        return {states.THROTTLED}
+    return by_status | {states.ERRORED} if isinstance(said, RetryLater) else by_status
+
+
+@FUZZED
+@given(st.lists(answers, min_size=1, max_size=6))
+def test_every_attempt_of_a_message_ends_as_its_own_answer_says(rules: Rules, remote: Vendor, listed: list[Any]) -> None:
+    """The connection of such a message is never taken for one that is away: nothing waits, nothing is tried again."""
+    rules(r=Rule(classify=f"{NAME}.classify"))
+    Hold.objects.all().delete()
+    CallQueue.objects.all().delete()
+    CallAttempt.objects.all().delete()
+    calls = []
+    for number, (status, head, body, charset, verdict) in enumerate(listed):
+        path = f"/{number}"
+        remote.answers[path] = answered(path, status, head, body, charset)
+        verdicts[path] = verdict
+        calls.append(send("r", path))
+    began = clockwork.monotonic()
+    assert len(as_one_message()) == len(listed)
+    for call, (status, _, _, _, verdict) in zip(calls, listed, strict=True):
+        attempt = call.attempts.get()
+        assert attempt.finished_at is not None
+        assert attempt.outcome in outcomes_of(status, verdict), (attempt.outcome, status, verdict)
+        assert attempt.response_status == status
+        assert "could not be stored" not in attempt.error_message
+        if isinstance(verdict, BaseException):
+            assert f"classify failed: {type(verdict).__name__}" in attempt.error_message
+        ended = {states.SUCCEEDED: {Status.DONE}, states.GAVE_UP: {Status.FAILED}}.get(attempt.outcome, {Status.ERROR})
+        assert fresh(call).status in ended
+    assert not CallQueue.objects.filter(status__in=(Status.UNKNOWN, Status.DISPATCHED)).exists()
+    assert clockwork.monotonic() - began < 30
+
+
+@FUZZED
+@given(st.lists(said, min_size=1, max_size=4))
+def test_every_handler_fails_by_itself_whatever_it_says(rules: Rules, listed: list[Any]) -> None:
+    rules(r=Rule(), more={"HANDLERS": {"own": f"{NAME}.handle"}})
+    Hold.objects.all().delete()
+    CallQueue.objects.all().delete()
+    CallAttempt.objects.all().delete()
+    calls = []
+    for number, verdict in enumerate(listed):
+        verdicts[f"/{number}"] = verdict
+        calls.append(CallQueue.objects.send({"method": "own", "params": {"path": f"/{number}"}}, rule="r"))
+    as_one_message()
+    for call, verdict in zip(calls, listed, strict=True):
+        assert call is not None
+        attempt = call.attempts.get()
+        assert attempt.finished_at is not None
+        if isinstance(verdict, BaseException):
+            assert (attempt.outcome, fresh(call).status) == (states.ERRORED, Status.ERROR)
+            assert attempt.error_message.startswith(type(verdict).__name__)
+
+
+@pytest.mark.parametrize("charset", ["undefined", "idna", "unicode_escape", "utf-7", "no-such-charset"])
+def test_a_charset_that_is_none_harms_no_other_call_of_its_message(rules: Rules, remote: Vendor, charset: str) -> None:
+    rules(r=Rule())
+    calls = [send("r", f"/{number}") for number in range(4)]
+    for number in range(4):
+        remote.answers[f"/{number}"] = answered(f"/{number}")
+    remote.answers["/1"] = answered("/1", body="+2AA- \\ud800 é".encode(), charset=charset)
+    as_one_message()
+    assert [fresh(call).status for call in calls] == [Status.DONE] * 4
+    assert calls[1].attempts.get().response_body == "+2AA- \\ud800 é"
+
+
+def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules: Rules) -> None:
+    long = b"=" * (1 << 20)
+    served = {
+        "/whole": answer_bytes(b"ok"),
+        "/charset": answer_bytes(b"ok", Content_Type="text/html; charset=undefined"),
+        "/half": answer_bytes(b"\xed\xa0\xbd", "404 Not Found", Content_Type="text/html; charset=unicode_escape"),
+        "/colon": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno colon here\r\n\r\nok",
+        "/bytes": b"HTTP/1.1 200 \xff\xfe\r\nX\xff: \x00\xff\r\nContent-Length: 2\r\n\r\nok",
+        "/long": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(long), long),
+        "/interim": b"HTTP/1.1 103 Hints\r\n\r\n" * 30 + answer_bytes(b"ok"),
+    }
+    rules(r=Rule(), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
+    with Peer(answering(lambda seen: served[seen.target])) as peer:
+        calls = {
+            path: CallQueue.objects.send({"method": "post", "params": {"url": peer.url(path)}}, rule="r", unique_key=path)
+            for path in served
+        }
+        as_one_message()
+    ended = {path: fresh(call).status for path, call in calls.items() if call}
+    assert ended == dict.fromkeys(served, Status.DONE) | {"/half": Status.FAILED, "/interim": Status.UNKNOWN}
+    kept = {path: call.attempts.get().response_body for path, call in calls.items() if call}
+    assert (kept["/charset"], kept["/half"], len(kept["/long"])) == ("ok", "\ufffd\ufffd\ufffd", 4096)
+
+
+def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(classify=f"{NAME}.classify"), more={"HANDLERS": {"own": f"{NAME}.handle"}})
+    verdicts["/"] = GiveUp(f"no such pet: {HALF}\0")
+    verdicts["/held"] = HoldUntil(60, f"slowly {HALF}")
+    verdicts["/own"] = OSError(f"/tmp/\udcff{HALF}")
+    remote.answers["/"] = answered("/", 400, {HALF: f"a{HALF}\0"}, f"\0é{HALF}".encode("utf-8", "surrogatepass"))
+    remote.answers["/held"] = answered("/held")
+    call, own = send("r", "/"), CallQueue.objects.send({"method": "own", "params": {"path": "/own"}}, rule="r")
+    assert own is not None
+    as_one_message()
+    assert fresh(call).error_message == "no such pet: \ufffd"
+    assert call.attempts.get().response_headers == {"\ufffd": "a\ufffd"}
+    assert call.attempts.get().response_body == "é\ufffd\ufffd\ufffd"
+    assert fresh(own).error_message == "OSError: /tmp/\ufffd\ufffd"
+    send("r", "/held")
+    as_one_message()
+    assert Hold.objects.get().reason == "slowly \ufffd"
+
+
+def test_what_others_say_is_stored_through_one_door() -> None:
+    """Free text is what others say. Columns of a width hold names, which `send` checks, and those of JSON numbers by name."""
+    columns = [column for model in apps.get_app_config("callqueue").get_models() for column in model._meta.concrete_fields]
+    free = {column.name for column in columns if isinstance(column, models.TextField)}
+    assert free == {"error_message", "reason", "response_body"}
+    for column in columns:
+        if column.name in free | {"response_headers"}:
+            assert isinstance(column, ToldTextField | ToldJSONField | SealedTextField), column
+            assert column.get_db_prep_save.__func__ is ToldTextField.get_db_prep_save, column
+
+
+@pytest.mark.django_db
+def test_the_door_is_the_same_for_every_way_to_write(rules: Rules) -> None:
+    rules(r=Rule())
+    call = send("r")
+    CallQueue.objects.filter(pk=call.pk).update(error_message=f"\0{HALF}")
+    assert fresh(call).error_message == "\ufffd"
+    call.error_message = f"a\0{HALF}"
+    call.save()
+    assert fresh(call).error_message == "a\ufffd"
+    hold = Hold.objects.create(rule="r", reason=f"{HALF}\0b")
+    assert Hold.objects.get(pk=hold.pk).reason == "\ufffdb"
+
+
+# --- What a database refuses
+
+
+@pytest.mark.parametrize("error", [DataError, IntegrityError, ValueError, TypeError, UnicodeError])
+def test_a_report_that_cannot_be_stored_is_stored_without_its_texts(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    """The others are recorded at once, whole; and nobody waits as for a database that is away."""
+    rules(r=Rule(classify=f"{NAME}.classify"))
+    calls = [send("r", f"/{number}") for number in range(3)]
+    for number in range(3):
+        remote.answers[f"/{number}"] = answered(f"/{number}", 400, {"X": "y"}, b"said %d" % number)
+    verdicts["/1"] = HoldUntil(60, "poison")
+    write = recording._columns_of_attempt
+
+    def refusing(report: Any, now: Any) -> dict[str, Any]:
+        columns = write(report, now)
+        if "poison" in columns["error_message"]:
+            raise error
+        return columns
+
+    monkeypatch.setattr(recording, "_columns_of_attempt", refusing)
+    monkeypatch.setattr(executor.time, "sleep", lambda seconds: pytest.fail("waited"))
+    as_one_message()
+    assert [fresh(call).status for call in calls] == [Status.FAILED, Status.ERROR, Status.FAILED]
+    assert [call.attempts.get().response_body for call in calls] == ["said 0", "", "said 2"]
+    bare = calls[1].attempts.get()
+    assert (bare.outcome, bare.response_status, bare.response_headers) == (states.THROTTLED, 400, {})
+    assert "could not be stored" in bare.error_message
+    assert Hold.objects.filter(rule="r").exists()
+
+
+def test_a_report_that_the_database_takes_in_no_form_keeps_no_other_from_it(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule())
+    calls = [send("r", f"/{number}") for number in range(3)]
+    write = recording._columns_of_attempt
+
+    def refusing(report: Any, now: Any) -> dict[str, Any]:
+        if report.job.pk == calls[1].pk:
+            raise DataError
+        return write(report, now)
+
+    monkeypatch.setattr(recording, "_columns_of_attempt", refusing)
+    with caplog.at_level("ERROR", "callqueue"):
+        as_one_message()
+    assert [fresh(call).status for call in calls] == [Status.DONE, Status.DISPATCHED, Status.DONE]
+    assert [r.facts["call_id"] for r in caplog.records if r.event == "record_failed"] == [calls[1].pk]  # type: ignore[attr-defined]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_is_away_is_waited_for(settings: Any, remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.CALLQUEUE = {"RULES": {"r": Rule()}}
+    calls = [send("r", f"/{number}") for number in range(2)]
+    write, failures = recording.record, [OperationalError("gone"), OperationalError("gone")]
+
+    def failing(using: str, reports: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return write(using, reports)
+
+    monkeypatch.setattr(recording, "record", failing)
+    as_one_message()
+    assert not failures
+    assert [fresh(call).status for call in calls] == [Status.DONE] * 2
+
+
+def test_an_announcement_that_fails_undoes_no_record(rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule())
+    call = send("r", callback="tasks.told")
+    monkeypatch.setattr(recording.callbacks, "announce", lambda *_: (_ for _ in ()).throw(OperationalError("gone")))
+    as_one_message()
+    assert fresh(call).status == Status.DONE
+    assert fresh(call).callback_pending
+
+
+# --- What a hook may raise
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def hook(*_: Any) -> Any:
+        raise error
+
+    return hook
+
+
+@pytest.mark.parametrize("error", AT_ONCE, ids=lambda error: type(error).__name__)
+def test_whatever_a_hook_raises_fails_its_own_call_at_once(rules: Rules, remote: Vendor, error: BaseException) -> None:
+    bad = {"classify": raising(error), "settle": raising(error)}
+    rules(
+        good=Rule(), **{name: Rule(**{name: hook}) for name, hook in bad.items()},
+        secret=Rule(), own=Rule(retry=Retry(max_attempts=1)),
+        more={"SECRETS": {"S": raising(error)}, "HANDLERS": {"own": f"{NAME}.handle"}},
+    )  # fmt: skip
+    verdicts["/own"] = error
+    calls = {name: [send(name, f"/{name}") for _ in range(3)] for name in ("good", *bad)}
+    secret = CallQueue.objects.send(
+        {"method": "post", "params": {"url": "http://vendor.example/", "headers": {"X": Secret("S")}}}, rule="secret"
+    )
+    own = CallQueue.objects.send({"method": "own", "params": {"path": "/own"}}, rule="own")
+    assert secret is not None
+    assert own is not None
+    ended = threading.Event()
+    watch = threading.Timer(30, lambda: ended.is_set() or pytest.exit("the worker waits for ever", 1))
+    watch.start()
+    as_one_message()
+    ended.set()
+    watch.cancel()
+    assert {fresh(call).status for name in calls for call in calls[name]} == {Status.DONE}
+    said = {call.attempts.get().error_message for call in calls["classify"]}
+    assert said == {f"classify failed: {type(error).__name__}" + (f": {storable(str(error))}" if str(error) else "")}
+    assert (fresh(secret).status, fresh(own).status) == (Status.ERROR, Status.FAILED)
+    assert type(error).__name__ in fresh(secret).error_message
+    assert fresh(own).error_message.startswith(type(error).__name__)
+
+
+def test_a_hook_that_breaks_the_answer_it_was_shown_harms_its_own_call(rules: Rules, remote: Vendor) -> None:
+    def breaking(answer: Any) -> None:
+        for name, value in broken.get(answer.url, {}).items():
+            setattr(answer, name, value)
+
+    broken = {
+        "/1": {"headers": 5},
+        "/2": {"_content": "text"},
+        "/3": {"status_code": "many"},
+        "/4": {"encoding": 8, "headers": {5: HALF}},
+    }
+    rules(r=Rule(classify=breaking))
+    for number in range(6):
+        remote.answers[f"/{number}"] = answered(f"/{number}", body=b"ok")
+    calls = [send("r", f"/{number}") for number in range(6)]
+    as_one_message()
+    assert all(call.attempts.get().finished_at for call in calls)
+    assert [fresh(calls[number]).status for number in (0, 5)] == [Status.DONE] * 2
+    assert not CallQueue.objects.filter(status=Status.DISPATCHED).exists()
+
+
+class Breaking(Exception):
+    """Whose words cannot be had."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_errors_without_words_and_outcomes_that_are_none_are_the_hooks_own(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(classify=f"{NAME}.classify"))
+    nonsense = [
+        Breaking(), GiveUp(5), GiveUp(0), RetryLater("later", float("inf")), RetryLater("later", "soon"), HoldUntil("never", "x"),  # type: ignore[arg-type]
+        HoldUntil(float("nan"), "x"), "done",
+    ]  # fmt: skip
+    calls = []
+    for number, verdict in enumerate(nonsense):
+        verdicts[f"/{number}"] = verdict
+        remote.answers[f"/{number}"] = answered(f"/{number}")
+        calls.append(send("r", f"/{number}"))
+    as_one_message()
+    assert [fresh(call).status for call in calls] == [Status.DONE] * len(nonsense)
+    assert all("classify" in call.attempts.get().error_message for call in calls)
+
+
+def test_a_module_that_breaks_when_it_is_read_harms_its_own_rule(
+    rules: Rules, remote: Vendor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaks_when_read.py").write_text("raise SystemExit('not here')")
+    monkeypatch.syspath_prepend(tmp_path)
+    rules(r=Rule(classify="breaks_when_read.classify"), good=Rule())
+    bad, good = send("r"), send("good")
+    as_one_message()
+    assert (fresh(bad).status, fresh(good).status) == (Status.FAILED, Status.DONE)
+    assert "SystemExit: not here" in fresh(bad).error_message
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError()], ids=lambda error: type(error).__name__)
+def test_a_listener_that_raises_keeps_nobody_else_from_hearing(
+    rules: Rules, remote: Vendor, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule())
+    heard: list[int] = []
+
+    def first(**_: Any) -> None:
+        raise error
+
+    def second(call_id: int, **_: Any) -> None:
+        heard.append(call_id)
+
+    events.call_finished.connect(first)
+    events.call_finished.connect(second)
+    try:
+        calls = [send("r") for _ in range(3)]
+        as_one_message()
+    finally:
+        events.call_finished.disconnect(first)
+        events.call_finished.disconnect(second)
+    assert sorted(heard) == [call.pk for call in calls]
+    failed = [r.facts for r in caplog.records if getattr(r, "event", "") == "listener_failed"]  # type: ignore[attr-defined]
+    assert len(failed) == 3
+    assert "first" in failed[0]["receiver"]
+    assert failed[0]["error"] == type(error).__name__
+
+
+def test_an_eager_callback_that_raises_keeps_no_other_from_being_told(rules: Rules, remote: Vendor, settings: Any) -> None:
+    from celery import current_app, shared_task
+
+    told: list[int] = []
+
+    @shared_task(name="tests.callback_that_leaves")
+    def leaving(call_id: int, status: str) -> None:
+        raise SystemExit
+
+    @shared_task(name="tests.callback_that_hears")
+    def hearing(call_id: int, status: str) -> None:
+        told.append(call_id)
+
+    rules(r=Rule())
+    bad, good = send("r", callback="tests.callback_that_leaves"), send("r", callback="tests.callback_that_hears")
+    eager, current_app.conf.task_always_eager = current_app.conf.task_always_eager, True
+    try:
+        run()
+    finally:
+        current_app.conf.task_always_eager = eager
+    assert told == [good.pk]
+    assert {fresh(bad).status, fresh(good).status} == {Status.DONE}
+
+
+# --- Rules apart
+
+
+def test_a_message_carries_calls_of_one_rule_only(rules: Rules) -> None:
+    """Rules that share a budget are released together, and share no fate."""
+    shared = SlidingWindow("1000/s", name="shared")
+    rules(a=Rule(limits=[shared]), b=Rule(limits=[shared], priority=5))
+    for _ in range(20):
+        send("a"), send("b")
+    messages: list[publisher.Message] = []
+    Dispenser(publish=lambda using, packed: bool(messages.extend(packed)) or True).run_once()
+    of = dict(CallAttempt.objects.values_list("pk", "rule"))
+    assert [len({of[pk] for pk in ids}) for _, ids in messages] == [1] * 8
+    assert sorted(pk for _, ids in messages for pk in ids) == sorted(of)
+    assert of[messages[0][1][0]] == "b", "the more urgent goes first"

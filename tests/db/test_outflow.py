@@ -1,0 +1,182 @@
+"""No more lies in the broker than workers begin, and when they come back they have all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callqueue import Rule, SlidingWindow, beginning, messages, outflow, publisher, recording, recovery, releasing, tasks
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.outflow import LEAST, MOST, Shown, room, trust
+from callqueue.releasing import ensure_states
+from tests.concurrency.test_races import answered
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
+SHORT = {"LEASE": {"RELEASE": 2, "GRACE": 30}}  # seconds: the least that a queue gets on trust
+
+leases = st.floats(0.1, 86400)
+counts = st.integers(0, 10**6)
+
+
+# --- The decision
+
+
+@given(counts, counts, leases)
+def test_what_is_unbegun_never_passes_trust_and_what_was_begun_lately(unbegun: int, begun: int, lease: float) -> None:
+    assert unbegun + room(Shown(unbegun, begun), lease) <= max(unbegun, MOST + begun)
+
+
+@given(counts, leases)
+def test_a_silent_queue_has_one_attempt_at_a_time(unbegun: int, lease: float) -> None:
+    assert room(Shown(unbegun, is_silent=True), lease) == (0 if unbegun else 1)
+
+
+@given(counts, counts, leases)
+def test_workers_that_begin_everything_are_never_short(begun: int, unbegun: int, lease: float) -> None:
+    """As many as they began lately may wait for them, and some more."""
+    assert room(Shown(min(unbegun, begun), begun), lease) >= LEAST
+
+
+@pytest.mark.parametrize(("lease", "allowed"), [(0.1, 32), (10, 32), (60, 180), (300, 900), (86400, 1000)])
+def test_what_a_queue_gets_on_trust_grows_with_the_lease(lease: float, allowed: int) -> None:
+    assert trust(lease) == allowed
+
+
+# --- In passes
+
+
+def passes(*rules: str) -> list[int]:
+    """The attempts that passes release until none releases any more."""
+    ids: list[int] = []
+    ensure_states("default", rules)
+    for _ in range(100):
+        made = releasing.release("default", list(rules))
+        ids += [one.attempt_id for one in made.released]
+        if not made.released:
+            return ids
+    raise AssertionError("passes release for ever")
+
+
+def a_lease_later() -> None:
+    """As if the leases of all that nobody has begun were over."""
+    now = timezone.now()
+    CallAttempt.objects.unbegun().update(released_at=now - timedelta(seconds=3), lease_until=now - timedelta(seconds=1))
+    recovery.recover("default")
+
+
+def test_with_workers_away_a_rule_keeps_one_message_an_attempt_that_is_open(rules: Rules) -> None:
+    """What is released again and again is one attempt, whatever waits; the others' turn comes when somebody begins it."""
+    rules(SHORT, r=Rule(limits=[SlidingWindow("400/d")]))
+    CallQueue.objects.send_many([CALL] * 600, rule="r")
+    assert len(passes("r")) == LEAST
+    for _ in range(20):
+        a_lease_later()
+        assert len(passes("r")) == 1
+    assert CallAttempt.objects.open().count() == 1
+    assert CallAttempt.objects.count() == LEAST + 20
+
+
+def test_when_workers_come_back_everything_goes_at_once(rules: Rules) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 600, rule="r")
+    passes("r")
+    a_lease_later()
+    (probe,) = passes("r")
+    (job,) = beginning.begin("default", [probe])
+    first = passes("r")
+    assert len(first) == LEAST + 1
+    recording.record("default", [answered(job), *map(answered, beginning.begin("default", first))])
+    assert len(passes("r")) == LEAST + len(first) + 1, "as many more as were answered just now"
+
+
+def test_workers_that_keep_up_have_all_they_can_begin(rules: Rules) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 600, rule="r")
+    rounds = 0
+    while CallQueue.objects.waiting().exists():
+        rounds += 1
+        recording.record("default", [answered(job) for job in beginning.begin("default", passes("r"))])
+    assert rounds <= 6, "32, 64, 128, and so on"
+    assert CallQueue.objects.done().count() == 600
+
+
+def test_a_pass_that_is_held_up_looks_again_soon(rules: Rules) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 600, rule="r")
+    passes("r")
+    made = releasing.release("default", ["r"])
+    assert (made.released, made.more) == ([], False)
+    assert made.wake_in is not None
+    assert 0 < made.wake_in <= outflow.AGAIN / 1_000_000
+
+
+def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:
+    """The queue's workers begin what was released after it."""
+    rules(SHORT, r=Rule())
+    lost = send("r")
+    passes("r")
+    send("r")
+    (alive,) = passes("r")
+    beginning.begin("default", [alive])
+    CallAttempt.objects.unbegun().update(lease_until=timezone.now() - timedelta(seconds=1))
+    recovery.recover("default")
+    CallQueue.objects.send_many([CALL] * 20, rule="r")
+    assert len(passes("r")) == 21
+    assert CallQueue.objects.dispatched().filter(pk=lost.pk).exists()
+
+
+def test_calls_go_by_the_queue_whose_workers_are_there(rules: Rules) -> None:
+    rules(SHORT, r=Rule(queues=["away", "there"]))
+    CallQueue.objects.send_many([CALL] * 10, rule="r")
+    passes("r")
+    there = list(CallAttempt.objects.filter(queue="there").values_list("pk", flat=True))
+    assert len(beginning.begin("default", there)) == 5
+    a_lease_later()
+    CallQueue.objects.send_many([CALL] * 20, rule="r")
+    ids = passes("r")
+    assert len(ids) == 25
+    assert CallAttempt.objects.filter(pk__in=ids, queue="away").count() == 1, "in case somebody listens again"
+
+
+def test_both_queues_of_a_rule_are_tried_while_both_are_silent(rules: Rules) -> None:
+    rules(SHORT, r=Rule(queues=["a", "b"]))
+    CallQueue.objects.send_many([CALL] * 100, rule="r")
+    passes("r")
+    a_lease_later()
+    ids = passes("r")
+    assert sorted(CallAttempt.objects.filter(pk__in=ids).values_list("queue", flat=True)) == ["a", "b"]
+    assert passes("r") == []
+
+
+@pytest.mark.parametrize("why", ["cancelled", "refused by the broker", "failed"])
+def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str) -> None:
+    rules(SHORT, r=Rule())
+    CallQueue.objects.send_many([CALL] * 20, rule="r")
+    ids = passes("r")
+    if why == "cancelled":
+        CallQueue.objects.all().cancel()
+        CallQueue.objects.all().requeue()
+    elif why == "failed":
+        recording.record("default", [answered(job, 500) for job in beginning.begin("default", ids)])
+        CallQueue.objects.all().requeue()
+    else:
+        publisher.undo("default", ids)
+    assert len(passes("r")) == 20
+
+
+def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it would drop all or nothing."""
+    rules(SHORT, r=Rule())
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(tasks.make_api_call, "apply_async", lambda *args, **options: sent.append(options))
+    assert messages.send(tasks.make_api_call, ([1],), queue="q", lasts=2.0) is None
+    assert publisher.publish("default", [("q", [1])])
+    assert [(options["expiration"], options.get("expires")) for options in sent] == [(2.0, None)] * 2

@@ -1,0 +1,486 @@
+"""A process finds its connection cut, or its work in conflict, at any statement: it goes on, and nothing waits for a lease.
+
+Each test does the same work again and again, and is struck at the first statement, the second, and so on to the last.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from django.apps import apps
+from django.db import connection, transaction
+
+from callqueue import Retry, Rule, SlidingWindow, beginning, database, events, executor
+from callqueue.beginning import Job
+from callqueue.dispenser import Dispenser
+from callqueue.handlers import wire
+from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.releasing import ensure_states
+from callqueue.releasing import release as make_pass
+from tests.db import commands
+from tests.support.behaviour import Vendor, release, send
+from tests.support.cutting import STRUCK_AFTER, STRUCK_BEFORE, cut, deeds, kill_this_connection
+
+Status = CallQueue.Status
+pytestmark = [pytest.mark.django_db(transaction=True)]
+LIMITS = [SlidingWindow("100/s")]
+
+
+@pytest.fixture(autouse=True)
+def _rules(rules: Callable[..., None], transactional_db: None) -> Iterator[None]:
+    """Leases so long that what waits for one is not over when the test is; and no connection kept for what comes after."""
+    rules(
+        {"LEASE": {"RELEASE": 600, "GRACE": 600}},
+        r=Rule(limits=LIMITS, retry=Retry(base=600.0, jitter=False)),
+        other=Rule(limits=LIMITS),
+        quiet=Rule(limits=LIMITS),
+    )
+    yield
+    for kept in database._kept.pop((os.getpid(), "default"), []):
+        kept.close()
+
+
+@pytest.fixture(params=["before", "after", "conflict"])
+def deed(request: pytest.FixtureRequest) -> str:
+    """What happens at each moment."""
+    if request.param not in deeds():
+        pytest.skip("there is no server that could cut, or no conflict but the lock")
+    return str(request.param)
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[int, str]]]:
+    """The ends that `call_finished` told of."""
+    heard: list[tuple[int, str]] = []
+
+    def hear(call_id: int, status: str, **_: Any) -> None:
+        heard.append((call_id, status))
+
+    events.call_finished.connect(hear)
+    yield heard
+    events.call_finished.disconnect(hear)
+
+
+def at_every_moment(deed: str, prepare: Callable[[], Any], work: Callable[[Any], Any], judge: Callable[[Any, str], None]) -> int:
+    """Prepare, work and judge with a cut at the first moment of the work, the second, and so on; how many there are."""
+    number = 0
+    while True:
+        number += 1
+        for model in apps.get_app_config("callqueue").get_models():
+            model._default_manager.all().delete()
+        given = prepare()
+        with cut(number, deed) as made:
+            work(given)
+        judge(given, made.story)
+        if not made.came:
+            return number - 1
+
+
+def test_begin_and_record_are_struck_at_every_moment(deed: str, remote: Vendor, told: list[tuple[int, str]]) -> None:
+    remote.answers = {"/bad": 500, "/busy": (429, {"Retry-After": "60"}, b"")}
+    ids: list[int] = []
+
+    def prepare() -> dict[str, CallQueue]:
+        remote.requests.clear()
+        told.clear()
+        calls = {path: send("r", path, callback="tests.echo") for path in ("/ok", "/bad", "/busy", "/gone", "/late")}
+        release()
+        calls["/gone"].cancel()
+        CallQueue.objects.filter(pk=calls["/late"].pk).update(expires_at_dt=database.clock("default") - timedelta(seconds=1))
+        ids[:] = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
+        return calls
+
+    def work(_: dict[str, CallQueue]) -> None:
+        executor.execute("default", ids)
+
+    def judge(calls: dict[str, CallQueue], story: str) -> None:
+        assert sorted(remote.paths()) == ["/bad", "/busy", "/ok"], story
+        ends = {
+            "/ok": Status.DONE,
+            "/bad": Status.ERROR,
+            "/busy": Status.ERROR,
+            "/gone": Status.CANCELLED,
+            "/late": Status.EXPIRED,
+        }
+        assert {path: call.status for path, call in _fresh(calls).items()} == ends, story
+        assert not CallAttempt.objects.open().exists(), story
+        outcomes = dict(CallAttempt.objects.values_list("call__pk", "outcome"))
+        assert outcomes[calls["/ok"].pk] == "succeeded", story
+        assert Hold.objects.filter(rule="r").count() == 1, story
+        heard = {"/ok": "done", "/gone": "cancelled", "/late": "expired"}
+        assert sorted(told) == sorted((calls[path].pk, status) for path, status in heard.items()), story
+
+    assert at_every_moment(deed, prepare, work, judge) >= 6
+
+
+def _fresh(calls: dict[str, CallQueue]) -> dict[str, CallQueue]:
+    return {name: CallQueue.objects.get(pk=call.pk) for name, call in calls.items()}
+
+
+def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses() -> None:
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    first = beginning.begin("default", ids, "a-worker")
+    again = beginning.begin("default", ids, "a-worker")
+    assert [job.attempt_id for job in first] == [job.attempt_id for job in again] == ids
+    assert beginning.begin("default", ids, "another-worker") == []
+
+
+@pytest.mark.parametrize("deed", [STRUCK_BEFORE, STRUCK_AFTER])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_soft_time_limit_strikes_at_every_moment(deed: str, count: int, remote: Vendor, told: list[tuple[int, str]]) -> None:
+    """What was sent is recorded, and what was not waits again; nothing is left to a lease."""
+    ids: list[int] = []
+
+    def prepare() -> list[CallQueue]:
+        remote.requests.clear()
+        told.clear()
+        calls = [send("r", f"/{n}") for n in range(count)]
+        release()
+        ids[:] = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
+        return calls
+
+    def work(_: list[CallQueue]) -> None:
+        with suppress(SoftTimeLimitExceeded):
+            executor.execute("default", ids)
+
+    def judge(calls: list[CallQueue], story: str) -> None:
+        assert not CallAttempt.objects.filter(started_at__isnull=False, finished_at__isnull=True).exists(), story
+        done = [call.pk for n, call in enumerate(calls) if f"/{n}" in remote.paths()]
+        others = CallQueue.objects.exclude(pk__in=done)
+        assert set(CallQueue.objects.filter(pk__in=done).values_list("status", flat=True)) <= {Status.DONE}, story
+        assert set(others.values_list("status", flat=True)) <= {Status.NEW, Status.DISPATCHED}, story
+        assert len(remote.paths()) == len(done), story
+        assert sorted(told) == [(pk, "done") for pk in sorted(done)], story
+        if not story:
+            assert len(done) == count
+
+    assert at_every_moment(deed, prepare, work, judge) >= 3
+
+
+class Place:
+    """Where threads stop until they are let go; who waits for them knows when so many are there."""
+
+    def __init__(self) -> None:
+        self.came, self.go = threading.Semaphore(0), threading.Event()
+
+    def stop_here(self, *_: Any) -> str:
+        self.came.release()
+        assert self.go.wait(20)
+        return "value"
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self.came.acquire(timeout=20)
+
+
+def _slow_to_connect(place: Place, remote: Vendor, method: str, params: Any, **more: Any) -> wire.Answer:
+    if params["url"].endswith("/unsent"):
+        place.stop_here()
+    return remote.request(method, params, **more)
+
+
+@pytest.mark.parametrize("strikes", [SoftTimeLimitExceeded, SystemExit])
+def test_calls_on_the_wire_and_calls_before_it_when_the_worker_is_struck(
+    strikes: type[BaseException], remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit waits for what is on the wire; a worker that is to go at once does not."""
+    before, sending, struck = Place(), Place(), threading.Event()
+    jobs, begun = list[Job](), beginning.begin
+    monkeypatch.setattr(wire, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named))
+    remote.answers = {f"/{n}": lambda: sending.stop_here() and 200 for n in range(4)}
+    sent = [send("r", f"/{n}") for n in range(4)]
+    unsent = [send("r", "/unsent") for _ in range(4)]
+    release()
+    ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
+
+    def strike(*_: Any) -> None:
+        struck.set()
+        raise strikes
+
+    def begin(*given: Any) -> list[Job]:
+        jobs.extend(begun(*given))
+        return jobs
+
+    def conduct() -> None:
+        before.wait_for(4)
+        sending.wait_for(4)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+        assert struck.wait(20)
+        while not all(job.is_left for job in jobs):
+            time.sleep(0.001)
+        before.go.set()
+        if strikes is SoftTimeLimitExceeded:
+            sending.go.set()
+
+    monkeypatch.setattr(beginning, "begin", begin)
+    handler = signal.signal(signal.SIGALRM, strike)
+    conductor = threading.Thread(target=conduct)
+    conductor.start()
+    try:
+        with pytest.raises(strikes):
+            executor.execute("default", ids)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        conductor.join(20)
+        sending.go.set()
+    assert sorted(remote.paths()) == ["/0", "/1", "/2", "/3"]
+    expected = Status.DONE if strikes is SoftTimeLimitExceeded else Status.DISPATCHED
+    assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [expected] * 4
+    assert [CallQueue.objects.get(pk=call.pk).status for call in unsent] == [Status.NEW] * 4
+    assert set(CallAttempt.objects.filter(call__in=unsent).values_list("outcome", flat=True)) == {"voided"}
+
+
+def _others() -> int:
+    """How many connections there are to this database beside this thread's."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+        else:
+            cursor.execute("SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+        return int(cursor.fetchone()[0])
+
+
+def _wait_for_others(count: int) -> None:
+    deadline = time.monotonic() + 10
+    while _others() != count:
+        assert time.monotonic() < deadline, f"{_others()} connections beside this one, and {count} wanted"
+        time.sleep(0.02)
+
+
+def _reads_the_database(_: Any) -> None:
+    assert RuleState.objects.count() >= 0
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="its connections are no one's but the process's")
+def test_hooks_that_use_the_orm_leave_no_connection_open(rules: Callable[..., None], remote: Vendor) -> None:
+    rules(r=Rule(limits=LIMITS, classify=_reads_the_database))
+    calls = [send("r", f"/{n}") for n in range(8)]
+    release()
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
+    assert {CallQueue.objects.get(pk=call.pk).status for call in calls} == {Status.DONE}
+    assert not CallAttempt.objects.exclude(error_message="").exists()
+    _wait_for_others(0)
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
+def test_the_first_message_after_a_restart_of_the_database_is_begun(remote: Vendor) -> None:
+    """The connection that a worker has kept is dead, and nobody told it."""
+    from callqueue.tasks import make_api_call
+
+    send("r", "/first")
+    release()
+    make_api_call(list(CallAttempt.objects.values_list("pk", flat=True)))
+    call = send("r", "/second")
+    release()
+    ids = list(call.attempts.values_list("pk", flat=True))
+    (kept,) = database._kept[os.getpid(), "default"]
+    with database.kept_connection("default"):
+        kill_this_connection()
+    assert database._kept[os.getpid(), "default"] == [kept]
+    make_api_call(ids)
+    assert CallQueue.objects.get(pk=call.pk).status == Status.DONE
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
+def test_a_connection_outlives_the_thread_that_kept_it() -> None:
+    """gevent has a greenlet for each message, so what a thread keeps for itself would be kept for nobody."""
+    seen: list[Any] = []
+
+    def use() -> None:
+        with database.kept_connection("default"):
+            assert RuleState.objects.count() >= 0
+            seen.append(connection.connection)
+
+    for _ in range(3):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join(20)
+    assert len(seen) == 3
+    assert seen[0] is seen[1] is seen[2]
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="no other has the setting")
+def test_the_dispensers_patience_is_that_of_its_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task hands its connection on to whatever runs next in its process."""
+    from callqueue import ledger
+    from callqueue.tasks import dispense
+
+    def shown() -> str:
+        return str(database.rows("default", "SHOW idle_in_transaction_session_timeout")[0][0])
+
+    usual, inside, read = shown(), [], ledger.read
+    monkeypatch.setattr(ledger, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named))
+    send("r")
+    with database.kept_connection("default"):
+        dispense(0.1)
+        assert shown() == usual
+    with database.kept_connection("default"):
+        assert shown() == usual
+    assert set(inside) == {"5s"}
+
+
+class Until:
+    """Takes messages until so many calls have one; then the dispenser is told to stop."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self.wanted, self.stop, self.ids = wanted, threading.Event(), list[int]()
+
+    def __call__(self, using: str, messages: Any) -> bool:
+        self.ids += [pk for _, some in messages for pk in some]
+        open_now = CallAttempt.objects.using(using).unbegun().filter(pk__in=self.ids, call__in=self.wanted)
+        if open_now.values("call").distinct().count() == len(self.wanted):
+            self.stop.set()
+        return True
+
+
+def _scene() -> dict[str, CallQueue]:
+    """Calls to be released, one to be expired, one whose message was lost, one whose worker was."""
+    now = database.clock("default")
+    lost, unheard = send("other", method="post"), send("quiet")
+    release()
+    past = now - timedelta(seconds=1)
+    CallAttempt.objects.update(lease_until=past)
+    CallAttempt.objects.filter(call=lost).update(started_at=past, worker="a-worker")
+    late = send("r")
+    CallQueue.objects.filter(pk=late.pk).update(expires_at_dt=past)
+    return {"lost": lost, "unheard": unheard, "late": late, "a": send("r"), "b": send("other"), "c": send("r")}
+
+
+def _judge_scene(calls: dict[str, CallQueue], story: str) -> None:
+    now = _fresh(calls)
+    assert now["lost"].status == Status.UNKNOWN, story
+    assert now["late"].status == Status.EXPIRED, story
+
+
+def test_a_dispenser_is_struck_at_every_moment(deed: str, told: list[tuple[int, str]]) -> None:
+    made: dict[str, Any] = {}
+
+    def prepare() -> dict[str, CallQueue]:
+        calls = _scene()
+        made["until"] = Until({calls[name].pk for name in ("unheard", "a", "b", "c")})
+        made["dispenser"] = Dispenser(publish=made["until"])
+        told.clear()
+        return calls
+
+    def work(calls: dict[str, CallQueue]) -> None:
+        made["dispenser"].run(stop=made["until"].stop, seconds=20)
+
+    def judge(calls: dict[str, CallQueue], story: str) -> None:
+        assert made["until"].stop.is_set(), f"{story}: {list(CallAttempt.objects.values())}"
+        open_now = set(CallAttempt.objects.open().values_list("pk", flat=True))
+        assert open_now <= set(made["until"].ids), story
+        assert len(open_now) == 4, story
+        _judge_scene(calls, story)
+        assert len(made["until"].ids) == len(set(made["until"].ids)), story
+
+    assert at_every_moment(deed, prepare, work, judge) >= 10
+
+
+def test_a_single_round_is_struck_at_every_moment() -> None:
+    until: dict[str, Until] = {}
+
+    def prepare() -> dict[str, CallQueue]:
+        calls = _scene()
+        until["now"] = Until({calls[name].pk for name in ("unheard", "a", "b", "c")})
+        return calls
+
+    def judge(calls: dict[str, CallQueue], story: str) -> None:
+        assert until["now"].stop.is_set(), f"{story}: {list(CallAttempt.objects.values())}"
+        assert set(CallAttempt.objects.open().values_list("pk", flat=True)) <= set(until["now"].ids), story
+        _judge_scene(calls, story)
+
+    assert at_every_moment(deeds()[-1], prepare, lambda _: Dispenser(publish=until["now"]).run_once(), judge) >= 10
+
+
+def test_the_task_of_recovery_is_struck_at_every_moment(deed: str) -> None:
+    from callqueue.tasks import recover_lost_calls
+
+    def judge(calls: dict[str, CallQueue], story: str) -> None:
+        _judge_scene(calls, story)
+        assert CallQueue.objects.get(pk=calls["unheard"].pk).status == Status.NEW, story
+
+    assert at_every_moment(deed, _scene, lambda _: recover_lost_calls(), judge) >= 5
+
+
+OLD = {"DONE": Status.DONE, "FAILED": Status.FAILED, "UNKNOWN": Status.UNKNOWN, "NEW": Status.NEW}
+
+
+def _old_calls() -> dict[str, CallQueue]:
+    long_ago = database.clock("default") - timedelta(days=400)
+    calls = {name: send("r") for name in OLD}
+    for name, status in OLD.items():
+        ended = None if status == Status.NEW else long_ago
+        CallQueue.objects.filter(pk=calls[name].pk).update(status=status, finished_at_dt=ended, ready=status == Status.NEW)
+        CallAttempt.objects.create(
+            call_id=calls[name].pk, number=1, rule="r", queue="q", released_at=long_ago, finished_at=long_ago, outcome="succeeded"
+        )
+    Hold.objects.create(rule="r", per="rule", value="", until=long_ago, began_at=long_ago, reason="", source="provider")
+    return calls
+
+
+def _cleaned(calls: dict[str, CallQueue]) -> bool:
+    return list(CallQueue.objects.values_list("status", flat=True)) == [Status.NEW] and not Hold.objects.exists()
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, CallQueue]], bool]]] = {
+    "cleanup": (("--older-than", "30d"), _cleaned),
+    "requeue": (("--status", "failed", "--no-input"), lambda calls: _fresh(calls)["FAILED"].status == Status.NEW),
+    "cancel": (("--no-input",), lambda calls: _fresh(calls)["NEW"].status == Status.CANCELLED),
+    "status": (("--json",), lambda calls: True),
+    "audit": ((), lambda calls: True),
+    "simulate": (("--rule", "r", "--calls", "10"), lambda calls: True),
+    "pause": (("r",), lambda calls: Hold.objects.filter(rule="r", source="operator").count() == 1),
+    "resume": (("r",), lambda calls: not Hold.objects.exists()),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_struck_at_every_moment(name: str) -> None:
+    """Its connection is cut: that it does its work again after a conflict follows."""
+    deed = deeds()[0]
+    arguments, has_done_it = COMMANDS[name]
+    ran: list[commands.Ran] = []
+
+    def judge(calls: dict[str, CallQueue], story: str) -> None:
+        assert ran[-1].code == 0, f"{story}: {ran[-1]}"
+        assert has_done_it(calls), story
+
+    at_every_moment(deed, _old_calls, lambda _: ran.append(commands.run(name, *arguments)), judge)
+    assert len(ran) > 2
+
+
+def test_a_file_of_calls_is_sent_once_or_not_at_all(deed: str, tmp_path: Any) -> None:
+    """A command that cannot know whether it was done says so, and does not do it again."""
+    path = tmp_path / "calls"
+    path.write_text('{"method": "get", "params": {"url": "http://vendor.example/"}}\n' * 3)
+    ran: list[commands.Ran] = []
+
+    def judge(_: None, story: str) -> None:
+        count = CallQueue.objects.count()
+        assert count in (0, 3), story
+        assert ran[-1].code == 0 if not story else ran[-1].code in (0, 1), story
+        assert count == 3 or ran[-1].code == 1, story
+
+    at_every_moment(deed, lambda: None, lambda _: ran.append(commands.run("send", "--rule", "r", str(path))), judge)
+
+
+def test_a_pass_inside_somebody_elses_transaction_sets_no_patience_for_it(rules: Any, db: None) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("a setting of PostgreSQL's")
+    rules(r=Rule())
+    ensure_states("default", ["r"])
+    with transaction.atomic(), connection.cursor() as cursor:
+        make_pass("default", ["r"])
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("0",)

@@ -1,0 +1,414 @@
+"""Budgets with long windows: what is kept of them is what counting anew would give, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clockwork, database, ledger, publisher, tallies
+from callqueue.budgets import bind, key_part
+from callqueue.limits import Limit
+from callqueue.managers import CallAttemptQuerySet
+from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
+from callqueue.releasing import ensure_states
+from callqueue.releasing import release as make_pass
+from tests.support.behaviour import release, send
+
+pytestmark = pytest.mark.usefixtures("trusted_workers")
+
+Rules = Callable[..., None]
+real_monotonic = clockwork.monotonic
+LIMITS_OF_FIVE = [
+    SlidingWindow("5/2s", per="key"),
+    SlidingWindow("5/h", per="key"),
+    FixedWindow("5/d", per="key"),
+    TokenBucket("1/h", burst=5, per="key"),
+    TokenBucket("1/s", burst=5, per="key"),
+    Concurrency(5, per="key"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "ahead", timedelta(0))
+    monkeypatch.setattr(clockwork, "_watches", {})
+
+
+# --- keys with parts
+
+
+@pytest.mark.parametrize("limit", LIMITS_OF_FIVE, ids=repr)
+def test_a_key_is_counted_whatever_other_parts_its_text_has(rules: Rules, limit: Limit) -> None:
+    rules(r=Rule(limits=[limit, SlidingWindow("900/h", per="channel")]))
+    keys: list[Any] = [{"key": "T1", "channel": "C1"}, {"key": "T1", "channel": "C2"}, "T1", {"key": "T1"}]
+    for key in keys:
+        for _ in range(5):
+            CallQueue.objects.send(a_call(), rule="r", key=key)
+        released = release()
+        assert len(released) == (5 if key == keys[0] else 0)
+        answer_open()
+        if isinstance(limit, Concurrency):
+            return
+        assert not any(CallQueue.objects.under_threshold("r", key) for key in keys)
+    assert CallQueue.objects.under_threshold("r", "T2")
+
+
+@pytest.mark.parametrize("rate", ["5/2s", "5/h"])
+def test_a_named_part_is_counted_whatever_the_others_are(rules: Rules, rate: str) -> None:
+    rules(r=Rule(limits=[SlidingWindow(rate, per="workspace")]))
+    for channel in "abc":
+        for _ in range(4):
+            CallQueue.objects.send(a_call(), rule="r", key={"workspace": "W", "channel": channel})
+    assert len(release()) == 5
+    answer_open()
+    assert release() == []
+    assert not CallQueue.objects.under_threshold("r", {"workspace": "W", "channel": "new"})
+
+
+# --- what passes remember
+
+
+def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_released(rules: Rules) -> None:
+    """A rule joins the budget, releases, and leaves again: a deployment that is rolled back."""
+    account = SlidingWindow("4000/d", name="account")
+    alone, both = {"b": Rule(limits=[account])}, {"a": Rule(limits=[account]), "b": Rule(limits=[account])}
+    for first, then in ((alone, both), (both, alone)):
+        CallAttempt.objects.all().delete(), RuleState.objects.all().delete(), CallQueue.objects.all().delete()
+        for settings in (first, then, first, then):
+            rules(**settings)
+            waiting_calls("b", 1500)
+            release_all("b")
+        assert CallAttempt.objects.filter(rule="b").count() == 4000
+
+
+def test_a_budget_that_two_rules_come_to_share_counts_both(rules: Rules) -> None:
+    rules(a=Rule(limits=[SlidingWindow("4000/d")]), b=Rule(limits=[SlidingWindow("4000/d")]))
+    for rule in "ab":
+        waiting_calls(rule, 1900)
+        release_all(rule)
+    account = SlidingWindow("4000/d", name="account")
+    rules(a=Rule(limits=[account]), b=Rule(limits=[account]))
+    waiting_calls("a", 1500)
+    release_all("a")
+    assert CallAttempt.objects.count() == 4000
+
+
+def test_two_rules_that_were_linked_for_a_while_keep_their_counts(rules: Rules) -> None:
+    """An unrelated shared limit makes them a group, and then no more."""
+    link = SlidingWindow("100000/h", name="link")
+    day = SlidingWindow("4000/d")
+    apart = {"a": Rule(), "b": Rule(limits=[day])}
+    together = {"a": Rule(limits=[link]), "b": Rule(limits=[day, link])}
+    for settings in (apart, together, apart, together, apart):
+        rules(**settings)
+        waiting_calls("b", 1000)
+        release_all("b")
+    assert CallAttempt.objects.filter(rule="b").count() == 4000
+
+
+def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules) -> None:
+    """Of the same rule, in the same group: what is kept of it knows nothing of what was released meanwhile."""
+    first, then = {"r": Rule(limits=[SlidingWindow("2500/d")])}, {"r": Rule(limits=[SlidingWindow("100000/h", name="n")])}
+    for settings in (first, then, first):
+        rules(**settings)
+        waiting_calls("r", 1000)
+        release_all("r")
+    assert CallAttempt.objects.count() == 2500
+
+
+def test_a_changed_unit_or_scope_is_counted_anew(rules: Rules) -> None:
+    for limit, allowed in (
+        (SlidingWindow("6/h", per="key"), 6),
+        (SlidingWindow("8/h", per="who"), 8),
+        (SlidingWindow("90/h", per="key", unit="tokens"), 9),
+        (FixedWindow("12/d", per="who"), 12),
+    ):
+        rules(r=Rule(limits=[limit]))
+        for _ in range(5):
+            CallQueue.objects.send(a_call(), rule="r", key={"key": "T", "who": "W"}, cost={"calls": 1, "tokens": 10})
+        for _ in range(4):
+            release()
+        assert CallAttempt.objects.count() == allowed or limit.rate == "6/h"
+        assert CallAttempt.objects.count() <= allowed
+
+
+def test_a_bucket_whose_burst_has_changed_does_not_begin_full(rules: Rules) -> None:
+    for burst in (5, 6, 5, 7):
+        rules(r=Rule(limits=[TokenBucket("1/h", burst=burst)]))
+        for _ in range(8):
+            send("r")
+        release()
+        answer_open()
+    assert CallAttempt.objects.count() <= 7
+
+
+# --- what comes back
+
+
+@pytest.mark.parametrize("limit", [SlidingWindow("5/h", per="key"), TokenBucket("1/h", burst=5, per="key")], ids=repr)
+def test_room_of_undone_releases_is_there_at_once(rules: Rules, limit: Limit) -> None:
+    rules(r=Rule(limits=[limit]))
+    for _ in range(9):
+        send("r", key="T")
+    assert len(release()) == 5
+    publisher.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:3]))
+    assert len(release()) == 3
+    assert release() == []
+
+
+def test_room_of_undone_releases_is_there_at_once_in_a_window_of_thousands(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2500/30d")]))
+    waiting_calls("r", 3000)
+    release_all("r", answered=False)
+    assert CallAttempt.objects.count() == 2500
+    publisher.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:900]))
+    release_all("r", answered=False)
+    assert CallAttempt.objects.charged().count() == 2500
+
+
+def test_what_a_call_did_not_cost_is_there_at_once(rules: Rules, remote: Any) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens", per="key")], settle="tests.db.test_tallies.ten_tokens"))
+    for _ in range(4):
+        send("r", key="T", cost={"tokens": 90})
+    from tests.support.behaviour import run
+
+    assert [run() for _ in range(4)] == [1, 1, 0, 0]  # 10, then 90 more fit; then 20 are spent
+    assert Tally.objects.get(value="T").used == 20
+
+
+def ten_tokens(response: Any) -> Any:
+    return {"tokens": 10}
+
+
+@pytest.mark.parametrize("limit", [SlidingWindow("5/m", per="key"), TokenBucket("5/m", burst=5, per="key")], ids=repr)
+def test_room_comes_back_with_time(rules: Rules, limit: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(limit, TokenBucket):
+        assert tallies.is_tallied(limit)
+    rules(r=Rule(limits=[limit]))
+    for _ in range(20):
+        send("r", key="T")
+    assert len(release()) == 5
+    answer_open()
+    later(monkeypatch, 55)
+    assert len(release()) in ((0,) if isinstance(limit, SlidingWindow) else (4,))
+    later(monkeypatch, 70)
+    assert len(release()) + CallAttempt.objects.count() >= 6
+
+
+# --- whatever happens
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "limit",
+    [
+        SlidingWindow("7/m", per="key"),
+        SlidingWindow("7/m", per="part"),
+        SlidingWindow("70/m", per="key", unit="tokens"),
+        FixedWindow("7/2m", per="key"),
+    ],
+    ids=repr,
+)
+def test_the_tallies_are_what_counting_anew_gives(rules: Rules, monkeypatch: pytest.MonkeyPatch, limit: Limit, seed: int) -> None:
+    """Sends, passes, answers, undone releases, settled costs and time, in any order; judged by a loop over the attempts."""
+    chance = random.Random(seed)
+    rules(r=Rule(limits=[limit, SlidingWindow("3000/h")]), s=Rule(limits=[SlidingWindow("4/m", per="key")]))
+    ensure_states("default", ["r", "s"])
+    now = 0.0
+    for _ in range(60):
+        step = chance.random()
+        if step < 0.3:
+            key = {"key": chance.choice("AB"), "part": chance.choice("XY")}
+            CallQueue.objects.send(a_call(), rule=chance.choice("rrrs"), key=key, cost={"calls": 1, "tokens": 10})
+        elif step < 0.55:
+            released = make_pass("default", [chance.choice("rrrs")]).released
+            judge(limit)
+            undo_some(released, chance)
+        elif step < 0.75:
+            answer_open(chance.randint(1, 3), tokens=chance.choice([None, 4]))
+        else:
+            now += chance.choice([0.3, 5, 31, 59.9, 61, 400])
+            later(monkeypatch, now)
+    assert CallAttempt.objects.filter(rule="r").count() > 5
+
+
+def judge(limit: Limit) -> None:
+    """No value has more in the window than allowed; and what is kept is what is counted."""
+    at = database.to_us(database.clock("default"))
+    attempts = list(CallAttempt.objects.charged().filter(rule="r"))
+    instants = {attempt.pk: database.to_us(attempt.send_at) if attempt.send_at else at for attempt in attempts}
+    for instant in {at, *(sent for sent in instants.values() if sent > at)}:
+        charged: Counter[str] = Counter()
+        for attempt in attempts:
+            ended = None if attempt.finished_at is None else database.to_us(attempt.finished_at)
+            if instants[attempt.pk] <= instant and (ended is None or ended >= limit.horizon(instant)):
+                cost = attempt.cost.get(limit.unit, 1) if isinstance(attempt.cost, dict) else attempt.cost
+                charged[key_part(attempt.key, limit.per)] += cost
+        assert all(used <= limit.capacity for used in charged.values())
+    kept = {tally.value: tally.used for tally in Tally.objects.filter(budget="r#0") if tally.used}
+    pending = CallAttempt.objects.filter(rule="r", correction_pending=True).exists()
+    if kept and not pending:
+        book = bind({"r": Rule(limits=[limit])})
+        counted = tallies.Tallies("default", book.budgets["r"][0], at, None, at)
+        fresh = {value: tally.used for value, tally in counted.by_value.items() if tally.used}
+        assert all(kept.get(value, 0) >= used for value, used in fresh.items())
+        assert all(used - fresh.get(value, 0) <= limit.capacity for value, used in kept.items())
+
+
+def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("50/m", per="key")]))
+    for second in range(0, 200, 7):
+        later(monkeypatch, second)
+        send("r", key="AB"[second % 2]), send("r", key="A")
+        release()
+        answer_open()
+    later(monkeypatch, 200.5)
+    send("r", key="A"), send("r", key="B")
+    release()
+    at = database.to_us(database.clock("default"))
+    memo = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
+    counted = tallies.Tallies(
+        "default", bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"][0], at, None, at
+    )
+    kept = tallies.Tallies("default", counted.budget, at, memo, at)
+    kept.load("AB"), kept.advance()
+    assert {v: t.used for v, t in kept.by_value.items()} == {v: t.used for v, t in counted.by_value.items()}
+    assert ledger.is_tallied(counted.limit)
+
+
+# --- cost
+
+
+def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Rules) -> None:
+    """Counted from the plans: rows that statements read, with 50 times the attempts in the window."""
+    if connection.vendor != "postgresql":
+        pytest.skip("reads PostgreSQL's plans")
+    limits = {
+        "day": [SlidingWindow("1000/d", per="workspace")],
+        "tokens": [SlidingWindow("900000000/d", unit="tokens")],
+        "keys": [SlidingWindow("1000/d", per="key")],
+        "calls": [SlidingWindow("1000000/d")],
+    }
+    read = {}
+    for size in (200, 10_000):
+        CallAttempt.objects.all().delete(), RuleState.objects.all().delete(), Tally.objects.all().delete()
+        rules(**{name: Rule(limits=listed) for name, listed in limits.items()})
+        ensure_states("default", list(limits))
+        for name in limits:
+            answered_attempts(name, size)
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE callqueue_callattempt")
+        for name in limits:
+            for _ in range(40):
+                CallQueue.objects.send(a_call(), rule=name, key=a_key(name, 1), cost={"calls": 1, "tokens": 5})
+            make_pass("default", [name], batch=10)  # counts, and remembers
+            read[name, size] = rows_read(lambda name=name: make_pass("default", [name], batch=10))
+    for name in limits:
+        assert read[name, 10_000] <= 2 * read[name, 200] + 50, (name, read)
+
+
+def rows_read(doing: Callable[[], Any]) -> int:
+    """The rows that statements on attempts and tallies read, by their plans."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.lstrip().upper().startswith(("SELECT", "WITH")) and "callqueue_" in sql:
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
+                statements.append((sql, cursor.cursor.fetchone()[0][0]["Plan"]))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        doing()
+    assert statements
+    return sum(rows_of(plan) for _, plan in statements)
+
+
+def rows_of(plan: dict[str, Any]) -> int:
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if "Relation Name" in plan else 0
+    return int(own * plan["Actual Loops"]) + sum(rows_of(part) for part in plan.get("Plans", ()))
+
+
+# --- making things
+
+
+def a_call() -> dict[str, Any]:
+    return {"method": "post", "params": {"url": "http://vendor.example/"}}
+
+
+def a_key(name: str, number: int) -> Any:
+    return {"day": {"workspace": f"w{number}"}, "keys": f"k{number}"}.get(name, "")
+
+
+def waiting_calls(rule: str, count: int) -> None:
+    CallQueue.objects.send_many([a_call()] * count, rule=rule)
+
+
+def release_all(rule: str, *, answered: bool = True) -> None:
+    """Passes over the rule's group until there is nothing more to release."""
+    from callqueue import conf
+
+    group = conf.current().book.groups[rule]
+    ensure_states("default", group)
+    while make_pass("default", group).released:
+        pass
+    if answered:
+        answer_open()
+
+
+def answer_open(count: int = 100_000, tokens: int | None = None) -> None:
+    """Answers that were recorded as executors record them."""
+    now = database.clock("default")
+    for attempt in CallAttempt.objects.open().order_by("pk")[:count] if tokens is not None else ():
+        cost = {**attempt.cost, "tokens": tokens}
+        CallAttempt.objects.filter(pk=attempt.pk).update(
+            charged=attempt.cost,
+            correction_pending=True,
+            cost=cost,
+            started_at=now,
+            sent_at=now,
+            finished_at=now,
+            outcome="succeeded",
+        )
+    pks = list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True)[:count]) if tokens is None else []
+    for start in range(0, len(pks), 900):
+        some = CallAttempt.objects.filter(pk__in=pks[start : start + 900])
+        some.update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+
+
+def undo_some(released: Iterable[Any], chance: random.Random) -> None:
+    ids = [one.attempt_id for one in released if chance.random() < 0.2]
+    if ids:
+        publisher.undo("default", ids)
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
+    monkeypatch.setattr(clockwork, "monotonic", lambda: real_monotonic() + seconds)
+
+
+def answered_attempts(rule: str, count: int) -> None:
+    """Answered attempts spread over twenty hours, over 30 keys."""
+    assert isinstance(CallAttempt.objects.all(), CallAttemptQuerySet)
+    now = database.clock("default")
+    from callqueue.callcheck import check_key
+
+    CallAttempt.objects.bulk_create(
+        [
+            CallAttempt(
+                call_id=10**9 + i, number=1, rule=rule, key=check_key(a_key(rule, i % 30)), cost={"calls": 1, "tokens": 5},
+                released_at=(at := now - timedelta(hours=20) * (i + 1) / count), started_at=at, sent_at=at, finished_at=at,
+                outcome="succeeded",
+            )
+            for i in range(count)
+        ],
+        batch_size=2000,
+    )  # fmt: skip

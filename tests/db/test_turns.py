@@ -1,0 +1,298 @@
+"""Keys take turns, whatever keeps others back; and keys that are kept back cost nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from callqueue import Concurrency, Rule, SlidingWindow, cleanup, clockwork, control, database, holds, turns
+from callqueue.dispenser import Dispenser
+from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
+from callqueue.releasing import ensure_states
+from callqueue.releasing import release as make_pass
+from tests.support.behaviour import release, send
+
+pytestmark = pytest.mark.usefixtures("trusted_workers")
+
+Rules = Callable[..., None]
+real_monotonic = clockwork.monotonic
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "ahead", timedelta(0))
+    monkeypatch.setattr(clockwork, "_watches", {})
+
+
+def passes(count: int, rule: str = "r") -> list[str]:
+    """The keys that so many passes release, one after the other."""
+    ensure_states("default", [rule])
+    keys = []
+    for _ in range(count):
+        ids = [one.attempt_id for one in make_pass("default", [rule]).released]
+        keys += CallAttempt.objects.filter(pk__in=ids).order_by("pk").values_list("key", flat=True)
+    return keys
+
+
+def blocked_keys(rule: str, count: int, priority: int = 0) -> None:
+    """Keys that have used up what they may, with calls waiting."""
+    calls = [{"call_data": a_call(), "key": f"used{i:05}", "priority": priority} for i in range(count) for _ in range(2)]
+    CallQueue.objects.send_many(calls, rule=rule)
+
+
+def a_call() -> dict[str, Any]:
+    return {"method": "post", "params": {"url": "http://vendor.example/"}}
+
+
+@pytest.mark.parametrize("limits", [[], [SlidingWindow("100000/s")]], ids=["alone", "with a limit of the rule"])
+def test_a_new_key_goes_at_once_though_hundreds_have_used_up_their_day(rules: Rules, limits: list[Any]) -> None:
+    rules(r=Rule(limits=[*limits, SlidingWindow("1/d", per="key")]))
+    blocked_keys("r", 700)
+    assert len(passes(12)) == 700
+    send("r", key="zz-new")
+    assert passes(2) == ["zz-new"]
+
+
+def test_a_new_key_goes_at_once_under_a_scarce_limit_of_the_rule(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule(limits=[SlidingWindow("8/s"), SlidingWindow("1/d", per="key")]))
+    blocked_keys("r", 60)
+    for second in range(0, 20, 2):
+        later(monkeypatch, second)
+        passes(1)
+        answer_open()
+    assert CallAttempt.objects.count() == 60
+    send("r", key="zz-new")
+    later(monkeypatch, 30)
+    assert "zz-new" in passes(2)
+
+
+@pytest.mark.parametrize("of_the_others", [5, -5], ids=["of higher priority", "of lower priority"])
+def test_priorities_below_are_reached_though_the_keys_above_are_blocked(rules: Rules, of_the_others: int) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+    blocked_keys("r", 40, of_the_others)
+    passes(4)
+    send("r", key="free")
+    assert passes(2) == ["free"]
+
+
+def test_two_hundred_priorities_of_a_blocked_key_keep_nobody_back(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+    calls = [{"call_data": a_call(), "key": "used", "priority": priority} for priority in range(1, 201)]
+    CallQueue.objects.send_many(calls, rule="r")
+    assert passes(4) == ["used"]
+    send("r", key="free")
+    assert passes(2) == ["free"]
+
+
+def test_paused_keys_keep_nobody_back_and_go_on_when_they_are_resumed(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    for i in range(300):
+        control.pause("default", "r", key=f"paused{i:03}")
+        send("r", key=f"paused{i:03}", priority=3)
+    send("r", key="free")
+    assert passes(3) == ["free"]
+    send("r", key="free")
+    assert passes(1) == ["free"]
+    control.resume("default", "r", key="paused007")
+    assert passes(2) == ["paused007"]
+    control.resume("default", "r")
+    assert len(passes(4)) == 299
+
+
+def test_a_hold_that_other_code_takes_away_is_noticed(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule())
+    control.pause("default", "r", key="held")
+    send("r", key="held")
+    assert passes(1) == []
+    Hold.objects.all().delete()
+    later(monkeypatch, turns.LIFTED / 1_000_000)
+    assert passes(1) == ["held"]
+
+
+def test_a_hold_on_a_key_ends_by_itself(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule())
+    control.pause("default", "r", key="held", seconds=7)
+    send("r", key="held"), send("r", key="free")
+    assert passes(1) == ["free"]
+    later(monkeypatch, 8)
+    assert passes(1) == ["held"]
+
+
+def test_a_key_that_waits_for_an_answer_goes_when_that_has_come(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1, per="key")]))
+    for key in "ab":
+        send("r", key=key), send("r", key=key)
+    assert passes(2) == ["a", "b"]
+    answer(CallAttempt.objects.get(key="b"))
+    assert passes(1) == ["b"]
+
+
+@pytest.mark.parametrize("rate", ["1/2s", "1/20s"])
+def test_a_key_goes_when_its_window_has_room_again(rules: Rules, rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules(r=Rule(limits=[SlidingWindow(rate, per="key")]))
+    for key in "abab":
+        send("r", key=key)
+    assert passes(2) == ["a", "b"]
+    answer_open()
+    period = float(rate[2:-1])
+    later(monkeypatch, period - 0.5)
+    assert passes(1) == []
+    later(monkeypatch, period + 0.5)
+    assert passes(1) == ["a", "b"]
+
+
+def test_a_pass_says_when_the_next_key_has_room(rules: Rules) -> None:
+    for rate in ("1/3s", "1/20s"):
+        rules(r=Rule(limits=[SlidingWindow(rate, per="key")]))
+        CallQueue.objects.all().delete(), CallAttempt.objects.all().delete(), KeyTurn.objects.all().delete()
+        send("r", key="a"), send("r", key="a")
+        passes(1)
+        answer_open()
+        ensure_states("default", ["r"])
+        done = make_pass("default", ["r"])
+        assert done.wake_in == pytest.approx(float(rate[2:-1]), abs=0.3)
+        assert not done.on_answer and not done.more
+
+
+def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+    send("r", key="a"), send("r", key="a")
+    assert passes(2) == ["a"]
+    control.change_limit("default", "r", "r#0", "2/d")
+    assert passes(1) == ["a"]
+
+
+def test_keys_take_turns_whatever_comes_in_between(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 keys with a backlog, and one that sends all the time, each has had a turn after 300 slots and a few."""
+    rules(r=Rule(limits=[SlidingWindow("20/s"), SlidingWindow("1000/h", per="key")]))
+    CallQueue.objects.send_many([{"call_data": a_call(), "key": f"k{i:03}"} for i in range(300) for _ in range(3)], rule="r")
+    served: Counter[str] = Counter()
+    for second in range(0, 40, 2):
+        send("r", key="busy")
+        later(monkeypatch, second)
+        served.update(passes(1))
+        answer_open()
+    assert len(served) == 301
+    assert max(served.values()) <= 2
+
+
+def test_a_key_that_has_no_call_left_has_no_turn(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    for key in "abc":
+        send("r", key=key)
+    assert passes(2) == ["a", "b", "c"]
+    assert not KeyTurn.objects.exists()
+
+
+def test_a_call_that_other_code_puts_back_is_found(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    call = send("r", key="a")
+    CallQueue.objects.filter(pk=call.pk).update(status=CallQueue.Status.CANCELLED)
+    assert passes(2) == []
+    CallQueue.objects.filter(pk=call.pk).update(status=CallQueue.Status.NEW)
+    assert release() == [call]
+
+
+def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(rules: Rules, transactional_db: None) -> None:
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time")
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    locked, free = send("r", key="a"), send("r", key="b")
+    with locked_elsewhere(locked.pk):
+        assert passes(2) == ["b"]
+    assert free.key == "b"
+    assert KeyTurn.objects.get(key="a").blocked_on == turns.LOCK
+
+
+def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
+    """With 50 times as many blocked keys a pass makes the same statements, and reads no more turns."""
+    seen = {}
+    for count in (20, 1000):
+        KeyTurn.objects.all().delete(), CallQueue.objects.all().delete(), CallAttempt.objects.all().delete()
+        rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+        blocked_keys("r", count)
+        passes(20)
+        assert KeyTurn.objects.filter(blocked_on="").count() == 0
+        with connection.execute_wrapper(noting(statements := [])):
+            assert passes(1) == []
+        assert turns.free("default", "r", 256) == []
+        seen[count] = len(statements)
+    assert seen[1000] <= seen[20] + 3  # more keys than one look sees: which calls were sent last
+
+
+def test_all_keys_are_looked_at_again_when_a_hold_is_lifted(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+    blocked_keys("r", 5)
+    passes(2)
+    holds.lift("default", "r")
+    assert len(turns.free("default", "r", 10)) == 5
+
+
+# --- making things
+
+
+def noting(statements: list[str]) -> Callable[..., Any]:
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, *rest)
+
+    return note
+
+
+@contextmanager
+def locked_elsewhere(pk: int) -> Any:
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            other.set_autocommit(False)
+            cursor.execute("SELECT id FROM callqueue_callqueue WHERE id = %s FOR UPDATE", [pk])
+            yield
+            other.rollback()
+    finally:
+        other.close()
+
+
+def answer(attempt: CallAttempt) -> None:
+    now = database.clock("default")
+    CallAttempt.objects.filter(pk=attempt.pk).update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+
+
+def answer_open() -> None:
+    now = database.clock("default")
+    CallAttempt.objects.open().update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
+    monkeypatch.setattr(clockwork, "monotonic", lambda: real_monotonic() + seconds)
+
+
+def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+    blocked_keys("r", 700)
+    passes(30)
+    dispenser = Dispenser(publish=lambda *_: True)
+    for _ in range(40):
+        dispenser.tick()
+    assert dispenser.lanes[("r",)].wake_at > time.monotonic()
+    with connection.execute_wrapper(noting(statements := [])):
+        dispenser.tick()
+    assert not any("keyturn" in sql for sql in statements)
+
+
+def test_cleanup_takes_away_turns_that_nobody_looks_at_any_more(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
+    for key in ("gone", "waits"):
+        send("r", key=key), send("r", key=key)
+    passes(1)
+    CallQueue.objects.new().filter(key="gone").delete()
+    assert KeyTurn.objects.count() == 2
+    cleanup.clean("default")
+    assert list(KeyTurn.objects.values_list("key", flat=True)) == ["waits"]

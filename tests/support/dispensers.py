@@ -1,0 +1,33 @@
+"""Dispensers with settings of their own in one process, as of different releases, for tests of what is in force among them."""
+
+from __future__ import annotations
+
+from callqueue import Rule
+from callqueue.budgets import Book, bind
+from callqueue.dispenser import Dispenser
+from callqueue.models import CallAttempt
+
+
+class Process(Dispenser):
+    """A dispenser of that name with these rules, whose attempts no worker takes. `book` may be replaced: its settings change."""
+
+    def __init__(self, name: str, **rules: Rule) -> None:
+        self.book: Book = bind(rules)
+        super().__init__("default", name=name, settings=lambda: self.book, publish=lambda *_: True)
+
+    def goes(self) -> dict[str, int]:
+        """How many calls of each rule it releases now, after a look at the others as it makes every few seconds."""
+        newest = CallAttempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+        self._is_outdated |= self.seat.look()
+        self.run_once(care=False)
+        made = list(CallAttempt.objects.filter(pk__gt=newest).values_list("rule", flat=True))
+        return {rule: made.count(rule) for rule in sorted(set(made))}
+
+    def group_of(self, rule: str) -> tuple[str, ...]:
+        """The group that the rule is in."""
+        self.joins()
+        return next(lane.rules for lane in self.lanes.values() if rule in lane.rules)
+
+    def joins(self) -> None:
+        """It states its opinion, and releases nothing yet."""
+        self._follow_settings()

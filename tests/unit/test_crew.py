@@ -1,0 +1,53 @@
+"""The crew: the calls of one message side by side, and whatever one of them raises."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from callqueue import crew
+
+
+def made(jobs: list[Any], work: Any, **more: Any) -> tuple[list[Any], BaseException | None]:
+    """What was yielded, and what was raised in the end. A crew that waits for ever fails the test, not the whole run."""
+    ended: list[Any] = []
+    raised: list[BaseException] = []
+
+    def gather() -> None:
+        try:
+            for some in crew.Shift(jobs, work).run(**more):
+                ended.extend(some)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=gather, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "the crew waits for ever"
+    return ended, raised[0] if raised else None
+
+
+@pytest.mark.parametrize("hands", [1, 3, 9])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 1, 2, 3, 4, 5, 6, 7, 8}])
+def test_a_job_that_raises_keeps_no_other_from_being_handed_over(bad: set[int], error: type[BaseException], hands: int) -> None:
+    def work(job: int) -> int:
+        if job in bad:
+            raise error
+        return job
+
+    ended, raised = made(list(range(9)), work, hands=hands)
+    assert sorted(ended) == sorted(set(range(9)) - bad)
+    assert isinstance(raised, error)
+
+
+def test_a_thread_that_met_one_serves_the_next_message() -> None:
+    def leaving(job: int) -> int:
+        raise SystemExit
+
+    made([1, 2, 3], leaving, hands=3)
+    threads = threading.active_count()
+    assert sorted(made([1, 2, 3], lambda job: job, hands=3)[0]) == [1, 2, 3]
+    assert threading.active_count() <= threads
