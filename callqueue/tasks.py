@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from celery import current_app, shared_task
@@ -24,8 +25,14 @@ _dispensers: dict[str, Dispenser] = {}
 def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **newer: Any) -> int:
     """Make the calls of these attempts; the count of those that this worker began. What a newer release adds is ignored."""
     ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
-    with database.kept_connection(using):
+    with _connection_of(make_api_call, using):
         return executor.execute(using, ids, inline=make_api_call.request.is_eager, interruptible=_has_soft_limit())
+
+
+def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
+    """In a worker a connection that is kept between its messages; whoever runs the task in his own process keeps his."""
+    is_own = task.request.is_eager or task.request.called_directly
+    return nullcontext() if is_own else database.kept_connection(using)
 
 
 def _has_soft_limit() -> bool:
@@ -40,7 +47,7 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
         return dispenser.run_once()
-    with database.kept_connection(using):
+    with _connection_of(dispense, using):
         dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)
     return 0
 

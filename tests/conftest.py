@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck
@@ -70,18 +69,6 @@ def _folder_for_sqlite() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="callqueue-sqlite-")
     os.environ["CALLQUEUE_TEST_SQLITE_FOLDER"] = folder.name
     return folder
-
-
-@pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The test database; at the end without the sessions that workers of this process keep from one message to the next."""
-    yield
-    from django.db import connection
-
-    if connection.vendor == "postgresql":
-        with django_db_blocker.unblock(), connection.cursor() as cursor:
-            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            cursor.execute(f"SELECT pg_terminate_backend(pid) {others}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

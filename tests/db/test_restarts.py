@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.apps import apps
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from callqueue import Retry, Rule, SlidingWindow, beginning, database, events, executor
 from callqueue.beginning import Job
@@ -68,6 +69,20 @@ def told() -> Iterator[list[tuple[int, str]]]:
     events.call_finished.connect(hear)
     yield heard
     events.call_finished.disconnect(hear)
+
+
+def in_a_worker(work: Callable[..., Any], *given: Any) -> Any:
+    """Do this as a worker does a message: in a thread of its own, whose connection is kept for the next. This one's stays."""
+
+    def message() -> Any:
+        try:
+            with database.kept_connection("default"):
+                return work(*given)
+        finally:
+            connections.close_all()  # as Celery does
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(message).result(60)
 
 
 def at_every_moment(deed: str, prepare: Callable[[], Any], work: Callable[[Any], Any], judge: Callable[[Any, str], None]) -> int:
@@ -280,16 +295,29 @@ def test_the_first_message_after_a_restart_of_the_database_is_begun(remote: Vend
 
     send("r", "/first")
     release()
-    make_api_call(list(CallAttempt.objects.values_list("pk", flat=True)))
+    in_a_worker(make_api_call, list(CallAttempt.objects.values_list("pk", flat=True)))
     call = send("r", "/second")
     release()
     ids = list(call.attempts.values_list("pk", flat=True))
     (kept,) = database._kept[os.getpid(), "default"]
-    with database.kept_connection("default"):
-        kill_this_connection()
+    in_a_worker(kill_this_connection)
     assert database._kept[os.getpid(), "default"] == [kept]
-    make_api_call(ids)
+    in_a_worker(make_api_call, ids)
     assert CallQueue.objects.get(pk=call.pk).status == Status.DONE
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(remote: Vendor, is_eager: bool) -> None:
+    """A test, or a shell. Another in its place would be open when the test's database is to go."""
+    from callqueue.tasks import dispense, make_api_call
+
+    send("r", "/first")
+    release()
+    ids, before = list(CallAttempt.objects.values_list("pk", flat=True)), connections["default"]
+    for task, *given in [(make_api_call, ids), (dispense, 0.05)]:
+        task.apply(given) if is_eager else task(*given)
+    assert connections["default"] is before
+    assert remote.paths() == ["/first"]
 
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
@@ -322,11 +350,8 @@ def test_the_dispensers_patience_is_that_of_its_passes_only(monkeypatch: pytest.
     usual, inside, read = shown(), [], ledger.read
     monkeypatch.setattr(ledger, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named))
     send("r")
-    with database.kept_connection("default"):
-        dispense(0.1)
-        assert shown() == usual
-    with database.kept_connection("default"):
-        assert shown() == usual
+    assert in_a_worker(lambda: (dispense(0.1), shown())) == (0, usual)
+    assert in_a_worker(shown) == usual
     assert set(inside) == {"5s"}
 
 
