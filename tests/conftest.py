@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from tests.support import servers, verdicts
+from tests.support import length, servers, verdicts
 
 pytest_plugins = ["callqueue.testing", "tests.support.fixtures"]
 
@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[open_servers] = ExitStack()
     if config.option.help or config.option.version:
         return
+    length.note(config)
     config.stash[ran_on] = _bring_up(database, config.stash[open_servers])
     config.stash[open_servers].enter_context(_folder_for_sqlite())
     os.environ["CALLQUEUE_TEST_DATABASE"] = database

@@ -6,7 +6,6 @@ only the clocks are a test's. The provider counts by true time. CALLQUEUE_EXAMPL
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -28,8 +27,9 @@ from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.recording import Report
 from callqueue.releasing import ensure_states, release
 from tests.support.behaviour import response
+from tests.support.length import examples
 
-EXAMPLES = int(os.environ.get("CALLQUEUE_EXAMPLES", "25"))
+EXAMPLES = examples(25, 200)
 STEPS = 50
 AT_MOST, WINDOW = 4, 10.0
 PER_SECOND, BURST = 1, 6
@@ -274,6 +274,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.fault
 def test_no_window_is_over_and_none_stalls_whoever_meets_a_jump_first(settings: Any) -> None:
     limits = [
         SlidingWindow(f"{AT_MOST}/{WINDOW:.0f}s", jitter=JITTER),

@@ -6,7 +6,6 @@ counts is counted here, by a loop over that list. CALLQUEUE_EXAMPLES=200 looks l
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -42,9 +41,10 @@ from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.recording import Report
 from callqueue.releasing import ensure_states, release
 from tests.support.behaviour import response
+from tests.support.length import examples
 
 Status = CallQueue.Status
-EXAMPLES = int(os.environ.get("CALLQUEUE_EXAMPLES", "20"))
+EXAMPLES = examples(20, 200)
 STEPS = 40
 IN_ALL, OF_A_KEY, AT_ONCE = (4, 10.0), (2, 4.0), 3  # the limits: how many, in how many seconds
 LEASE, GRACE, TOTAL = 20.0, 3.0, 6.0
@@ -312,6 +312,7 @@ def assert_transition(change: Callable[[], None], is_legal: bool) -> None:
         change()
 
 
+@pytest.mark.fault
 def test_whatever_happens_the_limits_hold_and_no_call_is_made_twice(settings: Any, transactional_db: None) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("the same code, on the database that it is meant for first")

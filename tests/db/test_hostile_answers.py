@@ -34,6 +34,7 @@ from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.secrets import Secret
 from callqueue.texts import storable
 from tests.support.behaviour import Vendor, release, response, run, send
+from tests.support.length import examples
 from tests.unit.test_wire import Peer, answer_bytes, answering
 
 Rules = Callable[..., None]
@@ -41,7 +42,7 @@ Status = CallQueue.Status
 NAME = "tests.db.test_hostile_answers"
 HALF = "\ud83d"
 AT_ONCE = (SystemExit("bye"), KeyboardInterrupt(), GeneratorExit(), RecursionError("deep"), ValueError(HALF))
-FUZZED = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZED = settings(max_examples=examples(60, 1000), deadline=None, suppress_health_check=list(HealthCheck))
 
 verdicts: dict[str, Any] = {}
 
@@ -124,6 +125,7 @@ def outcomes_of(status: int, said: Any) -> set[str]:
     return by_status | {states.ERRORED} if isinstance(said, RetryLater) else by_status
 
 
+@pytest.mark.fault
 @FUZZED
 @given(st.lists(answers, min_size=1, max_size=6))
 def test_every_attempt_of_a_message_ends_as_its_own_answer_says(rules: Rules, remote: Vendor, listed: list[Any]) -> None:
@@ -154,6 +156,7 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(rules: Rules, re
     assert clockwork.monotonic() - began < 30
 
 
+@pytest.mark.fault
 @FUZZED
 @given(st.lists(said, min_size=1, max_size=4))
 def test_every_handler_fails_by_itself_whatever_it_says(rules: Rules, listed: list[Any]) -> None:

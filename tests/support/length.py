@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+AT_LENGTH = "CALLQUEUE_TEST_AT_LENGTH"
+
+
+def examples(short: int, long: int) -> int:
+    """How many examples hypothesis makes up: fewer in `make test` than in `make faults`; CALLQUEUE_EXAMPLES says it for both."""
+    return int(os.environ.get("CALLQUEUE_EXAMPLES") or (long if os.environ.get(AT_LENGTH) else short))
+
 
 def is_at_length(config: pytest.Config) -> bool:
     """Whether this is `make faults`."""
     return "fault" in (config.option.markexpr or "")
+
+
+def note(config: pytest.Config) -> None:
+    """Note it for modules that want to know it when they are imported."""
+    os.environ.pop(AT_LENGTH, None)
+    if is_at_length(config):
+        os.environ[AT_LENGTH] = "1"
 
 
 @contextmanager
