@@ -25,7 +25,7 @@ def pause(
         until = database.clock(using) + timedelta(seconds=seconds)
     text = check_key(key)
     per = "key" if text else "rule"
-    holds.lift(using, rule, per, text)
+    holds.lift(using, rule, per, text, source="operator")  # one of his own may get shorter
     holds.lay(using, [rule], per, text, until, reason or "paused by an operator", source="operator")
 
 

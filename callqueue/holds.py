@@ -119,13 +119,15 @@ def _lay(using: str, scope: dict[str, str], until: datetime | None, reason: str,
     return False
 
 
-def lift(using: str, rule: str, per: str | None = None, value: str = "") -> int:
-    """End the rule's holds, or the one of a scope; the count of holds that were in force."""
+def lift(using: str, rule: str, per: str | None = None, value: str = "", *, source: str | None = None) -> int:
+    """End the rule's holds, or those of a scope, or of a source; the count of holds that were in force."""
     from callqueue.models import Hold
 
     stored = Hold.objects.using(using).filter(rule=rule)
     if per is not None:
         stored = stored.filter(per=per, value=value)
+    if source is not None:
+        stored = stored.filter(source=source)
     count = stored.filter(Q(until__isnull=True) | Q(until__gt=database.ClockNow())).count()
     stored.delete()
     turns.wake_all(using, [rule])

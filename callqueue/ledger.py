@@ -56,9 +56,9 @@ class KnownRoom(Meter):
 class Memo:
     """What passes remember of a group of rules, in the row of its first.
 
-    It is believed only while every row of the group has had as many passes since as `version` says: whoever else released from
-    one of the rules, in whatever group, has made it void. `was`: what the clock showed before it jumped, so that what was due
-    then still is.
+    It is believed only while every row of the group has had as many passes since as `version` says, and names this group as
+    the last that had one: whoever else released from one of the rules, or told its tallies anything, in whatever group, has
+    made it void. `was`: what the clock showed before it jumped, so that what was due then still is.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)  # of token buckets: (instant, level, fingerprint) by scope
@@ -72,14 +72,15 @@ class Memo:
         """From the group's rows: by rule how many passes there were, and the memo."""
         stored = kept[min(group)][1] if min(group) in kept else {}
         was = int(stored.get("was", 0))
-        if stored.get("version") != {rule: passes for rule, (passes, _) in kept.items()} or set(kept) != set(group):
+        version, last = {rule: passes for rule, (passes, _) in kept.items()}, sorted(group)
+        if stored.get("version") != version or sorted(kept) != last or any(m.get("group") != last for _, m in kept.values()):
             return cls(was=was)
         return cls(dict(stored["levels"]), dict(stored["tallies"]), dict(stored["places"]), was, stored.get("agreement", ""))
 
     def dump(self, version: Mapping[str, int]) -> dict[str, Any]:
-        """As JSON for the first row, once the rows have had so many passes."""
+        """As JSON for the first row, once the rows have had so many passes; the others name the group."""
         return {
-            "version": dict(version), "levels": self.levels, "tallies": self.tallies, "places": self.places, "was": self.was,
+            "version": dict(version), "group": sorted(version), "levels": self.levels, "tallies": self.tallies, "places": self.places, "was": self.was,
             "agreement": self.agreement,
         }  # fmt: skip
 

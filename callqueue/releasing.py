@@ -441,8 +441,8 @@ def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Accoun
     """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing new, nothing written.
 
     After releases a row is written always: under an isolation stricter than `read committed`, that is what makes a pass fail
-    which saw less than was released. It counts the passes of every rule that released, so that what another group of rules
-    remembers of one of them is not believed any more.
+    which saw less than was released. It counts the passes of every rule that released, and each row names the group that had
+    the last pass, so that what another group of rules remembers of one of them is not believed any more.
     """
     from callqueue.models import RuleState
 
@@ -452,11 +452,12 @@ def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Accoun
     for number, release_made in enumerate(made.releases, start=1):
         served[release_made.candidate.rule] = clock + number
     first = min(rows)
-    changed = {name for name, row in rows.items() if served[name] != row.served}
+    group = sorted(rows)
+    changed = {name for name, row in rows.items() if served[name] != row.served or row.memo.get("group") != group}
     if changed or not _remembers(rows, first, account):
         changed.add(first)
     version = {name: row.passes + (name in changed) for name, row in rows.items()}
-    memos = {name: account.memo.dump(version) if name == first else rows[name].memo for name in changed}
+    memos = {name: account.memo.dump(version) if name == first else {**rows[name].memo, "group": group} for name in changed}
     listed = [{"pk": name, "served": served[name], "memo": memos[name], "passes": version[name]} for name in sorted(changed)]
     database.update_each(RuleState, using, listed)
 

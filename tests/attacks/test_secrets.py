@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.db.commands import run
 from tests.db.conftest import remote, rules  # noqa: F401
 from tests.db.test_security import Listener, dump, listen  # noqa: F401
 from tests.support import behaviour
+from tests.support.length import AT_LENGTH
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -306,7 +308,7 @@ def leak(token: str, padding: int) -> None:
 
 
 def test_of_a_task_that_fails_no_part_is_kept() -> None:
-    for padding in range(470, 500, 3):
+    for padding in range(470, 500, 3 if os.environ.get(AT_LENGTH) else 9):
         call = leak.delay(Secret("KEY"), padding).call
         run_callqueue()
         call.refresh_from_db()

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database, states
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database, holds, states
 from callqueue.beginning import begin
 from callqueue.dispenser import Dispenser
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallAttempt, CallQueue, Hold
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -226,6 +226,18 @@ def test_a_paused_rule_waits_and_others_go_on(rules: Rules) -> None:
     assert release() == [free]
     assert control.resume("default", "a") == 1
     assert release() == [held]
+
+
+def test_a_pause_leaves_the_providers_own_hold_as_it_is(rules: Rules) -> None:
+    """An operator's own may get shorter by another."""
+    rules(a=Rule())
+    now = database.clock("default")
+    holds.lay("default", ["a"], "rule", "", now + timedelta(minutes=5), "Retry-After", source="provider")
+    control.pause("default", "a", seconds=600)
+    control.pause("default", "a", seconds=5)
+    left = {hold.source: hold.until - now for hold in Hold.objects.all()}
+    assert left["provider"] == timedelta(minutes=5)
+    assert left["operator"] < timedelta(seconds=30)
 
 
 def test_a_paused_key_waits_and_others_go_on(rules: Rules) -> None:

@@ -112,6 +112,44 @@ def test_two_rules_that_were_linked_for_a_while_keep_their_counts(rules: Rules) 
     assert CallAttempt.objects.filter(rule="b").count() == 4000
 
 
+def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they were linked nothing of the limited rule was released; but what left its window was told to its tallies."""
+    link, hourly = SlidingWindow("100000/h", name="link"), SlidingWindow("10/h", per="key")
+    apart = {"a": Rule(), "b": Rule(limits=[hourly])}
+    rules(**apart)
+    ensure_states("default", ["a", "b"])
+    past_attempts("b", "T", minutes=[58] * 5 + [30] * 5)
+    send("b", key="other")
+    release_all("b")
+    later(monkeypatch, 180)
+    rules(a=Rule(limits=[link]), b=Rule(limits=[hourly, link]))
+    send("a")
+    release_all("a")
+    later(monkeypatch, 240)
+    rules(**apart)
+    for _ in range(10):
+        send("b", key="T")
+    release_all("b")
+    assert CallAttempt.objects.filter(rule="b", key="T").count() == 15  # 5 of them left the window
+
+
+def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(rules: Rules) -> None:
+    link, tokens = SlidingWindow("100000/h", name="link"), SlidingWindow("9000/d", unit="tokens")
+    apart = {"a": Rule(), "b": Rule(limits=[tokens])}
+    rules(**apart)
+    for _ in range(8):
+        CallQueue.objects.send(a_call(), rule="b", cost={"calls": 1, "tokens": 1000})
+    release_all("b", answered=False)
+    rules(a=Rule(limits=[link]), b=Rule(limits=[tokens, link]))
+    answer_open(tokens=1120)  # in all nearly what the day allows
+    send("a")
+    release_all("a")
+    rules(**apart)
+    CallQueue.objects.send(a_call(), rule="b", cost={"calls": 1, "tokens": 1000})
+    release_all("b")
+    assert CallAttempt.objects.filter(rule="b").count() == 8
+
+
 def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules) -> None:
     """Of the same rule, in the same group: what is kept of it knows nothing of what was released meanwhile."""
     first, then = {"r": Rule(limits=[SlidingWindow("2500/d")])}, {"r": Rule(limits=[SlidingWindow("100000/h", name="n")])}
@@ -393,6 +431,15 @@ def undo_some(released: Iterable[Any], chance: random.Random) -> None:
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
     monkeypatch.setattr(clockwork, "monotonic", lambda: real_monotonic() + seconds)
+
+
+def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
+    """Answered attempts that ended so many minutes ago."""
+    now = database.clock("default")
+    for number, ago in enumerate(minutes):
+        at = now - timedelta(minutes=ago)
+        instants = dict.fromkeys(["released_at", "started_at", "sent_at", "finished_at"], at)
+        CallAttempt.objects.create(call_id=10**9 + number, number=1, rule=rule, key=key, cost=1, outcome="succeeded", **instants)
 
 
 def answered_attempts(rule: str, count: int) -> None:

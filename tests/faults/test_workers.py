@@ -121,6 +121,7 @@ def test_a_worker_that_is_told_to_go_loses_nothing(stage: Stage, number: signal.
 
 
 POOLS = ["prefork", "threads", "solo", "gevent"]
+FIRST = [(signal.SIGTERM, "prefork"), (signal.SIGQUIT, "prefork"), (signal.SIGTERM, "threads")]  # of those told to go
 FULL = 128  # calls that are released at once, and make a few messages of many
 
 
@@ -155,8 +156,14 @@ def test_a_worker_that_ends_after_every_message(stage: Stage) -> None:
     assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["SIGTERM", "SIGQUIT"])
+TOLD_TO_GO = [
+    pytest.param(number, pool, id=f"{number.name}-{pool}", marks=[] if (number, pool) in FIRST else pytest.mark.slow)
+    for number in (signal.SIGTERM, signal.SIGQUIT)
+    for pool in POOLS
+]
+
+
+@pytest.mark.parametrize(("number", "pool"), TOLD_TO_GO)
 def test_a_worker_is_told_to_go_in_the_middle_of_a_message(stage: Stage, pool: str, number: signal.Signals) -> None:
     """Warm: all of it is finished. Cold: only what was on the wire is UNKNOWN."""
     stage.rule(FULL * 2, total=6.0)
