@@ -80,9 +80,14 @@ class Memo:
     def dump(self, version: Mapping[str, int]) -> dict[str, Any]:
         """As JSON for the first row, once the rows have had so many passes; the others name the group."""
         return {
-            "version": dict(version), "group": sorted(version), "levels": self.levels, "tallies": self.tallies, "places": self.places, "was": self.was,
+            "version": dict(version),
+            "group": sorted(version),
+            "levels": self.levels,
+            "tallies": self.tallies,
+            "places": self.places,
+            "was": self.was,
             "agreement": self.agreement,
-        }  # fmt: skip
+        }
 
 
 @dataclass
