@@ -13,7 +13,10 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
 
 DATABASES = ("postgresql", "mariadb", "sqlite")
-DRIVERS = {"psycopg2": [], "psycopg3": ["psycopg[binary]>=3.2"]}  # Django takes the newer one where both are installed
+DRIVERS = {
+    "psycopg2": [],
+    "psycopg3": ["psycopg[binary]>=3.2"],
+}  # Django takes the newer one where both are installed
 CELLS = [
     (python, django, driver)
     for python in ("3.11", "3.12", "3.13")
@@ -25,7 +28,9 @@ CELLS = [
 
 def prepare(session: nox.Session, django: str, driver: str) -> None:
     session.install("--editable", ".[tests]", *DRIVERS[driver])
-    session.install(f"django~={django}.0")  # by itself: django-celery-beat 2.9 admits Django up to 6.0 only
+    session.install(
+        f"django~={django}.0"
+    )  # by itself: django-celery-beat 2.9 admits Django up to 6.0 only
 
 
 @nox.session
@@ -42,4 +47,10 @@ def behaviour(session: nox.Session, django: str, driver: str) -> None:
     """The suite that every database must pass, on each of the three; some minutes."""
     prepare(session, django, driver)
     for database in DATABASES:
-        session.run("python", "-m", "pytest", f"--database={database}", *(session.posargs or ["tests/db", "tests/concurrency"]))
+        session.run(
+            "python",
+            "-m",
+            "pytest",
+            f"--database={database}",
+            *(session.posargs or ["tests/db", "tests/concurrency"]),
+        )

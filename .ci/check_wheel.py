@@ -1,6 +1,7 @@
 """Check that the newest wheel in a folder holds all of the package and nothing else.
 
-In: the folder. Out: exit status 1, and what is missing or should not be there. Never changes the wheel.
+In: the folder. Out: exit status 1, and what is missing or should not be there. Never changes the
+wheel.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ["callqueue/__init__.py", "callqueue/py.typed", "callqueue/models.py", "callqueue/migrations/0001_initial.py"]
+NEEDED = [
+    "callqueue/__init__.py",
+    "callqueue/py.typed",
+    "callqueue/models.py",
+    "callqueue/migrations/0001_initial.py",
+]
 
 
 def main(folder: str) -> int:
@@ -24,7 +30,9 @@ def main(folder: str) -> int:
     problems += [f"does not belong: {name}" for name in sorted(inside) if not belongs(name)]
     if not any(name.endswith("licenses/LICENSE") for name in inside):
         problems.append("missing: LICENSE")
-    print("\n".join([*problems, f"{wheels[-1].name}: {len(inside)} files, {len(problems)} problems"]))
+    print(
+        "\n".join([*problems, f"{wheels[-1].name}: {len(inside)} files, {len(problems)} problems"])
+    )
     return 1 if problems else 0
 
 
@@ -39,7 +47,9 @@ def package_files() -> set[str]:
 
 def belongs(name: str) -> bool:
     top = name.split("/", 1)[0]
-    return top == "callqueue" or (top.startswith("django_callqueue-") and top.endswith(".dist-info"))
+    return top == "callqueue" or (
+        top.startswith("django_callqueue-") and top.endswith(".dist-info")
+    )
 
 
 if __name__ == "__main__":

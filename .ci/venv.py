@@ -1,7 +1,8 @@
 """Make `.venv`, and keep it in step with pyproject.toml.
 
-In: the extras to install. Out: a virtual environment at `.venv`, and nothing else on the machine touched.
-Does nothing, in some 30 ms, when what pyproject.toml asks for is there already. Safe to run twice at once.
+In: the extras to install. Out: a virtual environment at `.venv`, and nothing else on the machine
+touched. Does nothing, in some 30 ms, when what pyproject.toml asks for is there already. Safe to
+run twice at once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def main(extras: list[str]) -> int:
 
 
 def fingerprint_of(pyproject: bytes) -> str:
-    """What the environment depends on: the requirements, the place (scripts hold its path), this file."""
+    """What the environment depends on: the requirements, the place (scripts hold its path), this
+    file.
+    """
     parts = [pyproject, Path(__file__).read_bytes(), str(ROOT).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
@@ -50,13 +53,17 @@ def stamp_name(extras: list[str]) -> str:
 
 def is_installed(name: str, fingerprint: str) -> bool:
     stamp = VENV / f".stamp-{name}"
-    return stamp.is_file() and stamp.read_text() == fingerprint and (VENV / "bin" / "python").exists()
+    return (
+        stamp.is_file() and stamp.read_text() == fingerprint and (VENV / "bin" / "python").exists()
+    )
 
 
 def is_usable(fingerprint: str) -> bool:
     """Whether some extras are there already, of the same requirements, so that others can be added."""
     stamps = VENV.glob(".stamp-*")
-    return (VENV / "bin" / "python").exists() and any(stamp.read_text() == fingerprint for stamp in stamps)
+    return (VENV / "bin" / "python").exists() and any(
+        stamp.read_text() == fingerprint for stamp in stamps
+    )
 
 
 def create() -> None:
@@ -73,7 +80,14 @@ def has_pip_to_give() -> bool:
 def install(extras: list[str], fingerprint: str) -> int:
     requirement = f".[{','.join(extras)}]"
     print(f"Installing {requirement} into .venv", flush=True)
-    command = [*pip(), "install", "--quiet", "--disable-pip-version-check", "--editable", requirement]
+    command = [
+        *pip(),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--editable",
+        requirement,
+    ]
     status = subprocess.run(command, cwd=ROOT, env=clean_environment()).returncode
     if status == 0:
         (VENV / f".stamp-{stamp_name(extras)}").write_text(fingerprint)

@@ -1,6 +1,8 @@
-"""callqueue: calls to APIs with rate limits, queued in the database and released exactly as fast as the limits allow.
+"""callqueue: calls to APIs with rate limits, queued in the database and released exactly as fast as
+the limits allow.
 
-Names that need the app registry are loaded when they are first used, so settings.py can import this package.
+Names that need the app registry are loaded when they are first used, so settings.py can import this
+package.
 """
 
 from __future__ import annotations
@@ -8,25 +10,32 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from callqueue.limits import Concurrency, FixedWindow, SlidingWindow, TokenBucket
+from callqueue.limits.kinds import Concurrency, FixedWindow, SlidingWindow, TokenBucket
+from callqueue.limits.rules import Breaker, Discard, Retry, Route, Rule
 from callqueue.outcome import GiveUp, HoldUntil, RetryLater, Succeeded
-from callqueue.rules import Breaker, Discard, Retry, Route, Rule
-from callqueue.secrets import Secret, SecretFor
+from callqueue.security.secrets import Secret, SecretFor
 
 if TYPE_CHECKING:
-    from callqueue.events import backlog_aged, call_failed, call_finished, call_unknown, limit_exceeded, rule_held
-    from callqueue.forecast import Forecast
+    from callqueue.events import (
+        backlog_aged,
+        call_failed,
+        call_finished,
+        call_unknown,
+        limit_exceeded,
+        rule_held,
+    )
     from callqueue.handlers import handler
-    from callqueue.queued_task import QueuedTask
-    from callqueue.schedule import beat_schedule
-    from callqueue.session import Session
+    from callqueue.integrations.beat_schedule import beat_schedule
+    from callqueue.integrations.queued_task import QueuedTask
+    from callqueue.integrations.requests_session import Session
+    from callqueue.operations.forecast import Forecast
 
 _LAZY = {
-    "Forecast": "callqueue.forecast",
-    "QueuedTask": "callqueue.queued_task",
-    "Session": "callqueue.session",
+    "Forecast": "callqueue.operations.forecast",
+    "QueuedTask": "callqueue.integrations.queued_task",
+    "Session": "callqueue.integrations.requests_session",
     "backlog_aged": "callqueue.events",
-    "beat_schedule": "callqueue.schedule",
+    "beat_schedule": "callqueue.integrations.beat_schedule",
     "call_failed": "callqueue.events",
     "call_finished": "callqueue.events",
     "call_unknown": "callqueue.events",

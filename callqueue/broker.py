@@ -1,7 +1,8 @@
-"""Hands messages to the broker: each at once or not at all, and never for longer than a few seconds.
+"""Hands messages to the broker: each at once or not at all, and never for longer than a few
+seconds.
 
-In: a Celery task and its arguments. Raises whatever the broker said, or that it said nothing. Never retries, and never waits
-for a connection that blocks to say goodbye.
+In: a Celery task and its arguments. Raises whatever the broker said, or that it said nothing. Never
+retries, and never waits for a connection that blocks to say goodbye.
 """
 
 from __future__ import annotations
@@ -9,24 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 5.0  # seconds that the broker has to take a message and, where it confirms, to confirm it
+PATIENCE = (
+    5.0  # seconds that the broker has to take a message and, where it confirms, to confirm it
+)
 
 
 def send(
-    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, queue: str = "", lasts: float | None = None
+    task: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    queue: str = "",
+    lasts: float | None = None,
 ) -> None:
     """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say.
 
-    After `lasts` seconds a broker that knows message TTLs drops it, by its own clock: `expires` would be judged by the worker's.
+    After `lasts` seconds a broker that knows message TTLs drops it, by its own clock: `expires`
+    would be judged by the worker's.
     """
     options: dict[str, Any] = {"queue": queue} if queue else {}
     if lasts is not None:
         options["expiration"] = lasts
-    _within_patience(task.app, lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how))
+    _within_patience(
+        task.app,
+        lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how),
+    )
 
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
-    """The same for a task by its name: its own `apply_async` where it has one of its own or tasks run eagerly."""
+    """The same for a task by its name: its own `apply_async` where it has one of its own or tasks
+    run eagerly.
+    """
     task = app.tasks.get(name)
     if task is None:
         _within_patience(app, lambda **how: app.send_task(name, args, **how))
@@ -37,11 +51,15 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
 
 
 def is_its_own(app: Any, name: str) -> bool:
-    """Whether what sending the task of this name raises is the task's own, and says nothing of the broker."""
+    """Whether what sending the task of this name raises is the task's own, and says nothing of the
+    broker.
+    """
     from celery import Task
 
     task = app.tasks.get(name)
-    return task is not None and (app.conf.task_always_eager or type(task).apply_async is not Task.apply_async)
+    return task is not None and (
+        app.conf.task_always_eager or type(task).apply_async is not Task.apply_async
+    )
 
 
 def _within_patience(app: Any, send: Callable[..., Any]) -> None:
@@ -49,5 +67,7 @@ def _within_patience(app: Any, send: Callable[..., Any]) -> None:
         try:
             send(producer=producer, retry=False, timeout=PATIENCE)
         except Exception:
-            producer.connection.collect(socket_timeout=0.1)  # a polite close of a blocked connection would wait for ever
+            producer.connection.collect(
+                socket_timeout=0.1
+            )  # a polite close of a blocked connection would wait for ever
             raise

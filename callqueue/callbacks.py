@@ -1,7 +1,8 @@
 """Tells the application that calls have ended: the signals, and the callback tasks it named.
 
-A callback is owed (`callback_pending`) from the statement that ends the call until its message is sent, so a crash in
-between makes it come twice rather than never. Signals go once, in the process that ended the call.
+A callback is owed (`callback_pending`) from the statement that ends the call until its message is
+sent, so a crash in between makes it come twice rather than never. Signals go once, in the process
+that ended the call.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
-from callqueue import conf, database, events, messages, states
+from callqueue import broker, conf, database, events, states
 
-LEFT = timedelta(seconds=10)  # what the process that ended a call has to send its callback, before a dispenser does
+LEFT = timedelta(
+    seconds=10
+)  # what the process that ended a call has to send its callback, before a dispenser does
 MOST = 500  # callbacks that are sent at once
 
 
 def announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Signals and callbacks for calls that have just ended in `status`; calls that did not are passed over."""
+    """Signals and callbacks for calls that have just ended in `status`; calls that did not are
+    passed over.
+    """
     from callqueue.models import CallQueue
 
     rows = CallQueue.objects.using(using).filter(pk__in=call_ids, status=status)
     told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     owed = []
-    for pk, rule, error, pending in database.persist(using, lambda: list(told.all()), during="callback"):
+    for pk, rule, error, pending in database.persist(
+        using, lambda: list(told.all()), during="callback"
+    ):
         name = conf.NAMES_OF_STATUS[status]
         if status == states.FAILED:
             events.tell("call_failed", call_id=pk, status=name, rule=rule, reason=error)
@@ -38,7 +45,9 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
 
 
 def deliver(using: str, call_ids: Sequence[int]) -> int:
-    """Send the callbacks that are owed of these calls; the count of them. A broker that is away: later."""
+    """Send the callbacks that are owed of these calls; the count of them. A broker that is away:
+    later.
+    """
     return _send(using, _owed(using).filter(pk__in=call_ids))
 
 
@@ -54,19 +63,25 @@ def _owed(using: str) -> Any:
 
 
 def _send(using: str, owed: Any) -> int:
-    """Send callbacks, whose rows are locked until it is written that they are sent: what others are sending is passed over."""
+    """Send callbacks, whose rows are locked until it is written that they are sent: what others are
+    sending is passed over.
+    """
     from celery import current_app
 
-    is_eager = current_app.conf.task_always_eager  # the tasks run within send, and a transaction of ours is no place for them
+    is_eager = (
+        current_app.conf.task_always_eager
+    )  # the tasks run within send, and a transaction of ours is no place for them
     with nullcontext() if is_eager else database.locking(using):
         rows = owed if is_eager else database.locked(owed)
         sent = []
-        for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[:MOST]:
+        for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[
+            :MOST
+        ]:
             try:
-                messages.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
+                broker.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
             except BaseException as error:
                 events.tell("broker_away", during="callback", error=type(error).__name__)
-                if messages.is_its_own(current_app, str(callback)):
+                if broker.is_its_own(current_app, str(callback)):
                     continue
                 break
             sent.append(pk)
@@ -75,5 +90,7 @@ def _send(using: str, owed: Any) -> int:
 
 
 def has_listeners(status: int) -> bool:
-    """Whether anyone wants to be told of calls that end in `status`, log lines for failures included."""
+    """Whether anyone wants to be told of calls that end in `status`, log lines for failures
+    included.
+    """
     return status in (states.FAILED, states.UNKNOWN) or bool(events.call_finished.receivers)

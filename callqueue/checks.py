@@ -1,4 +1,6 @@
-"""System checks: CALLQUEUE is read and everything wrong in it is reported, with the place and what to do."""
+"""System checks: CALLQUEUE is read and everything wrong in it is reported, with the place and what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from callqueue import conf
 @register("callqueue")
 def check_settings(**_: Any) -> list[CheckMessage]:
     """callqueue.E001: a key or value of CALLQUEUE is wrong."""
-    return [Error(why, hint="See docs/reference/settings.md.", id="callqueue.E001") for why in conf.problems()]
+    return [
+        Error(why, hint="See docs/reference/settings.md.", id="callqueue.E001")
+        for why in conf.problems()
+    ]
 
 
 @register("callqueue")
@@ -25,7 +30,10 @@ def check_handlers(**_: Any) -> list[CheckMessage]:
     config = conf.current()
     paths = [(f"HANDLERS[{name!r}]", path) for name, path in config.handlers.items()]
     for name, rule in config.rules.items():
-        paths += [(f"RULES[{name!r}].{field}", getattr(rule, field)) for field in ("classify", "settle", "reconcile")]
+        paths += [
+            (f"RULES[{name!r}].{field}", getattr(rule, field))
+            for field in ("classify", "settle", "reconcile")
+        ]
     found: list[CheckMessage] = []
     for place, path in paths:
         try:
@@ -34,13 +42,17 @@ def check_handlers(**_: Any) -> list[CheckMessage]:
             found.append(Error(f"CALLQUEUE: {place}: {error}", id="callqueue.E002"))
             continue
         if target is not None and not callable(target):
-            found.append(Error(f"CALLQUEUE: {place}: {path!r} is not callable", id="callqueue.E002"))
+            found.append(
+                Error(f"CALLQUEUE: {place}: {path!r} is not callable", id="callqueue.E002")
+            )
     return found
 
 
 @register("callqueue")
 def check_queues(**_: Any) -> list[CheckMessage]:
-    """callqueue.E003, W001: a rule's queue is not one of CELERY_TASK_QUEUES, where those are listed."""
+    """callqueue.E003, W001: a rule's queue is not one of CELERY_TASK_QUEUES, where those are
+    listed.
+    """
     from celery import current_app
 
     if conf.problems():
@@ -65,7 +77,9 @@ def check_queues(**_: Any) -> list[CheckMessage]:
 
 @register("callqueue")
 def check_time_limit(**_: Any) -> list[CheckMessage]:
-    """callqueue.W002: Celery kills the process of a message before its calls have had their time: they become UNKNOWN."""
+    """callqueue.W002: Celery kills the process of a message before its calls have had their time:
+    they become UNKNOWN.
+    """
     from celery import current_app
 
     from callqueue.tasks import make_api_call

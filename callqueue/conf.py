@@ -1,7 +1,8 @@
-"""The app's settings, typed: `current()` reads CALLQUEUE once, checks it, and reads it again when settings change.
+"""The app's settings, typed: `current()` reads CALLQUEUE once, checks it, and reads it again when
+settings change.
 
-Anything wrong raises ImproperlyConfigured naming the key and what to do; `problems()` gives all of it for the system
-checks. Nothing else in the app reads django.conf.settings.CALLQUEUE.
+Anything wrong raises ImproperlyConfigured naming the key and what to do; `problems()` gives all of
+it for the system checks. Nothing else in the app reads django.conf.settings.CALLQUEUE.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from callqueue import states
-from callqueue.budgets import Book, bind
 from callqueue.exceptions import UnknownRule
-from callqueue.limits import SlidingWindow
-from callqueue.rules import MAX_NAME, PLACES_WANTED, Rule, is_place_pattern
-from callqueue.secrets import SecretFor
+from callqueue.limits.budgets import Book, bind
+from callqueue.limits.kinds import SlidingWindow
+from callqueue.limits.rules import MAX_NAME, PLACES_WANTED, Rule, is_place_pattern
+from callqueue.security.secrets import SecretFor
 
 STATUS_NAMES = {
     "new": states.NEW,
@@ -43,7 +44,13 @@ DEFAULTS: dict[str, Any] = {
     "RULES": {"default": Rule(limits=[SlidingWindow("100/h")])},
     "ROUTER": None,
     "HANDLERS": {},
-    "RETENTION": {"done": _WEEK, "cancelled": _WEEK, "expired": _WEEK, "failed": _MONTH, "unknown": _MONTH},
+    "RETENTION": {
+        "done": _WEEK,
+        "cancelled": _WEEK,
+        "expired": _WEEK,
+        "failed": _MONTH,
+        "unknown": _MONTH,
+    },
     "ALLOWED_HOSTS": ["*"],
     "ALLOWED_NETWORKS": [],
     "SECRETS": {},
@@ -86,15 +93,21 @@ class Config:
         try:
             return self.book.rules[name]
         except (KeyError, TypeError):
-            raise UnknownRule(f"there is no rule {name!r}{suggest(str(name), self.book.rules)}") from None
+            raise UnknownRule(
+                f"there is no rule {name!r}{suggest(str(name), self.book.rules)}"
+            ) from None
 
     @cached_property
     def leases(self) -> str:
-        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on PostgreSQL sends it."""
+        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on
+        PostgreSQL sends it.
+        """
         return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
 
     def lease(self, rule: Rule | None) -> float:
-        """Seconds that an attempt of the rule may take from its slot on; None: of one that is not in the settings any more."""
+        """Seconds that an attempt of the rule may take from its slot on; None: of one that is not
+        in the settings any more.
+        """
         return (rule.total_timeout if rule else 0.0) + self.grace
 
 
@@ -133,8 +146,14 @@ setting_changed.connect(forget, dispatch_uid="callqueue.conf")
 def _read(raw: Any) -> tuple[Config | None, list[str]]:
     if not isinstance(raw, Mapping):
         return None, [f"CALLQUEUE: {type(raw).__name__} is not a dict"]
-    wrong = [f"CALLQUEUE: unknown key {key!r}{suggest(str(key), DEFAULTS)}" for key in raw if key not in DEFAULTS]
-    reader = _Reader({**DEFAULTS, **{key: value for key, value in raw.items() if key in DEFAULTS}}, wrong)
+    wrong = [
+        f"CALLQUEUE: unknown key {key!r}{suggest(str(key), DEFAULTS)}"
+        for key in raw
+        if key not in DEFAULTS
+    ]
+    reader = _Reader(
+        {**DEFAULTS, **{key: value for key, value in raw.items() if key in DEFAULTS}}, wrong
+    )
     intervals = reader.numbers("DISPENSER", {"INTERVAL": 0.05, "POLL": 0.001})
     leases = reader.numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
     book = reader.book()
@@ -171,7 +190,9 @@ class _Reader:
         value = self.values[key]
         if isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value):
             return dict(value)
-        self.note(key, f"is not a dict of names, but {_kind(value, 'a dict with a name that is no text')}")
+        self.note(
+            key, f"is not a dict of names, but {_kind(value, 'a dict with a name that is no text')}"
+        )
         return {}
 
     def book(self) -> Book:
@@ -201,7 +222,12 @@ class _Reader:
             found = import_string(value)
         except Exception as error:
             is_path = isinstance(value, str)
-            self.note(key, f"{value!r} cannot be imported: {error}" if is_path else f"is {_kind(value)}, which is not callable")
+            self.note(
+                key,
+                f"{value!r} cannot be imported: {error}"
+                if is_path
+                else f"is {_kind(value)}, which is not callable",
+            )
             return None
         if not callable(found):
             self.note(key, f"{value!r} is not callable")
@@ -220,25 +246,36 @@ class _Reader:
         for name, value in given.items():
             if STATUS_NAMES.get(name) not in states.FINAL:
                 finals = [NAMES_OF_STATUS[s] for s in states.FINAL]
-                self.note("RETENTION", f"{name!r} is not the name of a final status{suggest(name, finals)}")
+                self.note(
+                    "RETENTION",
+                    f"{name!r} is not the name of a final status{suggest(name, finals)}",
+                )
                 kept.pop(name)
             elif value is not None and (not isinstance(value, timedelta) or value < timedelta(0)):
-                self.note("RETENTION", f"{name!r} is {_kind(value)}, not a timedelta, nor None (keep)")
+                self.note(
+                    "RETENTION", f"{name!r} is {_kind(value)}, not a timedelta, nor None (keep)"
+                )
                 kept.pop(name)
         return {STATUS_NAMES[name]: value for name, value in kept.items()}
 
     def strings(self, key: str) -> tuple[str, ...]:
         value = self.values[key]
-        if isinstance(value, list | tuple | set | frozenset) and all(isinstance(v, str) and v for v in value):
+        if isinstance(value, list | tuple | set | frozenset) and all(
+            isinstance(v, str) and v for v in value
+        ):
             return tuple(value)
-        self.note(key, f"is not a list of strings, but {_kind(value, 'a list with something else in it')}")
+        self.note(
+            key, f"is not a list of strings, but {_kind(value, 'a list with something else in it')}"
+        )
         return ()
 
     def hosts(self) -> tuple[str, ...]:
         hosts = self.strings("ALLOWED_HOSTS")
         for place, host in enumerate(hosts, 1):
             if not is_place_pattern(host):
-                self.note("ALLOWED_HOSTS", f"entry {place} of {len(hosts)} is not among {PLACES_WANTED}")
+                self.note(
+                    "ALLOWED_HOSTS", f"entry {place} of {len(hosts)} is not among {PLACES_WANTED}"
+                )
         return hosts
 
     def networks(self) -> tuple[str, ...]:
@@ -259,11 +296,17 @@ class _Reader:
             elif callable(value) or (isinstance(value, str) and value):
                 secrets[name] = SecretFor(value)
             else:
-                self.note("SECRETS", f"{name!r} is neither a string, a callable nor a SecretFor(...), but {_kind(value)}")
+                self.note(
+                    "SECRETS",
+                    f"{name!r} is neither a string, a callable nor a SecretFor(...), but {_kind(value)}",
+                )
         for name, secret in secrets.items():
             for rule in secret.rules or ():
                 if rule not in rules:
-                    self.note("SECRETS", f"{name!r} is for a rule that there is not: {rule!r}{suggest(rule, rules)}")
+                    self.note(
+                        "SECRETS",
+                        f"{name!r} is for a rule that there is not: {rule!r}{suggest(rule, rules)}",
+                    )
         return secrets
 
     def encryption_keys(self) -> tuple[str, ...]:
@@ -271,9 +314,11 @@ class _Reader:
         if not isinstance(value, list | tuple):
             self.note("ENCRYPTION_KEYS", "is not a list of Fernet keys, newest first")
             return ()
-        keys = tuple(key.decode("ascii", "replace") if isinstance(key, bytes) else key for key in value)
+        keys = tuple(
+            key.decode("ascii", "replace") if isinstance(key, bytes) else key for key in value
+        )
         if keys:
-            from callqueue.encryption import check_keys
+            from callqueue.security.encryption import check_keys
 
             self.wrong.extend(f"CALLQUEUE['ENCRYPTION_KEYS']: {why}" for why in check_keys(keys))
         return keys
@@ -290,7 +335,11 @@ class _Reader:
         for name, value in self.mapping(key).items():
             if name not in numbers:
                 self.note(key, f"unknown key {name!r}{suggest(name, numbers)}")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not least[name] <= value <= 86400:
+            elif (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not least[name] <= value <= 86400
+            ):
                 self.note(key, f"{name} is not a number of seconds from {least[name]:g} to 86400")
             else:
                 numbers[name] = float(value)
@@ -298,7 +347,9 @@ class _Reader:
 
 
 def _kind(value: object, container: str = "") -> str:
-    """What stands where something else should: its type, never itself, which may be a secret that was put there by mistake."""
+    """What stands where something else should: its type, never itself, which may be a secret that
+    was put there by mistake.
+    """
     if container and isinstance(value, Mapping | list | tuple | set | frozenset):
         return container
     return "an empty string" if value == "" else type(value).__name__

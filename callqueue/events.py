@@ -57,7 +57,9 @@ _SIGNALS: dict[str, tuple[int, Signal | None]] = {
 
 
 def tell(event: str, **facts: Any) -> None:
-    """Log the event as one line of ``name key=value ...`` and send its signal. A listener that fails is logged, no more."""
+    """Log the event as one line of ``name key=value ...`` and send its signal. A listener that
+    fails is logged, no more.
+    """
     level, signal = _SIGNALS[event]
     if logger.isEnabledFor(level):
         line = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
@@ -67,12 +69,16 @@ def tell(event: str, **facts: Any) -> None:
 
 
 def notify(signal: Signal, **facts: Any) -> None:
-    """Send a signal to whoever listens; a listener that fails is logged, no more, and keeps it from none of the others."""
+    """Send a signal to whoever listens; a listener that fails is logged, no more, and keeps it from
+    none of the others.
+    """
     for listener in list(signal.receivers or ()):
         alone = Signal()
         alone.receivers = [listener]
         try:
-            raised = next((result for _, result in alone.send_robust(sender="callqueue", **facts)), None)
+            raised = next(
+                (result for _, result in alone.send_robust(sender="callqueue", **facts)), None
+            )
         except BaseException as error:  # SystemExit and its like, which Django lets through
             raised = error
         if isinstance(raised, BaseException):
@@ -86,6 +92,8 @@ def _name(receiver: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """One word: with quotes and escapes where it would be several, another line, or something that a terminal acts on."""
+    """One word: with quotes and escapes where it would be several, another line, or something that
+    a terminal acts on.
+    """
     text = str(value)
     return repr(text) if not text or " " in text or not text.isprintable() else text

@@ -1,7 +1,7 @@
 """What callqueue refuses, and why.
 
-Every error a caller can meet derives from `CallQueueError`; each says which field or name is wrong and what to do.
-A refused `send` has written nothing.
+Every error a caller can meet derives from `CallQueueError`; each says which field or name is wrong
+and what to do. A refused `send` has written nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ class CallQueueError(Exception):
 
 
 class InvalidCall(CallQueueError):
-    """The call cannot be accepted as it is; `field` names the part that is wrong, such as ``params.url``."""
+    """The call cannot be accepted as it is; `field` names the part that is wrong, such as
+    ``params.url``.
+    """
 
     def __init__(self, field: str, why: str) -> None:
         self.field = field

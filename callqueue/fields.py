@@ -1,8 +1,10 @@
-"""Columns that are encrypted at rest when ENCRYPTION_KEYS are set, and columns that keep what others say.
+"""Columns that are encrypted at rest when ENCRYPTION_KEYS are set, and columns that keep what
+others say.
 
-What is sealed is bound to its column and its row: moved to another, it opens no more than what no key opens, and both are
-read as UNREADABLE, so that one bad row never stops a query. What is not sealed never looks as if it were. What providers, hooks
-and errors say is made storable here, whoever writes it: none of it is refused by a database.
+What is sealed is bound to its column and its row: moved to another, it opens no more than what no
+key opens, and both are read as UNREADABLE, so that one bad row never stops a query. What is not
+sealed never looks as if it were. What providers, hooks and errors say is made storable here,
+whoever writes it: none of it is refused by a database.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 from django.db import models
 
 from callqueue import conf, database, texts
-from callqueue.secrets import MARK, marked, unmarked
+from callqueue.security.secrets import MARK, marked, unmarked
 
 SEALED = "$sealed"
 PLAIN = "$plain"  # before what is not sealed, and looks as one of these do
@@ -24,7 +26,9 @@ UNREADABLE = {"$unreadable": "no key in ENCRYPTION_KEYS opens this value"}
 
 @dataclass(frozen=True)
 class Bound:
-    """A value that is written into the row of this identity. One that is written without is bound to its column alone."""
+    """A value that is written into the row of this identity. One that is written without is bound
+    to its column alone.
+    """
 
     value: Any
     row: str
@@ -35,7 +39,9 @@ class _Told(models.Field):  # type: ignore[type-arg]
 
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
         if isinstance(value, Bound):
-            return super().get_db_prep_save(Bound(texts.storable_json(value.value), value.row), connection)
+            return super().get_db_prep_save(
+                Bound(texts.storable_json(value.value), value.row), connection
+            )
         return super().get_db_prep_save(texts.storable_json(value), connection)
 
 
@@ -48,18 +54,26 @@ class ToldTextField(_Told, models.TextField):  # type: ignore[type-arg]
 
 
 class _Sealed(models.Field):  # type: ignore[type-arg]
-    """What the two kinds of column share. `bound_to` is the column that tells rows apart, and is known when they are inserted."""
+    """What the two kinds of column share. `bound_to` is the column that tells rows apart, and is
+    known when they are inserted.
+    """
 
     def __init__(self, *args: Any, bound_to: str = "id", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bound_to = bound_to
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        return self.bound(super().pre_save(model_instance, add), getattr(model_instance, self.bound_to))
+        return self.bound(
+            super().pre_save(model_instance, add), getattr(model_instance, self.bound_to)
+        )
 
     def bound(self, value: Any, row: Any) -> Any:
         """The value for the row of this identity, as it is to be given to `update` and the like."""
-        is_data = conf.current().encryption_keys and value not in (None, "") and not hasattr(value, "as_sql")
+        is_data = (
+            conf.current().encryption_keys
+            and value not in (None, "")
+            and not hasattr(value, "as_sql")
+        )
         return Bound(value, _identity(row)) if is_data and row is not None else value
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
@@ -74,20 +88,26 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
         """The SQL that reads the column of this table with its row's identity."""
         quote, bound_to = connection.ops.quote_name, self.model._meta.get_field(self.bound_to)
         identity = f"{table}.{quote(bound_to.column)}"  # type: ignore[union-attr]
-        return database.joined_sql(connection, f"'{_ROW}'", identity, "'|'", f"{table}.{quote(self.column)}")
+        return database.joined_sql(
+            connection, f"'{_ROW}'", identity, "'|'", f"{table}.{quote(self.column)}"
+        )
 
     def sealed(self, value: Any, text: str, keys: Any) -> str:
         """The text as a token, bound to the column and to the row that the value was bound to."""
-        from callqueue.encryption import seal
+        from callqueue.security.encryption import seal
 
         return seal(text, keys, place=self.place, row=value.row if isinstance(value, Bound) else "")
 
     def opened(self, token: Any, row: str | None) -> str | None:
-        """What the token holds; None where no key opens it here. It is read without its row only where it has none."""
-        from callqueue.encryption import EncryptionUnavailable, Unreadable, open_sealed
+        """What the token holds; None where no key opens it here. It is read without its row only
+        where it has none.
+        """
+        from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
         try:
-            return open_sealed(token, conf.current().encryption_keys, place=self.place, row=row or "")
+            return open_sealed(
+                token, conf.current().encryption_keys, place=self.place, row=row or ""
+            )
         except (Unreadable, EncryptionUnavailable):
             return None
 
@@ -97,7 +117,9 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
 
 
 class SealedJSONField(_Sealed, models.JSONField):
-    """JSON, stored as {"$sealed": token} when there are keys; secrets are stored by name, see callqueue.secrets."""
+    """JSON, stored as {"$sealed": token} when there are keys; secrets are stored by name, see
+    callqueue.secrets.
+    """
 
     def db_type(self, connection: Any) -> str | None:
         # MariaDB's own check of its JSON columns refuses what is nested 32 deep; send allows 64.
@@ -124,13 +146,17 @@ class SealedJSONField(_Sealed, models.JSONField):
         if isinstance(value, dict) and len(value) == 1:
             if SEALED in value:
                 text = self.opened(value[SEALED], row)
-                value, has_marks = (UNREADABLE, False) if text is None else (json.loads(text), MARK in text)
+                value, has_marks = (
+                    (UNREADABLE, False) if text is None else (json.loads(text), MARK in text)
+                )
             elif PLAIN in value:
                 value = value[PLAIN]
         return _unmarked(value) if has_marks else value
 
     def value_to_string(self, obj: Any) -> Any:
-        """For dumpdata: as it is, or as the text of what is stored where there are secrets, which JSON has no form for."""
+        """For dumpdata: as it is, or as the text of what is stored where there are secrets, which
+        JSON has no form for.
+        """
         value = self.value_from_object(obj)
         return json.dumps(marked(value)) if _has_marks(value) else value
 
@@ -174,12 +200,16 @@ class SealedTextField(_Told, _Sealed, models.TextField):  # type: ignore[type-ar
 
 
 def one_call() -> int:
-    """The cost of a call for which nobody stated one: Django wants a callable as a JSON field's default."""
+    """The cost of a call for which nobody stated one: Django wants a callable as a JSON field's
+    default.
+    """
     return 1
 
 
 def _has_marks(value: Any) -> bool:
-    """Whether the value may be stored otherwise than it is: it has secrets, or names like their marks. In half of json's time."""
+    """Whether the value may be stored otherwise than it is: it has secrets, or names like their
+    marks. In half of json's time.
+    """
     text = repr(value)
     return MARK in text or "Secret(" in text
 

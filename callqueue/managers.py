@@ -1,7 +1,8 @@
-"""What may be done with calls, by name: send, requeue, cancel, and the querysets named for what they mean.
+"""What may be done with calls, by name: send, requeue, cancel, and the querysets named for what
+they mean.
 
-Every change of state is fenced by the state it starts from. What is changed is locked before, in the order that locks.py
-gives for all, so that no two of these can deadlock.
+Every change of state is fenced by the state it starts from. What is changed is locked before, in
+the order that locks.py gives for all, so that no two of these can deadlock.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.utils.translation import gettext as _
 
-from callqueue import conf, database, events, states, tallies
+from callqueue import conf, database, events, states
 from callqueue.exceptions import IllegalTransition
+from callqueue.ledger import tallies
 
 if TYPE_CHECKING:
     from callqueue.models import CallAttempt, CallQueue
@@ -73,7 +75,9 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status__in=states.FINAL)
 
     def requeue(self, *, again: bool = False) -> int:
-        """Send these calls once more, those that may be; the count of them. DONE ones only with `again=True`."""
+        """Send these calls once more, those that may be; the count of them. DONE ones only with
+        `again=True`.
+        """
         legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
         return sum(_requeue(self.db, pks, legal) for pks in _batches(self.filter(status__in=legal)))
 
@@ -89,7 +93,9 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
 if TYPE_CHECKING:
 
     class _Calls(models.Manager[CallQueue]):
-        """What `from_queryset` makes, written down: without django-stubs' plugin nobody can work it out."""
+        """What `from_queryset` makes, written down: without django-stubs' plugin nobody can work it
+        out.
+        """
 
         def get_queryset(self) -> CallQueueQuerySet: ...
         def all(self) -> CallQueueQuerySet: ...
@@ -134,23 +140,32 @@ class CallQueueManager(_Calls):
     ) -> CallQueue | None:
         """Queue a call, in the caller's transaction. None where the ROUTER discards it.
 
-        Raises InvalidCall (naming the field), UnknownRule or NotAllowed, and then has written nothing. With a `unique_key`
-        that an unfinished call carries, returns that call. See docs/reference/sending.md for every argument.
+        Raises InvalidCall (naming the field), UnknownRule or NotAllowed, and then has written
+        nothing. With a `unique_key` that an unfinished call carries, returns that call. See
+        docs/reference/sending.md for every argument.
         """
-        from callqueue import intake
+        from callqueue.sending import intake
 
-        order = intake.Order(call_data, rule, key, priority, cost, not_before, expires_at, unique_key, callback)
+        order = intake.Order(
+            call_data, rule, key, priority, cost, not_before, expires_at, unique_key, callback
+        )
         return intake.accept(order, using=self.db_for_write)
 
-    def send_many(self, iterable: Iterable[Any], *, batch_size: int = 1000, **same: Any) -> list[CallQueue]:
-        """Queue many calls with the same arguments, `batch_size` rows a statement; the calls, without discarded ones.
+    def send_many(
+        self, iterable: Iterable[Any], *, batch_size: int = 1000, **same: Any
+    ) -> list[CallQueue]:
+        """Queue many calls with the same arguments, `batch_size` rows a statement; the calls,
+        without discarded ones.
 
-        An item is `call_data`, or a mapping with "call_data" and any of `send`'s arguments, which win over `same`. All are
-        checked before the first is written; a bad one raises as in `send`, its place in the message. One transaction.
+        An item is `call_data`, or a mapping with "call_data" and any of `send`'s arguments, which
+        win over `same`. All are checked before the first is written; a bad one raises as in `send`,
+        its place in the message. One transaction.
         """
-        from callqueue import intake
+        from callqueue.sending import intake
 
-        return intake.accept_many(iterable, batch_size=batch_size, same=same, using=self.db_for_write)
+        return intake.accept_many(
+            iterable, batch_size=batch_size, same=same, using=self.db_for_write
+        )
 
     async def asend(self, call_data: Mapping[str, Any], **arguments: Any) -> CallQueue | None:
         """`send`, from async code."""
@@ -161,34 +176,50 @@ class CallQueueManager(_Calls):
         return await sync_to_async(self.send_many)(iterable, **arguments)
 
     def under_threshold(self, rule: str = "default", key: str | Mapping[str, str] = "") -> bool:
-        """Whether a call of cost 1 under this rule and key would be released now: room in every limit, and no hold."""
-        from callqueue import forecast
+        """Whether a call of cost 1 under this rule and key would be released now: room in every
+        limit, and no hold.
+        """
+        from callqueue.operations import forecast
 
         return forecast.has_room(self.db, rule, key)
 
     def requeue_one(self, call: CallQueue, *, again: bool = False) -> None:
-        """Requeue `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
+        """Requeue `call` and bring the instance up to date, or raise IllegalTransition saying why
+        not.
+        """
         legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
         rows = self.using(self.db_for_write)
-        changed = _requeue(rows.db, [call.pk], legal) if rows.filter(pk=call.pk, status__in=legal).exists() else 0
+        changed = (
+            _requeue(rows.db, [call.pk], legal)
+            if rows.filter(pk=call.pk, status__in=legal).exists()
+            else 0
+        )
         call.refresh_from_db(using=self.db_for_write)
         if changed:
             return
         if call.status == states.DONE:
-            raise IllegalTransition(_("call %d is done; to make it once more on purpose, requeue(again=True)") % call.pk)
+            raise IllegalTransition(
+                _("call %d is done; to make it once more on purpose, requeue(again=True)") % call.pk
+            )
         if call.status in legal:
-            raise IllegalTransition(_("another unfinished call carries the unique key %r") % call.unique_key)
+            raise IllegalTransition(
+                _("another unfinished call carries the unique key %r") % call.unique_key
+            )
         why = _("call %(number)d is %(status)s and cannot be requeued")
         raise IllegalTransition(why % {"number": call.pk, "status": call.get_status_display()})
 
     def cancel_one(self, call: CallQueue) -> None:
-        """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why not."""
+        """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why
+        not.
+        """
         changed = _cancel(self.db_for_write, [call.pk])
         call.refresh_from_db(using=self.db_for_write)
         if changed:
             return
         if call.status == states.DISPATCHED:
-            raise IllegalTransition(_("a worker has begun call %d; it can no longer be cancelled") % call.pk)
+            raise IllegalTransition(
+                _("a worker has begun call %d; it can no longer be cancelled") % call.pk
+            )
         why = _("call %(number)d is %(status)s and cannot be cancelled")
         raise IllegalTransition(why % {"number": call.pk, "status": call.get_status_display()})
 
@@ -254,7 +285,9 @@ def ended(status: int) -> dict[str, Any]:
         "finished_at_dt": database.ClockNow(),
         "active_key": None,
         "ready": False,
-        "callback_pending": Case(When(Q(callback__isnull=True) | Q(callback=""), then=Value(False)), default=Value(True)),
+        "callback_pending": Case(
+            When(Q(callback__isnull=True) | Q(callback=""), then=Value(False)), default=Value(True)
+        ),
     }
 
 
@@ -266,15 +299,23 @@ def _requeue(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
 
 
 def _made_new(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
-    from callqueue import locks
+    from callqueue.ledger import row_locks
     from callqueue.models import CallQueue
 
     calls = CallQueue.objects.using(using)
     with database.writing(using):
-        found = [one for one in locks.calls_to_change(using, pks, "unique_key", "status") if one[2] in legal]
-        count = calls.filter(pk__in=[pk for pk, unique_key, _ in found if unique_key is None]).update(**_as_new())
+        found = [
+            one
+            for one in row_locks.calls_to_change(using, pks, "unique_key", "status")
+            if one[2] in legal
+        ]
+        count = calls.filter(
+            pk__in=[pk for pk, unique_key, _ in found if unique_key is None]
+        ).update(**_as_new())
         # Keys are waited for as rows are: in an order that is the same for all.
-        for unique_key, pk in sorted((unique_key, pk) for pk, unique_key, _ in found if unique_key is not None):
+        for unique_key, pk in sorted(
+            (unique_key, pk) for pk, unique_key, _ in found if unique_key is not None
+        ):
             try:
                 with transaction.atomic(using=using):
                     count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
@@ -309,18 +350,20 @@ def _cancel(using: str, pks: list[int]) -> int:
         from callqueue import callbacks
 
         events.tell("call_cancelled", calls=len(gone), first=gone[0])
-        transaction.on_commit(lambda: callbacks.announce(using, gone, states.CANCELLED), using=using)
+        transaction.on_commit(
+            lambda: callbacks.announce(using, gone, states.CANCELLED), using=using
+        )
     return len(gone)
 
 
 def _made_cancelled(using: str, pks: list[int]) -> list[int]:
-    from callqueue import locks
+    from callqueue.ledger import row_locks
     from callqueue.models import CallAttempt, CallQueue
 
     with database.writing(using):
-        found = locks.calls_to_change(using, pks, "status", "last_attempt")
+        found = row_locks.calls_to_change(using, pks, "status", "last_attempt")
         last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-        unbegun = locks.unbegun_of(using, last) if last else []
+        unbegun = row_locks.unbegun_of(using, last) if last else []
         CallAttempt.objects.using(using).void([pk for pk, _, _ in unbegun])
         gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
         gone += [call for _, call, number in unbegun if last[call] == number]
@@ -329,7 +372,9 @@ def _made_cancelled(using: str, pks: list[int]) -> list[int]:
 
 
 def _batches(rows: models.QuerySet[Any]) -> Iterator[list[int]]:
-    """The primary keys of `rows`, BATCH at a time, read as they are needed, so that no statement grows with the table."""
+    """The primary keys of `rows`, BATCH at a time, read as they are needed, so that no statement
+    grows with the table.
+    """
     if rows.query.is_sliced:
         pks = sorted(rows.values_list("pk", flat=True))
         yield from (pks[i : i + BATCH] for i in range(0, len(pks), BATCH))

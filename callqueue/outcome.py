@@ -1,7 +1,7 @@
 """What an attempt's end means: four outcomes, as plain values.
 
-A handler or a rule's `classify` returns one of them; the executor turns it into the call's next state.
-Pure: no Django, no clock, no network.
+A handler or a rule's `classify` returns one of them; the executor turns it into the call's next
+state. Pure: no Django, no clock, no network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class Succeeded:
 
 @dataclass(frozen=True)
 class RetryLater:
-    """A failed attempt; the call goes again after `after` (seconds, or the rule's backoff when None)."""
+    """A failed attempt; the call goes again after `after` (seconds, or the rule's backoff when
+    None).
+    """
 
     why: str
     after: float | timedelta | None = None
@@ -29,8 +31,9 @@ class RetryLater:
 class HoldUntil:
     """The provider throttles: nothing in `scope` goes before `until`.
 
-    `until`: seconds from now, an aware datetime, or None for the rule's backoff. `scope`: "key", "queue", "rule", the
-    name of one of the call's keys, or None for the narrowest that one of the rule's limits is per and the call has.
+    `until`: seconds from now, an aware datetime, or None for the rule's backoff. `scope`: "key",
+    "queue", "rule", the name of one of the call's keys, or None for the narrowest that one of the
+    rule's limits is per and the call has.
     """
 
     until: float | timedelta | datetime | None

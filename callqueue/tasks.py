@@ -8,8 +8,10 @@ from typing import Any
 
 from celery import current_app, shared_task
 
-from callqueue import cleanup, conf, database, executor, reconcile, recovery
-from callqueue.dispenser import Dispenser
+from callqueue import conf, database
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution import executor
+from callqueue.maintenance import cleanup, reconcile, recovery
 
 _dispensers: dict[str, Dispenser] = {}
 
@@ -23,14 +25,20 @@ _dispensers: dict[str, Dispenser] = {}
     max_retries=0,
 )
 def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **newer: Any) -> int:
-    """Make the calls of these attempts; the count of those that this worker began. What a newer release adds is ignored."""
+    """Make the calls of these attempts; the count of those that this worker began. What a newer
+    release adds is ignored.
+    """
     ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
     with _connection_of(make_api_call, using):
-        return executor.execute(using, ids, inline=make_api_call.request.is_eager, interruptible=_has_soft_limit())
+        return executor.execute(
+            using, ids, inline=make_api_call.request.is_eager, interruptible=_has_soft_limit()
+        )
 
 
 def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
-    """In a worker a connection that is kept between its messages; whoever runs the task in his own process keeps his."""
+    """In a worker a connection that is kept between its messages; whoever runs the task in his own
+    process keeps his.
+    """
     is_own = task.request.is_eager or task.request.called_directly
     return nullcontext() if is_own else database.kept_connection(using)
 
@@ -38,12 +46,16 @@ def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
 def _has_soft_limit() -> bool:
     """Whether Celery may raise SoftTimeLimitExceeded in the thread that runs this task."""
     of_message = make_api_call.request.timelimit or (None, None)
-    return bool(of_message[1] or make_api_call.soft_time_limit or current_app.conf.task_soft_time_limit)
+    return bool(
+        of_message[1] or make_api_call.soft_time_limit or current_app.conf.task_soft_time_limit
+    )
 
 
 @shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
 def dispense(seconds: float | None = None, using: str = "default") -> int:
-    """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the worker's slot to others."""
+    """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the
+    worker's slot to others.
+    """
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
         return dispenser.run_once()
@@ -52,14 +64,20 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
     return 0
 
 
-@shared_task(name="callqueue.recover_lost_calls", ignore_result=True, serializer="json", max_retries=0)
+@shared_task(
+    name="callqueue.recover_lost_calls", ignore_result=True, serializer="json", max_retries=0
+)
 def recover_lost_calls(using: str = "default") -> int:
-    """Take back what no worker begun, end what fell silent, expire what waited too long, reconcile; the calls changed."""
+    """Take back what no worker begun, end what fell silent, expire what waited too long, reconcile;
+    the calls changed.
+    """
     recovered = database.persist(using, lambda: recovery.recover(using), during="recovery")
     return recovered + reconcile.ask_due(using)
 
 
-@shared_task(name="callqueue.cleanup_call_queue", ignore_result=True, serializer="json", max_retries=0)
+@shared_task(
+    name="callqueue.cleanup_call_queue", ignore_result=True, serializer="json", max_retries=0
+)
 def cleanup_call_queue(using: str = "default", vacuum: bool = True) -> int:
     """Delete calls past their retention and vacuum; the count of calls deleted."""
     return cleanup.clean(using, vacuum=vacuum).calls

@@ -1,7 +1,9 @@
-"""OpenTelemetry, where it is installed: the span that sent a call is remembered, and each attempt is a span linked to it.
+"""OpenTelemetry, where it is installed: the span that sent a call is remembered, and each attempt
+is a span linked to it.
 
-In: the current span at `send`; a begun attempt and its report. Out: spans by the API's global tracer. Without the
-package `opentelemetry` nothing is done, at the cost of one comparison. Attributes carry no URL, header or body.
+In: the current span at `send`; a begun attempt and its report. Out: spans by the API's global
+tracer. Without the package `opentelemetry` nothing is done, at the cost of one comparison.
+Attributes carry no URL, header or body.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from callqueue import events, states
 from callqueue.handlers import HTTP_METHODS
 
 if TYPE_CHECKING:
-    from callqueue.beginning import Job
-    from callqueue.recording import Report
+    from callqueue.execution.claim import Job
+    from callqueue.execution.results import Report
 
 Make = Callable[["Job"], "Report"]
 
@@ -34,7 +36,9 @@ def current() -> str | None:
 
 
 def traced(make: Make) -> Make:
-    """`make`, with a span around each attempt; as it is where nothing traces: no package, or no provider of tracers set up."""
+    """`make`, with a span around each attempt; as it is where nothing traces: no package, or no
+    provider of tracers set up.
+    """
     trace = _opentelemetry()
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return make
@@ -43,11 +47,16 @@ def traced(make: Make) -> Make:
         made: list[Report] = []
         try:
             with trace.get_tracer("callqueue").start_as_current_span(
-                _name(job), kind=trace.SpanKind.CLIENT, links=_links(trace, job), attributes=_attributes_of(job)
+                _name(job),
+                kind=trace.SpanKind.CLIENT,
+                links=_links(trace, job),
+                attributes=_attributes_of(job),
             ) as span:
                 made.append(make(job))
                 _describe(trace, span, made[0])
-        except BaseException as error:  # of the tracer or what it reports to: an answer in hand is worth more
+        except (
+            BaseException
+        ) as error:  # of the tracer or what it reports to: an answer in hand is worth more
             events.tell("listener_failed", receiver="opentelemetry", error=type(error).__name__)
         return made[0] if made else make(job)
 
@@ -71,10 +80,14 @@ def _name(job: Job) -> str:
 def _links(trace: Any, job: Job) -> list[Any]:
     """A link to the span that sent the call. A text that is no traceparent makes none."""
     try:
-        version, trace_id, span_id, flags = (int(part, 16) for part in (job.trace_context or "").split("-"))
+        version, trace_id, span_id, flags = (
+            int(part, 16) for part in (job.trace_context or "").split("-")
+        )
     except ValueError:
         return []
-    context = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    context = trace.SpanContext(
+        trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags)
+    )
     return [trace.Link(context)] if version == 0 and context.is_valid else []
 
 
@@ -112,5 +125,7 @@ def _describe(trace: Any, span: Any, report: Report) -> None:
     if status is not None:
         span.set_attribute("http.response.status_code", status)
     if report.outcome != states.SUCCEEDED:
-        span.set_attribute("error.type", str(status) if status is not None and status >= 400 else report.outcome)
+        span.set_attribute(
+            "error.type", str(status) if status is not None and status >= 400 else report.outcome
+        )
         span.set_status(trace.Status(trace.StatusCode.ERROR, report.error[:200]))

@@ -1,7 +1,8 @@
 """Text as every database keeps it, whoever wrote it: a provider, a hook, an error that was raised.
 
-In: text with NUL or halves of surrogate pairs in it, bytes in whatever charset is claimed, anything that was raised. Out: the
-nearest text that can be stored. Never raises, and looks up no codec by a name that a stranger chose.
+In: text with NUL or halves of surrogate pairs in it, bytes in whatever charset is claimed, anything
+that was raised. Out: the nearest text that can be stored. Never raises, and looks up no codec by a
+name that a stranger chose.
 """
 
 from __future__ import annotations
@@ -15,10 +16,46 @@ LONGEST_LABEL = 40  # characters of a charset's name that are looked at
 _CHARSETS = frozenset(
     {f"cp125{n}" for n in range(9)}
     | {f"iso8859_{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)}
-    | {"ascii", "latin_1", "utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le"}
-    | {"big5", "big5hkscs", "cp932", "cp949", "cp950", "euc_jis_2004", "euc_jp", "euc_kr", "gb18030", "gb2312", "gbk", "hz"}
+    | {
+        "ascii",
+        "latin_1",
+        "utf_8",
+        "utf_8_sig",
+        "utf_16",
+        "utf_16_be",
+        "utf_16_le",
+        "utf_32",
+        "utf_32_be",
+        "utf_32_le",
+    }
+    | {
+        "big5",
+        "big5hkscs",
+        "cp932",
+        "cp949",
+        "cp950",
+        "euc_jis_2004",
+        "euc_jp",
+        "euc_kr",
+        "gb18030",
+        "gb2312",
+        "gbk",
+        "hz",
+    }
     | {"iso2022_jp", "iso2022_kr", "johab", "shift_jis", "shift_jis_2004", "tis_620"}
-    | {"cp437", "cp850", "cp852", "cp855", "cp866", "cp874", "koi8_r", "koi8_u", "mac_cyrillic", "mac_roman", "ptcp154"}
+    | {
+        "cp437",
+        "cp850",
+        "cp852",
+        "cp855",
+        "cp866",
+        "cp874",
+        "koi8_r",
+        "koi8_u",
+        "mac_cyrillic",
+        "mac_roman",
+        "ptcp154",
+    }
 )
 
 
@@ -56,7 +93,9 @@ def worded(error: BaseException) -> str:
 
 
 def charset(label: str | None) -> str:
-    """The codec of text that a charset's label names, one of a fixed list; utf-8 for every other label."""
+    """The codec of text that a charset's label names, one of a fixed list; utf-8 for every other
+    label.
+    """
     if label is None or len(label) > LONGEST_LABEL:
         return "utf-8"
     name = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")
@@ -65,6 +104,8 @@ def charset(label: str | None) -> str:
 
 
 def decoded(raw: bytes, label: str | None) -> str:
-    """The text of a body in the charset that its answer claims. Latin-1 is claimed by default: those are read as utf-8."""
+    """The text of a body in the charset that its answer claims. Latin-1 is claimed by default:
+    those are read as utf-8.
+    """
     codec = charset(label)
     return storable(raw.decode("utf-8" if codec == "latin-1" else codec, "replace"))

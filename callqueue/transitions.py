@@ -1,7 +1,8 @@
 """What the end of an attempt makes of its call: done, to be retried (and when), failed or unknown.
 
-In: the call's counts, its rule, what came of the attempt. Out: the columns that the call gets. Shared by the executor, which
-records answers, and recovery, which ends attempts that fell silent. Writes nothing.
+In: the call's counts, its rule, what came of the attempt. Out: the columns that the call gets.
+Shared by the executor, which records answers, and recovery, which ends attempts that fell silent.
+Writes nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from callqueue import states
-from callqueue.backoff import delay
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.rules import Rule
+from callqueue.limits.backoff import delay
+from callqueue.limits.rules import Rule
 
 LONGEST_MESSAGE = 2000
 
@@ -42,7 +43,9 @@ class Counted(Protocol):
 
 @dataclass(frozen=True)
 class Ending:
-    """The state that an attempt's end puts its call in. `due_at`: when it may go again, or was due where it has ended."""
+    """The state that an attempt's end puts its call in. `due_at`: when it may go again, or was due
+    where it has ended.
+    """
 
     call_id: int
     status: int
@@ -56,7 +59,9 @@ class Ending:
 
 
 def is_idempotent(method: str) -> bool:
-    """Whether HTTP defines the method as idempotent (RFC 9110 section 9.2.2); handlers' methods are not."""
+    """Whether HTTP defines the method as idempotent (RFC 9110 section 9.2.2); handlers' methods are
+    not.
+    """
     return method in IDEMPOTENT
 
 
@@ -65,8 +70,12 @@ def after_success(call: Counted, now: datetime) -> Ending:
     return _ending(call, states.DONE, "", now)
 
 
-def after_failure(call: Counted, rule: Rule | None, why: str, now: datetime, after: float | None = None) -> Ending:
-    """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, or the idempotency key too old."""
+def after_failure(
+    call: Counted, rule: Rule | None, why: str, now: datetime, after: float | None = None
+) -> Ending:
+    """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, or the
+    idempotency key too old.
+    """
     failed = call.failed_count + 1
     if rule is None or failed >= rule.retry.max_attempts:
         return _ending(call, states.FAILED, why, now, failed=failed)
@@ -76,12 +85,28 @@ def after_failure(call: Counted, rule: Rule | None, why: str, now: datetime, aft
     retry = rule.retry
     seconds = after
     if seconds is None:
-        seconds = delay(failed, base=retry.base, factor=retry.factor, cap=retry.cap, jitter=retry.jitter, rand=random.random())
-    return _ending(call, states.ERROR, why, now, failed=failed, due_at=now + timedelta(seconds=max(0.0, seconds)))
+        seconds = delay(
+            failed,
+            base=retry.base,
+            factor=retry.factor,
+            cap=retry.cap,
+            jitter=retry.jitter,
+            rand=random.random(),
+        )
+    return _ending(
+        call,
+        states.ERROR,
+        why,
+        now,
+        failed=failed,
+        due_at=now + timedelta(seconds=max(0.0, seconds)),
+    )
 
 
 def after_throttle(call: Counted, rule: Rule, why: str, now: datetime, until: datetime) -> Ending:
-    """Goes again when the hold ends; no attempt is used up until it has happened `max_rate_limited` times to this call."""
+    """Goes again when the hold ends; no attempt is used up until it has happened `max_rate_limited`
+    times to this call.
+    """
     throttled = call.throttled_count + 1
     if throttled >= rule.retry.max_rate_limited:
         seconds = max(0.0, (until - now) / timedelta(seconds=1))
@@ -91,7 +116,9 @@ def after_throttle(call: Counted, rule: Rule, why: str, now: datetime, until: da
 
 
 def after_loss(call: Counted, rule: Rule, why: str, now: datetime) -> Ending:
-    """Sent perhaps, and no answer: retried where that is safe or the rule says so, UNKNOWN for the rest."""
+    """Sent perhaps, and no answer: retried where that is safe or the rule says so, UNKNOWN for the
+    rest.
+    """
     if rule.on_lost == "retry" or (rule.on_lost == "auto" and is_idempotent(call.method)):
         return after_failure(call, rule, why, now)
     return _ending(call, states.UNKNOWN, why, now, failed=call.failed_count + 1)

@@ -21,6 +21,9 @@ myst_heading_anchors = 4
 
 html_theme = "alabaster"
 html_title = f"callqueue {release}"
-html_theme_options = {"description": "API calls, exactly as fast as the limits allow", "page_width": "1100px"}
+html_theme_options = {
+    "description": "API calls, exactly as fast as the limits allow",
+    "page_width": "1100px",
+}
 html_show_sourcelink = False
 html_copy_source = False

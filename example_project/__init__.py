@@ -1,4 +1,5 @@
-"""A small shop that owes calls to a vendor's API: the demo's project, and what docker-compose.yml runs.
+"""A small shop that owes calls to a vendor's API: the demo's project, and what docker-compose.yml
+runs.
 
 `celery --app example_project` finds the Celery application here.
 """

@@ -1,4 +1,6 @@
-"""The Celery application: it reads Django's settings that begin with CELERY_, and finds the tasks of every app."""
+"""The Celery application: it reads Django's settings that begin with CELERY_, and finds the tasks
+of every app.
+"""
 
 from __future__ import annotations
 

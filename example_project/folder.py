@@ -1,6 +1,8 @@
-"""Celery's file-system broker, for several workers that look often: a message is there in full or not at all.
+"""Celery's file-system broker, for several workers that look often: a message is there in full or
+not at all.
 
-Kombu's own writes into the file that workers can see already, and one that looks just then reads half a message.
+Kombu's own writes into the file that workers can see already, and one that looks just then reads
+half a message.
 """
 
 from __future__ import annotations

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-ENGINES = {"postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}
+ENGINES = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "sqlite": "sqlite3",
+}
 
 
 def database(url: str) -> dict[str, Any]:
     """`postgresql://user:password@host:5432/name`, `mysql://...`, or `sqlite:////the/path.sqlite3`."""
     parts = urlsplit(url)
     if parts.scheme not in ENGINES:
-        raise ValueError(f"DATABASE_URL begins with {parts.scheme!r}; it may be {', '.join(ENGINES)}.")
+        raise ValueError(
+            f"DATABASE_URL begins with {parts.scheme!r}; it may be {', '.join(ENGINES)}."
+        )
     engine = f"django.db.backends.{ENGINES[parts.scheme]}"
     if parts.scheme == "sqlite":
         return {"ENGINE": engine, "NAME": unquote(parts.path.removeprefix("/")), "OPTIONS": SQLITE}
@@ -43,10 +50,16 @@ SQLITE = {
 def broker(url: str) -> dict[str, Any]:
     """Celery's settings for `amqp://...`, `redis://...`, or `filesystem:///the/folder`."""
     if url.startswith("amqp"):  # RabbitMQ then says that it has each message
-        return {"CELERY_BROKER_URL": url, "CELERY_BROKER_TRANSPORT_OPTIONS": {"confirm_publish": True}}
+        return {
+            "CELERY_BROKER_URL": url,
+            "CELERY_BROKER_TRANSPORT_OPTIONS": {"confirm_publish": True},
+        }
     if not url.startswith("filesystem:"):
         return {"CELERY_BROKER_URL": url}
-    folder = Path(unquote(urlsplit(url).path).rstrip("/") or Path(tempfile.gettempdir()) / "callqueue-example-broker")
+    folder = Path(
+        unquote(urlsplit(url).path).rstrip("/")
+        or Path(tempfile.gettempdir()) / "callqueue-example-broker"
+    )
     for name in ("messages", "control", "taken"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     options = {
@@ -61,7 +74,8 @@ def broker(url: str) -> dict[str, Any]:
         "CELERY_BROKER_URL": "filesystem://",
         "CELERY_BROKER_TRANSPORT": "example_project.folder:Transport",
         "CELERY_BROKER_TRANSPORT_OPTIONS": options,
-        "CELERY_WORKER_ENABLE_REMOTE_CONTROL": False,  # every worker would answer by files of its own
+        # every worker would answer by files of its own
+        "CELERY_WORKER_ENABLE_REMOTE_CONTROL": False,
     }
 
 

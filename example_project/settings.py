@@ -1,7 +1,8 @@
-"""Settings of the example project; its servers come from the environment, and without any it runs on files.
+"""Settings of the example project; its servers come from the environment, and without any it runs
+on files.
 
-DATABASE_URL, CELERY_BROKER_URL and CACHE_URL (see servers.py), VENDOR_URL, DJANGO_SECRET_KEY, DJANGO_ALLOWED_HOSTS,
-DJANGO_DEBUG.
+DATABASE_URL, CELERY_BROKER_URL and CACHE_URL (see servers.py), VENDOR_URL, DJANGO_SECRET_KEY,
+DJANGO_ALLOWED_HOSTS, DJANGO_DEBUG.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ HERE = Path(__file__).resolve().parent
 # The vendor's API. `python -m example_project.vendor --port 8001` stands in for it.
 VENDOR_URL = os.environ.get("VENDOR_URL", "http://127.0.0.1:8001")
 
-# The vendor's terms: 5 price requests a second; one message a second and channel; and 8 calls a second for the whole
-# workspace, which messages and uploads share.
-#
-# `strict`: a call ages from its answer, so that no delay on a busy machine can bring two calls nearer to each other
-# than they were released. The default trusts the network to within 50 ms, and loses nothing to a slow API.
+# The vendor's terms: 5 price requests a second; one message a second and channel; and 8 calls a
+# second for the whole workspace, which messages and uploads share.  `strict`: a call ages from its
+# answer, so that no delay on a busy machine can bring two calls nearer to each other than they were
+# released. The default trusts the network to within 50 ms, and loses nothing to a slow API.
 workspace = SlidingWindow("8/s", name="workspace", strict=True)
 retry = Retry(max_attempts=3, base=0.5, cap=5.0)
 
@@ -47,7 +47,9 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()
 
-DATABASES = {"default": servers.database(os.environ.get("DATABASE_URL", f"sqlite:///{HERE / 'db.sqlite3'}"))}
+DATABASES = {
+    "default": servers.database(os.environ.get("DATABASE_URL", f"sqlite:///{HERE / 'db.sqlite3'}"))
+}
 CACHES = {"default": servers.cache(os.environ.get("CACHE_URL", ""))}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 

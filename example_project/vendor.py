@@ -1,7 +1,9 @@
-"""A stand-in for the vendor's API, in a process of its own: it keeps its limits exactly, and records what arrived.
+"""A stand-in for the vendor's API, in a process of its own: it keeps its limits exactly, and
+records what arrived.
 
-In: requests on loopback. Out: 200, 429 where a sliding window of arrivals is full, and for names made for it 404 or 500;
-and, at /_record, every arrival with its instant. Knows nothing of callqueue.
+In: requests on loopback. Out: 200, 429 where a sliding window of arrivals is full, and for names
+made for it 404 or 500; and, at /_record, every arrival with its instant. Knows nothing of
+callqueue.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 WINDOW = 1.0  # seconds; all of the limits are per second
-LIMITS = {"prices": 5, "channel": 1, "workspace": 8}  # calls in any window; "channel": in each of them
+LIMITS = {
+    "prices": 5,
+    "channel": 1,
+    "workspace": 8,
+}  # calls in any window; "channel": in each of them
 LATENCY = 0.015
 
 PRICE = re.compile(r"/prices/([\w-]+)")
@@ -29,7 +35,9 @@ MESSAGE = re.compile(r"/channels/([\w-]+)/messages")
 
 @dataclass
 class Arrival:
-    """A request as it came: when (time.monotonic), what for, against which limits it counts, how it was answered."""
+    """A request as it came: when (time.monotonic), what for, against which limits it counts, how it
+    was answered.
+    """
 
     at: float
     api: str
@@ -70,17 +78,25 @@ class Book:
         if name.startswith("gone-"):
             return 404
         self.failures[api, name] += 1
-        if name.startswith("broken-") or (name.startswith("flaky-") and self.failures[api, name] <= 2):
+        if name.startswith("broken-") or (
+            name.startswith("flaky-") and self.failures[api, name] <= 2
+        ):
             return 500
         return 200
 
     def record(self) -> dict[str, Any]:
         with self.lock:
-            return {"window": WINDOW, "limits": LIMITS, "arrivals": [asdict(arrival) for arrival in self.arrivals]}
+            return {
+                "window": WINDOW,
+                "limits": LIMITS,
+                "arrivals": [asdict(arrival) for arrival in self.arrivals],
+            }
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. The answer leaves in one piece, or its head and body would wait for each other."""
+    """One connection. The answer leaves in one piece, or its head and body would wait for each
+    other.
+    """
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
@@ -91,7 +107,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/_record":
             self._answer(200, self.book.record())
         elif match := PRICE.fullmatch(self.path):
-            self._count("prices", match[1], ["prices"], {"sku": match[1], "price": f"{len(match[1])}.{ord(match[1][-1])}"})
+            self._count(
+                "prices",
+                match[1],
+                ["prices"],
+                {"sku": match[1], "price": f"{len(match[1])}.{ord(match[1][-1])}"},
+            )
         else:
             self._answer(404, {"error": "no such thing"})
 
@@ -108,7 +129,9 @@ class Handler(BaseHTTPRequestHandler):
     def _count(self, api: str, name: str, counts: list[str], answer: Mapping[str, Any]) -> None:
         arrival = self.book.take(api, name, counts)
         time.sleep(LATENCY)
-        self._answer(arrival.status, answer if arrival.status == 200 else {"error": ERRORS[arrival.status]})
+        self._answer(
+            arrival.status, answer if arrival.status == 200 else {"error": ERRORS[arrival.status]}
+        )
 
     def _answer(self, status: int, body: Mapping[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -136,14 +159,22 @@ def main() -> None:
     """Listen, print the port, and serve until SIGTERM, or until whoever started this has gone."""
     parser = argparse.ArgumentParser(description="A stand-in for the vendor's API.")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the process that started it does")
+    parser.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="end when the process that started it does",
+    )
     options = parser.parse_args()
     Handler.book = Book()
     with Server(("127.0.0.1", options.port), Handler) as server:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown, daemon=True).start())
+            signal.signal(
+                number, lambda *_: threading.Thread(target=server.shutdown, daemon=True).start()
+            )
         if options.until_stdin_closes:
-            threading.Thread(target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True).start()
+            threading.Thread(
+                target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True
+            ).start()
         print(server.server_port, flush=True)
         server.serve_forever(poll_interval=0.1)
 

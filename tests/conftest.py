@@ -1,7 +1,9 @@
-"""What every test can count on: a database chosen by `--database`, its servers, and no file that tests nothing.
+"""What every test can count on: a database chosen by `--database`, its servers, and no file that
+tests nothing.
 
-`pytest --database=postgresql|mariadb|sqlite` chooses; PostgreSQL comes from a wheel where no server answers. Each run
-has a database of its own. CALLQUEUE_TEST_REPORT names a file for the counts (see tests/run.py).
+`pytest --database=postgresql|mariadb|sqlite` chooses; PostgreSQL comes from a wheel where no server
+answers. Each run has a database of its own. CALLQUEUE_TEST_REPORT names a file for the counts (see
+tests/run.py).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from tests.support import length, servers, verdicts
 pytest_plugins = ["callqueue.testing", "tests.support.fixtures"]
 
 # Whether an example took long says more of the machine than of the code.
-hypothesis_settings.register_profile("callqueue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.register_profile(
+    "callqueue", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis_settings.load_profile("callqueue")
 
 DATABASES = ("postgresql", "mariadb", "sqlite")
@@ -33,7 +37,12 @@ open_servers = pytest.StashKey[ExitStack]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     default = os.environ.get("CALLQUEUE_TEST_DATABASE", "postgresql")
-    parser.addoption("--database", choices=DATABASES, default=default, help="what to run on (default: %(default)s)")
+    parser.addoption(
+        "--database",
+        choices=DATABASES,
+        default=default,
+        help="what to run on (default: %(default)s)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,12 +90,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"database: {config.stash[ran_on]}"] if ran_on in config.stash else []
 
 
-# Tests with processes of their own have to wait for them. On a machine so busy that one of them had no turn in time, such a
-# test is tried again where it said that, and nothing else: see tests/support/verdicts.py. How often is printed at the end.
+# Tests with processes of their own have to wait for them. On a machine so busy that one of them had
+# no turn in time, such a test is tried again where it said that, and nothing else: see
+# tests/support/verdicts.py. How often is printed at the end.
 
 WITH_PROCESSES = {"processes"}
 WITH_A_BROWSER = {"live_server"}
-AGAIN = pytest.mark.flaky(reruns=2, only_rerun=list(verdicts.FORGIVEN), rerun_except=[verdicts.Verdict])
+AGAIN = pytest.mark.flaky(
+    reruns=2, only_rerun=list(verdicts.FORGIVEN), rerun_except=[verdicts.Verdict]
+)
 AGAIN_IN_A_BROWSER = pytest.mark.flaky(reruns=2, rerun_except=[verdicts.Verdict])
 
 
@@ -151,5 +163,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     missing = session.testsfailed - counts["failed"] - counts["errors"]
     counts["errors"] += max(missing, 0)
-    document = {"on": session.config.stash.get(ran_on, ""), "counts": dict(counts), "used": dict(used)}
+    document = {
+        "on": session.config.stash.get(ran_on, ""),
+        "counts": dict(counts),
+        "used": dict(used),
+    }
     Path(path).write_text(json.dumps({**document, "status": int(exitstatus)}), encoding="utf-8")

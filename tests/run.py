@@ -1,9 +1,10 @@
 """Run every test on everything that is there, and say at the end what that was.
 
-`python -m tests.run [--faults] [pytest's arguments]`: first, alone, on PostgreSQL, the tests that mind how fast the machine is;
-then the others and, beside them, the behaviour suite on SQLite and on MariaDB where it answers. Exits with pytest's status, the
-worst of them; the last line is pytest's count. With CI set, a server that answers and was not used is a failure. Leaves no
-process and no file.
+`python -m tests.run [--faults] [pytest's arguments]`: first, alone, on PostgreSQL, the tests that
+mind how fast the machine is; then the others and, beside them, the behaviour suite on SQLite and on
+MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's
+count. With CI set, a server that answers and was not used is a failure. Leaves no process and no
+file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from tests.support import servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
-PATIENT = ["tests/unit", *BEHAVIOUR]  # these may run beside others: they judge nothing by the time it takes
+PATIENT = [
+    "tests/unit",
+    *BEHAVIOUR,
+]  # these may run beside others: they judge nothing by the time it takes
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
 ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
@@ -34,7 +38,9 @@ ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
 def main(arguments: list[str]) -> int:
     started = time.monotonic()
     signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGINT, interrupt)  # a shell's background job would ignore it, and its children too
+    signal.signal(
+        signal.SIGINT, interrupt
+    )  # a shell's background job would ignore it, and its children too
     answering = servers.answering()
     faults = "--faults" in arguments
     arguments = [argument for argument in arguments if argument != "--faults"]
@@ -87,7 +93,9 @@ def run(sessions: list[Session], arguments: list[str]) -> None:
     """Run these side by side. The first prints as it goes, the others when they have ended."""
     with tempfile.TemporaryDirectory(prefix="callqueue-tests-") as name:
         folder = Path(name)
-        running = [start(session, arguments, folder, live=session is sessions[0]) for session in sessions]
+        running = [
+            start(session, arguments, folder, live=session is sessions[0]) for session in sessions
+        ]
         try:
             for process in running:
                 process.wait()
@@ -101,14 +109,26 @@ def run(sessions: list[Session], arguments: list[str]) -> None:
             finish(session, process.returncode, folder)
 
 
-def start(session: Session, arguments: list[str], folder: Path, *, live: bool) -> subprocess.Popen[bytes]:
-    """A session of its own for each database: interrupted, it hears of it once, and gets the time to clean up."""
+def start(
+    session: Session, arguments: list[str], folder: Path, *, live: bool
+) -> subprocess.Popen[bytes]:
+    """A session of its own for each database: interrupted, it hears of it once, and gets the time
+    to clean up.
+    """
     title = f" {session.database}: {' '.join(session.folders or arguments)} "
     output = None if live else (folder / f"{session.database}.txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
     folders = [folder for folder in session.folders if (ROOT / folder).is_dir()]
-    command = [sys.executable, "-m", "pytest", f"--database={session.database}", *marks, *arguments, *folders]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        f"--database={session.database}",
+        *marks,
+        *arguments,
+        *folders,
+    ]
     report = str(folder / f"{session.database}.json")
     environment = {**os.environ, "CALLQUEUE_TEST_REPORT": report, "PYTHONDONTWRITEBYTECODE": "1"}
     with output or nullcontext():
@@ -127,7 +147,10 @@ def finish(session: Session, status: int, folder: Path) -> None:
     """Print what was not printed yet, and keep the counts."""
     output, report = folder / f"{session.database}.txt", folder / f"{session.database}.json"
     if output.exists():
-        print(f"\n{f' {session.database} ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}", flush=True)
+        print(
+            f"\n{f' {session.database} ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}",
+            flush=True,
+        )
     session.status = status
     if report.exists():
         document = json.loads(report.read_text(encoding="utf-8"))
@@ -147,12 +170,18 @@ def unused(sessions: list[Session], answering: list[str]) -> list[str]:
 def summary(sessions: list[Session], answering: list[str], problems: list[str]) -> str:
     lines = ["", f"{' what the tests ran on ':=^100}"]
     for database in dict.fromkeys(session.on or session.database for session in sessions):
-        counts = sum((session.counts for session in sessions if database in (session.on, session.database)), Counter())
+        counts = sum(
+            (session.counts for session in sessions if database in (session.on, session.database)),
+            Counter(),
+        )
         lines.append(f"{database:<24} {phrase(counts) or 'no tests'}")
     used = sum((session.used for session in sessions), Counter())
     again = sum(session.counts["rerun"] for session in sessions)
     lines += [f"{'tried again':<24} {again} times, for the machine was busy"] if again else []
-    lines += [f"{server:<24} used by {number} of the tests that passed" for server, number in sorted(used.items())]
+    lines += [
+        f"{server:<24} used by {number} of the tests that passed"
+        for server, number in sorted(used.items())
+    ]
     for server in servers.DEFAULTS:
         if server not in answering and server != "postgresql":
             lines.append(f"{server:<24} skipped: {servers.refusal(server)}")

@@ -1,9 +1,10 @@
 """Django settings of the tests, for pytest and for the workers and dispensers that tests start.
 
-In: environment variables that begin with CALLQUEUE_TEST_. `DATABASE` is postgresql, mariadb or sqlite; `DB_NAME`
-is the database that a subprocess shares with the test; `BROKER_URL`, `BROKER_FOLDER` and `QUEUE` name the broker;
-`PG_URL` and `MARIADB_URL` say where the servers are; `SETTINGS` is the dotted path of a module whose upper-case
-names are added last (a test's own CALLQUEUE). Never talks to a server.
+In: environment variables that begin with CALLQUEUE_TEST_. `DATABASE` is postgresql, mariadb or
+sqlite; `DB_NAME` is the database that a subprocess shares with the test; `BROKER_URL`,
+`BROKER_FOLDER` and `QUEUE` name the broker; `PG_URL` and `MARIADB_URL` say where the servers are;
+`SETTINGS` is the dotted path of a module whose upper-case names are added last (a test's own
+CALLQUEUE). Never talks to a server.
 """
 
 from __future__ import annotations
@@ -81,11 +82,15 @@ def _database(vendor: str) -> dict[str, Any]:
         return _server("django.db.backends.mysql", name, mariadb_url(), options, collation)
     if vendor == "postgresql":
         return _server("django.db.backends.postgresql", name, postgresql_url(), {}, {})
-    raise ValueError(f"CALLQUEUE_TEST_DATABASE is {vendor!r}; it may be postgresql, mariadb or sqlite.")
+    raise ValueError(
+        f"CALLQUEUE_TEST_DATABASE is {vendor!r}; it may be postgresql, mariadb or sqlite."
+    )
 
 
 def _sqlite(name: str) -> dict[str, Any]:
-    """A file, since tests of races need several connections; a subprocess gets its whole path as DB_NAME."""
+    """A file, since tests of races need several connections; a subprocess gets its whole path as
+    DB_NAME.
+    """
     folder = os.environ.get("CALLQUEUE_TEST_SQLITE_FOLDER", tempfile.gettempdir())
     is_path = os.sep in name or name == ":memory:"
     path = name if is_path else str(Path(folder) / f"{name}.sqlite3")
@@ -94,10 +99,17 @@ def _sqlite(name: str) -> dict[str, Any]:
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
-    return {"ENGINE": "django.db.backends.sqlite3", "NAME": path, "OPTIONS": options, "TEST": {"NAME": f"{path}.test"}}
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": path,
+        "OPTIONS": options,
+        "TEST": {"NAME": f"{path}.test"},
+    }
 
 
-def _server(engine: str, name: str, url: ServerUrl, options: dict[str, Any], test: dict[str, str]) -> dict[str, Any]:
+def _server(
+    engine: str, name: str, url: ServerUrl, options: dict[str, Any], test: dict[str, str]
+) -> dict[str, Any]:
     return {
         "ENGINE": engine,
         "NAME": name,
@@ -111,7 +123,9 @@ def _server(engine: str, name: str, url: ServerUrl, options: dict[str, Any], tes
 
 
 def _use_pymysql() -> None:
-    """PyMySQL stands in for mysqlclient, which needs a compiler; Django asks for the latter's version."""
+    """PyMySQL stands in for mysqlclient, which needs a compiler; Django asks for the latter's
+    version.
+    """
     import pymysql
 
     pymysql.version_info = (2, 2, 7, "final", 0)

@@ -1,7 +1,9 @@
-"""The admin: calls, their attempts, holds and rules, and the dashboard. Registered with Django's default admin site.
+"""The admin: calls, their attempts, holds and rules, and the dashboard. Registered with Django's
+default admin site.
 
-Staff with view permissions see what those name, redacted. Acting needs `requeue_call`, `edit_call`, `cancel_call` or
-`control_rule`, goes by POST, and is logged. Every class is a `listing.OwnAdmin`, which heeds no lookup but its filters' own.
+Staff with view permissions see what those name, redacted. Acting needs `requeue_call`, `edit_call`,
+`cancel_call` or `control_rule`, goes by POST, and is logged. Every class is a `listing.OwnAdmin`,
+which heeds no lookup but its filters' own.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from callqueue.admin.calls import CallQueueAdmin
-from callqueue.admin.rest import CallAttemptAdmin, HoldAdmin, RuleStateAdmin
+from callqueue.admin.readonly import CallAttemptAdmin, HoldAdmin, RuleStateAdmin
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 
 admin.site.register(CallQueue, CallQueueAdmin)

@@ -1,7 +1,8 @@
-"""Acting on calls for someone: requeue and cancel in batches, each call's change written to the log of the admin.
+"""Acting on calls for someone: requeue and cancel in batches, each call's change written to the log
+of the admin.
 
-In: the user's id, calls, what to do. Out: how many changed and how many were left. What is left was in a state from which
-it may not, or changed meanwhile.
+In: the user's id, calls, what to do. Out: how many changed and how many were left. What is left was
+in a state from which it may not, or changed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from callqueue.models import CallQueue
 
 BATCH = 500
 LOGGED = 1000  # calls that get a log entry each; of more there is one for each batch
-LONGEST = 20.0  # seconds after which the rest is left for another time: a web server would end the request
+# seconds after which the rest is left for another time: a web server would end the request
+LONGEST = 20.0
 
 
 @dataclass
@@ -36,13 +38,17 @@ class Acted:
 def requeue(user_id: int, calls: QuerySet[CallQueue], *, again: bool = False) -> Acted:
     """Send these calls once more, those that may be; DONE ones only with `again`."""
     legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
-    return _each_batch(user_id, calls, legal, lambda rows: rows.requeue(again=again), _("Requeued"), states.NEW)
+    return _each_batch(
+        user_id, calls, legal, lambda rows: rows.requeue(again=again), _("Requeued"), states.NEW
+    )
 
 
 def cancel(user_id: int, calls: QuerySet[CallQueue]) -> Acted:
     """End these calls, those that no worker has begun."""
     legal = (*states.CANCELLABLE, states.DISPATCHED)
-    return _each_batch(user_id, calls, legal, lambda rows: rows.cancel(), _("Cancelled"), states.CANCELLED)
+    return _each_batch(
+        user_id, calls, legal, lambda rows: rows.cancel(), _("Cancelled"), states.CANCELLED
+    )
 
 
 def log_call(user_id: int, call: CallQueue, what: str) -> None:
@@ -50,7 +56,14 @@ def log_call(user_id: int, call: CallQueue, what: str) -> None:
     LogEntry.objects.log_actions(user_id, [call], CHANGE, what, single_object=True)
 
 
-def _each_batch(user_id: int, calls: QuerySet[CallQueue], legal: tuple[int, ...], act: Any, word: str, after: int) -> Acted:
+def _each_batch(
+    user_id: int,
+    calls: QuerySet[CallQueue],
+    legal: tuple[int, ...],
+    act: Any,
+    word: str,
+    after: int,
+) -> Acted:
     done, began = Acted(), time.monotonic()
     every = CallQueue.objects.using(calls.db)
     for pks in _batches(calls):
@@ -62,19 +75,31 @@ def _each_batch(user_id: int, calls: QuerySet[CallQueue], legal: tuple[int, ...]
             changed = act(every.filter(pk__in=list(before))) if before else 0
             if changed:
                 now = every.filter(pk__in=list(before), status=after).defer("call_data")
-                _log(user_id, [call for call in now if before[call.pk] != after], before, word, done.changed >= LOGGED)
+                _log(
+                    user_id,
+                    [call for call in now if before[call.pk] != after],
+                    before,
+                    word,
+                    done.changed >= LOGGED,
+                )
         done.changed += changed
         done.left += len(pks) - changed
     return done
 
 
-def _log(user_id: int, calls: list[CallQueue], before: dict[int, int], word: str, is_summary: bool) -> None:
+def _log(
+    user_id: int, calls: list[CallQueue], before: dict[int, int], word: str, is_summary: bool
+) -> None:
     if is_summary:
         LogEntry.objects.create(
             user_id=user_id,
             content_type=ContentType.objects.get_for_model(CallQueue),
             object_repr=_("%(count)d calls, %(first)d to %(last)d")
-            % {"count": len(calls), "first": min(c.pk for c in calls), "last": max(c.pk for c in calls)},
+            % {
+                "count": len(calls),
+                "first": min(c.pk for c in calls),
+                "last": max(c.pk for c in calls),
+            },
             action_flag=CHANGE,
             change_message=f"{word}.",
         )
@@ -82,11 +107,15 @@ def _log(user_id: int, calls: list[CallQueue], before: dict[int, int], word: str
     for status in sorted({before[call.pk] for call in calls}):
         was = CallQueue.Status(status).label
         same = [call for call in calls if before[call.pk] == status]
-        LogEntry.objects.log_actions(user_id, same, CHANGE, _("%(done)s; it was %(status)s.") % {"done": word, "status": was})
+        LogEntry.objects.log_actions(
+            user_id, same, CHANGE, _("%(done)s; it was %(status)s.") % {"done": word, "status": was}
+        )
 
 
 def _batches(calls: QuerySet[CallQueue]) -> Iterator[list[int]]:
     last = 0
-    while pks := list(calls.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]):
+    while pks := list(
+        calls.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]
+    ):
         yield pks
         last = pks[-1]

@@ -1,4 +1,5 @@
-"""One call for a person to read: the request, every attempt with its answer, what happened when, why it waits.
+"""One call for a person to read: the request, every attempt with its answer, what happened when,
+why it waits.
 
 In: a call. Out: plain values for a template, redacted; the template escapes them. Changes nothing.
 """
@@ -13,11 +14,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from callqueue import database, states
-from callqueue.admin import words
-from callqueue.admin.editing import as_text, shown
-from callqueue.forecast import forecast
+from callqueue.admin import formatting
+from callqueue.admin.edit_call import as_text, shown
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.redaction import as_curl, redact_headers, redact_text
+from callqueue.operations.forecast import forecast
+from callqueue.security.redaction import as_curl, redact_headers, redact_text
 
 ATTEMPTS = 100  # the newest so many are shown
 LARGE = 50_000  # attempts from which on the forecast comes after the page
@@ -26,7 +27,9 @@ BODY = 65536  # characters of a body that are shown
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that happened to a call; `after` is the time since the moment before. The date is shown where it is new."""
+    """Something that happened to a call; `after` is the time since the moment before. The date is
+    shown where it is new.
+    """
 
     at: datetime
     shown_at: str
@@ -93,7 +96,9 @@ _OUTCOMES = {
 
 def _shown(attempt: CallAttempt) -> ShownAttempt:
     begin = attempt.sent_at or attempt.started_at
-    seconds = (attempt.finished_at - begin).total_seconds() if attempt.finished_at and begin else None
+    seconds = (
+        (attempt.finished_at - begin).total_seconds() if attempt.finished_at and begin else None
+    )
     return ShownAttempt(
         row=attempt,
         seconds=None if seconds is None else max(0.0, seconds),
@@ -105,10 +110,16 @@ def _shown(attempt: CallAttempt) -> ShownAttempt:
 
 
 def forecast_of(call: CallQueue, *, may_see_holds: bool, at_once: bool = True) -> dict[str, Any]:
-    """Why the call waits. Where windows hold many attempts that takes a while, so the page may fetch it afterwards."""
+    """Why the call waits. Where windows hold many attempts that takes a while, so the page may
+    fetch it afterwards.
+    """
     is_unfinished = call.status in states.UNFINISHED
     found = forecast(call, tells_why_held=may_see_holds) if is_unfinished and at_once else None
-    return {"forecast": found, "is_forecast_later": is_unfinished and not at_once, "kind": kind_of(call.status)}
+    return {
+        "forecast": found,
+        "is_forecast_later": is_unfinished and not at_once,
+        "kind": kind_of(call.status),
+    }
 
 
 def _is_large(call: CallQueue) -> bool:
@@ -133,8 +144,10 @@ def _timeline(call: CallQueue, attempts: list[CallAttempt]) -> list[Moment]:
         here = timezone.localtime(at) if timezone.is_aware(at) else at
         time = f"{here:%H:%M:%S}.{here.microsecond // 1000:03}"
         is_new_day = before is None or before.date() != here.date()
-        after = "" if before is None else f"+{words.duration((here - before).total_seconds())}"
-        moments.append(Moment(at, f"{here:%Y-%m-%d} {time}" if is_new_day else time, what, kind, after))
+        after = "" if before is None else f"+{formatting.duration((here - before).total_seconds())}"
+        moments.append(
+            Moment(at, f"{here:%Y-%m-%d} {time}" if is_new_day else time, what, kind, after)
+        )
         before = here
     return moments
 
@@ -147,15 +160,27 @@ def _moments_of(attempt: CallAttempt) -> list[tuple[datetime, str, str]]:
         "outcome": attempt.get_outcome_display(),
         "code": attempt.response_status,
     }
-    released = _("attempt %(number)d released to %(queue)s") if attempt.queue else _("attempt %(number)d released")
+    released = (
+        _("attempt %(number)d released to %(queue)s")
+        if attempt.queue
+        else _("attempt %(number)d released")
+    )
     found = [(attempt.released_at, released % values, "new")]
     if attempt.started_at:
-        begun = _("attempt %(number)d begun by %(worker)s") if attempt.worker else _("attempt %(number)d begun")
+        begun = (
+            _("attempt %(number)d begun by %(worker)s")
+            if attempt.worker
+            else _("attempt %(number)d begun")
+        )
         found.append((attempt.started_at, begun % values, "dispatched"))
     if attempt.sent_at:
         found.append((attempt.sent_at, _("attempt %(number)d sent") % values, "dispatched"))
     if attempt.finished_at:
         has_code = attempt.response_status is not None
-        ended = _("attempt %(number)d %(outcome)s, status %(code)d") if has_code else _("attempt %(number)d %(outcome)s")
+        ended = (
+            _("attempt %(number)d %(outcome)s, status %(code)d")
+            if has_code
+            else _("attempt %(number)d %(outcome)s")
+        )
         found.append((attempt.finished_at, ended % values, _OUTCOMES.get(attempt.outcome, "other")))
     return found

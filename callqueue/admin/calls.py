@@ -1,6 +1,8 @@
-"""Calls in the admin: the list, the page of one call, and what may be done there. Doors only; the work is next door.
+"""Calls in the admin: the list, the page of one call, and what may be done there. Doors only; the
+work is next door.
 
-Staff who may only view see everything, redacted, and can do nothing. Every change goes by POST and into the log.
+Staff who may only view see everything, redacted, and can do nothing. Every change goes by POST and
+into the log.
 """
 
 from __future__ import annotations
@@ -27,21 +29,43 @@ from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.csrf import csrf_protect
 
 from callqueue import states
-from callqueue.admin import acting, dashboard, editing, showing, whatif, words
-from callqueue.admin.listing import BoundedPaginator, CallList, MethodFilter, OwnAdmin, RuleFilter, StatusFilter, search
-from callqueue.admin.rest import may_see_holds
+from callqueue.admin import actions as acting
+from callqueue.admin import call_page, dashboard, edit_call, formatting, simulate_page
+from callqueue.admin.changelist import (
+    BoundedPaginator,
+    CallList,
+    MethodFilter,
+    OwnAdmin,
+    RuleFilter,
+    StatusFilter,
+    search,
+)
+from callqueue.admin.readonly import may_see_holds
 from callqueue.exceptions import CallQueueError, IllegalTransition
 from callqueue.models import CallQueue
-from callqueue.redaction import redact_text
+from callqueue.security.redaction import redact_text
 
-ASKED = (states.UNKNOWN, states.DONE)  # may have been made already: requeueing them is asked about first
+ASKED = (
+    states.UNKNOWN,
+    states.DONE,
+)  # may have been made already: requeueing them is asked about first
 DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's work
 
 
 class CallQueueAdmin(OwnAdmin):
     """The admin of calls."""
 
-    list_display = ("id", "shown_status", "rule", "shown_key", "request_line", "last_error", "due", "age", "last_attempt")
+    list_display = (
+        "id",
+        "shown_status",
+        "rule",
+        "shown_key",
+        "request_line",
+        "last_error",
+        "due",
+        "age",
+        "last_attempt",
+    )
     list_display_links = ("id",)
     list_filter = (StatusFilter, RuleFilter, MethodFilter)
     date_hierarchy = "created_dt"
@@ -78,19 +102,37 @@ class CallQueueAdmin(OwnAdmin):
         return made
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """By the time they were made where dates are chosen: the index of the dates then has them in order."""
-        return ("-created_dt", "-id") if any(name.startswith("created_dt__") for name in request.GET) else ("-id",)
+        """By the time they were made where dates are chosen: the index of the dates then has them
+        in order.
+        """
+        return (
+            ("-created_dt", "-id")
+            if any(name.startswith("created_dt__") for name in request.GET)
+            else ("-id",)
+        )
 
-    def get_search_results(self, request: HttpRequest, queryset: QuerySet[CallQueue], search_term: str) -> Any:
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[CallQueue], search_term: str
+    ) -> Any:
         return search(queryset, search_term), False
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        more = {"title": _("Calls"), "selection_note_all": _("All that match are selected"), **(extra_context or {})}
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        more = {
+            "title": _("Calls"),
+            "selection_note_all": _("All that match are selected"),
+            **(extra_context or {}),
+        }
         return super().changelist_view(request, more)
 
     @admin.display(description=gettext_lazy("status"))
     def shown_status(self, call: CallQueue) -> str:
-        return format_html('<span class="cq-status cq-{}">{}</span>', showing.kind_of(call.status), call.get_status_display())
+        return format_html(
+            '<span class="cq-status cq-{}">{}</span>',
+            call_page.kind_of(call.status),
+            call.get_status_display(),
+        )
 
     @admin.display(description=gettext_lazy("key"))
     def shown_key(self, call: CallQueue) -> str:
@@ -108,9 +150,17 @@ class CallQueueAdmin(OwnAdmin):
 
     @admin.display(description=gettext_lazy("age"), ordering="created_dt")
     def age(self, call: CallQueue) -> str:
-        made = timezone.localtime(call.created_dt) if timezone.is_aware(call.created_dt) else call.created_dt
-        age = words.duration(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
-        return format_html('<time class="cq-time" datetime="{0}" title="{0}">{1}</time>', made.isoformat(" ", "seconds"), age)
+        made = (
+            timezone.localtime(call.created_dt)
+            if timezone.is_aware(call.created_dt)
+            else call.created_dt
+        )
+        age = formatting.duration(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
+        return format_html(
+            '<time class="cq-time" datetime="{0}" title="{0}">{1}</time>',
+            made.isoformat(" ", "seconds"),
+            age,
+        )
 
     @admin.display(description=gettext_lazy("last error"))
     def last_error(self, call: CallQueue) -> str:
@@ -119,10 +169,14 @@ class CallQueueAdmin(OwnAdmin):
     # --- actions
 
     @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
-    def requeue_calls(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse | None:
+    def requeue_calls(
+        self, request: HttpRequest, queryset: QuerySet[CallQueue]
+    ) -> HttpResponse | None:
         calls = self._to_write(queryset)
         choice = request.POST.get("confirm") or ("all" if "post" in request.POST else None)
-        if choice is None and (risky := [status for status in ASKED if calls.filter(status=status)[:1].exists()]):
+        if choice is None and (
+            risky := [status for status in ASKED if calls.filter(status=status)[:1].exists()]
+        ):
             return self._ask(request, calls, risky)
         if choice == "safe":
             calls = calls.exclude(status__in=ASKED)
@@ -150,10 +204,15 @@ class CallQueueAdmin(OwnAdmin):
     def _to_write(self, queryset: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
         return queryset.using(router.db_for_write(CallQueue))
 
-    def _ask(self, request: HttpRequest, calls: QuerySet[CallQueue], risky: list[int]) -> HttpResponse:
+    def _ask(
+        self, request: HttpRequest, calls: QuerySet[CallQueue], risky: list[int]
+    ) -> HttpResponse:
         cap = 10_000
         counts = [
-            (CallQueue.Status(status).label, calls.filter(status=status).order_by()[: cap + 1].count())
+            (
+                CallQueue.Status(status).label,
+                calls.filter(status=status).order_by()[: cap + 1].count(),
+            )
             for status in (*states.REQUEUABLE, states.DONE)
         ]
         context = {
@@ -161,7 +220,9 @@ class CallQueueAdmin(OwnAdmin):
             "title": _("Requeue calls that may have been made already?"),
             "opts": self.opts,
             "counts": [
-                (label, f"{words.count(cap)}+" if count > cap else words.count(count)) for label, count in counts if count
+                (label, f"{formatting.count(cap)}+" if count > cap else formatting.count(count))
+                for label, count in counts
+                if count
             ],
             "has_unknown": states.UNKNOWN in risky,
             "has_done": states.DONE in risky,
@@ -181,25 +242,40 @@ class CallQueueAdmin(OwnAdmin):
             self.message_user(request, left % acted.left, messages.WARNING)
         if acted.is_unfinished:
             self.message_user(
-                request, _("There are more than one request can do: run the action again for the rest."), messages.WARNING
+                request,
+                _("There are more than one request can do: run the action again for the rest."),
+                messages.WARNING,
             )
 
     # --- deleting
 
-    @admin.action(description=gettext_lazy("Delete selected %(verbose_name_plural)s"), permissions=["delete"])
-    def delete_selected(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> HttpResponse | None:
+    @admin.action(
+        description=gettext_lazy("Delete selected %(verbose_name_plural)s"), permissions=["delete"]
+    )
+    def delete_selected(
+        self, request: HttpRequest, queryset: QuerySet[CallQueue]
+    ) -> HttpResponse | None:
         """Django's own, but it asks about no more calls than fit on a page."""
         if queryset.order_by()[: DELETED + 1].count() > DELETED:
-            why = _("These are more than %(count)s calls: delete them with callqueue_cleanup, in short batches.")
-            self.message_user(request, why % {"count": words.count(DELETED)}, messages.ERROR)
+            why = _(
+                "These are more than %(count)s calls: delete them with callqueue_cleanup, in short batches."
+            )
+            self.message_user(request, why % {"count": formatting.count(DELETED)}, messages.ERROR)
             return None
         return delete_selected(self, request, queryset)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Only the calls themselves are deleted; their attempts stay for as long as a limit counts them."""
+        """Only the calls themselves are deleted; their attempts stay for as long as a limit counts
+        them.
+        """
         listed = list(objs[:DELETED]) if isinstance(objs, QuerySet) else list(objs)
         lacking = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
-        return [str(call) for call in listed], {self.opts.verbose_name_plural: len(listed)}, lacking, []
+        return (
+            [str(call) for call in listed],
+            {self.opts.verbose_name_plural: len(listed)},
+            lacking,
+            [],
+        )
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> None:
         calls = self._to_write(queryset)
@@ -216,15 +292,33 @@ class CallQueueAdmin(OwnAdmin):
             path("dashboard/", wrapped(self.dashboard_view), name="callqueue_dashboard"),
             path("dashboard/live/", wrapped(self.live_view), name="callqueue_dashboard_live"),
             path("dashboard/simulate/", wrapped(self.simulate_view), name="callqueue_simulate"),
-            path("<path:object_id>/requeue/", wrapped(self.requeue_view), name="callqueue_callqueue_requeue"),
-            path("<path:object_id>/cancel/", wrapped(self.cancel_view), name="callqueue_callqueue_cancel"),
-            path("<path:object_id>/forecast/", wrapped(self.forecast_view), name="callqueue_callqueue_forecast"),
-            path("<path:object_id>/edit/", wrapped(self.edit_view), name="callqueue_callqueue_edit"),
+            path(
+                "<path:object_id>/requeue/",
+                wrapped(self.requeue_view),
+                name="callqueue_callqueue_requeue",
+            ),
+            path(
+                "<path:object_id>/cancel/",
+                wrapped(self.cancel_view),
+                name="callqueue_callqueue_cancel",
+            ),
+            path(
+                "<path:object_id>/forecast/",
+                wrapped(self.forecast_view),
+                name="callqueue_callqueue_forecast",
+            ),
+            path(
+                "<path:object_id>/edit/", wrapped(self.edit_view), name="callqueue_callqueue_edit"
+            ),
             *super().get_urls(),
         ]
 
     def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         call = self._call(request, object_id)
         if call is None:
@@ -233,16 +327,19 @@ class CallQueueAdmin(OwnAdmin):
             raise PermissionDenied
         context = {
             **self.admin_site.each_context(request),
-            **showing.context_of(call, may_see_holds=may_see_holds(request)),
+            **call_page.context_of(call, may_see_holds=may_see_holds(request)),
             "title": _("Call %d") % call.pk,
             "opts": self.opts,
             "original": call,
             "media": self.media,
             "has_view_permission": True,
-            "can_requeue": self.has_requeue_call_permission(request) and call.status in (*states.REQUEUABLE, states.DONE),
+            "can_requeue": self.has_requeue_call_permission(request)
+            and call.status in (*states.REQUEUABLE, states.DONE),
             "is_asked": call.status in ASKED,
-            "can_edit": self.has_edit_call_permission(request) and call.status in editing.EDITABLE,
-            "can_cancel": self.has_cancel_call_permission(request) and call.status in (*states.CANCELLABLE, states.DISPATCHED),
+            "can_edit": self.has_edit_call_permission(request)
+            and call.status in edit_call.EDITABLE,
+            "can_cancel": self.has_cancel_call_permission(request)
+            and call.status in (*states.CANCELLABLE, states.DISPATCHED),
             "can_delete": self.has_delete_permission(request, call),
             **(extra_context or {}),
         }
@@ -255,13 +352,15 @@ class CallQueueAdmin(OwnAdmin):
             return self._gone(request, object_id)
         if call.status not in states.UNFINISHED:
             return HttpResponseRedirect(_page_of(call))
-        forecast = showing.forecast_of(call, may_see_holds=may_see_holds(request))
+        forecast = call_page.forecast_of(call, may_see_holds=may_see_holds(request))
         return TemplateResponse(request, "admin/callqueue/callqueue/forecast.html", forecast)
 
     @method_decorator(csrf_protect)
     def requeue_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """POST: requeue one call; one that may have been made already needs "again"."""
-        return self._act(request, object_id, self.has_requeue_call_permission(request), self._requeue)
+        return self._act(
+            request, object_id, self.has_requeue_call_permission(request), self._requeue
+        )
 
     @method_decorator(csrf_protect)
     def cancel_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -276,11 +375,15 @@ class CallQueueAdmin(OwnAdmin):
             return self._gone(request, object_id)
         if not self.has_edit_call_permission(request):
             raise PermissionDenied
-        if call.status not in editing.EDITABLE:
+        if call.status not in edit_call.EDITABLE:
             why = _("Call %(number)d is %(status)s and cannot be edited.")
-            self.message_user(request, why % {"number": call.pk, "status": call.get_status_display()}, messages.ERROR)
+            self.message_user(
+                request,
+                why % {"number": call.pk, "status": call.get_status_display()},
+                messages.ERROR,
+            )
             return HttpResponseRedirect(_page_of(call))
-        text, problem = editing.as_text(editing.shown(call.call_data)), ""
+        text, problem = edit_call.as_text(edit_call.shown(call.call_data)), ""
         if request.method == "POST":
             text = request.POST.get("call_data", "")
             problem = self._edit(request, call, text)
@@ -298,7 +401,9 @@ class CallQueueAdmin(OwnAdmin):
             "has_view_permission": True,
             "media": self.media,
         }
-        return TemplateResponse(request, "admin/callqueue/callqueue/edit.html", context, status=400 if problem else 200)
+        return TemplateResponse(
+            request, "admin/callqueue/callqueue/edit.html", context, status=400 if problem else 200
+        )
 
     def _edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
         """What is wrong; empty once it is saved."""
@@ -307,18 +412,22 @@ class CallQueueAdmin(OwnAdmin):
             return _("This call may have been made already: say that it may be made again.")
         was = call.get_status_display()
         try:
-            changed = editing.save(call, editing.read(text, call.call_data), again=is_asked)
+            changed = edit_call.save(call, edit_call.read(text, call.call_data), again=is_asked)
         except CallQueueError as error:
             call.refresh_from_db()
             return str(error)
         said = _("Edited and requeued; it was %(status)s. Changed: %(paths)s.")
-        acting.log_call(_user_id(request), call, said % {"status": was, "paths": changed or _("nothing")})
+        acting.log_call(
+            _user_id(request), call, said % {"status": was, "paths": changed or _("nothing")}
+        )
         self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
         return ""
 
     def _requeue(self, request: HttpRequest, call: CallQueue) -> str:
         if call.status in ASKED and "again" not in request.POST:
-            raise IllegalTransition(_("this call may have been made already: say that it may be made again"))
+            raise IllegalTransition(
+                _("this call may have been made already: say that it may be made again")
+            )
         was = call.get_status_display()
         call.requeue(again=call.status == states.DONE)
         return _("Requeued; it was %s.") % was
@@ -342,7 +451,11 @@ class CallQueueAdmin(OwnAdmin):
             self.message_user(request, f"{str(error)[:1].upper()}{str(error)[1:]}.", messages.ERROR)
         else:
             acting.log_call(_user_id(request), call, what)
-            self.message_user(request, _("Call %(number)d: %(what)s") % {"number": call.pk, "what": what}, messages.SUCCESS)
+            self.message_user(
+                request,
+                _("Call %(number)d: %(what)s") % {"number": call.pk, "what": what},
+                messages.SUCCESS,
+            )
         return HttpResponseRedirect(_page_of(call))
 
     def _call(self, request: HttpRequest, object_id: str) -> CallQueue | None:
@@ -352,7 +465,9 @@ class CallQueueAdmin(OwnAdmin):
         text = unquote(object_id)
         if not text.isdecimal() or len(text) > 18:
             return None
-        found: CallQueue | None = CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk=int(text)).first()
+        found: CallQueue | None = (
+            CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk=int(text)).first()
+        )
         return found
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -371,7 +486,7 @@ class CallQueueAdmin(OwnAdmin):
         """What draining so many calls under a rule would take."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        return whatif.page(request, self)
+        return simulate_page.page(request, self)
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
         """The parts of the dashboard that change."""
@@ -391,4 +506,8 @@ def _page_of(call: CallQueue) -> str:
 
 def _ago_or_in(instant: datetime) -> str:
     seconds = (instant - timezone.now()).total_seconds()
-    return _("in %s") % words.duration(seconds) if seconds > 0 else _("%s ago") % words.duration(-seconds)
+    return (
+        _("in %s") % formatting.duration(seconds)
+        if seconds > 0
+        else _("%s ago") % formatting.duration(-seconds)
+    )

@@ -1,7 +1,7 @@
 """The dashboard: where every rule stands, and pause, resume and changed limits by form.
 
-In: a request. Out: a page, the parts of it that change, or a redirect with a message. What is done goes through
-callqueue.control and into the admin's log; nothing here counts anything itself.
+In: a request. Out: a page, the parts of it that change, or a redirect with a message. What is done
+goes through callqueue.control and into the admin's log; nothing here counts anything itself.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import agreement, conf, control, minutes, overview, windows
-from callqueue.admin import plots, words
-from callqueue.admin.rest import may_see_holds
+from callqueue import conf
+from callqueue.admin import formatting, plots
+from callqueue.admin.readonly import may_see_holds
 from callqueue.database import clock
-from callqueue.durations import WrongDuration, parse_duration
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.limits import SECOND
+from callqueue.ledger import agreement
+from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.limits.kinds import SECOND
 from callqueue.models import CallQueue, RuleState
-from callqueue.overview import KeyOverview, LimitOverview, RuleOverview
+from callqueue.operations import control, status_report, throughput, usage_history
+from callqueue.operations.status_report import KeyOverview, LimitOverview, RuleOverview
 
 PERMISSION = "callqueue.control_rule"
 KEYS = 5
-COUNTING = 0.12  # seconds into a request after which it counts for half as long; the next look goes on from there
+# seconds into a request after which it counts for half as long; the next look goes on from there
+COUNTING = 0.12
 
 Hour = Sequence[tuple[int, int] | None]
 
@@ -52,12 +55,12 @@ class Row:
 
     @property
     def waiting(self) -> str:
-        counted = words.count(self.rule.waiting)
+        counted = formatting.count(self.rule.waiting)
         return _("about %s") % counted if self.rule.is_estimate else counted
 
     @property
     def in_flight(self) -> str:
-        return words.count(self.rule.in_flight)
+        return formatting.count(self.rule.in_flight)
 
     @property
     def failing(self) -> str:
@@ -66,7 +69,7 @@ class Row:
 
     @property
     def oldest(self) -> str:
-        return "" if self.rule.oldest_due_s is None else words.duration(self.rule.oldest_due_s)
+        return "" if self.rule.oldest_due_s is None else formatting.duration(self.rule.oldest_due_s)
 
     @property
     def drain(self) -> str:
@@ -103,16 +106,27 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         now = time.monotonic()
         return max(min(late, now + seconds), now + seconds / 2)
 
-    hour = minutes.per_minute(using, until=soon(0.03))
-    rules = overview.look(using, keys=KEYS, until=late)
+    hour = throughput.per_minute(using, until=soon(0.03))
+    rules = status_report.look(using, keys=KEYS, until=late)
     traces = _traces(using, [limit for rule in rules for limit in rule.limits], soon(0.02))
-    of_keys = [limit for rule in rules for key in rule.keys for limit in key.limits if _scope(limit) not in traces]
+    of_keys = [
+        limit
+        for rule in rules
+        for key in rule.keys
+        for limit in key.limits
+        if _scope(limit) not in traces
+    ]
     traces |= _traces(using, of_keys, soon(0.01))
     keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
-    hours = dict(zip(keys, minutes.of_keys(using, keys, until=soon(0.02)), strict=True))
+    hours = dict(zip(keys, throughput.of_keys(using, keys, until=soon(0.02)), strict=True))
     return {
         "rows": [
-            _row(rule, [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour], hours, traces)
+            _row(
+                rule,
+                [None if minute is None else minute.get(rule.name, (0, 0)) for minute in hour],
+                hours,
+                traces,
+            )
             for rule in rules
         ],
         "now": timezone.localtime(clock(using)),
@@ -120,35 +134,50 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "disagreements": agreement.disagreements(using),
         "may_see_holds": may_see_holds(request),
         "totals": {
-            "waiting": words.count(sum(rule.waiting for rule in rules)),
+            "waiting": formatting.count(sum(rule.waiting for rule in rules)),
             "is_estimate": any(rule.is_estimate for rule in rules),
-            "in_flight": words.count(sum(rule.in_flight for rule in rules)),
+            "in_flight": formatting.count(sum(rule.in_flight for rule in rules)),
             "held": sum(1 for rule in rules if rule.holds),
         },
     }
 
 
 def _row(
-    rule: RuleOverview, hour: Hour, hours: Mapping[tuple[str, str], Hour], traces: Mapping[windows.Scope, plots.Trace]
+    rule: RuleOverview,
+    hour: Hour,
+    hours: Mapping[tuple[str, str], Hour],
+    traces: Mapping[usage_history.Scope, plots.Trace],
 ) -> Row:
-    def drawn(limits: Sequence[LimitOverview]) -> list[tuple[LimitOverview, plots.Gauge, plots.Trace]]:
-        return [(limit, plots.gauge(limit.used, limit.free, limit.capacity), traces[_scope(limit)]) for limit in limits]
+    def drawn(
+        limits: Sequence[LimitOverview],
+    ) -> list[tuple[LimitOverview, plots.Gauge, plots.Trace]]:
+        return [
+            (limit, plots.gauge(limit.used, limit.free, limit.capacity), traces[_scope(limit)])
+            for limit in limits
+        ]
 
-    keys = [(key, plots.plot(hours[rule.name, key.key], of_attempts=True), drawn(key.limits)) for key in rule.keys]
+    keys = [
+        (key, plots.plot(hours[rule.name, key.key], of_attempts=True), drawn(key.limits))
+        for key in rule.keys
+    ]
     return Row(rule, plots.plot(hour), drawn(rule.limits), keys)
 
 
-def _traces(using: str, limits: Sequence[LimitOverview], until: float) -> dict[windows.Scope, plots.Trace]:
+def _traces(
+    using: str, limits: Sequence[LimitOverview], until: float
+) -> dict[usage_history.Scope, plots.Trace]:
     """The last windows of these limits; those that rules share are counted once."""
     scopes = list(dict.fromkeys(map(_scope, limits)))
     return {
-        scope: plots.trace(use.levels, use.capacity, words.duration(use.step * (len(use.levels) - 1) / SECOND))
-        for scope, use in zip(scopes, windows.look(using, scopes, until=until), strict=True)
+        scope: plots.trace(
+            use.levels, use.capacity, formatting.duration(use.step * (len(use.levels) - 1) / SECOND)
+        )
+        for scope, use in zip(scopes, usage_history.look(using, scopes, until=until), strict=True)
     }
 
 
-def _scope(limit: LimitOverview) -> windows.Scope:
-    return windows.Scope(limit.budget, limit.value, limit.capacity, limit.used)
+def _scope(limit: LimitOverview) -> usage_history.Scope:
+    return usage_history.Scope(limit.budget, limit.value, limit.capacity, limit.used)
 
 
 # --- acting
@@ -176,8 +205,18 @@ def _act(request: HttpRequest, admin: Any) -> HttpResponse:
 def _pause(request: HttpRequest, admin: Any, rule: str) -> str:
     key, reason = request.POST.get("key", "").strip(), request.POST.get("reason", "").strip()[:500]
     until = _until(request)
-    control.pause(_using(), rule, key=_key(key), until=until, reason=reason or _("paused by %s") % request.user.get_username())
-    end = _("until %s") % f"{timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}" if until else _("until it is resumed")
+    control.pause(
+        _using(),
+        rule,
+        key=_key(key),
+        until=until,
+        reason=reason or _("paused by %s") % request.user.get_username(),
+    )
+    end = (
+        _("until %s") % f"{timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}"
+        if until
+        else _("until it is resumed")
+    )
     said = _("Paused key %(key)s %(end)s") if key else _("Paused %(end)s")
     return said % {"key": repr(key), "end": end} + (f": {reason}" if reason else "") + "."
 
@@ -196,10 +235,14 @@ def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
     rate = text or None
     if "confirm" in request.POST:
         control.change_limit(_using(), rule, budget_id, rate)
-        said = _("Limit %(limit)s changed to %(rate)s.") if rate else _("Limit %(limit)s is as the settings say.")
+        said = (
+            _("Limit %(limit)s changed to %(rate)s.")
+            if rate
+            else _("Limit %(limit)s is as the settings say.")
+        )
         return said % {"limit": budget_id, "rate": rate}
     conf.current().rule(rule)
-    (before,) = overview.look(_using(), only=rule)
+    (before,) = status_report.look(_using(), only=rule)
     found = {limit.id: limit for limit in before.limits}
     if budget_id not in found:
         why = _("rule %(rule)r has no limit %(limit)r") % {"rule": rule, "limit": budget_id}
@@ -207,7 +250,7 @@ def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
     limit = found[budget_id]
     wanted = rate or limit.configured
     _check_rate(rule, budget_id, wanted)
-    after = overview.drain_with(_using(), rule, {budget_id: wanted})
+    after = status_report.drain_with(_using(), rule, {budget_id: wanted})
     context = {
         **admin.admin_site.each_context(request),
         "title": _("Change a limit of %s?") % rule,
@@ -233,7 +276,7 @@ _ACTS: dict[str, Callable[[HttpRequest, Any, str], HttpResponse | str]] = {
 
 
 def _in_words(seconds: float | None) -> str:
-    return _("nobody can say") if seconds is None else words.duration(seconds)
+    return _("nobody can say") if seconds is None else formatting.duration(seconds)
 
 
 def _check_rate(rule: str, budget_id: str, rate: str) -> None:
@@ -264,7 +307,7 @@ def _until(request: HttpRequest) -> datetime | None:
 
 def _key(text: str) -> Any:
     """A key as `send` takes it: a mapping is written as JSON."""
-    from callqueue.budgets import key_parts
+    from callqueue.limits.budgets import key_parts
 
     return dict(key_parts(text)) or text
 

@@ -1,8 +1,10 @@
-"""Editing a call's request without ever showing what is secret in it: the reader's text is laid over the stored request.
+"""Editing a call's request without ever showing what is secret in it: the reader's text is laid
+over the stored request.
 
-What is shown is redacted; where the text comes back as it was shown, the stored value stays. It stays only where it would be
-redacted again, and the call stays the kind of thing that it was: nobody becomes able to call another host, run another task or
-write to somebody else by editing. Pure but for `save`.
+What is shown is redacted; where the text comes back as it was shown, the stored value stays. It
+stays only where it would be redacted again, and the call stays the kind of thing that it was:
+nobody becomes able to call another host, run another task or write to somebody else by editing.
+Pure but for `save`.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from urllib.parse import urlsplit
 from django.db import router
 from django.utils.translation import gettext as _
 
-from callqueue import database, intake, states
-from callqueue.budgets import key_parts
-from callqueue.callcheck import MAX_DEPTH
+from callqueue import database, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.handlers import HTTP_METHODS
+from callqueue.limits.budgets import key_parts
 from callqueue.models import CallQueue
-from callqueue.redaction import REDACTED, hidden_in, redact_params
-from callqueue.secrets import Secret
+from callqueue.security.redaction import REDACTED, hidden_in, redact_params
+from callqueue.security.secrets import Secret
+from callqueue.sending import intake
+from callqueue.sending.validation import MAX_DEPTH
 
 EDITABLE = (*states.REQUEUABLE, states.NEW, states.DONE)
 FREE = {
@@ -41,7 +44,10 @@ def shown(call_data: Any) -> Any:
     """The request as a person may see it."""
     if not isinstance(call_data, dict):
         return redact_params(call_data)
-    return {name: redact_params(value) if name == "params" else value for name, value in call_data.items()}
+    return {
+        name: redact_params(value) if name == "params" else value
+        for name, value in call_data.items()
+    }
 
 
 def as_text(value: Any) -> str:
@@ -50,7 +56,9 @@ def as_text(value: Any) -> str:
 
 
 def read(text: str, stored: Any) -> Any:
-    """The request that the text describes, with the stored values where it was left as shown. InvalidCall says why not."""
+    """The request that the text describes, with the stored values where it was left as shown.
+    InvalidCall says why not.
+    """
     try:
         edited = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -63,19 +71,36 @@ def read(text: str, stored: Any) -> Any:
 
 
 def save(call: CallQueue, call_data: Any, *, again: bool = False) -> str:
-    """Give the call this request and requeue it; the paths that changed. CallQueueError says what is wrong, as `send` does.
+    """Give the call this request and requeue it; the paths that changed. CallQueueError says what
+    is wrong, as `send` does.
 
-    A changed request gets an idempotency key of its own: an API would take the old key for the old request.
+    A changed request gets an idempotency key of its own: an API would take the old key for the old
+    request.
     """
     checked = intake.prepare(
-        intake.Order(call_data, rule=call.rule, key=key_parts(call.key) or call.key, priority=call.priority, cost=call.cost)
+        intake.Order(
+            call_data,
+            rule=call.rule,
+            key=key_parts(call.key) or call.key,
+            priority=call.priority,
+            cost=call.cost,
+        )
     )
     if checked is None:
         raise InvalidCall("call_data", _("is such that the router discards it"))
-    using, changed = router.db_for_write(CallQueue, instance=call), _changed(call.call_data, checked.call_data)
+    using, changed = (
+        router.db_for_write(CallQueue, instance=call),
+        _changed(call.call_data, checked.call_data),
+    )
     with database.writing(using):
-        rows = CallQueue.objects.using(using).filter(pk=call.pk, status=call.status, last_attempt=call.last_attempt)
-        changes: dict[str, Any] = {"idempotency_key": call.idempotency_key, "method": checked.method, "host": checked.host}
+        rows = CallQueue.objects.using(using).filter(
+            pk=call.pk, status=call.status, last_attempt=call.last_attempt
+        )
+        changes: dict[str, Any] = {
+            "idempotency_key": call.idempotency_key,
+            "method": checked.method,
+            "host": checked.host,
+        }
         if changed:
             changes |= {"idempotency_key": uuid.uuid4(), "first_sent_dt": None}
         sealed: Any = CallQueue._meta.get_field("call_data")
@@ -93,11 +118,15 @@ def _is_deep(value: Any, most: int) -> bool:
 
 
 def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
-    """A call stays what it is, and what the reader may not see is neither shown nor sent where the reader wants."""
+    """A call stays what it is, and what the reader may not see is neither shown nor sent where the
+    reader wants.
+    """
     if _kind(laid) != _kind(stored):
         raise InvalidCall(
             "call_data",
-            _("is another kind of call: the method, the host, a task's name and mail addresses stay; send a new call instead"),
+            _(
+                "is another kind of call: the method, the host, a task's name and mail addresses stay; send a new call instead"
+            ),
         )
     added = _references(laid) - _references(stored)
     if added:
@@ -105,15 +134,21 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
         raise InvalidCall("call_data", why % min(added))
     is_hidden = _differs(shown(stored), stored) or bool(_references(stored))
     if is_hidden and _is_opaque(stored) and _differs(laid, stored):
-        why = _("has values that are not shown here, and only its handler knows where they go; send a new call instead")
+        why = _(
+            "has values that are not shown here, and only its handler knows where they go; send a new call instead"
+        )
         raise InvalidCall("call_data", why)
     if _differs(shown(laid), edited) and _differs(shown(laid), shown(edited)):
-        why = _("has %s where what it stands for would be shown; replace it there, or leave its name as it was")
+        why = _(
+            "has %s where what it stands for would be shown; replace it there, or leave its name as it was"
+        )
         raise InvalidCall("call_data", why % REDACTED)
 
 
 def _kind(call_data: Any) -> Any:
-    """What kind of thing a call is: its method, and of its params what says where it goes or what it runs."""
+    """What kind of thing a call is: its method, and of its params what says where it goes or what
+    it runs.
+    """
     if not isinstance(call_data, dict) or not isinstance(call_data.get("params"), dict):
         return call_data
     method, params = call_data.get("method"), call_data["params"]
@@ -151,26 +186,37 @@ def _laid_over(edited: Any, seen: Any, stored: Any, path: str) -> Any:
         return stored
     if isinstance(edited, dict):
         seen, stored = (value if isinstance(value, dict) else {} for value in (seen, stored))
-        return {name: _laid_over(edited[name], seen.get(name), stored.get(name), f"{path}.{name}") for name in edited}
+        return {
+            name: _laid_over(edited[name], seen.get(name), stored.get(name), f"{path}.{name}")
+            for name in edited
+        }
     if isinstance(edited, list):
         under = _under(edited, seen, stored)
-        return [_laid_over(item, *under[place], f"{path}[{place}]") for place, item in enumerate(edited)]
+        return [
+            _laid_over(item, *under[place], f"{path}[{place}]") for place, item in enumerate(edited)
+        ]
     if isinstance(edited, str) and (hidden := hidden_in(edited)):
-        why = _("has %s where nothing of that name is stored; leave it as shown, or replace all of it")
+        why = _(
+            "has %s where nothing of that name is stored; leave it as shown, or replace all of it"
+        )
         raise InvalidCall(path, why % hidden)
     return edited
 
 
 def _under(edited: list[Any], seen: Any, stored: Any) -> list[tuple[Any, Any]]:
-    """What each item of a list lies over, as seen and as stored: whatever has its name, wherever that stood.
+    """What each item of a list lies over, as seen and as stored: whatever has its name, wherever
+    that stood.
 
-    A pair's name is its first; another item's is all of it. Of several of one name the first lies over the first, unless there
-    are more or fewer of them than there were. What was changed in a list of the same length lies over what stood there.
+    A pair's name is its first; another item's is all of it. Of several of one name the first lies
+    over the first, unless there are more or fewer of them than there were. What was changed in a
+    list of the same length lies over what stood there.
     """
     if not isinstance(seen, list) or not isinstance(stored, list):
         return [(None, None)] * len(edited)
     by_name = _is_pairs(edited) and _is_pairs(seen)
-    places, wanted = (_places([item[0] if by_name else item for item in items]) for items in (seen, edited))
+    places, wanted = (
+        _places([item[0] if by_name else item for item in items]) for items in (seen, edited)
+    )
     under: list[tuple[Any, Any]] = [(None, None)] * len(edited)
     left = set(range(len(seen)))
     for name, there in wanted.items():
@@ -179,13 +225,20 @@ def _under(edited: list[Any], seen: Any, stored: Any) -> list[tuple[Any, Any]]:
                 under[place] = seen[former], stored[former]
                 left.discard(former)
     if not by_name and len(edited) == len(seen):
-        found = {place for there in wanted.values() for place in there if under[place] != (None, None)}
-        under = [(seen[p], stored[p]) if p in left and p not in found else under[p] for p in range(len(edited))]
+        found = {
+            place for there in wanted.values() for place in there if under[place] != (None, None)
+        }
+        under = [
+            (seen[p], stored[p]) if p in left and p not in found else under[p]
+            for p in range(len(edited))
+        ]
     return under
 
 
 def _is_pairs(items: list[Any]) -> bool:
-    return all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in items)
+    return all(
+        isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in items
+    )
 
 
 def _places(names: Sequence[Any]) -> defaultdict[str, list[int]]:
@@ -213,8 +266,13 @@ def _differing(before: Any, after: Any, path: str) -> Iterator[str]:
         return
     if isinstance(before, dict) and isinstance(after, dict):
         names, none = list(dict.fromkeys([*before, *after])), object()
-        inside = [_differing(before.get(name, none), after.get(name, none), _joined(path, name)) for name in names]
-        yield from list(chain.from_iterable(inside)) or [path or "call_data"]  # where none of them differs, their order does
+        inside = [
+            _differing(before.get(name, none), after.get(name, none), _joined(path, name))
+            for name in names
+        ]
+        yield from list(chain.from_iterable(inside)) or [
+            path or "call_data"
+        ]  # where none of them differs, their order does
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for place, (one, other) in enumerate(zip(before, after, strict=True)):
             yield from _differing(one, other, f"{path}[{place}]")

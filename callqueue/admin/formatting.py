@@ -21,7 +21,11 @@ def duration(seconds: float) -> str:
     days, hours = divmod(round(whole / 3600), 24)
     if days > 36500:
         return _("more than a hundred years")
-    return _("%(days)s d %(hours)d h") % {"days": days, "hours": hours} if hours and days < 100 else _("%s d") % count(days)
+    return (
+        _("%(days)s d %(hours)d h") % {"days": days, "hours": hours}
+        if hours and days < 100
+        else _("%s d") % count(days)
+    )
 
 
 def count(number: float) -> str:

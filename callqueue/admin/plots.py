@@ -1,6 +1,8 @@
-"""The dashboard's pictures as numbers: where each bar and each gauge begins and ends. The templates draw most of them.
+"""The dashboard's pictures as numbers: where each bar and each gauge begins and ends. The templates
+draw most of them.
 
-Coordinates are SVG user units, y downwards. Nothing here knows colours: those are CSS classes, light and dark.
+Coordinates are SVG user units, y downwards. Nothing here knows colours: those are CSS classes,
+light and dark.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from callqueue.admin.words import count
+from callqueue.admin.formatting import count
 
 WIDTH, HEIGHT = 360, 56
 GAUGE = 120
@@ -35,9 +37,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Plot:
-    """An hour of bars. `top` is the count that the full height stands for; `total_*` are sums; `summary` says it in words.
+    """An hour of bars. `top` is the count that the full height stands for; `total_*` are sums;
+    `summary` says it in words.
 
-    `drawn` is the bars as SVG: a template that draws hundreds of them takes longer than the rest of its page.
+    `drawn` is the bars as SVG: a template that draws hundreds of them takes longer than the rest of
+    its page.
     """
 
     drawn: SafeString
@@ -54,7 +58,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Gauge:
-    """How much of a limit is used: the width of the used part, out of `width`; and what is used and free, to be read."""
+    """How much of a limit is used: the width of the used part, out of `width`; and what is used and
+    free, to be read.
+    """
 
     used_width: float
     kind: str
@@ -66,7 +72,9 @@ class Gauge:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line from the lower left to the upper right: `points` as SVG takes them. `summary` says it in words."""
+    """A line from the lower left to the upper right: `points` as SVG takes them. `summary` says it
+    in words.
+    """
 
     points: str
     seconds: float
@@ -78,7 +86,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trace:
-    """The use of a limit, a line for each stretch that is known, as SVG takes them; and the limit as a line at `limit_y`."""
+    """The use of a limit, a line for each stretch that is known, as SVG takes them; and the limit
+    as a line at `limit_y`.
+    """
 
     lines: Sequence[str]
     limit_y: float
@@ -89,7 +99,9 @@ class Trace:
 
 
 def trace(levels: Sequence[int | None], capacity: int, over: str) -> Trace:
-    """The trace of levels at even distances, the present last, against a capacity; None where it is not counted yet."""
+    """The trace of levels at even distances, the present last, against a capacity; None where it is
+    not counted yet.
+    """
     known = [level for level in levels if level is not None]
     highest = max(known, default=0)
     top = max(capacity, highest) * 1.08 or 1.0
@@ -104,8 +116,18 @@ def trace(levels: Sequence[int | None], capacity: int, over: str) -> Trace:
     if len(known) == len(levels):
         summary = _("Use over the last %(over)s: at most %(highest)s of %(capacity)s") % words
     else:
-        summary = _("Use over the last %(over)s, as far as it is counted yet: at most %(highest)s of %(capacity)s") % words
-    return Trace([" ".join(line) for line in lines if line], round(TRACE_HEIGHT * (1 - capacity / top), 1), over, summary)
+        summary = (
+            _(
+                "Use over the last %(over)s, as far as it is counted yet: at most %(highest)s of %(capacity)s"
+            )
+            % words
+        )
+    return Trace(
+        [" ".join(line) for line in lines if line],
+        round(TRACE_HEIGHT * (1 - capacity / top), 1),
+        over,
+        summary,
+    )
 
 
 def curve(points: Sequence[tuple[float, int]]) -> Curve:
@@ -113,34 +135,59 @@ def curve(points: Sequence[tuple[float, int]]) -> Curve:
     seconds, calls = points[-1] if points else (0.0, 0)
     height = 2 * HEIGHT
     drawn = " ".join(
-        f"{WIDTH * at / seconds if seconds else WIDTH:.1f},{height - height * sent / max(calls, 1):.1f}" for at, sent in points
+        f"{WIDTH * at / seconds if seconds else WIDTH:.1f},{height - height * sent / max(calls, 1):.1f}"
+        for at, sent in points
     )
-    summary = _("%(calls)s calls sent over %(seconds)s seconds") % {"calls": count(calls), "seconds": count(round(seconds))}
+    summary = _("%(calls)s calls sent over %(seconds)s seconds") % {
+        "calls": count(calls),
+        "seconds": count(round(seconds)),
+    }
     return Curve(f"0,{height} {drawn}", seconds, calls, summary)
 
 
 def plot(minutes: Sequence[tuple[int, int] | None], *, of_attempts: bool = False) -> Plot:
-    """The plot of (done, failed) per minute, oldest first; None where it is not counted yet. They are calls, or attempts."""
+    """The plot of (done, failed) per minute, oldest first; None where it is not counted yet. They
+    are calls, or attempts.
+    """
     known = [minute for minute in minutes if minute is not None]
     top = max((done + failed for done, failed in known), default=0)
     done, failed = sum(minute[0] for minute in known), sum(minute[1] for minute in known)
     step = WIDTH / max(1, len(minutes))
-    # Of the many small plots of attempts, what a bar says would take longer than all the rest of the page.
-    bars = [_bar(place, minute, len(minutes), step, max(top, 1), not of_attempts) for place, minute in enumerate(minutes)]
+    # Of the many small plots of attempts, what a bar says would take longer than all the rest of
+    # the page.
+    bars = [
+        _bar(place, minute, len(minutes), step, max(top, 1), not of_attempts)
+        for place, minute in enumerate(minutes)
+    ]
     shown = {"done": count(done), "failed": count(failed), "most": count(top)}
     if of_attempts:
-        said = _("Attempts per minute over the last hour: %(done)s succeeded and %(failed)s failed, at most %(most)s in a minute")
+        said = _(
+            "Attempts per minute over the last hour: %(done)s succeeded and %(failed)s failed, at most %(most)s in a minute"
+        )
     else:
-        said = _("Calls per minute over the last hour: %(done)s done and %(failed)s failed, at most %(most)s in a minute")
+        said = _(
+            "Calls per minute over the last hour: %(done)s done and %(failed)s failed, at most %(most)s in a minute"
+        )
     summary = said % shown
-    return Plot(mark_safe("".join(map(_drawn, bars))), top, done, failed, summary, shown["done"], shown["failed"], shown["most"])
+    return Plot(
+        mark_safe("".join(map(_drawn, bars))),
+        top,
+        done,
+        failed,
+        summary,
+        shown["done"],
+        shown["failed"],
+        shown["most"],
+    )
 
 
 def gauge(used: int, free: int, capacity: int) -> Gauge:
     """The gauge of a limit; more than its capacity (an operator lowered it) is shown as full."""
     share = used / capacity if capacity else 1.0
     kind = "full" if share >= 1 else "high" if share >= 0.8 else "some" if used else "none"
-    return Gauge(round(GAUGE * min(1.0, share), 1), kind, round(100 * share), count(used), count(free))
+    return Gauge(
+        round(GAUGE * min(1.0, share), 1), kind, round(100 * share), count(used), count(free)
+    )
 
 
 def _drawn(bar: Bar) -> str:
@@ -157,7 +204,9 @@ def _drawn(bar: Bar) -> str:
     return f"<g><title>{escape(bar.label)}</title>{drawn}</g>" if bar.label else drawn
 
 
-def _bar(place: int, minute: tuple[int, int] | None, bars: int, step: float, top: int, is_labelled: bool) -> Bar:
+def _bar(
+    place: int, minute: tuple[int, int] | None, bars: int, step: float, top: int, is_labelled: bool
+) -> Bar:
     label = _label(bars - 1 - place, minute) if is_labelled else ""
     x, width = round(place * step, 2), round(max(step - 1, 0.5), 2)
     if minute is None:
@@ -176,4 +225,8 @@ def _label(ago: int, minute: tuple[int, int] | None) -> str:
     when = _("%d min ago") % ago if ago else _("this minute")
     if minute is None:
         return _("%s: not counted yet") % when
-    return _("%(when)s: %(done)s done, %(failed)s failed") % {"when": when, "done": count(minute[0]), "failed": count(minute[1])}
+    return _("%(when)s: %(done)s done, %(failed)s failed") % {
+        "when": when,
+        "done": count(minute[0]),
+        "failed": count(minute[1]),
+    }

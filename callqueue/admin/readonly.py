@@ -1,4 +1,5 @@
-"""Holds, rules' states and attempts in the admin: to look at. What is done about them is done on the dashboard.
+"""Holds, rules' states and attempts in the admin: to look at. What is done about them is done on
+the dashboard.
 
 Nothing is added, changed or deleted here.
 """
@@ -16,14 +17,17 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import agreement, clockwork, conf
-from callqueue.admin.listing import BoundedPaginator, OwnAdmin
+from callqueue import conf
+from callqueue.admin.changelist import BoundedPaginator, OwnAdmin
+from callqueue.ledger import agreement, clock_jumps
 from callqueue.models import CallAttempt, Hold, RuleState
-from callqueue.redaction import redact_headers, redact_text
+from callqueue.security.redaction import redact_headers, redact_text
 
 
 def may_see_holds(request: HttpRequest) -> bool:
-    """Whether to show why something is held, and which keys are. That a rule is held, whoever may view calls may see."""
+    """Whether to show why something is held, and which keys are. That a rule is held, whoever may
+    view calls may see.
+    """
     return bool(request.user.has_perm("callqueue.view_hold"))
 
 
@@ -56,10 +60,12 @@ class RuleStateAdmin(_ViewOnly):
     def get_queryset(self, request: HttpRequest) -> Any:
         """The rules, each with the changed limits of all of them."""
         of_all = RuleState.objects.filter(rule=agreement.ALL).values("rates")[:1]
-        rules = super().get_queryset(request).exclude(rule__in=(agreement.ALL, clockwork.FRAME))
+        rules = super().get_queryset(request).exclude(rule__in=(agreement.ALL, clock_jumps.FRAME))
         return rules.annotate(changed_limits=Subquery(of_all))
 
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         """Who paused, resumed and changed what; with the reasons and the keys of holds in it."""
         if not may_see_holds(request):
             raise PermissionDenied
@@ -68,13 +74,27 @@ class RuleStateAdmin(_ViewOnly):
     @admin.display(description=_("changed limits"))
     def changed(self, state: Any) -> str:
         own = {budget.id for budget in conf.current().book.budgets.get(state.rule, ())}
-        return ", ".join(f"{name}: {rate}" for name, rate in (state.changed_limits or {}).items() if name in own)
+        return ", ".join(
+            f"{name}: {rate}" for name, rate in (state.changed_limits or {}).items() if name in own
+        )
 
 
 class CallAttemptAdmin(_ViewOnly):
-    """Attempts, reached from their call. The list is the newest first, without filters: there are more of them than calls."""
+    """Attempts, reached from their call. The list is the newest first, without filters: there are
+    more of them than calls.
+    """
 
-    list_display = ("id", "call_link", "number", "rule", "queue", "released_at", "finished_at", "outcome", "response_status")
+    list_display = (
+        "id",
+        "call_link",
+        "number",
+        "rule",
+        "queue",
+        "released_at",
+        "finished_at",
+        "outcome",
+        "response_status",
+    )
     list_display_links = ("id",)
     ordering = ("-id",)
     sortable_by = ("id",)
@@ -92,7 +112,9 @@ class CallAttemptAdmin(_ViewOnly):
         """Not among the tables of the index: attempts are shown with their call."""
         return {}
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         return super().changelist_view(request, {"title": _("Attempts"), **(extra_context or {})})
 
     @admin.display(description=_("call"))
@@ -102,7 +124,9 @@ class CallAttemptAdmin(_ViewOnly):
 
     @admin.display(description=_("response headers"))
     def headers(self, attempt: CallAttempt) -> str:
-        lines = "\n".join(f"{name}: {value}" for name, value in redact_headers(attempt.response_headers).items())
+        lines = "\n".join(
+            f"{name}: {value}" for name, value in redact_headers(attempt.response_headers).items()
+        )
         return format_html("<pre>{}</pre>", lines)
 
     @admin.display(description=_("response body"))

@@ -1,6 +1,8 @@
-"""What draining so many calls under a rule would take: callqueue_simulate as a page, with its curve.
+"""What draining so many calls under a rule would take: callqueue_simulate as a page, with its
+curve.
 
-In: a request whose query names the rule, the calls, the latency. Out: a page. Reads the changed limits, and nothing else.
+In: a request whose query names the rule, the calls, the latency. Out: a page. Reads the changed
+limits, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import agreement, conf, database, pacing
-from callqueue.admin import plots, words
+from callqueue import conf, database
+from callqueue.admin import formatting, plots
+from callqueue.ledger import agreement
+from callqueue.limits.simulation import Simulated, simulate
 from callqueue.models import CallQueue
-from callqueue.simulate import Simulated, simulate
+from callqueue.operations import latency as pacing
 
-STEPS = 20_000  # calls times limits that one request follows: a tenth of a second or so, whatever is asked
+# calls times limits that one request follows: a tenth of a second or so, whatever is asked
+STEPS = 20_000
 
 
 class WhatIfForm(forms.Form):
@@ -27,7 +32,11 @@ class WhatIfForm(forms.Form):
     rule = forms.ChoiceField(label=_("Rule"))
     calls = forms.IntegerField(label=_("Calls"), min_value=1, max_value=STEPS, initial=1000)
     latency = forms.FloatField(
-        label=_("Seconds to answer"), min_value=0, max_value=86400, initial=0.2, widget=forms.NumberInput(attrs={"step": "any"})
+        label=_("Seconds to answer"),
+        min_value=0,
+        max_value=86400,
+        initial=0.2,
+        widget=forms.NumberInput(attrs={"step": "any"}),
     )
     keys = forms.IntegerField(label=_("Spread over keys"), min_value=1, max_value=STEPS, initial=1)
 
@@ -40,7 +49,9 @@ class WhatIfForm(forms.Form):
         asked: dict[str, Any] = self.cleaned_data
         most = STEPS // max(1, len(conf.current().book.budgets.get(asked.get("rule", ""), ())))
         if asked.get("calls", 0) > most:
-            why = _("At most %(count)d are followed here under this rule; callqueue_simulate follows more.")
+            why = _(
+                "At most %(count)d are followed here under this rule; callqueue_simulate follows more."
+            )
             self.add_error("calls", why % {"count": most})
         return asked
 
@@ -79,4 +90,8 @@ def _answer(asked: dict[str, Any], form: WhatIfForm) -> dict[str, Any]:
     except ValueError as error:
         form.add_error(None, str(error))
         return {}
-    return {"found": found, "takes": words.duration(found.seconds), "curve": plots.curve(found.curve)}
+    return {
+        "found": found,
+        "takes": formatting.duration(found.seconds),
+        "curve": plots.curve(found.curve),
+    }

@@ -1,8 +1,10 @@
-"""Wakes an idle dispenser at the commit of a `send`, instead of at its next look. PostgreSQL only; elsewhere it just waits.
+"""Wakes an idle dispenser at the commit of a `send`, instead of at its next look. PostgreSQL only;
+elsewhere it just waits.
 
-A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle dispenser therefore shows that it
-sleeps by holding an advisory lock, and the trigger on the table of calls notifies only while that is held. A look that is missed
-in any way (a pooler in between, another dispenser that holds the lock) is made up for by the next one, POLL seconds later.
+A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle
+dispenser therefore shows that it sleeps by holding an advisory lock, and the trigger on the table
+of calls notifies only while that is held. A look that is missed in any way (a pooler in between,
+another dispenser that holds the lock) is made up for by the next one, POLL seconds later.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Bell:
         self._connection: object | None = None
 
     def wait(self, stop: threading.Event, seconds: float) -> set[str]:
-        """Wait so long, or until a call is sent: the rules that may have calls now, "" where any may."""
+        """Wait so long, or until a call is sent: the rules that may have calls now, "" where any
+        may.
+        """
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
         elif not self._is_listening():
@@ -64,7 +68,9 @@ class Bell:
         self._connection = None
 
     def _is_listening(self) -> bool:
-        """Whether the connection of now hears of calls; a new one knows nothing of what the last one did."""
+        """Whether the connection of now hears of calls; a new one knows nothing of what the last
+        one did.
+        """
         raw = database.raw_connection(self.using)
         if raw is None or raw is not self._connection:
             self._is_armed, self._connection = False, None

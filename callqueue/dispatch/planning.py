@@ -1,7 +1,9 @@
-"""Which of the candidates go now, by which queue, and at what instant: the decision of one pass, in memory.
+"""Which of the candidates go now, by which queue, and at what instant: the decision of one pass, in
+memory.
 
-In: an account of the charges, candidates by rule, holds. Out: releases, and when to look again. Calls may be released up to
-`lead` ahead of their slot, with the instant to send at. No statement is made here.
+In: an account of the charges, candidates by rule, holds. Out: releases, and when to look again.
+Calls may be released up to `lead` ahead of their slot, with the instant to send at. No statement is
+made here.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from callqueue.budgets import Budget, charged_on
-from callqueue.holds import Held
-from callqueue.ledger import Account
-from callqueue.limits import Meter
-from callqueue.tallies import Scope
-from callqueue.waiting import Candidate
+from callqueue.ledger.account import Account
+from callqueue.ledger.holds import Held
+from callqueue.ledger.ready_calls import Candidate
+from callqueue.ledger.tallies import Scope
+from callqueue.limits.budgets import Budget, charged_on
+from callqueue.limits.kinds import Meter
 
 
 @dataclass(frozen=True)
 class Release:
-    """A candidate that goes: by this queue, to be sent at `send_at` (microseconds, the database's clock; None: at once)."""
+    """A candidate that goes: by this queue, to be sent at `send_at` (microseconds, the database's
+    clock; None: at once).
+    """
 
     candidate: Candidate
     queue: str
@@ -29,7 +33,9 @@ class Release:
 
 @dataclass
 class Plan:
-    """What a pass decided. `wake_at`: when the first blocked candidate may fit; `on_answer`: some wait for an open attempt."""
+    """What a pass decided. `wake_at`: when the first blocked candidate may fit; `on_answer`: some
+    wait for an open attempt.
+    """
 
     releases: list[Release] = field(default_factory=list)
     wake_at: int | None = None
@@ -53,10 +59,11 @@ def plan(
     served: Mapping[str, int],
     until: int,
 ) -> Plan:
-    """Choose releases up to the instant `until`: rules by priority, equals in turns, each rule's candidates in order.
+    """Choose releases up to the instant `until`: rules by priority, equals in turns, each rule's
+    candidates in order.
 
-    `served` says when each rule was served last (a running number). A call that waits for a budget shuts it for those
-    behind it, so that a costly call is not starved by cheap ones.
+    `served` says when each rule was served last (a running number). A call that waits for a budget
+    shuts it for those behind it, so that a costly call is not starved by cheap ones.
     """
     made = Plan()
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
@@ -74,8 +81,14 @@ def plan(
 
 
 def room(account: Account, rule: str, until: int, most: int) -> int:
-    """How many calls of cost 1 the rule's own limits (those per rule, in calls) let go by `until`; at most `most`."""
-    meters = [account.meter(b) for b in account.book.budgets[rule] if b.limit.per == "rule" and b.limit.unit == "calls"]
+    """How many calls of cost 1 the rule's own limits (those per rule, in calls) let go by `until`;
+    at most `most`.
+    """
+    meters = [
+        account.meter(b)
+        for b in account.book.budgets[rule]
+        if b.limit.per == "rule" and b.limit.unit == "calls"
+    ]
     return min((most_that_fits(meter, until, most) for meter in meters), default=most)
 
 
@@ -92,7 +105,15 @@ def most_that_fits(meter: Meter, until: int, most: int) -> int:
     return low
 
 
-def _next(account: Account, made: Plan, rule: str, waiting: deque[Candidate], held: Held, shut: set[Scope], until: int) -> bool:
+def _next(
+    account: Account,
+    made: Plan,
+    rule: str,
+    waiting: deque[Candidate],
+    held: Held,
+    shut: set[Scope],
+    until: int,
+) -> bool:
     """Release the rule's next candidate that fits; False when none does, or none is left."""
     while waiting:
         candidate = waiting.popleft()
@@ -101,7 +122,9 @@ def _next(account: Account, made: Plan, rule: str, waiting: deque[Candidate], he
         queue, instant, binding = _best_queue(account, candidate, held, shut)
         if queue is not None and instant is not None and instant <= until:
             _take(account, candidate, queue)
-            made.releases.append(Release(candidate, queue, instant if instant > account.now else None))
+            made.releases.append(
+                Release(candidate, queue, instant if instant > account.now else None)
+            )
             return True
         if binding is None:
             continue  # every queue is held
@@ -116,9 +139,11 @@ def _next(account: Account, made: Plan, rule: str, waiting: deque[Candidate], he
 def _best_queue(
     account: Account, candidate: Candidate, held: Held, shut: set[Scope]
 ) -> tuple[str | None, int | None, tuple[Budget, str] | None]:
-    """The queue with most room, the instant at which every limit admits the call there, and the budget that binds.
+    """The queue with most room, the instant at which every limit admits the call there, and the
+    budget that binds.
 
-    A call that went before goes by the next of the queues that are free at the same instant: perhaps nobody listens on its last.
+    A call that went before goes by the next of the queues that are free at the same instant:
+    perhaps nobody listens on its last.
     """
     best: tuple[tuple[int, int, int, int], str, int] | None = None
     blocked: tuple[Budget, str] | None = None
@@ -132,7 +157,12 @@ def _best_queue(
             blocked = blocked or binding
             continue
         turn = 0 if start is None else (place - start) % len(names)
-        rank = (instant, turn, -_queue_room(account, candidate, queue), account.open_by_queue[queue])
+        rank = (
+            instant,
+            turn,
+            -_queue_room(account, candidate, queue),
+            account.open_by_queue[queue],
+        )
         if best is None or rank < best[0]:
             best, blocked = (rank, queue, instant), binding or blocked
     if best is None:

@@ -1,7 +1,9 @@
-"""Hands released attempts to Celery: one message for one or several attempts, carrying their ids and nothing else.
+"""Hands released attempts to Celery: one message for one or several attempts, carrying their ids
+and nothing else.
 
-Enters after the commit that charged the attempts. A publish that fails at once is undone at once; one that is lost, or
-whose process dies here, is taken back by recovery when the attempts' lease ends.
+Enters after the commit that charged the attempts. A publish that fails at once is undone at once;
+one that is lost, or whose process dies here, is taken back by recovery when the attempts' lease
+ends.
 """
 
 from __future__ import annotations
@@ -9,27 +11,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-from callqueue import conf, events, locks, messages
+from callqueue import broker, conf, events
+from callqueue.dispatch.release_pass import Released
 from callqueue.handlers import HTTP_METHODS
-from callqueue.releasing import Released
+from callqueue.ledger import row_locks
 
-MOST = 32  # attempts in a message: larger ones save little more, and all of one share its fate when a worker dies
+# attempts in a message: larger ones save little more, and all of one share its fate when a worker
+# dies
+MOST = 32
 ASKED = 30.0  # seconds until the broker drops what nobody took, by its own clock
-SKEWED = 3600.0  # and until a worker does, whose clock may be ten minutes off, for brokers that drop nothing
-SPREAD = 4  # messages that a pass makes for a queue before any of them carries more than one attempt
+# and until a worker does, whose clock may be ten minutes off, for brokers that drop nothing
+SKEWED = 3600.0
+SPREAD = (
+    4  # messages that a pass makes for a queue before any of them carries more than one attempt
+)
 
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], bool]
 
 
 def pack(released: Iterable[Released]) -> list[Message]:
-    """Attempts as messages: only HTTP calls of one rule share one, and only where there are several for the same queue."""
+    """Attempts as messages: only HTTP calls of one rule share one, and only where there are several
+    for the same queue.
+    """
     packed: list[Message] = []
     kinds: dict[tuple[str, bool, bool, str], list[int]] = {}
     for one in sorted(released, key=_kind):
         kinds.setdefault((*_kind(one), one.rule), []).append(one.attempt_id)
     for (queue, alone, waits, _), ids in kinds.items():
-        spread = 1 if waits else SPREAD  # what waits for its slot does so side by side; what waits for a worker wants no second
+        spread = (
+            1 if waits else SPREAD
+        )  # what waits for its slot does so side by side; what waits for a worker wants no second
         size = 1 if alone else max(1, min(MOST, -(-len(ids) // spread)))
         packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
     return packed
@@ -50,16 +62,29 @@ def publish(using: str, batch: Sequence[Message]) -> bool:
             if current_app.conf.task_always_eager:
                 make_api_call.apply_async((ids,), _options(using))
                 continue
-            messages.send(make_api_call, (ids,), _options(using), queue=queue, lasts=conf.current().release_lease)
+            broker.send(
+                make_api_call,
+                (ids,),
+                _options(using),
+                queue=queue,
+                lasts=conf.current().release_lease,
+            )
         except Exception as error:
-            events.tell("publish_failed", queue=queue, messages=len(batch) - position, error=type(error).__name__)
+            events.tell(
+                "publish_failed",
+                queue=queue,
+                messages=len(batch) - position,
+                error=type(error).__name__,
+            )
             undo(using, [pk for _, rest in batch[position:] for pk in rest])
             return False
     return True
 
 
 def ask_to_recover(using: str, queues: Iterable[str]) -> None:
-    """Have a worker of each of these queues recover, and reconcile: what takes the network is not for a dispenser."""
+    """Have a worker of each of these queues recover, and reconcile: what takes the network is not
+    for a dispenser.
+    """
     from callqueue.tasks import recover_lost_calls
 
     for queue in queues:
@@ -72,8 +97,10 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
 
 
 def undo(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void attempts that no worker has begun, and let their calls wait again; the count of calls. Passes over what is locked."""
-    count = locks.take_back(using, attempt_ids)
+    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
+    Passes over what is locked.
+    """
+    count = row_locks.take_back(using, attempt_ids)
     if count:
         events.tell("attempts_voided", calls=count)
     return count
@@ -83,7 +110,9 @@ def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
     """The same for whatever was released of these rules since then."""
     from callqueue.models import CallAttempt
 
-    released = CallAttempt.objects.using(using).unbegun().filter(rule__in=rules, released_at__gte=since)
+    released = (
+        CallAttempt.objects.using(using).unbegun().filter(rule__in=rules, released_at__gte=since)
+    )
     ids = list(released.values_list("pk", flat=True))
     return undo(using, ids) if ids else 0
 

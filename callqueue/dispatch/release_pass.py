@@ -1,7 +1,9 @@
-"""One pass of releases over a group of rules: lock, count, choose, charge, commit. The only place that releases calls.
+"""One pass of releases over a group of rules: lock, count, choose, charge, commit. The only place
+that releases calls.
 
-In: the names of the group's rules. Out: the attempts to publish, and when to look again. A pass makes the same number of
-statements whatever it releases; it never publishes, and never makes a call.
+In: the names of the group's rules. Out: the attempts to publish, and when to look again. A pass
+makes the same number of statements whatever it releases; it never publishes, and never makes a
+call.
 """
 
 from __future__ import annotations
@@ -13,43 +15,37 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from callqueue import (
-    agreement,
-    breaker,
-    callbacks,
-    clockwork,
-    conf,
-    database,
-    holds,
-    ledger,
-    outflow,
-    planning,
-    states,
-    turns,
-    waiting,
-)
-from callqueue.budgets import Book, Budget, charged_on, cost_of
-from callqueue.callcheck import check_cost
+from callqueue import callbacks, conf, database, states
 from callqueue.database import from_us, to_us
+from callqueue.dispatch import backpressure, planning
+from callqueue.dispatch.planning import Plan, Release
 from callqueue.exceptions import InvalidCall
-from callqueue.ledger import Account, Memo
+from callqueue.ledger import account as ledger
+from callqueue.ledger import agreement, clock_jumps, holds, ready_calls, turns
+from callqueue.ledger.account import Account, Memo
+from callqueue.ledger.ready_calls import Candidate
+from callqueue.ledger.turns import Turn
+from callqueue.limits.budgets import Book, Budget, charged_on, cost_of
+from callqueue.maintenance import breaker
 from callqueue.managers import ended
-from callqueue.planning import Plan, Release
-from callqueue.turns import Turn
-from callqueue.waiting import Candidate
+from callqueue.sending.validation import check_cost
 
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
 KEYS = 256  # keys that one pass looks at at most
-SILENT = 5  # seconds without a statement after which the server ends a pass: its process is frozen, or gone
-REVIEW = 0.5  # seconds after which a blocked group is looked at again whatever it waits for: limits and holds may change
+# seconds without a statement after which the server ends a pass: its process is frozen, or gone
+SILENT = 5
+# seconds after which a blocked group is looked at again whatever it waits for: limits and holds may
+# change
+REVIEW = 0.5
 
 
 @dataclass(frozen=True)
 class Released:
     """An attempt that is charged and may be published.
 
-    `waits`: whatever worker takes it, it is not made at once: its slot is still to open, or workers are behind.
+    `waits`: whatever worker takes it, it is not made at once: its slot is still to open, or workers
+    are behind.
     """
 
     attempt_id: int
@@ -61,7 +57,8 @@ class Released:
 
 @dataclass(frozen=True)
 class State:
-    """A rule's locked row: how many passes released, when it was served last, what passes remember, by which agreement.
+    """A rule's locked row: how many passes released, when it was served last, what passes remember,
+    by which agreement.
 
     `is_corrected`: whether some of the rule's attempts cost something else than the tallies know.
     """
@@ -75,10 +72,12 @@ class State:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass did. `wake_in`: seconds until a blocked call may fit (None: unknown); `more`: look again at once.
+    """What a pass did. `wake_in`: seconds until a blocked call may fit (None: unknown); `more`:
+    look again at once.
 
-    `is_outdated`: nothing, since its book is not what all dispensers agree on, or not all of them know yet.
-    `open_after`: how many attempts of the group are open now, as far as the pass knows; None where it counted nothing.
+    `is_outdated`: nothing, since its book is not what all dispensers agree on, or not all of them
+    know yet. `open_after`: how many attempts of the group are open now, as far as the pass knows;
+    None where it counted nothing.
     """
 
     released: list[Released] = field(default_factory=list)
@@ -91,19 +90,26 @@ class Pass:
     open_after: int | None = None
 
 
-def release(using: str, group: Sequence[str], book: Book | None = None, *, batch: int = BATCH) -> Pass:
+def release(
+    using: str, group: Sequence[str], book: Book | None = None, *, batch: int = BATCH
+) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, commit. Publishes nothing.
 
     `book`: what is in force (by default it is read), and the settings whose calls may be released.
-    Makes the same number of statements whatever it releases. Another dispenser that holds the group makes it `busy`.
+    Makes the same number of statements whatever it releases. Another dispenser that holds the group
+    makes it `busy`.
     """
-    watch = clockwork.watch(using)
+    watch = clock_jumps.watch(using)
     if watch.wants_look and not database.in_transaction(using):
         watch.look()
     book = book or agreement.book_in_force(using)
     with database.writing(using):
         rows, reading = _lock(using, group)
-        now = watch.credited(reading) if reading is not None and len(rows) == len(group) and watch.is_settled else None
+        now = (
+            watch.credited(reading)
+            if reading is not None and len(rows) == len(group) and watch.is_settled
+            else None
+        )
         if now is None:
             return Pass(busy=True)
         if any(row.agreement != book.agreement for row in rows.values()):
@@ -111,14 +117,18 @@ def release(using: str, group: Sequence[str], book: Book | None = None, *, batch
         memo = Memo.load(group, {rule: (row.passes, row.memo) for rule, row in rows.items()})
         until = now + round(LEAD * 1_000_000)
         has_corrections = any(row.is_corrected for row in rows.values())
-        account = ledger.read(using, book, group, now, memo, until=until, has_corrections=has_corrections)
+        account = ledger.read(
+            using, book, group, now, memo, until=until, has_corrections=has_corrections
+        )
         held = holds.in_force(using, group, from_us(now))
         chooser = _Chooser(account, held, batch)
         candidates, unfit = _fit(chooser.candidates(), book)
-        within, is_short = outflow.within(account, candidates, held)
-        made = planning.plan(account, candidates, within, {r: row.served for r, row in rows.items()}, until)
+        within, is_short = backpressure.within(account, candidates, held)
+        made = planning.plan(
+            account, candidates, within, {r: row.served for r, row in rows.items()}, until
+        )
         if is_short:
-            made.wake_at = min(made.wake_at or now + outflow.AGAIN, now + outflow.AGAIN)
+            made.wake_at = min(made.wake_at or now + backpressure.AGAIN, now + backpressure.AGAIN)
         chooser.wait_for_more()
         chooser.pass_turns(made)
         released = _charge(using, account, made.releases)
@@ -134,14 +144,16 @@ def ensure_states(using: str, rules: Sequence[str]) -> None:
     """Make the row of every rule that has none yet, and the one of the clock's jumps."""
     from callqueue.models import RuleState
 
-    clockwork.make_frame(using)
+    clock_jumps.make_frame(using)
     rows = RuleState.objects.using(using)
     missing = set(rules) - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
     rows.bulk_create([RuleState(rule=rule) for rule in sorted(missing)], ignore_conflicts=True)
 
 
 class _Chooser:
-    """Fetches candidates: no more than the limits can let go, and for limits per key only of keys that have room."""
+    """Fetches candidates: no more than the limits can let go, and for limits per key only of keys
+    that have room.
+    """
 
     def __init__(self, account: Account, held: holds.Held, batch: int) -> None:
         self.account, self.held, self.batch = account, held, batch
@@ -149,11 +161,17 @@ class _Chooser:
         self.blocked_until: int | None = None
         self.on_answer = self.unfinished = False
         self.wrapped = True
-        self.limited: list[str] = []  # rules that probably have more calls than their limits let go now
+        self.limited: list[
+            str
+        ] = []  # rules that probably have more calls than their limits let go now
         self.in_turn: list[str] = []  # rules whose keys take turns
-        self.turns: dict[tuple[str, int, str], Turn] = {}  # those looked at, by rule, priority and key
+        self.turns: dict[
+            tuple[str, int, str], Turn
+        ] = {}  # those looked at, by rule, priority and key
         self.blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
-        self.last: dict[tuple[str, int, str], int] = {}  # keys with no more calls than were found, and how many those were
+        self.last: dict[
+            tuple[str, int, str], int
+        ] = {}  # keys with no more calls than were found, and how many those were
         self.due_by = from_us(max(account.now, account.memo.was))
         self._is_awake = False
 
@@ -178,12 +196,16 @@ class _Chooser:
         return found
 
     def _first(self, rule: str, count: int) -> list[Candidate]:
-        if any(b.limit.is_keyed for b in self.account.book.budgets[rule]) or self.held.on_keys(rule):
+        if any(b.limit.is_keyed for b in self.account.book.budgets[rule]) or self.held.on_keys(
+            rule
+        ):
             return self._of_keys(rule, count)
-        return waiting.first(self.using, rule, self.due_by, count)
+        return ready_calls.first(self.using, rule, self.due_by, count)
 
     def _probes(self, rule: str) -> int | None:
-        """How many calls may probe the rule, where its circuit breaker wants it probed; None where it does not."""
+        """How many calls may probe the rule, where its circuit breaker wants it probed; None where
+        it does not.
+        """
         if rule not in self.held.probing or self.account.book.rules[rule].breaker is None:
             return None
         return breaker.room(self.using, rule, self.account.open_by_rule[rule])
@@ -206,15 +228,25 @@ class _Chooser:
             self._wait(rule)
 
     def pass_turns(self, made: Plan) -> None:
-        """After the plan: who was served goes behind the others, and who is blocked is not looked at until it no longer is."""
+        """After the plan: who was served goes behind the others, and who is blocked is not looked
+        at until it no longer is.
+        """
         for candidate, budget in made.kept_back:
             turn = self.turns.get((candidate.rule, candidate.priority, candidate.key))
             if turn is not None:
                 cost = charged_on(budget.limit, candidate.cost)
                 self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
-        released = Counter((r.candidate.rule, r.candidate.priority, r.candidate.key) for r in made.releases)
-        served = {self.turns[one].pk: self.now + 1 for one in released if one in self.turns}  # behind those that are new
-        spent = [self.turns[one].pk for one, count in released.items() if one in self.turns and self.last.get(one) == count]
+        released = Counter(
+            (r.candidate.rule, r.candidate.priority, r.candidate.key) for r in made.releases
+        )
+        served = {
+            self.turns[one].pk: self.now + 1 for one in released if one in self.turns
+        }  # behind those that are new
+        spent = [
+            self.turns[one].pk
+            for one, count in released.items()
+            if one in self.turns and self.last.get(one) == count
+        ]
         turns.save(self.using, served, self.blocked, spent)
         if self.in_turn:
             if (instant := turns.next_wake(self.using, self.in_turn)) is not None:
@@ -224,12 +256,18 @@ class _Chooser:
                     self._until(tallies.next_leave())
 
     def has_waited_for(self, budget: Budget) -> bool:
-        """Whether keys of one of the budget's rules take turns, so that some of them may wait for room in it."""
+        """Whether keys of one of the budget's rules take turns, so that some of them may wait for
+        room in it.
+        """
         return not set(budget.rules).isdisjoint(self.in_turn)
 
     def _wait(self, rule: str) -> None:
         """The rule's own limits are used up: find out until when."""
-        own = [b for b in self.account.book.budgets[rule] if b.limit.per == "rule" and b.limit.unit == "calls"]
+        own = [
+            b
+            for b in self.account.book.budgets[rule]
+            if b.limit.per == "rule" and b.limit.unit == "calls"
+        ]
         instants = [self.account.meter(b).free_at(1) for b in own]
         if None in instants:
             self.on_answer = True
@@ -237,10 +275,14 @@ class _Chooser:
             self._until(max((i for i in instants if i is not None), default=self.now))
 
     def _until(self, instant: int) -> None:
-        self.blocked_until = instant if self.blocked_until is None else min(self.blocked_until, instant)
+        self.blocked_until = (
+            instant if self.blocked_until is None else min(self.blocked_until, instant)
+        )
 
     def _of_keys(self, rule: str, count: int) -> list[Candidate]:
-        """Candidates of a rule whose keys have limits or holds of their own; within a priority the keys take turns."""
+        """Candidates of a rule whose keys have limits or holds of their own; within a priority the
+        keys take turns.
+        """
         self._wake_keys()
         self.in_turn.append(rule)
         places = self.account.memo.places
@@ -252,13 +294,19 @@ class _Chooser:
         # Where keys are left that this pass does not see, no key has a second turn before them.
         counts = self._counts(rule, listed, count if len(listed) < most else min(count, 1))
         wanted = {turn.pair: n for turn, n in counts.items()}
-        found, last = waiting.first_of_pairs(self.using, rule, self.due_by, wanted)
-        self.last |= {(rule, *pair): sum((one.priority, one.key) == pair for one in found) for pair in last}
+        found, last = ready_calls.first_of_pairs(self.using, rule, self.due_by, wanted)
+        self.last |= {
+            (rule, *pair): sum((one.priority, one.key) == pair for one in found) for pair in last
+        }
         having = {(one.priority, one.key) for one in found}
         without = [turn for turn in counts if turn.pair not in having]
         locked = turns.end(self.using, rule, without)
-        self.blocked.update({pk: (what, self.now + turns.UNLOCKED) for pk, (what, _) in locked.items()})
-        if len(listed) == most and (without or self.blocked):  # those behind them have not been looked at
+        self.blocked.update(
+            {pk: (what, self.now + turns.UNLOCKED) for pk, (what, _) in locked.items()}
+        )
+        if len(listed) == most and (
+            without or self.blocked
+        ):  # those behind them have not been looked at
             self.unfinished, self.wrapped = True, False
         elif not sees_all:
             self.unfinished = True
@@ -266,7 +314,9 @@ class _Chooser:
         return found
 
     def _wake_keys(self) -> None:
-        """Once in a pass: let those keys be looked at again that no longer wait for anything, or nobody knows for what."""
+        """Once in a pass: let those keys be looked at again that no longer wait for anything, or
+        nobody knows for what.
+        """
         if self._is_awake:
             return
         self._is_awake = True
@@ -284,7 +334,10 @@ class _Chooser:
             hold = self.held.blocking(rule, turn.key)
             if hold is not None:
                 end = self.now + turns.LIFTED
-                self.blocked[turn.pk] = (turns.HOLD, end if hold.until is None else min(end, to_us(hold.until)))
+                self.blocked[turn.pk] = (
+                    turns.HOLD,
+                    end if hold.until is None else min(end, to_us(hold.until)),
+                )
             elif n := self._room_of(rule, turn, count):
                 counts[turn] = n
         share = max(1, -(-self.batch // max(1, len(counts))))
@@ -303,7 +356,9 @@ class _Chooser:
         return least
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int) -> None:
-        """Note what a key waits for: room in a budget, from an instant that is known or not, or an answer."""
+        """Note what a key waits for: room in a budget, from an instant that is known or not, or an
+        answer.
+        """
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self.blocked[turn.pk] = (turns.of_room(scope), instant or self.now + turns.AT_LEAST)
@@ -316,15 +371,22 @@ class _Chooser:
 
 def _freed(account: Account) -> set[str]:
     """What keys may have waited for that is there now: room that attempts left, and answers."""
-    freed = {turns.of_room((one.budget.id, value)) for one in account.tallies.values() for value in one.freed}
+    freed = {
+        turns.of_room((one.budget.id, value))
+        for one in account.tallies.values()
+        for value in one.freed
+    }
     return freed | {turns.of_answer(scope) for scope in account.answered()}
 
 
-def _fit(found: Mapping[str, Sequence[Candidate]], book: Book) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
-    """The candidates that some instant could admit, and why the others never will be: they would keep back all behind them.
+def _fit(
+    found: Mapping[str, Sequence[Candidate]], book: Book
+) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
+    """The candidates that some instant could admit, and why the others never will be: they would
+    keep back all behind them.
 
-    The first cost what they are to be charged now, under limits that operators may have changed. What only another
-    dispenser's limit would never admit waits until that has gone.
+    The first cost what they are to be charged now, under limits that operators may have changed.
+    What only another dispenser's limit would never admit waits until that has gone.
     """
     fit: dict[str, list[Candidate]] = {}
     unfit: dict[int, str] = {}
@@ -350,7 +412,9 @@ def _unfitness(call: Candidate, budgets: Sequence[Budget]) -> str | None:
     for budget in budgets:
         wanted = cost_of(call.cost, budget.limit.unit)
         if wanted > budget.limit.capacity:
-            return f"cost: {wanted} {budget.limit.unit} are more than {budget.limit.label} ever admits"
+            return (
+                f"cost: {wanted} {budget.limit.unit} are more than {budget.limit.label} ever admits"
+            )
     return None
 
 
@@ -358,24 +422,30 @@ def _fail(using: str, unfit: Mapping[int, str]) -> None:
     from callqueue.models import CallQueue
 
     for pk, why in unfit.items():
-        CallQueue.objects.using(using).waiting().filter(pk=pk).update(**ended(states.FAILED), error_message=why)
+        CallQueue.objects.using(using).waiting().filter(pk=pk).update(
+            **ended(states.FAILED), error_message=why
+        )
 
 
-def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clockwork.Reading | None]:
-    """Lock the rules' rows, those that nobody else has locked, and read them; and the clock, as it was just before."""
+def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clock_jumps.Reading | None]:
+    """Lock the rules' rows, those that nobody else has locked, and read them; and the clock, as it
+    was just before.
+    """
     from callqueue.models import CallAttempt, RuleState
 
-    before = clockwork.monotonic()
-    table, attempts = (database.quoted(using, model._meta.db_table) for model in (RuleState, CallAttempt))
+    before = clock_jumps.monotonic()
+    table, attempts = (
+        database.quoted(using, model._meta.db_table) for model in (RuleState, CallAttempt)
+    )
     found = database.rows(
         using,
-        f"SELECT {database.clock_sql(using)}, {clockwork.moved_sql(using)}, rule, passes, served, memo, agreement, "
+        f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, rule, passes, served, memo, agreement, "
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {table}.rule)"
         f"{database.within_idle_seconds(using, SILENT)} "
         f"FROM {table} WHERE rule IN ({database.places(group)}) ORDER BY rule{database.skip_locked(using)}",
         group,
     )
-    reading = clockwork.brought(using, before, *found[0][:2]) if found else None
+    reading = clock_jumps.brought(using, before, *found[0][:2]) if found else None
     states_of = {
         rule: State(passes, served, database.loaded(memo), agreed, bool(is_corrected))
         for _, _, rule, passes, served, memo, agreed, is_corrected, *_ in found
@@ -384,13 +454,16 @@ def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clockwork
 
 
 def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[Released]:
-    """Write the releases: the calls are DISPATCHED, and an open attempt of each stands in the ledger."""
+    """Write the releases: the calls are DISPATCHED, and an open attempt of each stands in the
+    ledger.
+    """
     from callqueue.models import CallAttempt, CallQueue
 
     if not releases:
         return []
-    # A release may be lost in a crash of the database: its call then waits as before, and its message finds nothing to begin.
-    # What was begun is not lost with it, since begin waits for the disk, and for all that was committed before.
+    # A release may be lost in a crash of the database: its call then waits as before, and its
+    # message finds nothing to begin. What was begun is not lost with it, since begin waits for the
+    # disk, and for all that was committed before.
     lazily = database.without_waiting_for_disk(using)
     now = from_us(account.now)
     by_queue: dict[str, list[int]] = {}
@@ -404,14 +477,30 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
             [queue, database.as_parameter(using, now)],
         )
     lease = timedelta(seconds=conf.current().release_lease)
-    made_ids = database.insert_each(CallAttempt, using, [_attempt(made, account.now, lease) for made in releases])
+    made_ids = database.insert_each(
+        CallAttempt, using, [_attempt(made, account.now, lease) for made in releases]
+    )
     if made_ids[0] is None:
-        listed = CallAttempt.objects.using(using).open().filter(call_id__in=[m.candidate.id for m in releases])
+        listed = (
+            CallAttempt.objects.using(using)
+            .open()
+            .filter(call_id__in=[m.candidate.id for m in releases])
+        )
         ids_of = dict(listed.values_list("call_id", "pk"))
         made_ids = [ids_of[made.candidate.id] for made in releases]
-    behind = {rule for rule, since in account.unbegun_since.items() if account.now - since > LEAD * 1_000_000}
+    behind = {
+        rule
+        for rule, since in account.unbegun_since.items()
+        if account.now - since > LEAD * 1_000_000
+    }
     return [
-        Released(pk or 0, made.queue, call.method, call.rule, waits=made.send_at is not None or call.rule in behind)
+        Released(
+            pk or 0,
+            made.queue,
+            call.method,
+            call.rule,
+            waits=made.send_at is not None or call.rule in behind,
+        )
         for pk, made in zip(made_ids, releases, strict=True)
         for call in [made.candidate]
     ]
@@ -438,11 +527,13 @@ def _attempt(made: Release, now: int, lease: timedelta) -> dict[str, Any]:
 
 
 def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Account) -> None:
-    """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing new, nothing written.
+    """Keep what the next pass wants to know in the rules' rows: turns, and what was free. Nothing
+    new, nothing written.
 
-    After releases a row is written always: under an isolation stricter than `read committed`, that is what makes a pass fail
-    which saw less than was released. It counts the passes of every rule that released, and each row names the group that had
-    the last pass, so that what another group of rules remembers of one of them is not believed any more.
+    After releases a row is written always: under an isolation stricter than `read committed`, that
+    is what makes a pass fail which saw less than was released. It counts the passes of every rule
+    that released, and each row names the group that had the last pass, so that what another group
+    of rules remembers of one of them is not believed any more.
     """
     from callqueue.models import RuleState
 
@@ -453,22 +544,36 @@ def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Accoun
         served[release_made.candidate.rule] = clock + number
     first = min(rows)
     group = sorted(rows)
-    changed = {name for name, row in rows.items() if served[name] != row.served or row.memo.get("group") != group}
+    changed = {
+        name
+        for name, row in rows.items()
+        if served[name] != row.served or row.memo.get("group") != group
+    }
     if changed or not _remembers(rows, first, account):
         changed.add(first)
     version = {name: row.passes + (name in changed) for name, row in rows.items()}
-    memos = {name: account.memo.dump(version) if name == first else {**rows[name].memo, "group": group} for name in changed}
-    listed = [{"pk": name, "served": served[name], "memo": memos[name], "passes": version[name]} for name in sorted(changed)]
+    memos = {
+        name: account.memo.dump(version) if name == first else {**rows[name].memo, "group": group}
+        for name in changed
+    }
+    listed = [
+        {"pk": name, "served": served[name], "memo": memos[name], "passes": version[name]}
+        for name in sorted(changed)
+    ]
     database.update_each(RuleState, using, listed)
 
 
 def _remembers(rows: Mapping[str, State], first: str, account: Account) -> bool:
     """Whether the first row holds already all that is to be remembered."""
     version = {name: row.passes for name, row in rows.items()}
-    return json.dumps(account.memo.dump(version), sort_keys=True) == json.dumps(rows[first].memo, sort_keys=True)
+    return json.dumps(account.memo.dump(version), sort_keys=True) == json.dumps(
+        rows[first].memo, sort_keys=True
+    )
 
 
-def _conclude(account: Account, made: Plan, chooser: _Chooser, held: holds.Held, released: list[Released]) -> Pass:
+def _conclude(
+    account: Account, made: Plan, chooser: _Chooser, held: holds.Held, released: list[Released]
+) -> Pass:
     instants = [i for i in (made.wake_at, chooser.blocked_until) if i is not None]
     if end := held.first_end(account.rules):
         instants.append(to_us(end))
@@ -480,4 +585,11 @@ def _conclude(account: Account, made: Plan, chooser: _Chooser, held: holds.Held,
     on_answer = made.on_answer or chooser.on_answer
     full = bool(released) and len(released) >= chooser.batch
     open_after = account.open_count + len(released)
-    return Pass(released, wake_in, on_answer, chooser.unfinished or full, wrapped=chooser.wrapped, open_after=open_after)
+    return Pass(
+        released,
+        wake_in,
+        on_answer,
+        chooser.unfinished or full,
+        wrapped=chooser.wrapped,
+        open_after=open_after,
+    )

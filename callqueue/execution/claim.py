@@ -1,9 +1,9 @@
 """Begin: takes released attempts for this worker, and reads what is needed to make their calls.
 
-An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or deleted is left out; so is one
-that somebody has locked, rather than to let the others wait. Where the
-database can (PostgreSQL), one statement takes and reads; elsewhere one reads and another takes. It brings the database's clock
-along, which the worker's own monotonic time is then mapped onto.
+An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or
+deleted is left out; so is one that somebody has locked, rather than to let the others wait. Where
+the database can (PostgreSQL), one statement takes and reads; elsewhere one reads and another takes.
+It brings the database's clock along, which the worker's own monotonic time is then mapped onto.
 """
 
 from __future__ import annotations
@@ -19,15 +19,27 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from callqueue import clockwork, conf, database, events, locks, states, texts
-from callqueue.budgets import redirects_in
+from callqueue import conf, database, events, states, texts
 from callqueue.database import from_us, to_us
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import methods
-from callqueue.rules import Rule
+from callqueue.ledger import clock_jumps, row_locks
+from callqueue.limits.budgets import redirects_in
+from callqueue.limits.rules import Rule
 
 EXPIRED = "expired"
-_OF_ATTEMPT = ("id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call", "cost", "worker")
+_OF_ATTEMPT = (
+    "id",
+    "number",
+    "queue",
+    "send_at",
+    "released_at",
+    "started_at",
+    "finished_at",
+    "call",
+    "cost",
+    "worker",
+)
 _OF_CALL = (
     "status", "last_attempt", "rule", "key", "cost", "call_data", "method", "failed_count", "throttled_count", "unique_key",
     "callback", "first_sent_dt", "due_at_dt", "expires_at_dt", "idempotency_key",
@@ -57,10 +69,12 @@ class Clock:
 
 @dataclass
 class Job:
-    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any more.
+    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any
+    more.
 
-    `charged`: what it was charged at its release; `redirects`: how many it may follow, since so many are charged with it.
-    `is_left`: it is not to be sent any more, unless it `is_through` its gate: it has been, or is about to be.
+    `charged`: what it was charged at its release; `redirects`: how many it may follow, since so
+    many are charged with it. `is_left`: it is not to be sent any more, unless it `is_through` its
+    gate: it has been, or is about to be.
     """
 
     attempt_id: int
@@ -99,51 +113,71 @@ class Job:
 
 
 def name_worker() -> str:
-    """A name that whoever begins a message has to himself: of two begins of the same message, one begins an attempt."""
+    """A name that whoever begins a message has to himself: of two begins of the same message, one
+    begins an attempt.
+    """
     return f"{texts.storable(socket.gethostname())[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
 def begin(using: str, attempt_ids: Sequence[int], worker: str = "") -> list[Job]:
-    """Take these attempts, those that are still to be begun or that this worker has; in the order in which to send them.
+    """Take these attempts, those that are still to be begun or that this worker has; in the order
+    in which to send them.
 
     A database that is away is waited for, for as long as a release is good for.
     """
     name, seconds = worker or name_worker(), conf.current().release_lease
-    return database.persist(using, lambda: _begin(using, attempt_ids, name), seconds=seconds, during="begin")
+    return database.persist(
+        using, lambda: _begin(using, attempt_ids, name), seconds=seconds, during="begin"
+    )
 
 
 def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
-    before = clockwork.monotonic()
+    before = clock_jumps.monotonic()
     at_once = database.returns_updated(using)
-    rows = _take_at_once(using, attempt_ids, worker) if at_once else _read(using, attempt_ids, worker)
+    rows = (
+        _take_at_once(using, attempt_ids, worker) if at_once else _read(using, attempt_ids, worker)
+    )
     clock, steady_from = _read_clock(using, rows, before)
     released = {row["a.id"]: row["a.released_at"] for row in rows}
     jobs = [_job(row, worker, clock) for row in rows]
-    for job, released_at in ((job, released[job.attempt_id]) for job in jobs if job.send_at is not None):
+    for job, released_at in (
+        (job, released[job.attempt_id]) for job in jobs if job.send_at is not None
+    ):
         job.send_at = _slot(job, released_at, steady_from)
     if not at_once:
         taken = _take(using, jobs, worker, released)
         jobs = [job for job in jobs if job.attempt_id in taken]
     if len(jobs) < len(attempt_ids):
         give_back(using, attempt_ids)
-        events.tell("attempt_refused", attempts=len(attempt_ids) - len(jobs), reason="already begun, voided or out of date")
-    if clockwork.watch(using).wants_look and not database.in_transaction(using):
-        clockwork.watch(using).look()
+        events.tell(
+            "attempt_refused",
+            attempts=len(attempt_ids) - len(jobs),
+            reason="already begun, voided or out of date",
+        )
+    if clock_jumps.watch(using).wants_look and not database.in_transaction(using):
+        clock_jumps.watch(using).look()
     first = min((job.clock.at for job in jobs), default=None)
     return sorted(jobs, key=lambda job: job.send_at or first or job.clock.at)
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void what is still to be begun of these: it never reaches the wire, and a call that waits for it waits for a release again.
+    """Void what is still to be begun of these: it never reaches the wire, and a call that waits for
+    it waits for a release again.
 
-    What somebody has locked (a cancel that has not committed yet) is left as it is; the count of those.
+    What somebody has locked (a cancel that has not committed yet) is left as it is; the count of
+    those.
     """
     from callqueue.models import CallAttempt
 
-    unbegun = CallAttempt.objects.using(using).unbegun().filter(pk__in=list(attempt_ids)).values_list("pk", flat=True)
+    unbegun = (
+        CallAttempt.objects.using(using)
+        .unbegun()
+        .filter(pk__in=list(attempt_ids))
+        .values_list("pk", flat=True)
+    )
     if not (left := list(unbegun)):
         return 0
-    locks.take_back(using, left)
+    row_locks.take_back(using, left)
     return len(unbegun.all())
 
 
@@ -155,17 +189,20 @@ def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
-    """The fence: an attempt is begun by the one update that finds it unbegun, or begun by this worker: the answer to a first
-    try may have been lost. Those that this one has begun, with their calls and the clock.
+    """The fence: an attempt is begun by the one update that finds it unbegun, or begun by this
+    worker: the answer to a first try may have been lost. Those that this one has begun, with their
+    calls and the clock.
 
-    The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what may still be sent.
+    The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what
+    may still be sent.
     """
     columns, attempts, calls = _columns(using)
     clock, ids = f"({database.clock_sql(using)})", database.listed(attempt_ids)
     config = conf.current()
     ahead = f"GREATEST(INTERVAL '0', a.send_at - {clock}, a.send_at - a.released_at)"
     lease = "make_interval(secs => COALESCE(CAST(CAST(%s AS jsonb) ->> c.rule AS float8), %s))"
-    # As a CASE the fence fits no partial index: rows are found by their keys, not by reading all open attempts.
+    # As a CASE the fence fits no partial index: rows are found by their keys, not by reading all
+    # open attempts.
     fence = (
         f"CASE WHEN (a.started_at IS NULL OR a.worker = %s) AND a.finished_at IS NULL AND c.status = {states.DISPATCHED} "
         "AND c.last_attempt = a.number THEN 1 ELSE 0 END = 1"
@@ -174,7 +211,7 @@ def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[d
         f"WITH free AS ({database.free_ids(using, attempts, ids)}) "
         f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, lease_until = {clock} + {ahead} + {lease} "
         f"FROM free, {calls} c WHERE a.id = free.id AND c.id = a.call_id AND {fence} "
-        f"RETURNING {columns.sql}, {clock}, {clockwork.moved_sql(using)}",
+        f"RETURNING {columns.sql}, {clock}, {clock_jumps.moved_sql(using)}",
         [worker, config.leases, config.lease(None), worker],
         *_READING,
     )
@@ -183,34 +220,56 @@ def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[d
 def _read(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
     """The attempts that this worker can begin, their calls and the clock."""
     columns, attempts, calls = _columns(using)
-    selected = f"{columns.sql}, {database.clock_sql(using)}, {clockwork.moved_sql(using)}"
+    selected = f"{columns.sql}, {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}"
     ids = database.listed(attempt_ids)
     sql = f"SELECT {selected} FROM {attempts} a JOIN {calls} c ON c.id = a.call_id WHERE a.id IN ({ids}) ORDER BY a.id"
     return [row for row in columns.mapped(sql, [], *_READING) if _can_begin(row, worker)]
 
 
 def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
-    is_open = (row["a.started_at"] is None or row["a.worker"] == worker) and row["a.finished_at"] is None
-    return bool(is_open and row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"])
+    is_open = (row["a.started_at"] is None or row["a.worker"] == worker) and row[
+        "a.finished_at"
+    ] is None
+    return bool(
+        is_open
+        and row["c.status"] == states.DISPATCHED
+        and row["c.last_attempt"] == row["a.number"]
+    )
 
 
 @lru_cache
 def _columns(using: str) -> tuple[database.Columns, str, str]:
     from callqueue.models import CallAttempt, CallQueue
 
-    attempts, calls = (database.quoted(using, model._meta.db_table) for model in (CallAttempt, CallQueue))
-    return database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)}), attempts, calls
+    attempts, calls = (
+        database.quoted(using, model._meta.db_table) for model in (CallAttempt, CallQueue)
+    )
+    return (
+        database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)}),
+        attempts,
+        calls,
+    )
 
 
-def _read_clock(using: str, rows: Sequence[Mapping[str, Any]], before: float) -> tuple[Clock, datetime]:
-    """The database's clock as the rows brought it, narrowed by earlier readings; and from when on it is known to be steady."""
-    reading = clockwork.brought(using, before, *(rows[0][name] for name in _READING)) if rows else clockwork.read(using)
-    narrowed, steady_from = clockwork.watch(using).take(reading)
+def _read_clock(
+    using: str, rows: Sequence[Mapping[str, Any]], before: float
+) -> tuple[Clock, datetime]:
+    """The database's clock as the rows brought it, narrowed by earlier readings; and from when on
+    it is known to be steady.
+    """
+    reading = (
+        clock_jumps.brought(using, before, *(rows[0][name] for name in _READING))
+        if rows
+        else clock_jumps.read(using)
+    )
+    narrowed, steady_from = clock_jumps.watch(using).take(reading)
     return Clock(from_us(narrowed.at), narrowed.before, narrowed.after), from_us(steady_from)
 
 
 def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
-    """When to send: never later than the slot was ahead at release; and exactly that, if the clock may have jumped since."""
+    """When to send: never later than the slot was ahead at release; and exactly that, if the clock
+    may have jumped since.
+    """
     assert job.send_at is not None
     latest = job.clock.at + (job.send_at - released_at)
     return min(job.send_at, latest) if steady_from <= released_at else latest
@@ -218,7 +277,9 @@ def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
 
 def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
     data = row["c.call_data"]
-    readable = isinstance(data, Mapping) and data != UNREADABLE and isinstance(data.get("params"), Mapping)
+    readable = (
+        isinstance(data, Mapping) and data != UNREADABLE and isinstance(data.get("params"), Mapping)
+    )
     job = Job(
         attempt_id=row["a.id"],
         number=row["a.number"],
@@ -265,15 +326,21 @@ def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | N
         try:
             if path is not None:
                 imported(path)
-        except BaseException as error:  # whatever its module does when it is read, it does to calls of this rule only
+        except (
+            BaseException
+        ) as error:  # whatever its module does when it is read, it does to calls of this rule only
             return f"the rule's {name} cannot be imported: {texts.worded(error)}"
     return None
 
 
-def _take(using: str, jobs: Sequence[Job], worker: str, released: Mapping[int, datetime]) -> set[int]:
-    """The fence as above, for attempts that were read before; the ids of those that this worker has begun.
+def _take(
+    using: str, jobs: Sequence[Job], worker: str, released: Mapping[int, datetime]
+) -> set[int]:
+    """The fence as above, for attempts that were read before; the ids of those that this worker has
+    begun.
 
-    When they were released is part of it: the lease is by a clock that may have jumped meanwhile, and the ledger moved.
+    When they were released is part of it: the lease is by a clock that may have jumped meanwhile,
+    and the ledger moved.
     """
     from callqueue.models import CallAttempt
 
@@ -284,15 +351,20 @@ def _take(using: str, jobs: Sequence[Job], worker: str, released: Mapping[int, d
             "pk": job.attempt_id,
             "started_at": job.clock.at,
             "worker": worker,
-            "lease_until": job.clock.at + timedelta(seconds=max(0.0, job.lease_ends - job.clock.before)),
+            "lease_until": job.clock.at
+            + timedelta(seconds=max(0.0, job.lease_ends - job.clock.before)),
             "released_at": released[job.attempt_id],
         }
         for job in jobs
     ]
-    fence = "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v4"
+    fence = (
+        "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v4"
+    )
     count = database.update_free(CallAttempt, using, rows, fence, [worker])
     ids = {job.attempt_id for job in jobs}
     if count == len(ids):
         return ids
-    mine = CallAttempt.objects.using(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
+    mine = CallAttempt.objects.using(using).filter(
+        pk__in=ids, worker=worker, finished_at__isnull=True
+    )
     return set(mine.values_list("pk", flat=True))

@@ -1,8 +1,9 @@
 """Runs the calls of one message side by side: as few threads as keep them moving.
 
-A thread costs more than a fast call, so the first does one call after the other; another joins when nothing has ended for a
-few milliseconds, and where calls are known to be slow all have a thread from the start. What has ended is handed over soon: the
-limits wait for it. The threads live on for the next message; a connection to a database that a hook opened in one does not.
+A thread costs more than a fast call, so the first does one call after the other; another joins when
+nothing has ended for a few milliseconds, and where calls are known to be slow all have a thread
+from the start. What has ended is handed over soon: the limits wait for it. The threads live on for
+the next message; a connection to a database that a hook opened in one does not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any, Generic, TypeVar
 from callqueue import database
 
 STALL = 0.003  # seconds without an end after which another thread joins
-QUIET = 0.004  # seconds without an end after which what has ended is handed over, when all jobs are begun
+# seconds without an end after which what has ended is handed over, when all jobs are begun
+QUIET = 0.004
 AGE = 0.012  # seconds after which it is handed over in any case
 PENDING_AGE = 0.05  # the same before that: fast calls are best recorded together
 
@@ -29,22 +31,31 @@ R = TypeVar("R")
 
 
 class Shift(Generic[J, R]):
-    """The jobs of one message and what came of them. Whoever waits is woken when a thread leaves, not at every end: waking costs.
+    """The jobs of one message and what came of them. Whoever waits is woken when a thread leaves,
+    not at every end: waking costs.
 
-    Whatever is raised in the thread that waits, nothing is lost by it: `run` may be asked again, and goes on where it was.
+    Whatever is raised in the thread that waits, nothing is lost by it: `run` may be asked again,
+    and goes on where it was.
     """
 
     def __init__(self, jobs: Sequence[J], work: Callable[[J], R]) -> None:
-        self.pending, self.work, self.ended, self.raised = deque(jobs), work, list[R](), list[BaseException]()
+        self.pending, self.work, self.ended, self.raised = (
+            deque(jobs),
+            work,
+            list[R](),
+            list[BaseException](),
+        )
         self.count, self.taken, self.threads = len(jobs), 0, 0
         self.left = queue.SimpleQueue[None]()
 
     def run(self, hands: int = 1, *, until: float = math.inf) -> Iterator[list[R]]:
-        """Have the work done on every job and yield what it returned, in lists, soon after it ended. It should not raise: what
-        it does raise is raised here, after all the others have been yielded.
+        """Have the work done on every job and yield what it returned, in lists, soon after it
+        ended. It should not raise: what it does raise is raised here, after all the others have
+        been yielded.
 
-        `hands` threads more begin; others join while jobs are pending and none end. What was yielded counts as taken when the
-        next is asked for. Ends at `until`, monotonic seconds, whatever is still at work then.
+        `hands` threads more begin; others join while jobs are pending and none end. What was
+        yielded counts as taken when the next is asked for. Ends at `until`, monotonic seconds,
+        whatever is still at work then.
         """
         for _ in range(max(1, min(hands, len(self.pending)))):
             _crew().join(self)
@@ -89,7 +100,9 @@ class Shift(Generic[J, R]):
 
 
 class _Crew:
-    """Threads that wait for shifts; as many as were ever needed at once. The one that worked last may still be connected."""
+    """Threads that wait for shifts; as many as were ever needed at once. The one that worked last
+    may still be connected.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -102,7 +115,9 @@ class _Crew:
             inbox = self._idle.pop()
         except IndexError:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._live, args=(inbox,), name="callqueue-crew", daemon=True).start()
+            threading.Thread(
+                target=self._live, args=(inbox,), name="callqueue-crew", daemon=True
+            ).start()
         inbox.put(shift)
 
     def _live(self, inbox: queue.SimpleQueue[Shift[Any, Any]]) -> None:

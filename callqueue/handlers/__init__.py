@@ -1,7 +1,9 @@
-"""Handlers: what makes a call of some method. Every requests verb, send_email and celery_task are built in.
+"""Handlers: what makes a call of some method. Every requests verb, send_email and celery_task are
+built in.
 
-A handler is called `handler(params, context)` and returns JSON, for success, or an outcome; an exception is a failure that
-is retried. `@handler("name")` registers one beside those of CALLQUEUE["HANDLERS"].
+A handler is called `handler(params, context)` and returns JSON, for success, or an outcome; an
+exception is a failure that is retried. `@handler("name")` registers one beside those of
+CALLQUEUE["HANDLERS"].
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ HTTP_METHODS = frozenset({"get", "options", "head", "post", "put", "patch", "del
 IDEMPOTENT = frozenset({"get", "options", "head", "put", "delete"})  # RFC 9110 section 9.2.2
 BUILT_IN = {
     "send_email": "callqueue.handlers.email.send_email",
-    "celery_task": "callqueue.handlers.task.run_task",
-    "django_task": "callqueue.backends.run_django_task",
+    "celery_task": "callqueue.handlers.celery_task.run_task",
+    "django_task": "callqueue.integrations.django_tasks.run_django_task",
 }
 
 Handler = Callable[[Mapping[str, Any], "Context"], Any]
@@ -30,7 +32,8 @@ _registered: dict[str, Handler] = {}
 
 @dataclass(frozen=True)
 class Context:
-    """What a handler is told of its call. `attempt` counts from 1; `deadline` is when the lease ends, on this host's clock.
+    """What a handler is told of its call. `attempt` counts from 1; `deadline` is when the lease
+    ends, on this host's clock.
 
     `is_last`: should this attempt fail, there will be no other.
     """
@@ -60,12 +63,16 @@ def methods() -> frozenset[str]:
 
 
 def find(method: str) -> Handler:
-    """The handler of a method that is not a requests verb. LookupError where there is none (any more)."""
+    """The handler of a method that is not a requests verb. LookupError where there is none (any
+    more).
+    """
     path = conf.current().handlers.get(method)
     if path is None and method in _registered:
         return _registered[method]
     path = path or BUILT_IN.get(method)
     if path is None:
-        raise LookupError(f"there is no handler for the method {method!r}; see CALLQUEUE['HANDLERS']")
+        raise LookupError(
+            f"there is no handler for the method {method!r}; see CALLQUEUE['HANDLERS']"
+        )
     found: Handler = import_string(path)
     return found

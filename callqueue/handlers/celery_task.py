@@ -1,7 +1,9 @@
-"""celery_task: runs a registered Celery task in this worker, under the call's limits; its result lands in the attempt.
+"""celery_task: runs a registered Celery task in this worker, under the call's limits; its result
+lands in the attempt.
 
-Celery's own tracer runs it, so that signals, hooks, callbacks, chains and chords see what they always see. A failure or a
-retry goes back to the table; errbacks and the result backend's FAILURE come once, with the last attempt.
+Celery's own tracer runs it, so that signals, hooks, callbacks, chains and chords see what they
+always see. A failure or a retry goes back to the table; errbacks and the result backend's FAILURE
+come once, with the last attempt.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.scrubbing import cleaned
+from callqueue.security.scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -21,7 +23,8 @@ HEAD, TAIL = 500, 1400  # characters of an error's own words, and of its traceba
 
 
 def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
-    """Run the task `name` with `args` and `kwargs`, here and now. Its exception is a failure; its `retry` a retry later.
+    """Run the task `name` with `args` and `kwargs`, here and now. Its exception is a failure; its
+    `retry` a retry later.
 
     A task may return an outcome of callqueue's, such as HoldUntil, as any handler may.
     """
@@ -31,11 +34,15 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     app = current_app._get_current_object()
     task = app.tasks.get(params["name"])
     if task is None:
-        return GiveUp(f"this worker has no task {params['name']!r}; is its module imported by the worker?")
+        return GiveUp(
+            f"this worker has no task {params['name']!r}; is its module imported by the worker?"
+        )
     args, kwargs = list(params.get("args") or ()), dict(params.get("kwargs") or {})
     request = _request(task, params.get("options") or {}, context)
     told: list[Outcome] = []
-    tracer = build_tracer(task.name, task, eager=False, propagate=False, app=app, Info=_information(context, told))
+    tracer = build_tracer(
+        task.name, task, eager=False, propagate=False, app=app, Info=_information(context, told)
+    )
     done = tracer(request["id"], args, kwargs, request)
     if told:
         return told[-1]
@@ -45,7 +52,9 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def _request(task: Any, options: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """The task's request. `is_eager` keeps Celery from publishing a retry, and from closing this worker's connections."""
+    """The task's request. `is_eager` keeps Celery from publishing a retry, and from closing this
+    worker's connections.
+    """
     task_id = options.get("task_id") or context.idempotency_key
     return {
         "id": task_id,
@@ -85,7 +94,9 @@ def _hostname() -> str:
 
 
 def _information(context: Context, told: list[Outcome]) -> type:
-    """Celery's account of a failure, which tells the table instead of the broker, and the backend only of the last."""
+    """Celery's account of a failure, which tells the table instead of the broker, and the backend
+    only of the last.
+    """
     from celery import signals
     from celery import states as celery_states
     from celery.app.trace import ExceptionInfo, TraceInfo
@@ -93,26 +104,45 @@ def _information(context: Context, told: list[Outcome]) -> type:
     class Information(TraceInfo):  # type: ignore[misc]
         retval: Any
 
-        def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
+        def handle_retry(
+            self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any
+        ) -> Any:
             retry = self.retval
             changed = _changes(retry, req)
             if changed:
-                told.append(GiveUp(f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"))
+                told.append(
+                    GiveUp(
+                        f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"
+                    )
+                )
             else:
                 after = None if getattr(req, "callqueue_backoff", False) else _seconds_until(retry)
-                told.append(RetryLater(_worded("the task asked to be retried", retry.exc or retry), after=after))
+                told.append(
+                    RetryLater(
+                        _worded("the task asked to be retried", retry.exc or retry), after=after
+                    )
+                )
             if changed or context.is_last:
-                self.state, self.retval = celery_states.FAILURE, retry.exc if retry.exc is not None else retry
-                return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=True)
+                self.state, self.retval = (
+                    celery_states.FAILURE,
+                    retry.exc if retry.exc is not None else retry,
+                )
+                return super().handle_failure(
+                    task, req, store_errors=store_errors, call_errbacks=True
+                )
             return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
 
-        def handle_failure(self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True) -> Any:
+        def handle_failure(
+            self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True
+        ) -> Any:
             error, is_final = self.retval, _is_final(self.retval, req)
             einfo = ExceptionInfo((type(error), error, error.__traceback__))
             why = _worded("", error, str(einfo.traceback))
             told.append(GiveUp(why) if is_final else RetryLater(why))
             if is_final or context.is_last:
-                return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=call_errbacks)
+                return super().handle_failure(
+                    task, req, store_errors=store_errors, call_errbacks=call_errbacks
+                )
             self.state = celery_states.RETRY
             if store_errors:
                 task.backend.mark_as_retry(req.id, error, einfo.traceback, request=req)
@@ -124,11 +154,15 @@ def _information(context: Context, told: list[Outcome]) -> type:
 
 
 def _is_final(error: BaseException, request: Any) -> bool:
-    """Whether another attempt cannot help: the task's own retries are used up, or its result cannot be stored."""
+    """Whether another attempt cannot help: the task's own retries are used up, or its result cannot
+    be stored.
+    """
     from celery.exceptions import MaxRetriesExceededError
     from kombu.exceptions import EncodeError
 
-    return isinstance(error, MaxRetriesExceededError | EncodeError) or bool(getattr(request, "callqueue_exhausted", False))
+    return isinstance(error, MaxRetriesExceededError | EncodeError) or bool(
+        getattr(request, "callqueue_exhausted", False)
+    )
 
 
 def _changes(retry: Any, request: Any) -> str:
@@ -141,7 +175,9 @@ def _changes(retry: Any, request: Any) -> str:
 
 
 def _worded(what: str, error: BaseException, traceback: str = "") -> str:
-    """What went wrong, cleaned and then bounded: the error's own words first, then the end of its traceback."""
+    """What went wrong, cleaned and then bounded: the error's own words first, then the end of its
+    traceback.
+    """
     said = cleaned(f"{type(error).__name__}: {error}".rstrip(": "))[:HEAD]
     head = f"{what}: {said}" if what else said
     return f"{head}\n{cleaned(traceback)[-TAIL:]}" if traceback else head

@@ -1,4 +1,6 @@
-"""send_email: one message through Django's email backend, which waits no longer than the lease lasts where it can be told."""
+"""send_email: one message through Django's email backend, which waits no longer than the lease
+lasts where it can be told.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def send_email(params: Mapping[str, Any], context: Context) -> Any:
-    """Send one message: `to subject message from_email html_message cc bcc reply_to`. Returns how many were delivered."""
+    """Send one message: `to subject message from_email html_message cc bcc reply_to`. Returns how
+    many were delivered.
+    """
     message = EmailMultiAlternatives(
         subject=params.get("subject", ""),
         body=params.get("message", ""),
@@ -31,7 +35,9 @@ def send_email(params: Mapping[str, Any], context: Context) -> Any:
 
 
 def _connection(context: Context) -> Any:
-    """The backend's, as settings have it, but no wait for its server is longer than what is left of the lease."""
+    """The backend's, as settings have it, but no wait for its server is longer than what is left of
+    the lease.
+    """
     connection = get_connection()
     if hasattr(connection, "timeout"):
         left = max(0.001, (context.deadline - datetime.now(UTC)).total_seconds())

@@ -1,4 +1,6 @@
-"""The periodic tasks, for Celery beat: as a CELERY_BEAT_SCHEDULE, and as rows of django-celery-beat."""
+"""The periodic tasks, for Celery beat: as a CELERY_BEAT_SCHEDULE, and as rows of
+django-celery-beat.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from celery.schedules import crontab
 
 
 def beat_schedule(*, interval: float = 1.0, queue: str | None = None) -> dict[str, dict[str, Any]]:
-    """The schedule to add to CELERY_BEAT_SCHEDULE: the dispenser every `interval` seconds, recovery, and cleanup by night.
+    """The schedule to add to CELERY_BEAT_SCHEDULE: the dispenser every `interval` seconds,
+    recovery, and cleanup by night.
 
-    `queue` is the Celery queue the tasks go to (None: Celery's default). A tick that no worker took in time is dropped.
+    `queue` is the Celery queue the tasks go to (None: Celery's default). A tick that no worker took
+    in time is dropped.
     """
     options = {} if queue is None else {"queue": queue}
     return {

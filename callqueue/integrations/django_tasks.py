@@ -1,7 +1,9 @@
-"""A backend of Django's Tasks API: `TASKS = {"default": {"BACKEND": "callqueue.backends.CallQueueBackend"}}`.
+"""A backend of Django's Tasks API: `TASKS = {"default": {"BACKEND":
+"callqueue.backends.CallQueueBackend"}}`.
 
-For `django.tasks` of Django 6.0, or the `django-tasks` backport. Enters a task; a CallQueue row leaves, which waits for the
-limits of a rule; results are read from the row and its attempts. Importing this module needs neither of the two.
+For `django.tasks` of Django 6.0, or the `django-tasks` backport. Enters a task; a CallQueue row
+leaves, which waits for the limits of a rule; results are read from the row and its attempts.
+Importing this module needs neither of the two.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from callqueue import conf, states
 from callqueue.exceptions import InvalidCall
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.scrubbing import cleaned
+from callqueue.security.scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -50,7 +52,12 @@ def __getattr__(name: str) -> Any:
 def backend_of(api: str) -> type:
     """The backend's class for one of the two APIs: "django.tasks", or "django_tasks", the backport."""
     base = import_module(f"{api}.backends.base").BaseTaskBackend
-    attributes = {"api": api, "__module__": __name__, "__qualname__": "CallQueueBackend", "__doc__": QueuedBackend.__doc__}
+    attributes = {
+        "api": api,
+        "__module__": __name__,
+        "__qualname__": "CallQueueBackend",
+        "__doc__": QueuedBackend.__doc__,
+    }
     return type("CallQueueBackend", (QueuedBackend, base), attributes)
 
 
@@ -68,11 +75,13 @@ def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
 
 
 class QueuedBackend:
-    """Tasks wait in the table under the limits of a rule: the one that OPTIONS["rules"] gives for the task's queue_name, else
-    the rule that is named as the queue, else OPTIONS["rule"], else "default".
+    """Tasks wait in the table under the limits of a rule: the one that OPTIONS["rules"] gives for
+    the task's queue_name, else the rule that is named as the queue, else OPTIONS["rule"], else
+    "default".
 
-    OPTIONS["key"] and OPTIONS["cost"] may be callables or dotted paths `(task, args, kwargs) ->` the call's key, its cost;
-    OPTIONS["using"] is a database's alias. An exception is a failed attempt, retried as the rule's Retry says.
+    OPTIONS["key"] and OPTIONS["cost"] may be callables or dotted paths `(task, args, kwargs) ->`
+    the call's key, its cost; OPTIONS["using"] is a database's alias. An exception is a failed
+    attempt, retried as the rule's Retry says.
     """
 
     supports_defer = True
@@ -87,7 +96,9 @@ class QueuedBackend:
     validate_task: Callable[[Any], None]
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Queue a call that runs the task, in the caller's transaction. TypeError for arguments that are no JSON."""
+        """Queue a call that runs the task, in the caller's transaction. TypeError for arguments
+        that are no JSON.
+        """
         from callqueue.models import CallQueue
 
         self.validate_task(task)
@@ -111,7 +122,9 @@ class QueuedBackend:
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """What is known of a task, by the id of its result: the call's. TaskResultDoesNotExist where there is none."""
+        """What is known of a task, by the id of its result: the call's. TaskResultDoesNotExist
+        where there is none.
+        """
         call = self._find(result_id)
         if call is None:
             raise self._unknown(result_id)
@@ -130,10 +143,16 @@ class QueuedBackend:
         if conf.problems():
             return []
         named = {"OPTIONS['rule']": self.options.get("rule")}
-        named |= {f"OPTIONS['rules'][{queue!r}]": rule for queue, rule in self.options.get("rules", {}).items()}
+        named |= {
+            f"OPTIONS['rules'][{queue!r}]": rule
+            for queue, rule in self.options.get("rules", {}).items()
+        }
         known = conf.current().rules
         return [
-            Error(f"{place}: {where}: there is no rule {rule!r}{conf.suggest(str(rule), known)}", id="callqueue.E005")
+            Error(
+                f"{place}: {where}: there is no rule {rule!r}{conf.suggest(str(rule), known)}",
+                id="callqueue.E005",
+            )
             for where, rule in named.items()
             if rule is not None and rule not in known
         ]
@@ -147,14 +166,18 @@ class QueuedBackend:
             return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
         signals.task_started.send(sender=type(self), task_result=result)
         outcome, raised = self._call(result)
-        finished = isinstance(outcome, Succeeded | GiveUp) or (isinstance(outcome, RetryLater) and context.is_last)
+        finished = isinstance(outcome, Succeeded | GiveUp) or (
+            isinstance(outcome, RetryLater) and context.is_last
+        )
         if finished:
             self._finish(result, outcome)
             self._tell_finished(signals, result, raised)
         return outcome
 
     def _tell_finished(self, signals: Any, result: Any, error: BaseException | None) -> None:
-        """Send the signal while the error is being handled: Django's own listener logs its traceback."""
+        """Send the signal while the error is being handled: Django's own listener logs its
+        traceback.
+        """
         if error is None:
             signals.task_finished.send(sender=type(self), task_result=result)
             return
@@ -165,7 +188,11 @@ class QueuedBackend:
 
     def _call(self, result: Any) -> tuple[Outcome, BaseException | None]:
         """What comes of calling the task's function, and what it raised."""
-        before = [import_module(self.api).TaskContext(task_result=result)] if result.task.takes_context else []
+        before = (
+            [import_module(self.api).TaskContext(task_result=result)]
+            if result.task.takes_context
+            else []
+        )
         try:
             value = result.task.call(*before, *result.args, **result.kwargs)
         except BaseException as error:
@@ -178,7 +205,9 @@ class QueuedBackend:
             return GiveUp(_told(error)), error
         size, most = len(json.dumps(value)), conf.current().keep_response_bytes
         if size > most:
-            long = ValueError(f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}")
+            long = ValueError(
+                f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}"
+            )
             return GiveUp(_told(long)), long
         return Succeeded(value), None
 
@@ -186,7 +215,12 @@ class QueuedBackend:
         """Bring the result up to what will be recorded, for the listeners of task_finished."""
         status = self._base.TaskResultStatus
         if isinstance(outcome, Succeeded):
-            _put(result, status=status.SUCCESSFUL, _return_value=outcome.result, finished_at=_now(self._using))
+            _put(
+                result,
+                status=status.SUCCESSFUL,
+                _return_value=outcome.result,
+                finished_at=_now(self._using),
+            )
         else:
             result.errors.append(self._error(getattr(outcome, "why", "")))
             _put(result, status=status.FAILED, finished_at=_now(self._using))
@@ -220,8 +254,14 @@ class QueuedBackend:
 
         if not str(result_id).isascii() or not str(result_id).isdigit() or len(str(result_id)) > 18:
             return None
-        found = CallQueue.objects.db_manager(self._using).filter(pk=int(result_id), method=METHOD).first()
-        is_ours = found is not None and found.call_data.get("params", {}).get("backend") == self.alias
+        found = (
+            CallQueue.objects.db_manager(self._using)
+            .filter(pk=int(result_id), method=METHOD)
+            .first()
+        )
+        is_ours = (
+            found is not None and found.call_data.get("params", {}).get("backend") == self.alias
+        )
         return found if is_ours else None
 
     def _unknown(self, result_id: str) -> Exception:
@@ -230,16 +270,27 @@ class QueuedBackend:
         return error
 
     def _task_of(self, call: CallQueue) -> Any:
-        """The task, as it was enqueued: `using(...)` included. LookupError where this process knows none of that name."""
+        """The task, as it was enqueued: `using(...)` included. LookupError where this process knows
+        none of that name.
+        """
         params = call.call_data["params"]
         found = _registered(str(params["path"]), self._base.Task)
         later = call.due_at_dt if call.due_at_dt > call.created_dt else None
-        return found.using(priority=call.priority, queue_name=params["queue_name"], backend=self.alias, run_after=later)
+        return found.using(
+            priority=call.priority,
+            queue_name=params["queue_name"],
+            backend=self.alias,
+            run_after=later,
+        )
 
     def _result(self, call: CallQueue, task: Any) -> Any:
         from callqueue.models import CallAttempt
 
-        rows = CallAttempt.objects.using(call._state.db).charged().filter(call_id=call.pk, started_at__isnull=False)
+        rows = (
+            CallAttempt.objects.using(call._state.db)
+            .charged()
+            .filter(call_id=call.pk, started_at__isnull=False)
+        )
         attempts = list(rows.order_by("number"))
         params = call.call_data["params"]
         result = self._base.TaskResult(
@@ -269,7 +320,9 @@ class QueuedBackend:
         return status.RUNNING if is_running and call.status == states.DISPATCHED else status.READY
 
     def _errors(self, call: CallQueue, attempts: list[Any]) -> list[Any]:
-        told = [a.error_message for a in attempts if a.error_message and a.outcome != states.SUCCEEDED]
+        told = [
+            a.error_message for a in attempts if a.error_message and a.outcome != states.SUCCEEDED
+        ]
         if not told and call.status in states.FINAL and call.status != states.DONE:
             told = [call.error_message or f"the call is {call.get_status_display()}"]
         return [self._error(message) for message in told]
@@ -283,9 +336,13 @@ class QueuedBackend:
 
 
 def _told(error: BaseException) -> str:
-    """The error as an attempt keeps it: its class's path and its words, then the end of its traceback; cleaned, then cut."""
+    """The error as an attempt keeps it: its class's path and its words, then the end of its
+    traceback; cleaned, then cut.
+    """
     kind = type(error)
-    head = cleaned(f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")).replace("\n", " ")[:HEAD]
+    head = cleaned(f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")).replace(
+        "\n", " "
+    )[:HEAD]
     return f"{head}\n{cleaned(''.join(format_exception(error)))[-TAIL:]}"
 
 
@@ -297,12 +354,16 @@ def _is_known_error(path: str) -> bool:
 
 
 def _registered(path: str, kind: type) -> Any:
-    """The task of this name, among those that are there: nothing is imported because a row names it."""
+    """The task of this name, among those that are there: nothing is imported because a row names
+    it.
+    """
     _discover()
     module, _, name = path.rpartition(".")
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if not isinstance(found, kind) or getattr(found, "module_path", None) != path:
-        raise LookupError(f"this process has no task {path!r}; is its module imported, or named `tasks` in an installed app?")
+        raise LookupError(
+            f"this process has no task {path!r}; is its module imported, or named `tasks` in an installed app?"
+        )
     return found
 
 

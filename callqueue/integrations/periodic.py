@@ -1,7 +1,7 @@
 """Writes a beat schedule into django-celery-beat's tables, which must be installed.
 
-In: entries as CELERY_BEAT_SCHEDULE has them. Writing the same ones again changes nothing, and whether a task is enabled is
-left as operators set it.
+In: entries as CELERY_BEAT_SCHEDULE has them. Writing the same ones again changes nothing, and
+whether a task is enabled is left as operators set it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def _when(schedule: Any) -> dict[str, Any]:
     if microseconds % 1_000_000 == 0:
         every, period = microseconds // 1_000_000, IntervalSchedule.SECONDS
     row = IntervalSchedule.objects.filter(every=every, period=period).first()
-    return {"interval": row or IntervalSchedule.objects.create(every=every, period=period), "crontab": None}
+    return {
+        "interval": row or IntervalSchedule.objects.create(every=every, period=period),
+        "crontab": None,
+    }
 
 
 def _saved(row: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that answers a scrape.
+"""Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that
+answers a scrape.
 
-Nothing is counted in processes, so any one process may be scraped and a restart loses nothing. Needs prometheus_client, the
-extra `metrics`. Names rules and limits; never a key, a call or a secret.
+Nothing is counted in processes, so any one process may be scraped and a restart loses nothing.
+Needs prometheus_client, the extra `metrics`. Names rules and limits; never a key, a call or a
+secret.
 """
 
 from __future__ import annotations
@@ -14,26 +16,43 @@ from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
-    from callqueue.overview import RuleOverview
+    from callqueue.operations.status_report import RuleOverview
 
 # name: what it says, and what gives its value for a rule (None: there is none)
 _OF_RULES: dict[str, tuple[str, Any]] = {
-    "callqueue_waiting_calls": ("Calls that wait, due or not; an estimate where they are many", lambda r: r.waiting),
+    "callqueue_waiting_calls": (
+        "Calls that wait, due or not; an estimate where they are many",
+        lambda r: r.waiting,
+    ),
     "callqueue_in_flight_calls": ("Calls released and not answered", lambda r: r.in_flight),
-    "callqueue_oldest_due_seconds": ("For how long the oldest due call has been due", lambda r: r.oldest_due_s or 0.0),
-    "callqueue_drain_seconds": ("Until all that waits is answered; missing where nobody can say", lambda r: r.drain_s),
-    "callqueue_answered_per_second": ("Attempts answered a second, over the last minute", lambda r: r.rate_per_s),
+    "callqueue_oldest_due_seconds": (
+        "For how long the oldest due call has been due",
+        lambda r: r.oldest_due_s or 0.0,
+    ),
+    "callqueue_drain_seconds": (
+        "Until all that waits is answered; missing where nobody can say",
+        lambda r: r.drain_s,
+    ),
+    "callqueue_answered_per_second": (
+        "Attempts answered a second, over the last minute",
+        lambda r: r.rate_per_s,
+    ),
     "callqueue_held": ("1 while the whole rule is held", lambda r: 0 if r.hold is None else 1),
 }
 _OF_LIMITS: dict[str, tuple[str, Any]] = {
     "callqueue_limit_capacity": ("What the limit allows", lambda limit: limit.capacity),
-    "callqueue_limit_used": ("What of the limit is used now; per key: by the key that uses most", lambda limit: limit.used),
+    "callqueue_limit_used": (
+        "What of the limit is used now; per key: by the key that uses most",
+        lambda limit: limit.used,
+    ),
     "callqueue_limit_free": ("What of the limit is free now", lambda limit: limit.free),
 }
 
 
 class CallQueueCollector:
-    """A Prometheus collector. `callqueue_up` is 0, and all else is missing, while the database is away."""
+    """A Prometheus collector. `callqueue_up` is 0, and all else is missing, while the database is
+    away.
+    """
 
     def __init__(self, using: str = "default") -> None:
         self.using = using
@@ -45,7 +64,7 @@ class CallQueueCollector:
 
     def collect(self) -> Iterator[Any]:
         """The metrics as of now."""
-        from callqueue.overview import look
+        from callqueue.operations.status_report import look
 
         try:
             rules = look(self.using)
@@ -62,14 +81,17 @@ class CallQueueCollector:
 
 
 def register(registry: Any = None, using: str = "default") -> CallQueueCollector:
-    """Add the collector to a registry, by default the one that prometheus_client exports everywhere."""
+    """Add the collector to a registry, by default the one that prometheus_client exports
+    everywhere.
+    """
     collector = CallQueueCollector(using)
     (registry or _client().REGISTRY).register(collector)
     return collector
 
 
 def view(request: HttpRequest) -> HttpResponse:
-    """A scrape's answer with callqueue's metrics alone, for a URL of yours: `path("metrics", callqueue.metrics.view)`.
+    """A scrape's answer with callqueue's metrics alone, for a URL of yours: `path("metrics",
+    callqueue.metrics.view)`.
 
     Whoever may reach the URL reads it: keep it behind what keeps your other internal pages.
     """
@@ -81,12 +103,21 @@ def view(request: HttpRequest) -> HttpResponse:
 
 def _of_rules(rules: Iterable[RuleOverview]) -> Iterator[Any]:
     for name, (text, value) in _OF_RULES.items():
-        yield _gauge(name, text, ["rule"], [([rule.name], value(rule)) for rule in rules if value(rule) is not None])
+        yield _gauge(
+            name,
+            text,
+            ["rule"],
+            [([rule.name], value(rule)) for rule in rules if value(rule) is not None],
+        )
 
 
 def _of_limits(rules: Iterable[RuleOverview]) -> Iterator[Any]:
     for name, (text, value) in _OF_LIMITS.items():
-        samples = [([rule.name, limit.name, limit.per], value(limit)) for rule in rules for limit in rule.limits]
+        samples = [
+            ([rule.name, limit.name, limit.per], value(limit))
+            for rule in rules
+            for limit in rule.limits
+        ]
         yield _gauge(name, text, ["rule", "limit", "per"], samples)
 
 
@@ -105,7 +136,12 @@ def _silence(using: str) -> float | None:
     from callqueue import database
     from callqueue.models import DispenserState
 
-    seen_at = DispenserState.objects.using(using).order_by("-seen_at").values_list("seen_at", flat=True).first()
+    seen_at = (
+        DispenserState.objects.using(using)
+        .order_by("-seen_at")
+        .values_list("seen_at", flat=True)
+        .first()
+    )
     return None if seen_at is None else max(0.0, (database.clock(using) - seen_at).total_seconds())
 
 
@@ -113,5 +149,7 @@ def _client() -> Any:
     try:
         import prometheus_client
     except ImportError:
-        raise ImproperlyConfigured('callqueue.metrics needs prometheus_client: pip install "django-callqueue[metrics]"') from None
+        raise ImproperlyConfigured(
+            'callqueue.metrics needs prometheus_client: pip install "django-callqueue[metrics]"'
+        ) from None
     return prometheus_client

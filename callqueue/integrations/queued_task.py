@@ -1,7 +1,9 @@
-"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and which runs when its limits admit it.
+"""QueuedTask: a Celery task whose `.delay()` and `.apply_async()` queue a call, and which runs when
+its limits admit it.
 
-Enters what Celery's users write; a CallQueue row leaves, with the task's name, arguments, id, callbacks and place in its
-chain, group or chord. The worker that is handed the call runs the task itself (handlers/task.py). Publishes nothing.
+Enters what Celery's users write; a CallQueue row leaves, with the task's name, arguments, id,
+callbacks and place in its chain, group or chord. The worker that is handed the call runs the task
+itself (handlers/task.py). Publishes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,16 @@ ELSEWHERE = {
     "soft_time_limit": "belongs to the rule: set Rule(total_timeout=...), after which the attempt counts as lost",
     "rate_limit": "is Celery's own, per worker process: set Rule(limits=[...])",
 }
-KEPT = ("root_id", "parent_id", "group_id", "group_index", "shadow", "replaced_task_nesting", "ignore_result", "headers")
+KEPT = (
+    "root_id",
+    "parent_id",
+    "group_id",
+    "group_index",
+    "shadow",
+    "replaced_task_nesting",
+    "ignore_result",
+    "headers",
+)
 SIGNATURES = ("link", "link_error", "chain", "chord")
 OF_THE_BROKER = frozenset(
     {
@@ -75,7 +86,9 @@ _STATES = {
 
 
 class QueuedResult(AsyncResult):
-    """A Celery result that carries its call. Without a result backend, `state` and `result` are read from the call."""
+    """A Celery result that carries its call. Without a result backend, `state` and `result` are
+    read from the call.
+    """
 
     def __init__(self, *args: Any, call: CallQueue | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,9 +114,10 @@ class QueuedResult(AsyncResult):
 class QueuedTask(DjangoTask):
     """A task under a rule's limits: `@shared_task(base=callqueue.QueuedTask, rule="github")`.
 
-    `rule`, `key`, `cost`, `unique_key`, `priority`, `callback` and `using` are as in `CallQueue.objects.send`, and may be
-    stated on the decorator or at `apply_async`. On the decorator, `key`, `cost` and `unique_key` may be callables that take
-    the task's arguments, those that they name. Calling the task directly, and `.apply()`, run it at once, under no limit.
+    `rule`, `key`, `cost`, `unique_key`, `priority`, `callback` and `using` are as in
+    `CallQueue.objects.send`, and may be stated on the decorator or at `apply_async`. On the
+    decorator, `key`, `cost` and `unique_key` may be callables that take the task's arguments, those
+    that they name. Calling the task directly, and `.apply()`, run it at once, under no limit.
     """
 
     abstract = True
@@ -134,10 +148,12 @@ class QueuedTask(DjangoTask):
         shadow: str | None = None,
         **options: Any,
     ) -> QueuedResult:
-        """Queue a call that runs the task, in the caller's transaction; its result, with the row as `.call`.
+        """Queue a call that runs the task, in the caller's transaction; its result, with the row as
+        `.call`.
 
-        `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what `send` raises: InvalidCall
-        names the argument that is no JSON, or the option that has no meaning here and where to set it.
+        `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what
+        `send` raises: InvalidCall names the argument that is no JSON, or the option that has no
+        meaning here and where to set it.
         """
         from callqueue.models import CallQueue
 
@@ -145,30 +161,46 @@ class QueuedTask(DjangoTask):
         _refuse(self, options)
         task_id = task_id or uuid()
         given = {name: options[name] for name in OF_SEND if name in options}
-        kept = {**options, "link": link, "link_error": link_error, "shadow": shadow or self.shadow_name(args, kwargs, options)}
-        params = {"name": self.name, "args": list(args), "kwargs": kwargs, "options": self._kept(task_id, kept)}
+        kept = {
+            **options,
+            "link": link,
+            "link_error": link_error,
+            "shadow": shadow or self.shadow_name(args, kwargs, options),
+        }
+        params = {
+            "name": self.name,
+            "args": list(args),
+            "kwargs": kwargs,
+            "options": self._kept(task_id, kept),
+        }
         using = given.pop("using", self.using)
         try:
             call = CallQueue.objects.db_manager(using).send(
-                {"method": "celery_task", "params": params}, **self._arguments(args, kwargs, options, given)
+                {"method": "celery_task", "params": params},
+                **self._arguments(args, kwargs, options, given),
             )
         except InvalidCall as error:
             raise _renamed(error, self, args) from None
-        result = QueuedResult(_task_id_of(call, task_id), app=self._get_app(), task_name=self.name, call=call)
+        result = QueuedResult(
+            _task_id_of(call, task_id), app=self._get_app(), task_name=self.name, call=call
+        )
         self._tell_parent(result, options)
         return result
 
     def retry(self, args: Any = None, kwargs: Any = None, **options: Any) -> Retry:
-        """Have the call go again: `countdown` or `eta` say when, else the rule's backoff, or `default_retry_delay` where set.
+        """Have the call go again: `countdown` or `eta` say when, else the rule's backoff, or
+        `default_retry_delay` where set.
 
-        Counts as a failed attempt. Raises Retry, as Celery's does; MaxRetriesExceededError (or `exc`) past `max_retries`, and
-        then the call has failed.
+        Counts as a failed attempt. Raises Retry, as Celery's does; MaxRetriesExceededError (or
+        `exc`) past `max_retries`, and then the call has failed.
         """
         request = self.request
         if not hasattr(request, "callqueue"):
             return super().retry(args, kwargs, **options)
         unstated = options.get("eta") is None and options.get("countdown") is None
-        request.callqueue_backoff = unstated and self.default_retry_delay == DjangoTask.default_retry_delay
+        request.callqueue_backoff = (
+            unstated and self.default_retry_delay == DjangoTask.default_retry_delay
+        )
         try:
             return super().retry(args, kwargs, **options)
         except Retry:
@@ -186,7 +218,9 @@ class QueuedTask(DjangoTask):
         sig.delay()
         raise Ignore("Replaced by new task")
 
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _checked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, if the task takes them (TypeError if not)."""
         if self.typing and (header := getattr(self, "__header__", None)) is not None:
             header(*args, **kwargs)
@@ -194,13 +228,19 @@ class QueuedTask(DjangoTask):
         return dump(args, kwargs) if dump is not None else (args, kwargs)
 
     def _arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], given: Mapping[str, Any]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        given: Mapping[str, Any],
     ) -> dict[str, Any]:
         """The arguments of `send`: what was given at this call, then what the decorator says."""
         stated: dict[str, Any] = {"rule": self.rule, "callback": self.callback}
         for name in ("key", "cost", "unique_key"):
             if name not in given:
-                stated[name] = _computed(inspect.getattr_static(type(self), name), self, args, kwargs)
+                stated[name] = _computed(
+                    inspect.getattr_static(type(self), name), self, args, kwargs
+                )
         stated["priority"] = options.get("priority", self.call_priority)
         stated["not_before"] = _not_before(self, options)
         stated["expires_at"] = _expires_at(self, options.get("expires", self.expires))
@@ -213,7 +253,9 @@ class QueuedTask(DjangoTask):
         if parent:
             kept["root_id"] = parent.request.root_id or parent.request.id
             kept["parent_id"] = parent.request.id
-        kept |= {name: options[name] for name in (*KEPT, *SIGNATURES) if options.get(name) is not None}
+        kept |= {
+            name: options[name] for name in (*KEPT, *SIGNATURES) if options.get(name) is not None
+        }
         for name in ("link", "link_error"):
             if name in kept:
                 kept[name] = _listed(kept[name])
@@ -230,15 +272,38 @@ class QueuedTask(DjangoTask):
 
 
 def _refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
-    """Options that cannot be honoured, by name; nothing is dropped in silence that would change what the caller meant."""
+    """Options that cannot be honoured, by name; nothing is dropped in silence that would change
+    what the caller meant.
+    """
     stamps = set(options.get("stamped_headers") or ())
-    known = {*KEPT, *SIGNATURES, *OF_SEND, *OF_THE_BROKER, "countdown", "eta", "expires", "priority", "stamped_headers", "stamps"}
+    known = {
+        *KEPT,
+        *SIGNATURES,
+        *OF_SEND,
+        *OF_THE_BROKER,
+        "countdown",
+        "eta",
+        "expires",
+        "priority",
+        "stamped_headers",
+        "stamps",
+    }
     for name, value in options.items():
-        if value is None or name in known or name in stamps or (name == "serializer" and value == "json"):
+        if (
+            value is None
+            or name in known
+            or name in stamps
+            or (name == "serializer" and value == "json")
+        ):
             continue
         if name == "serializer":
-            raise InvalidCall("serializer", "is 'json' for every call: arguments are stored as JSON")
-        why = ELSEWHERE.get(name) or f"is no option of a QueuedTask{conf.suggest(name, sorted(known - OF_THE_BROKER))}"
+            raise InvalidCall(
+                "serializer", "is 'json' for every call: arguments are stored as JSON"
+            )
+        why = (
+            ELSEWHERE.get(name)
+            or f"is no option of a QueuedTask{conf.suggest(name, sorted(known - OF_THE_BROKER))}"
+        )
         raise InvalidCall(name, why)
     everywhere = task._get_app().conf
     for name in ("queue", "routing_key", "exchange", "time_limit", "soft_time_limit", "rate_limit"):
@@ -262,7 +327,9 @@ def _renamed(error: InvalidCall, task: QueuedTask, args: tuple[Any, ...]) -> Inv
     return error
 
 
-def _computed(option: Any, task: QueuedTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _computed(
+    option: Any, task: QueuedTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """An option's value; a callable is asked, with those of the task's arguments that it names."""
     option = option.__func__ if isinstance(option, staticmethod) else option
     if not callable(option):
@@ -270,7 +337,11 @@ def _computed(option: Any, task: QueuedTask, args: tuple[Any, ...], kwargs: Mapp
     wanted = inspect.signature(option).parameters.values()
     named = _by_name(task.run, args, kwargs)
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-    missing = [p for p in wanted if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in (named or {})]
+    missing = [
+        p
+        for p in wanted
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in (named or {})
+    ]
     if named is None or missing or any(p.kind in by_place for p in wanted):
         return option(*args, **kwargs)
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in wanted)
@@ -278,7 +349,9 @@ def _computed(option: Any, task: QueuedTask, args: tuple[Any, ...], kwargs: Mapp
     return option(**{name: value for name, value in named.items() if takes_rest or name in names})
 
 
-def _by_name(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+def _by_name(
+    run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """The arguments under the names the task gives them; None where it takes some without a name."""
     signature = inspect.signature(run)
     nameless = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
@@ -315,7 +388,11 @@ def _aware(task: QueuedTask, instant: datetime | str) -> datetime:
 
 
 def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) and not isinstance(value, CallableSignature) else [value]
+    return (
+        list(value)
+        if isinstance(value, list | tuple) and not isinstance(value, CallableSignature)
+        else [value]
+    )
 
 
 def _task_id_of(call: CallQueue | None, task_id: str) -> str:

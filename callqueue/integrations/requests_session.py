@@ -1,7 +1,9 @@
-"""requests' session, queued: `Session(rule=...).post(url, json=...)` queues the call and returns its row.
+"""requests' session, queued: `Session(rule=...).post(url, json=...)` queues the call and returns
+its row.
 
-`QueueAdapter` does the same for code that insists on a requests.Session and on a response: it gets 202 and the call's id.
-Arguments of requests enter; what `CallQueue.objects.send` takes leaves. Opens no connection.
+`QueueAdapter` does the same for code that insists on a requests.Session and on a response: it gets
+202 and the call's id. Arguments of requests enter; what `CallQueue.objects.send` takes leaves.
+Opens no connection.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from requests.cookies import RequestsCookieJar
 from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers
 
-from callqueue.callcheck import _ELSEWHERE as ELSEWHERE
-from callqueue.callcheck import _FRAMING as FRAMING
 from callqueue.exceptions import InvalidCall
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
+from callqueue.sending.validation import _ELSEWHERE as ELSEWHERE
+from callqueue.sending.validation import _FRAMING as FRAMING
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -36,14 +38,18 @@ OF_THE_SESSION = ("headers", "params", "auth", "cookies")
 
 
 class Session:
-    """Looks like requests.Session; each request is queued, and what it returns is the CallQueue row.
+    """Looks like requests.Session; each request is queued, and what it returns is the CallQueue
+    row.
 
-    `rule` and the rest are arguments of `send`, for every call of the session; a single request may state its own, beside
-    requests' arguments. `headers`, `params`, `auth` and `cookies` of the session are merged into each call as requests does.
-    None where the ROUTER discards the call. Raises what `send` raises.
+    `rule` and the rest are arguments of `send`, for every call of the session; a single request may
+    state its own, beside requests' arguments. `headers`, `params`, `auth` and `cookies` of the
+    session are merged into each call as requests does. None where the ROUTER discards the call.
+    Raises what `send` raises.
     """
 
-    def __init__(self, rule: str | None = None, *, using: str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, rule: str | None = None, *, using: str | None = None, **arguments: Any
+    ) -> None:
         unknown = sorted(arguments.keys() - set(OF_SEND))
         if unknown:
             raise TypeError(f"Session() got an unexpected argument {unknown[0]!r}")
@@ -88,9 +94,11 @@ class Session:
         json: Any = None,
         **arguments: Any,
     ) -> CallQueue | None:
-        """Queue a call. Beside requests' arguments takes those of `send`, which win over the session's.
+        """Queue a call. Beside requests' arguments takes those of `send`, which win over the
+        session's.
 
-        InvalidCall names an argument that cannot be queued (`timeout`, `files`, ...) and where to set it.
+        InvalidCall names an argument that cannot be queued (`timeout`, `files`, ...) and where to
+        set it.
         """
         from callqueue.models import CallQueue
 
@@ -101,18 +109,28 @@ class Session:
         unknown = sorted(arguments.keys() - set(OF_SEND))
         if unknown:
             raise TypeError(f"request() got an unexpected keyword argument {unknown[0]!r}")
-        address: Any = url if isinstance(url, Secret) else url.decode() if isinstance(url, bytes) else str(url)
+        address: Any = (
+            url if isinstance(url, Secret) else url.decode() if isinstance(url, bytes) else str(url)
+        )
         merged: dict[str, Any] = {
             "params": merge_setting(params, self.params),
             "data": _body(data),
             "json": json,
-            "headers": dict(merge_setting(headers, self.headers, dict_class=CaseInsensitiveDict) or {}),
+            "headers": dict(
+                merge_setting(headers, self.headers, dict_class=CaseInsensitiveDict) or {}
+            ),
             "cookies": _cookies(address, self.cookies, cookies),
             "auth": _auth(merge_setting(auth, self.auth)),
         }
-        given = {name: value for name, value in merged.items() if value is not None and (name == "json" or value)}
+        given = {
+            name: value
+            for name, value in merged.items()
+            if value is not None and (name == "json" or value)
+        }
         call_data = {"method": method, "params": {"url": address, **given}}
-        call: CallQueue | None = CallQueue.objects.db_manager(self._using).send(call_data, **{**self._arguments, **arguments})
+        call: CallQueue | None = CallQueue.objects.db_manager(self._using).send(
+            call_data, **{**self._arguments, **arguments}
+        )
         return call
 
     def get(self, url: str | bytes | Secret, params: Any = None, **kwargs: Any) -> CallQueue | None:
@@ -127,7 +145,9 @@ class Session:
         """Queue a HEAD."""
         return self.request("head", url, **kwargs)
 
-    def post(self, url: str | bytes | Secret, data: Any = None, json: Any = None, **kwargs: Any) -> CallQueue | None:
+    def post(
+        self, url: str | bytes | Secret, data: Any = None, json: Any = None, **kwargs: Any
+    ) -> CallQueue | None:
         """Queue a POST."""
         return self.request("post", url, data=data, json=json, **kwargs)
 
@@ -145,13 +165,17 @@ class Session:
 
 
 class QueueAdapter(BaseAdapter):
-    """For requests.Session: `session.mount("https://api.example.com", QueueAdapter(rule="example"))`.
+    """For requests.Session: `session.mount("https://api.example.com",
+    QueueAdapter(rule="example"))`.
 
-    A request to such a URL is queued; the response is 202 at once, with the header X-Callqueue-Id and the body
-    {"call_id": ...}. `timeout` and proxies of the request do not apply; the rule's do. Arguments as Session's.
+    A request to such a URL is queued; the response is 202 at once, with the header X-Callqueue-Id
+    and the body {"call_id": ...}. `timeout` and proxies of the request do not apply; the rule's do.
+    Arguments as Session's.
     """
 
-    def __init__(self, rule: str | None = None, *, using: str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, rule: str | None = None, *, using: str | None = None, **arguments: Any
+    ) -> None:
         super().__init__()
         self._session = Session(rule, using=using, **arguments)
 
@@ -170,7 +194,9 @@ class QueueAdapter(BaseAdapter):
         if cert:
             raise InvalidCall("cert", ELSEWHERE["cert"])
         headers = _own_headers(request.headers)
-        call = self._session.request(request.method or "get", request.url or "", data=_body(request.body), headers=headers)
+        call = self._session.request(
+            request.method or "get", request.url or "", data=_body(request.body), headers=headers
+        )
         return _accepted(request, None if call is None else call.pk)
 
     def close(self) -> None:
@@ -178,7 +204,9 @@ class QueueAdapter(BaseAdapter):
 
 
 def queued_session(rule: str | None = None, **arguments: Any) -> requests.Session:
-    """A requests.Session whose every request is queued, for code that takes a session: see QueueAdapter."""
+    """A requests.Session whose every request is queued, for code that takes a session: see
+    QueueAdapter.
+    """
     session = requests.Session()
     session.trust_env = False
     for scheme in ("https://", "http://"):
@@ -198,9 +226,14 @@ def _body(data: Any) -> Any:
         try:
             data = bytes(data).decode()
         except UnicodeDecodeError:
-            raise InvalidCall("data", "is bytes that are no UTF-8 text; bodies are JSON or text, so send it as base64") from None
+            raise InvalidCall(
+                "data",
+                "is bytes that are no UTF-8 text; bodies are JSON or text, so send it as base64",
+            ) from None
     if data is not None and not isinstance(data, str | Mapping | list | tuple | Secret):
-        raise InvalidCall("data", f"is a {type(data).__name__}; bodies are JSON or text, read it first")
+        raise InvalidCall(
+            "data", f"is a {type(data).__name__}; bodies are JSON or text, read it first"
+        )
     return data or None
 
 
@@ -208,22 +241,35 @@ def _auth(auth: Any) -> Any:
     if isinstance(auth, HTTPBasicAuth):
         return [auth.username, auth.password]
     if auth is not None and not isinstance(auth, tuple | list):
-        raise InvalidCall("auth", f"is a {type(auth).__name__}; give (user, password), or an Authorization header")
+        raise InvalidCall(
+            "auth", f"is a {type(auth).__name__}; give (user, password), or an Authorization header"
+        )
     return list(auth) if auth else None
 
 
 def _cookies(url: Any, of_session: Any, of_request: Any) -> dict[str, Any] | None:
-    """The cookies that requests would send to this URL. Those whose value is a secret are kept as they are."""
+    """The cookies that requests would send to this URL. Those whose value is a secret are kept as
+    they are.
+    """
     references: dict[str, Any] = {}
     jar = RequestsCookieJar()
     for cookies in (of_session, of_request):
         if isinstance(cookies, CookieJar):
             merge_cookies(jar, cookies)
         elif cookies:
-            references |= {name: value for name, value in cookies.items() if isinstance(value, Secret)}
-            merge_cookies(jar, cookiejar_from_dict({n: v for n, v in cookies.items() if not isinstance(v, Secret)}))
+            references |= {
+                name: value for name, value in cookies.items() if isinstance(value, Secret)
+            }
+            merge_cookies(
+                jar,
+                cookiejar_from_dict(
+                    {n: v for n, v in cookies.items() if not isinstance(v, Secret)}
+                ),
+            )
     if isinstance(url, Secret):  # it cannot be told which of a host's it is
-        return {cookie.name: cookie.value for cookie in jar if not cookie.domain} | references or None
+        return {
+            cookie.name: cookie.value for cookie in jar if not cookie.domain
+        } | references or None
     if not len(jar):
         return references or None
     header = cookie_header(jar, requests.Request("GET", url)) or ""
@@ -232,10 +278,17 @@ def _cookies(url: Any, of_session: Any, of_request: Any) -> dict[str, Any] | Non
 
 
 def _own_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The request's headers without those that are written from URL and body, and those that requests adds by itself."""
+    """The request's headers without those that are written from URL and body, and those that
+    requests adds by itself.
+    """
     usual = {name.lower(): value for name, value in default_headers().items()}
-    texts = {name: value.decode("latin-1") if isinstance(value, bytes) else value for name, value in headers.items()}
-    return {n: v for n, v in texts.items() if n.lower() not in FRAMING and usual.get(n.lower()) != v}
+    texts = {
+        name: value.decode("latin-1") if isinstance(value, bytes) else value
+        for name, value in headers.items()
+    }
+    return {
+        n: v for n, v in texts.items() if n.lower() not in FRAMING and usual.get(n.lower()) != v
+    }
 
 
 def _accepted(request: requests.PreparedRequest, call_id: int | None) -> requests.Response:

@@ -1,9 +1,12 @@
-"""Keeps the agreement of all dispensers that are alive: which limits are in force, though their settings may differ.
+"""Keeps the agreement of all dispensers that are alive: which limits are in force, though their
+settings may differ.
 
-A dispenser states its opinion before it releases anything, and every rule's row carries the token of the agreement that its
-passes go by. Whoever changes the agreement gives it a new token and writes that into each row that no pass holds, until all
-have it: a pass that meets another token than its book's releases nothing, and its dispenser joins anew. So from the instant
-at which all rows have the token, no pass goes by what was in force before. Nobody waits for a pass, since that may be frozen.
+A dispenser states its opinion before it releases anything, and every rule's row carries the token
+of the agreement that its passes go by. Whoever changes the agreement gives it a new token and
+writes that into each row that no pass holds, until all have it: a pass that meets another token
+than its book's releases nothing, and its dispenser joins anew. So from the instant at which all
+rows have the token, no pass goes by what was in force before. Nobody waits for a pass, since that
+may be frozen.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import clockwork, conf, database, events
-from callqueue.budgets import Book
+from callqueue import conf, database, events
 from callqueue.database import to_us
-from callqueue.opinions import (
+from callqueue.ledger import clock_jumps
+from callqueue.limits.budgets import Book
+from callqueue.limits.opinions import (
     Agreement,
     Difference,
     Opinion,
@@ -32,27 +36,37 @@ from callqueue.opinions import (
 )
 
 ALL = ""  # the RuleState row that is about all rules: no rule has this name
-SILENCE = 20.0  # seconds without a sign of life, which comes every five, after which a dispenser's opinion counts no more
-LONG_SILENCE = timedelta(minutes=5)  # the same by the database's clock, for those that have not watched for so long
+# seconds without a sign of life, which comes every five, after which a dispenser's opinion counts
+# no more
+SILENCE = 20.0
+LONG_SILENCE = timedelta(
+    minutes=5
+)  # the same by the database's clock, for those that have not watched for so long
 PATIENCE = 5.0  # seconds that a changed limit waits for passes that go by the old one
 PAUSE = 0.01
 
 
 class Seat:
-    """A dispenser's place in the agreement: it `join`s before it releases, `look`s every few seconds, and `leave`s at its end."""
+    """A dispenser's place in the agreement: it `join`s before it releases, `look`s every few
+    seconds, and `leave`s at its end.
+    """
 
     def __init__(self, using: str, name: str) -> None:
         self.using, self.name = using, name
         self.book: Book | None = None
-        self.is_complete = False  # whether all rows have the book's token: nobody goes by what was in force before
+        self.is_complete = (
+            False  # whether all rows have the book's token: nobody goes by what was in force before
+        )
         self._digests: Sequence[str] = ()
         self._is_settled = True
         self._signs: dict[str, _Sign] = {}
 
     def join(self, own: Book) -> Book:
-        """State the opinion of these settings, unless it is known, and give the book that is in force from now on.
+        """State the opinion of these settings, unless it is known, and give the book that is in
+        force from now on.
 
-        To be repeated until `is_complete`. Other dispensers' opinions go on counting until they leave or fall silent.
+        To be repeated until `is_complete`. Other dispensers' opinions go on counting until they
+        leave or fall silent.
         """
         opinion = opinion_of(own)
         digest = digest_of(opinion)
@@ -62,7 +76,9 @@ class Seat:
             now = database.clock(self.using)
             heard = {d for name, d in self._heard(now) if name != self.name and d in before.digests}
             opinions = {digest: opinion, **_opinions(self.using, heard - {digest})}
-            _ensure_states(self.using, {rule for one in opinions.values() for rule in one}, before.token)
+            _ensure_states(
+                self.using, {rule for one in opinions.values() for rule in one}, before.token
+            )
             after = renewed(before, opinions, kinds_of(own), self._settled_at(before, opinions))
             after = _renew(self.using, before, after)
             self.is_complete = _stamp(self.using, after.token)
@@ -72,7 +88,9 @@ class Seat:
         return self.book
 
     def look(self) -> bool:
-        """Whether to join anew: the agreement is another, or may be, since an opinion has fallen silent. Two statements."""
+        """Whether to join anew: the agreement is another, or may be, since an opinion has fallen
+        silent. Two statements.
+        """
         token = _token(self.using)
         heard = {digest for _, digest in self._heard(database.clock(self.using))}
         return (
@@ -93,8 +111,12 @@ class Seat:
 
         with database.writing(self.using):
             before = _locked(self.using)
-            DispenserState.objects.using(self.using).filter(pk=self.name).update(opinion=None, digest="")
-            heard = {d for name, d in self._heard(database.clock(self.using)) if d in before.digests}
+            DispenserState.objects.using(self.using).filter(pk=self.name).update(
+                opinion=None, digest=""
+            )
+            heard = {
+                d for name, d in self._heard(database.clock(self.using)) if d in before.digests
+            }
             after = before
             if heard:
                 after = _renew(self.using, before, renewed(before, _opinions(self.using, heard)))
@@ -114,15 +136,25 @@ class Seat:
 
     def _settled_at(self, before: Agreement, opinions: Mapping[str, Opinion]) -> int | None:
         """Now, where every pass that goes by more than the present opinions has ended."""
-        if set(opinions) != set(before.digests) or is_settled(before, opinions) or _behind(self.using, before.token).exists():
+        if (
+            set(opinions) != set(before.digests)
+            or is_settled(before, opinions)
+            or _behind(self.using, before.token).exists()
+        ):
             return None
         return to_us(database.clock(self.using))
 
     def _heard(self, now: datetime) -> list[tuple[str, str]]:
         """Each dispenser that is not silent: its name, and its opinion's digest. One statement."""
         listed, moment = _signs(self.using), time.monotonic()
-        self._signs = {name: _Sign(seen, moment).after(self._signs.get(name)) for name, _, seen in listed}
-        return [(name, digest) for name, digest, _ in listed if name == self.name or not self._signs[name].is_silent(moment, now)]
+        self._signs = {
+            name: _Sign(seen, moment).after(self._signs.get(name)) for name, _, seen in listed
+        }
+        return [
+            (name, digest)
+            for name, digest, _ in listed
+            if name == self.name or not self._signs[name].is_silent(moment, now)
+        ]
 
 
 @dataclass(frozen=True)
@@ -139,12 +171,15 @@ class _Sign:
         return last if last.at == self.at else _Sign(self.at, self.since, is_first=False)
 
     def is_silent(self, moment: float, now: datetime) -> bool:
-        """Silent for as long as this one watched; or, never heard by it, for long by the clock, which may have jumped."""
+        """Silent for as long as this one watched; or, never heard by it, for long by the clock,
+        which may have jumped.
+        """
         return moment - self.since > SILENCE or (self.is_first and now - self.at > LONG_SILENCE)
 
 
 def book_in_force(using: str, own: Book | None = None) -> Book:
-    """What is in force, for those who only look: with what all dispensers hold, and by default this process's settings.
+    """What is in force, for those who only look: with what all dispensers hold, and by default this
+    process's settings.
 
     One statement, and three more where it has changed since the last look.
     """
@@ -152,7 +187,9 @@ def book_in_force(using: str, own: Book | None = None) -> Book:
     token = _token(using)
     kept = _books.get(using)
     if kept is None or kept[0] != token or kept[1] is not own:
-        found, now = (_read(using), database.clock(using)) if token else (Agreement(), database.EPOCH)
+        found, now = (
+            (_read(using), database.clock(using)) if token else (Agreement(), database.EPOCH)
+        )
         book = in_force(own, found, _opinions(using, found.digests), to_us(now))
         kept = _books[using] = (found.token, own, book)
     return kept[2]
@@ -162,19 +199,27 @@ _books: dict[str, tuple[str, Book, Book]] = {}
 
 
 def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """What passes remember of each rule: how many there were, and their memo (see ledger.Memo). One statement."""
+    """What passes remember of each rule: how many there were, and their memo (see ledger.Memo). One
+    statement.
+    """
     from callqueue.models import RuleState
 
-    stored = RuleState.objects.using(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
+    stored = (
+        RuleState.objects.using(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
+    )
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}
 
 
 def set_rate(using: str, limit: str, rate: str | None) -> None:
-    """Give a limit, by its id in the settings, another rate, or None, its own; waits for passes that go by the old one."""
+    """Give a limit, by its id in the settings, another rate, or None, its own; waits for passes
+    that go by the old one.
+    """
     with database.writing(using):
         before = _locked(using)
         rates = {name: old for name, old in before.rates.items() if name != limit}
-        after = _renew(using, before, replace(before, rates=rates if rate is None else {**rates, limit: rate}))
+        after = _renew(
+            using, before, replace(before, rates=rates if rate is None else {**rates, limit: rate})
+        )
         is_complete = _stamp(using, after.token)
     end = time.monotonic() + PATIENCE
     while not is_complete and time.monotonic() < end:
@@ -188,8 +233,11 @@ def known_rules(using: str) -> set[str]:
     return {rule for opinion in _opinions(using, _read(using).digests).values() for rule in opinion}
 
 
-def disagreements(using: str, digests: Collection[str] | None = None, *, here: Opinion | None = None) -> list[Difference]:
-    """The limits on which dispensers differ, and who says what: those with these opinions, or all that are alive.
+def disagreements(
+    using: str, digests: Collection[str] | None = None, *, here: Opinion | None = None
+) -> list[Difference]:
+    """The limits on which dispensers differ, and who says what: those with these opinions, or all
+    that are alive.
 
     `here`: what this process's settings say, where they are to be judged too.
     """
@@ -200,18 +248,25 @@ def disagreements(using: str, digests: Collection[str] | None = None, *, here: O
         stated = stated.filter(seen_at__gt=database.clock(using) - timedelta(seconds=SILENCE))
     else:
         stated = stated.filter(digest__in=list(digests))
-    found: dict[str, Opinion] = {name: opinion or {} for name, opinion in stated.values_list("name", "opinion")}
+    found: dict[str, Opinion] = {
+        name: opinion or {} for name, opinion in stated.values_list("name", "opinion")
+    }
     return differences({"this process": here, **found} if found and here is not None else found)
 
 
 def shift(using: str, by: int) -> None:
-    """Move the agreement's instants along with a clock that jumped by so many microseconds. Inside a transaction."""
+    """Move the agreement's instants along with a clock that jumped by so many microseconds. Inside
+    a transaction.
+    """
     if not _token(using):
         return
     before = _locked(using)
 
     def moved(past: Mapping[str, Mapping[str, int | None]]) -> dict[str, dict[str, int | None]]:
-        return {name: {rule: until and until + by for rule, until in rules.items()} for name, rules in past.items()}
+        return {
+            name: {rule: until and until + by for rule, until in rules.items()}
+            for name, rules in past.items()
+        }
 
     after = replace(before, charged=moved(before.charged), names=moved(before.names))
     _stamp(using, _renew(using, before, after).token)
@@ -221,7 +276,9 @@ def shift(using: str, by: int) -> None:
 
 
 def _locked(using: str) -> Agreement:
-    """The agreement, locked: nobody else changes it, or gives rows its token, until the transaction ends."""
+    """The agreement, locked: nobody else changes it, or gives rows its token, until the transaction
+    ends.
+    """
     from callqueue.models import RuleState
 
     rows = RuleState.objects.using(using).filter(rule=ALL)
@@ -235,25 +292,37 @@ def _locked(using: str) -> Agreement:
 def _read(using: str) -> Agreement:
     from callqueue.models import RuleState
 
-    found = RuleState.objects.using(using).filter(rule=ALL).values_list("agreement", "memo", "rates").first()
+    found = (
+        RuleState.objects.using(using)
+        .filter(rule=ALL)
+        .values_list("agreement", "memo", "rates")
+        .first()
+    )
     return Agreement.of(found[0], found[1] or {}, found[2] or {}) if found else Agreement()
 
 
 def _token(using: str) -> str:
     from callqueue.models import RuleState
 
-    return RuleState.objects.using(using).filter(rule=ALL).values_list("agreement", flat=True).first() or ""
+    return (
+        RuleState.objects.using(using).filter(rule=ALL).values_list("agreement", flat=True).first()
+        or ""
+    )
 
 
 def _renew(using: str, before: Agreement, after: Agreement) -> Agreement:
-    """Write the agreement, where it has changed, with a new token if that changes what is in force; as it is now."""
+    """Write the agreement, where it has changed, with a new token if that changes what is in force;
+    as it is now.
+    """
     from callqueue.models import RuleState
 
     if after == before:
         return before
     token = before.token if before.token and after.says_the_same(before) else secrets.token_hex(8)
     after = replace(after, token=token)
-    RuleState.objects.using(using).filter(rule=ALL).update(agreement=token, memo=after.as_memo(), rates=dict(after.rates))
+    RuleState.objects.using(using).filter(rule=ALL).update(
+        agreement=token, memo=after.as_memo(), rates=dict(after.rates)
+    )
     return after
 
 
@@ -261,17 +330,25 @@ def _behind(using: str, token: str) -> Any:
     """The rows of rules whose passes may go by another agreement."""
     from callqueue.models import RuleState
 
-    return RuleState.objects.using(using).exclude(rule__in=(ALL, clockwork.FRAME)).exclude(agreement=token)
+    return (
+        RuleState.objects.using(using)
+        .exclude(rule__in=(ALL, clock_jumps.FRAME))
+        .exclude(agreement=token)
+    )
 
 
 def _stamp(using: str, token: str) -> bool:
-    """Give the token to the rows that no pass holds now; whether all have it. The agreement must be locked."""
+    """Give the token to the rows that no pass holds now; whether all have it. The agreement must be
+    locked.
+    """
     from callqueue.models import RuleState
 
     behind = set(_behind(using, token).values_list("rule", flat=True))
     if not behind:
         return True
-    free = set(database.locked(_behind(using, token).order_by("rule")).values_list("rule", flat=True))
+    free = set(
+        database.locked(_behind(using, token).order_by("rule")).values_list("rule", flat=True)
+    )
     RuleState.objects.using(using).filter(rule__in=free).update(agreement=token)
     return behind <= free
 
@@ -282,14 +359,22 @@ def _ensure_states(using: str, rules: set[str], token: str) -> None:
 
     rows = RuleState.objects.using(using)
     missing = rules - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
-    rows.bulk_create([RuleState(rule=rule, agreement=token) for rule in sorted(missing)], ignore_conflicts=True)
+    rows.bulk_create(
+        [RuleState(rule=rule, agreement=token) for rule in sorted(missing)], ignore_conflicts=True
+    )
 
 
 def _signs(using: str) -> list[tuple[str, str, datetime]]:
-    """By each dispenser that has stated its opinion: its name, the opinion's digest, its last sign of life."""
+    """By each dispenser that has stated its opinion: its name, the opinion's digest, its last sign
+    of life.
+    """
     from callqueue.models import DispenserState
 
-    return list(DispenserState.objects.using(using).exclude(digest="").values_list("name", "digest", "seen_at"))
+    return list(
+        DispenserState.objects.using(using)
+        .exclude(digest="")
+        .values_list("name", "digest", "seen_at")
+    )
 
 
 def _opinions(using: str, digests: Any) -> dict[str, Opinion]:
@@ -313,4 +398,6 @@ def _tell(using: str, before: Agreement, after: Agreement) -> None:
         return
     found = disagreements(using, after.digests)
     dispensers = sorted({name for one in found for who in one.said.values() for name in who})
-    events.tell("settings_differ", limits="; ".join(map(str, found)), dispensers=", ".join(dispensers))
+    events.tell(
+        "settings_differ", limits="; ".join(map(str, found)), dispensers=", ".join(dispensers)
+    )

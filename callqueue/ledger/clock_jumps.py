@@ -1,8 +1,10 @@
-"""Watches the database's clock with this process's monotonic one, and moves the ledger along when that clock jumps.
+"""Watches the database's clock with this process's monotonic one, and moves the ledger along when
+that clock jumps.
 
-The ledger's instants are on the database's clock. If it is set forward, charges would seem older than they are; if it is set
-back, they would stay for hours. So whoever sees a jump first moves what the ledger still counts, under a lock, and writes down
-by how much. Nothing is ever moved to before its own time. Instants are microseconds, monotonic ones seconds.
+The ledger's instants are on the database's clock. If it is set forward, charges would seem older
+than they are; if it is set back, they would stay for hours. So whoever sees a jump first moves what
+the ledger still counts, under a lock, and writes down by how much. Nothing is ever moved to before
+its own time. Instants are microseconds, monotonic ones seconds.
 """
 
 from __future__ import annotations
@@ -22,32 +24,40 @@ from django.db.models.functions import Coalesce
 from callqueue import database, events, states
 from callqueue.database import from_us, to_us
 
-TOLERANCE = 10_000  # microseconds that the two clocks may differ by between two readings, besides a share of the time
+# microseconds that the two clocks may differ by between two readings, besides a share of the time
+TOLERANCE = 10_000
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 FRESH = 20.0  # seconds for which a reading helps to narrow later ones
 DRIFT = 1e-4  # how much one clock may run faster than the other, as a share
-UNDONE = "undone"  # in the frame's memo: the ledger was moved back last, by somebody who did not see the clock go back
-WAS = "was"  # in a rule's memo: what the clock showed before it jumped, so that what was due then still is
-FRAME = "\njumps"  # the RuleState row that jumps are written down in (`passes`: how many, `served`: their sum): no rule's name
+# in the frame's memo: the ledger was moved back last, by somebody who did not see the clock go back
+UNDONE = "undone"
+# in a rule's memo: what the clock showed before it jumped, so that what was due then still is
+WAS = "was"
+# the RuleState row that jumps are written down in (`passes`: how many, `served`: their sum): no
+# rule's name
+FRAME = "\njumps"
 
 
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def monotonic() -> float:
-    """Seconds that have passed, those of a suspended machine included where it can tell (Linux): leases go by them too.
+    """Seconds that have passed, those of a suspended machine included where it can tell (Linux):
+    leases go by them too.
 
-    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and the database's clock would
-    seem to have jumped.
+    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and
+    the database's clock would seem to have jumped.
     """
     return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The database's clock, read between two instants of this process's monotonic time, and how far the ledger was moved by then.
+    """The database's clock, read between two instants of this process's monotonic time, and how far
+    the ledger was moved by then.
 
-    Without a jump that nobody has dealt with, `at` less `moved` goes on as time does, whoever reads it.
+    Without a jump that nobody has dealt with, `at` less `moved` goes on as time does, whoever reads
+    it.
     """
 
     at: int
@@ -56,16 +66,20 @@ class Reading:
     moved: int = 0
 
     def jump_to(self, later: Reading) -> int:
-        """By how much the clock went further (or less far) until `later` than time and the ledger did; 0 within the tolerance.
+        """By how much the clock went further (or less far) until `later` than time and the ledger
+        did; 0 within the tolerance.
 
-        Errs upwards, by no more than the readings took: what is moved along by it ages late, never early.
+        Errs upwards, by no more than the readings took: what is moved along by it ages late, never
+        early.
         """
         went = (later.at - later.moved) - (self.at - self.moved)
         least, most, slack = self._bounds(later)
         return 0 if least - slack <= went <= most + slack else went - least
 
     def credit(self, later: Reading) -> int:
-        """The instant that `later` may be taken for: what it read, but no more since this reading than time surely went by."""
+        """The instant that `later` may be taken for: what it read, but no more since this reading
+        than time surely went by.
+        """
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + (later.moved - self.moved) + least + slack)
 
@@ -81,7 +95,9 @@ def _seen(last: Reading, reading: Reading) -> int:
 
 
 class Narrowed:
-    """Readings of the last seconds, taken together: each bounds how the two clocks stand to each other, all bound it closer."""
+    """Readings of the last seconds, taken together: each bounds how the two clocks stand to each
+    other, all bound it closer.
+    """
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque(maxlen=16)
@@ -95,7 +111,10 @@ class Narrowed:
         for other in self._readings:
             passed = (reading.at - other.at) / 1_000_000
             drift = abs(passed) * DRIFT
-            before, after = max(before, other.before + passed - drift), min(after, other.after + passed + drift)
+            before, after = (
+                max(before, other.before + passed - drift),
+                min(after, other.after + passed + drift),
+            )
         if before <= after:
             return replace(reading, before=before, after=after)
         self._readings.clear()  # they contradict each other: one of the clocks was set
@@ -105,7 +124,9 @@ class Narrowed:
 
 @dataclass(frozen=True)
 class Jump:
-    """What the clock shows now, and by how much it jumped: perhaps less, by `doubt`, and within the last `gap`. Microseconds."""
+    """What the clock shows now, and by how much it jumped: perhaps less, by `doubt`, and within the
+    last `gap`. Microseconds.
+    """
 
     now: int
     by: int
@@ -114,11 +135,15 @@ class Jump:
 
 
 class Jumped(Exception):
-    """The clock has jumped since this process's last reading, and the ledger is still to be moved along: look, then try again."""
+    """The clock has jumped since this process's last reading, and the ledger is still to be moved
+    along: look, then try again.
+    """
 
 
 class Watch:
-    """This process's last reading of one database's clock, by which the next one is judged. `since`: when the first was made."""
+    """This process's last reading of one database's clock, by which the next one is judged.
+    `since`: when the first was made.
+    """
 
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
@@ -130,7 +155,9 @@ class Watch:
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
-        """Read the clock; where it has jumped since the last reading, have the ledger moved along. Not inside a transaction."""
+        """Read the clock; where it has jumped since the last reading, have the ledger moved along.
+        Not inside a transaction.
+        """
         with self._looking:
             reading, last = read(self.using), self.last
             jump = last.jump_to(reading) if last else 0
@@ -142,7 +169,9 @@ class Watch:
             return jump
 
     def settle(self) -> None:
-        """Look, and where this process is too young to know what a jump is, look again until it is not. Not in a transaction."""
+        """Look, and where this process is too young to know what a jump is, look again until it is
+        not. Not in a transaction.
+        """
         self.look()
         for _ in range(20):
             if not self._suspicious:
@@ -151,9 +180,11 @@ class Watch:
             self.look()
 
     def credited(self, reading: Reading) -> int | None:
-        """What the clock may be taken to show at this reading; None where it has jumped: look before anything is counted.
+        """What the clock may be taken to show at this reading; None where it has jumped: look
+        before anything is counted.
 
-        Never later than it showed, and never by more later than the last time than this process saw time go by.
+        Never later than it showed, and never by more later than the last time than this process saw
+        time go by.
         """
         with self._keeping:
             last = self.last
@@ -164,16 +195,21 @@ class Watch:
             return reading.at if last is None else last.credit(reading)
 
     def take(self, reading: Reading) -> tuple[Reading, int]:
-        """Follow one reading more: as narrow as others make it, and the instant since when the clock is known to be steady.
+        """Follow one reading more: as narrow as others make it, and the instant since when the
+        clock is known to be steady.
 
-        An instant that was written down before that may be of another frame. Readings far apart prove little. A jump is left
-        for a look to deal with.
+        An instant that was written down before that may be of another frame. Readings far apart
+        prove little. A jump is left for a look to deal with.
         """
         with self._keeping:
             last = self.last
             jumped = last is not None and last.jump_to(reading) != 0
             self._suspicious |= jumped
-            is_next = last is not None and last.moved == reading.moved and reading.after - last.before <= FRESH
+            is_next = (
+                last is not None
+                and last.moved == reading.moved
+                and reading.after - last.before <= FRESH
+            )
             if self.steady_from is None or jumped or not is_next:
                 self.steady_from = reading.at
             return reading if jumped else self._keep(reading), self.steady_from
@@ -185,43 +221,58 @@ class Watch:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all who saw a jump that this process did not have dealt with it by now, those that still run."""
+        """Whether all who saw a jump that this process did not have dealt with it by now, those
+        that still run.
+        """
         return not self._has_taken_over or monotonic() - (self.since or 0.0) > SETTLED
 
     def _follow(self, last: Reading) -> tuple[Reading, bool]:
-        """Move the ledger by what of a jump it has not been moved by yet; the reading, and whether it is too early to judge it.
+        """Move the ledger by what of a jump it has not been moved by yet; the reading, and whether
+        it is too early to judge it.
 
-        The locks keep off passes (the rules' rows) and whoever writes an instant that is counted (the frame's).
+        The locks keep off passes (the rules' rows) and whoever writes an instant that is counted
+        (the frame's).
         """
-        from callqueue import agreement
+        from callqueue.ledger import agreement
         from callqueue.models import RuleState
 
         with database.writing(self.using):
             make_frame(self.using)
             stored = RuleState.objects.using(self.using).order_by("rule")
             found = {row.rule: row for row in database.locked(stored, wait=True)}
-            frame, rules = found.pop(FRAME), [row for rule, row in found.items() if rule != agreement.ALL]
+            frame, rules = (
+                found.pop(FRAME),
+                [row for rule, row in found.items() if rule != agreement.ALL],
+            )
             reading = read(self.using)
             is_early, jump = self._unfollowed(last, reading, bool(frame.memo.get(UNDONE)))
             if jump.by:
                 count = shift(self.using, jump, rules)
                 memo = {UNDONE: jump.by < 0 and not _seen(last, reading) < 0}
-                stored.filter(rule=FRAME).update(passes=F("passes") + 1, served=F("served") + jump.by, memo=memo)
+                stored.filter(rule=FRAME).update(
+                    passes=F("passes") + 1, served=F("served") + jump.by, memo=memo
+                )
         if jump.by:
             events.tell("clock_jumped", seconds=jump.by / 1_000_000, attempts=count)
         return replace(reading, moved=reading.moved + jump.by), is_early
 
     def _unfollowed(self, last: Reading, reading: Reading, is_undone: bool) -> tuple[bool, Jump]:
-        """The jump that nobody has dealt with, if there is one; and whether it is too early to tell.
+        """The jump that nobody has dealt with, if there is one; and whether it is too early to
+        tell.
 
-        Whoever is new may have come after a jump that others deal with only now. If they do, it takes over what they say; if
-        nobody has after a while, there are no others. Who is not new takes over only that what he saw no more of was no jump.
-        Either then waits before it releases anything.
+        Whoever is new may have come after a jump that others deal with only now. If they do, it
+        takes over what they say; if nobody has after a while, there are no others. Who is not new
+        takes over only that what he saw no more of was no jump. Either then waits before it
+        releases anything.
         """
         by, since = last.jump_to(reading), self.since or 0.0
         others_moved, is_old = last.moved != reading.moved, last.before - since > SETTLED
         is_early = bool(by) and not others_moved and reading.before - since <= SETTLED
-        if by and others_moved and (not is_old or (by > 0 and is_undone and not _seen(last, reading))):
+        if (
+            by
+            and others_moved
+            and (not is_old or (by > 0 and is_undone and not _seen(last, reading)))
+        ):
             by, self.since, self._has_taken_over = 0, reading.before, True
         width = (reading.after - reading.before) + (last.after - last.before)
         gap = round((reading.after - last.before) * 1_000_000)
@@ -238,14 +289,18 @@ class Watch:
 def read(using: str) -> Reading:
     """A reading of the database's clock."""
     before = monotonic()
-    [(shown, moved)] = database.rows(using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}")
+    [(shown, moved)] = database.rows(
+        using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}"
+    )
     return brought(using, before, shown, moved)
 
 
 def moved_sql(using: str, *, held: bool = False) -> str:
-    """How far the ledger was moved, as a statement selects it beside the clock: no reading is worth anything without it.
+    """How far the ledger was moved, as a statement selects it beside the clock: no reading is worth
+    anything without it.
 
-    `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the clock.
+    `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
+    clock.
     """
     from callqueue.models import RuleState
 
@@ -254,15 +309,21 @@ def moved_sql(using: str, *, held: bool = False) -> str:
 
 
 def brought(using: str, before: float, shown: Any, moved: int | None) -> Reading:
-    """The reading that a statement made after `before` brought along. The clock of SQLite, which brings none, is this host's."""
+    """The reading that a statement made after `before` brought along. The clock of SQLite, which
+    brings none, is this host's.
+    """
     at = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
     return Reading(at, before, monotonic(), moved or 0)
 
 
 def held(using: str) -> Reading:
-    """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes an instant that is counted."""
+    """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes
+    an instant that is counted.
+    """
     before = monotonic()
-    [(moved, shown)] = database.rows(using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}")
+    [(moved, shown)] = database.rows(
+        using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}"
+    )
     return brought_held(using, before, shown, moved)
 
 
@@ -272,13 +333,16 @@ def brought_held(using: str, before: float, shown: Any, moved: int | None) -> Re
         make_frame(using)
         return held(using)
     reading = brought(using, before, shown, moved)
-    # What MariaDB shows is when the statement began, which may have waited for somebody who moved the ledger.
+    # What MariaDB shows is when the statement began, which may have waited for somebody who moved
+    # the ledger.
     waited = reading.after - before > TOLERANCE / 1_000_000
     return read(using) if waited and database.is_mysql(using) else reading
 
 
 def check(using: str, reading: Reading) -> None:
-    """Jumped where the clock has not gone on as it should until this reading: settle outside the transaction, and try again."""
+    """Jumped where the clock has not gone on as it should until this reading: settle outside the
+    transaction, and try again.
+    """
     if watch(using).credited(reading) is None and not database.is_nested(using):
         raise Jumped
 
@@ -302,11 +366,13 @@ def watch(using: str) -> Watch:
 
 
 def shift(using: str, jump: Jump, rules: Iterable[Any]) -> int:
-    """Move what the ledger still counts by the jump; the count of attempts. To be called with all rules' rows locked.
+    """Move what the ledger still counts by the jump; the count of attempts. To be called with all
+    rules' rows locked.
 
-    Nothing is moved to before its own time in the new frame, whichever frame it was written in: forward, an instant is moved by
-    as much as the clock, though not past its "now"; back, only what lies in the future is moved, and not past "now" either. So
-    it may be moved twice, or by somebody who does not know all: then it counts for longer, up to a window from "now".
+    Nothing is moved to before its own time in the new frame, whichever frame it was written in:
+    forward, an instant is moved by as much as the clock, though not past its "now"; back, only what
+    lies in the future is moved, and not past "now" either. So it may be moved twice, or by somebody
+    who does not know all: then it counts for longer, up to a window from "now".
     """
     forget(using, rules, jump)
     _shift_holds(using, jump)
@@ -316,8 +382,10 @@ def shift(using: str, jump: Jump, rules: Iterable[Any]) -> int:
 
 
 def forget(using: str, rules: Iterable[Any], jump: Jump) -> None:
-    """Throw away whatever passes remember, and the tallies with it: all is counted anew. What was due before still is."""
-    from callqueue import agreement, turns
+    """Throw away whatever passes remember, and the tallies with it: all is counted anew. What was
+    due before still is.
+    """
+    from callqueue.ledger import agreement, turns
     from callqueue.models import RuleState
 
     for rule in rules:
@@ -329,37 +397,57 @@ def forget(using: str, rules: Iterable[Any], jump: Jump) -> None:
 
 
 def _shift_open(using: str, jump: Jump) -> int:
-    """Attempts under way. What their own clock said when they were released, or begun, tells the frame they were written in."""
+    """Attempts under way. What their own clock said when they were released, or begun, tells the
+    frame they were written in.
+    """
     from callqueue.models import CallAttempt
 
     by, begun = timedelta(microseconds=jump.by), Coalesce("started_at", "released_at")
     rows = CallAttempt.objects.using(using).open()
     of_old = _of_old_frame(rows.annotate(begun=begun), "begun", jump)
     count = of_old.update(lease_until=F("lease_until") + by, started_at=F("started_at") + by)
-    # No later than it was: what is remembered of a bucket ends before the first attempt that is still open was released.
-    released = {"released_at": F("released_at") + by - timedelta(microseconds=jump.doubt), "send_at": F("send_at") + by}
+    # No later than it was: what is remembered of a bucket ends before the first attempt that is
+    # still open was released.
+    released = {
+        "released_at": F("released_at") + by - timedelta(microseconds=jump.doubt),
+        "send_at": F("send_at") + by,
+    }
     _of_old_frame(rows, "released_at", jump).update(**released)
     return int(count)
 
 
 def _shift_answered(using: str, jump: Jump) -> int:
-    """Attempts that some limit may still count. Whoever writes when one ended has a reading that is `held`: it is past by now."""
-    from callqueue import agreement, ledger
+    """Attempts that some limit may still count. Whoever writes when one ended has a reading that is
+    `held`: it is past by now.
+    """
+    from callqueue.ledger import account, agreement
     from callqueue.models import CallAttempt
 
-    oldest = jump.now - jump.by - ledger.longest_window(agreement.book_in_force(using)) if jump.by > 0 else jump.now
+    oldest = (
+        jump.now - jump.by - account.longest_window(agreement.book_in_force(using))
+        if jump.by > 0
+        else jump.now
+    )
     rows = CallAttempt.objects.using(using).filter(finished_at__gt=from_us(oldest))
     names = ("released_at", "started_at", "sent_at", "finished_at")
     return int(rows.update(**{name: _moved(name, jump) for name in names}))
 
 
 def _moved(name: str, jump: Jump) -> Case:
-    """The instant, moved by the jump but not past now: what is past stays so, what is in the future does not come before now."""
+    """The instant, moved by the jump but not past now: what is past stays so, what is in the future
+    does not come before now.
+    """
     now, by = from_us(jump.now), timedelta(microseconds=jump.by)
     if jump.by > 0:
-        cases = [When(**{f"{name}__lte": now - by}, then=F(name) + by), When(**{f"{name}__lte": now}, then=Value(now))]
+        cases = [
+            When(**{f"{name}__lte": now - by}, then=F(name) + by),
+            When(**{f"{name}__lte": now}, then=Value(now)),
+        ]
     else:
-        cases = [When(**{f"{name}__gte": now - by}, then=F(name) + by), When(**{f"{name}__gt": now}, then=Value(now))]
+        cases = [
+            When(**{f"{name}__gte": now - by}, then=F(name) + by),
+            When(**{f"{name}__gt": now}, then=Value(now)),
+        ]
     return Case(*cases, default=F(name), output_field=DateTimeField())
 
 
@@ -373,18 +461,24 @@ def _shift_holds(using: str, jump: Jump) -> None:
 
 
 def _shift_retries(using: str, jump: Jump) -> None:
-    """Calls that wait for their backoff go on waiting as long as they had to, or less. Scheduled ones keep their instants."""
+    """Calls that wait for their backoff go on waiting as long as they had to, or less. Scheduled
+    ones keep their instants.
+    """
     from callqueue.models import CallQueue
 
     retries = CallQueue.objects.using(using).filter(status=states.ERROR, ready=False)
     of_old = (
-        Q(due_at_dt__lt=from_us(jump.now - jump.gap)) if jump.by > 0 else Q(due_at_dt__gt=from_us(jump.now - jump.by - jump.gap))
+        Q(due_at_dt__lt=from_us(jump.now - jump.gap))
+        if jump.by > 0
+        else Q(due_at_dt__gt=from_us(jump.now - jump.by - jump.gap))
     )
     retries.filter(of_old).update(due_at_dt=F("due_at_dt") + timedelta(microseconds=jump.by))
 
 
 def _of_old_frame(rows: QuerySet[Any], name: str, jump: Jump) -> QuerySet[Any]:
-    """Those whose instant, which was read off the clock at that moment, was surely read before the jump, or just after it."""
+    """Those whose instant, which was read off the clock at that moment, was surely read before the
+    jump, or just after it.
+    """
     if jump.by > 0:
         return rows.filter(**{f"{name}__lte": from_us(jump.now - jump.by + jump.doubt)})
     return rows.filter(**{f"{name}__gt": from_us(jump.now)})

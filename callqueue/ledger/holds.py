@@ -1,6 +1,7 @@
 """Holds: what keeps a scope of a rule from being released, whatever its limits say.
 
-Read at every pass, so a hold acts within a pass. Laying one twice is one hold; only its end can move, and only later.
+Read at every pass, so a hold acts within a pass. Laying one twice is one hold; only its end can
+move, and only later.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from datetime import datetime
 
 from django.db.models import Q
 
-from callqueue import clockwork, database, events, turns
-from callqueue.budgets import key_part
+from callqueue import database, events
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
+from callqueue.ledger import clock_jumps, turns
+from callqueue.limits.budgets import key_part
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,19 @@ class InForce:
 
 @dataclass(frozen=True)
 class Held:
-    """The holds in force on some rules; `probing`: rules whose circuit breaker's hold has ended, and nothing more."""
+    """The holds in force on some rules; `probing`: rules whose circuit breaker's hold has ended,
+    and nothing more.
+    """
 
     by_rule: Mapping[str, Sequence[InForce]]
     probing: frozenset[str] = frozenset()
 
-    def blocking(self, rule: str, key: str | None = None, queue: str | None = None) -> InForce | None:
-        """The hold that keeps such a call back; without key and queue, one that keeps back the whole rule."""
+    def blocking(
+        self, rule: str, key: str | None = None, queue: str | None = None
+    ) -> InForce | None:
+        """The hold that keeps such a call back; without key and queue, one that keeps back the
+        whole rule.
+        """
         for hold in self.by_rule.get(rule, ()):
             if hold.per == "rule":
                 return hold
@@ -52,7 +60,9 @@ class Held:
 
     def first_end(self, rules: Iterable[str]) -> datetime | None:
         """When the first of these rules' holds ends; None where none does by itself."""
-        return min((h.until for rule in rules for h in self.by_rule.get(rule, ()) if h.until), default=None)
+        return min(
+            (h.until for rule in rules for h in self.by_rule.get(rule, ()) if h.until), default=None
+        )
 
 
 def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
@@ -66,7 +76,9 @@ def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     )
     by_rule: dict[str, list[InForce]] = {}
     probing = set()
-    for rule, per, text, ends, reason, began in rows(using, sql, [*rules, as_parameter(using, now)]):
+    for rule, per, text, ends, reason, began in rows(
+        using, sql, [*rules, as_parameter(using, now)]
+    ):
         ends_at = None if ends is None else from_us(instant_us(ends))
         if ends_at is None or ends_at > now:
             by_rule.setdefault(rule, []).append(InForce(rule, per, text, ends_at, reason))
@@ -86,7 +98,8 @@ def lay(
     source: str,
     extend: bool = True,
 ) -> bool:
-    """Hold a scope of these rules. True if it was not held before by the same source; a hold in force only ever gets longer.
+    """Hold a scope of these rules. True if it was not held before by the same source; a hold in
+    force only ever gets longer.
 
     With `extend=False` a hold in force stays as it is.
     """
@@ -94,10 +107,21 @@ def lay(
 
     laid = False
     with database.writing(using):
-        now = from_us(clockwork.held(using).at)
-        list(database.locked(RuleState.objects.using(using).filter(rule__in=rules).order_by("rule"), wait=True).values_list("pk"))
+        now = from_us(clock_jumps.held(using).at)
+        list(
+            database.locked(
+                RuleState.objects.using(using).filter(rule__in=rules).order_by("rule"), wait=True
+            ).values_list("pk")
+        )
         for rule in sorted(rules):
-            laid |= _lay(using, {"rule": rule, "per": per, "value": value, "source": source}, until, reason, now, extend)
+            laid |= _lay(
+                using,
+                {"rule": rule, "per": per, "value": value, "source": source},
+                until,
+                reason,
+                now,
+                extend,
+            )
     if laid:
         told = "rule_paused" if source == Hold.Source.OPERATOR else "rule_held"
         for rule in rules:
@@ -105,22 +129,39 @@ def lay(
     return laid
 
 
-def _lay(using: str, scope: dict[str, str], until: datetime | None, reason: str, now: datetime, extend: bool) -> bool:
-    """Hold one rule. That a hold gets no shorter is in the updates themselves: not all who write holds have the rule's lock."""
+def _lay(
+    using: str,
+    scope: dict[str, str],
+    until: datetime | None,
+    reason: str,
+    now: datetime,
+    extend: bool,
+) -> bool:
+    """Hold one rule. That a hold gets no shorter is in the updates themselves: not all who write
+    holds have the rule's lock.
+    """
     from callqueue.models import Hold
 
     stored = Hold.objects.using(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
-    if stored.get_or_create(**scope, defaults=fresh)[1] or stored.filter(**scope, until__lte=now).update(**fresh):
+    if stored.get_or_create(**scope, defaults=fresh)[1] or stored.filter(
+        **scope, until__lte=now
+    ).update(**fresh):
         return True
     shorter = stored.filter(**scope, until__isnull=False)
     if extend:
-        (shorter.filter(until__lt=until) if until is not None else shorter).update(until=until, reason=reason)
+        (shorter.filter(until__lt=until) if until is not None else shorter).update(
+            until=until, reason=reason
+        )
     return False
 
 
-def lift(using: str, rule: str, per: str | None = None, value: str = "", *, source: str | None = None) -> int:
-    """End the rule's holds, or those of a scope, or of a source; the count of holds that were in force."""
+def lift(
+    using: str, rule: str, per: str | None = None, value: str = "", *, source: str | None = None
+) -> int:
+    """End the rule's holds, or those of a scope, or of a source; the count of holds that were in
+    force.
+    """
     from callqueue.models import Hold
 
     stored = Hold.objects.using(using).filter(rule=rule)

@@ -1,6 +1,7 @@
 """The waiting set: which calls of a rule may go next, found without reading the backlog.
 
-Calls go by priority, then by the time they were due. Where limits are per key, the keys of a priority take turns: see turns.
+Calls go by priority, then by the time they were due. Where limits are per key, the keys of a
+priority take turns: see turns.
 """
 
 from __future__ import annotations
@@ -34,8 +35,15 @@ class Candidate:
 
 
 def promote(using: str, limit: int = PROMOTED) -> int:
-    """Make calls ready that have become due: scheduled ones, retries, and rows that other code made. The count."""
-    rows = _calls(using).waiting().filter(ready=False, due_at_dt__lte=database.ClockNow()).order_by("due_at_dt")
+    """Make calls ready that have become due: scheduled ones, retries, and rows that other code
+    made. The count.
+    """
+    rows = (
+        _calls(using)
+        .waiting()
+        .filter(ready=False, due_at_dt__lte=database.ClockNow())
+        .order_by("due_at_dt")
+    )
     with database.writing(using):
         ids = list(database.locked(rows).values_list("pk", flat=True)[:limit])
         if ids:
@@ -44,11 +52,19 @@ def promote(using: str, limit: int = PROMOTED) -> int:
 
 
 def next_due_in(using: str, after: datetime | None = None) -> float:
-    """Seconds until the next call that is not ready becomes due, by the database's clock; a day where there is none.
+    """Seconds until the next call that is not ready becomes due, by the database's clock; a day
+    where there is none.
 
-    `after`: what was due by then is left out. If a promotion since then has not made it ready, somebody has it locked.
+    `after`: what was due by then is left out. If a promotion since then has not made it ready,
+    somebody has it locked.
     """
-    rows = _calls(using).waiting().filter(ready=False).order_by("due_at_dt").values_list("due_at_dt", flat=True)
+    rows = (
+        _calls(using)
+        .waiting()
+        .filter(ready=False)
+        .order_by("due_at_dt")
+        .values_list("due_at_dt", flat=True)
+    )
     rows = rows if after is None else rows.filter(due_at_dt__gt=after)
     due = next(iter(rows[:1]), None)
     return 86400.0 if due is None else (due - database.clock(using)).total_seconds()
@@ -67,7 +83,9 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
 def rules_of_ready(using: str) -> list[str]:
     """The rules that ready calls name, whether the settings know them or not."""
     where = "ready AND status IN (0, 2)"
-    found: list[str] = database.distinct_next(using, _table(), "rule", where, [], after="", down=False, count=1000)
+    found: list[str] = database.distinct_next(
+        using, _table(), "rule", where, [], after="", down=False, count=1000
+    )
     return found
 
 
@@ -79,13 +97,21 @@ def first(using: str, rule: str, now: datetime, count: int) -> list[Candidate]:
 
 def priorities(using: str, rule: str) -> list[int]:
     """The priorities that ready calls of the rule have, highest first."""
-    found: list[int] = database.distinct_next(using, _table(), "priority", READY, [rule], after=TOP, down=True, count=PRIORITIES)
+    found: list[int] = database.distinct_next(
+        using, _table(), "priority", READY, [rule], after=TOP, down=True, count=PRIORITIES
+    )
     return found
 
 
-def pairs(using: str, rule: str, after: tuple[int, str] | None, count: int) -> list[tuple[int, str]]:
-    """The next `count` pairs of priority and key past `after` that have ready calls: highest priority first, then by key."""
-    return database.pairs_next(using, _table(), "priority", "key", READY, [rule], after or (TOP, ""), count)
+def pairs(
+    using: str, rule: str, after: tuple[int, str] | None, count: int
+) -> list[tuple[int, str]]:
+    """The next `count` pairs of priority and key past `after` that have ready calls: highest
+    priority first, then by key.
+    """
+    return database.pairs_next(
+        using, _table(), "priority", "key", READY, [rule], after or (TOP, ""), count
+    )
 
 
 def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, str]]:
@@ -97,25 +123,32 @@ def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, st
 
 def newest(using: str) -> int:
     """The number of the call that was sent last."""
-    return int(database.rows(using, f"SELECT MAX(id) FROM {database.quoted(using, _table())}")[0][0] or 0)
+    return int(
+        database.rows(using, f"SELECT MAX(id) FROM {database.quoted(using, _table())}")[0][0] or 0
+    )
 
 
 def without_ready(using: str, rule: str, wanted: Sequence[tuple[int, str]]) -> set[tuple[int, str]]:
     """Those of the pairs that have no ready call."""
-    found = database.first_of_each(using, _table(), ("priority", "key"), READY, [rule], "id", dict.fromkeys(wanted, 1))
+    found = database.first_of_each(
+        using, _table(), ("priority", "key"), READY, [rule], "id", dict.fromkeys(wanted, 1)
+    )
     return set(wanted) - {pair for pair, _ in found}
 
 
 def first_of_pairs(
     using: str, rule: str, now: datetime, counts: dict[tuple[int, str], int]
 ) -> tuple[list[Candidate], set[tuple[int, str]]]:
-    """The next calls of these keys, so many of each, locked: by priority, and there the keys' first before any key's second.
+    """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
+    before any key's second.
 
     And the keys that have no more ready calls than those.
     """
     where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
     wanted = {pair: count + 1 for pair, count in counts.items()}
-    found = database.first_of_each(using, _table(), ("priority", "key"), where, params, "due_at_dt, id", wanted)
+    found = database.first_of_each(
+        using, _table(), ("priority", "key"), where, params, "due_at_dt, id", wanted
+    )
     place: dict[int, tuple[int, int, int]] = {}
     seen = dict.fromkeys(counts, 0)
     order = {pair: i for i, pair in enumerate(counts)}

@@ -1,11 +1,14 @@
-"""Who locks which rows, in what order, and who waits: in one place, so that no two transactions can wait for each other.
+"""Who locks which rows, in what order, and who waits: in one place, so that no two transactions can
+wait for each other.
 
-Whoever acts for the application (cancel, requeue) may wait: for calls first, as an application that has selected a call for
-update does by itself, then for their attempts, each in the order of their primary keys. Everybody else (dispensers, workers,
-recovery, cleanup) waits for no call: one that somebody has locked is passed over, and its turn comes later.
+Whoever acts for the application (cancel, requeue) may wait: for calls first, as an application that
+has selected a call for update does by itself, then for their attempts, each in the order of their
+primary keys. Everybody else (dispensers, workers, recovery, cleanup) waits for no call: one that
+somebody has locked is passed over, and its turn comes later.
 
-Rows are locked by their primary keys alone, and judged afterwards: with a condition in the statement, MariaDB and MySQL may go
-by another index, lock its entries first, and wait for a row while others wait for the entry.
+Rows are locked by their primary keys alone, and judged afterwards: with a condition in the
+statement, MariaDB and MySQL may go by another index, lock its entries first, and wait for a row
+while others wait for the entry.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Case, Value, When
 
-from callqueue import clockwork, database, states
-from callqueue.clockwork import Reading
+from callqueue import database, states
+from callqueue.ledger import clock_jumps
+from callqueue.ledger.clock_jumps import Reading
 
 if TYPE_CHECKING:
     from callqueue.models import CallAttempt, CallQueue
@@ -25,14 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attempt and its call, both locked; None where the call is gone, or has gone on without this attempt."""
+    """An attempt and its call, both locked; None where the call is gone, or has gone on without
+    this attempt.
+    """
 
     attempt: CallAttempt
     call: CallQueue | None
 
 
 def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
-    """Lock these calls, waiting for whoever has them; their primary keys and these columns. To be called in a transaction."""
+    """Lock these calls, waiting for whoever has them; their primary keys and these columns. To be
+    called in a transaction.
+    """
     rows = _calls(using).filter(pk__in=list(pks)).order_by("pk")
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
@@ -45,43 +53,64 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
     pks = _attempts(using).unbegun().filter(call_id__in=list(call_ids)).values_list("pk", flat=True)
     rows = database.locked(_attempts(using).filter(pk__in=list(pks)).order_by("pk"), wait=True)
     found = rows.values_list("pk", "call_id", "number", "started_at", "finished_at")
-    return [(pk, call, number) for pk, call, number, started, finished in found if started is None and finished is None]
+    return [
+        (pk, call, number)
+        for pk, call, number, started, finished in found
+        if started is None and finished is None
+    ]
 
 
 def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, int]], Reading]:
-    """Lock these calls, those that nobody else has locked: by primary key (status, last attempt); and the clock, as
-    `clockwork.held` reads it. One statement, where any of them is free.
+    """Lock these calls, those that nobody else has locked: by primary key (status, last attempt);
+    and the clock, as `clockwork.held` reads it. One statement, where any of them is free.
 
     To be called in a transaction.
     """
     from callqueue.models import CallQueue
 
-    before = clockwork.monotonic()
-    columns = f"id, status, last_attempt, {clockwork.moved_sql(using, held=True)}, {database.clock_sql(using)}"
+    before = clock_jumps.monotonic()
+    columns = f"id, status, last_attempt, {clock_jumps.moved_sql(using, held=True)}, {database.clock_sql(using)}"
     table, lock = database.quoted(using, CallQueue._meta.db_table), database.skip_locked(using)
     sql = f"SELECT {columns} FROM {table} WHERE id IN ({database.listed(pks)}) ORDER BY id{lock}"
     found = database.rows(using, sql)
-    reading = clockwork.brought_held(using, before, found[0][4], found[0][3]) if found else clockwork.held(using)
+    reading = (
+        clock_jumps.brought_held(using, before, found[0][4], found[0][3])
+        if found
+        else clock_jumps.held(using)
+    )
     return {pk: (status, last_attempt) for pk, status, last_attempt, _, _ in found}, reading
 
 
 def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
-    """Lock these attempts, those that are open and begun or not, with their calls: the pairs of which nobody has locked either.
+    """Lock these attempts, those that are open and begun or not, with their calls: the pairs of
+    which nobody has locked either.
 
     To be called in a transaction.
     """
     rows = database.locked(_attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
-    found = [one for one in rows if one.finished_at is None and (one.started_at is not None) == begun]
+    found = [
+        one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
+    ]
     wanted = {attempt.call_id for attempt in found}
     listed = _calls(using).filter(pk__in=wanted)
-    calls = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))} if wanted else {}
+    calls = (
+        {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
+        if wanted
+        else {}
+    )
     away = wanted - calls.keys()
     busy = set(listed.filter(pk__in=away).values_list("pk", flat=True)) if away else set()
-    return [Pair(attempt, _own(attempt, calls.get(attempt.call_id))) for attempt in found if attempt.call_id not in busy]
+    return [
+        Pair(attempt, _own(attempt, calls.get(attempt.call_id)))
+        for attempt in found
+        if attempt.call_id not in busy
+    ]
 
 
 def take_back(using: str, attempt_ids: Iterable[int]) -> int:
-    """Void attempts that no worker has begun, and let their calls wait again; the count of calls. Passes over what is locked."""
+    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
+    Passes over what is locked.
+    """
     with database.writing(using):
         pairs = free_pairs(using, attempt_ids, begun=False)
         _attempts(using).void([pair.attempt.pk for pair in pairs])
@@ -92,7 +121,11 @@ def take_back(using: str, attempt_ids: Iterable[int]) -> int:
 
 def _own(attempt: CallAttempt, call: CallQueue | None) -> CallQueue | None:
     """The call, where this attempt is the one that it waits for."""
-    is_own = call is not None and call.status == states.DISPATCHED and call.last_attempt == attempt.number
+    is_own = (
+        call is not None
+        and call.status == states.DISPATCHED
+        and call.last_attempt == attempt.number
+    )
     return call if is_own else None
 
 

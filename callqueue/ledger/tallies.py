@@ -1,8 +1,10 @@
-"""Tallies: what budgets with long windows are charged with, kept as it changes instead of counted anew at every pass.
+"""Tallies: what budgets with long windows are charged with, kept as it changes instead of counted
+anew at every pass.
 
-A release adds its cost, under the lock of the budget's rules. An attempt that leaves the window takes it away: each pass reads
-those that left since the last one. What turned out to cost something else (voided, settled, redirected) says so by itself.
-Attempts stay the truth: where what is kept is not known to be of the same budget, rules and clock, it is counted anew.
+A release adds its cost, under the lock of the budget's rules. An attempt that leaves the window
+takes it away: each pass reads those that left since the last one. What turned out to cost something
+else (voided, settled, redirected) says so by itself. Attempts stay the truth: where what is kept is
+not known to be of the same budget, rules and clock, it is counted anew.
 """
 
 from __future__ import annotations
@@ -13,18 +15,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from callqueue import database, states
-from callqueue.budgets import Book, Budget, Former, cost_of
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.limits import SECOND, FixedWindow, Limit, Meter, SlidingWindow, TokenBucket, Usage
+from callqueue.limits.budgets import Book, Budget, Former, cost_of
+from callqueue.limits.kinds import (
+    SECOND,
+    FixedWindow,
+    Limit,
+    Meter,
+    SlidingWindow,
+    TokenBucket,
+    Usage,
+)
 
 COARSE = 2000  # a window per rule or queue that may hold more calls than this is tallied
 SHORT = 5 * SECOND  # a window per key that is longer is tallied
-SHORT_UNITS = 60 * SECOND  # one of other units than calls that is longer, and may hold more, is tallied
+SHORT_UNITS = (
+    60 * SECOND
+)  # one of other units than calls that is longer, and may hold more, is tallied
 LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have ended
 ROOMY = 1000  # as long as so much is free, nobody asks what has left
-RECOUNT = 3600 * SECOND  # a tally is counted anew this long after it was, or after an eighth of its window if that is longer
+RECOUNT = (
+    3600 * SECOND
+    # a tally is counted anew this long after it was, or after an eighth of its window if that is longer
+)
 CORRECTIONS = 1000  # corrections that one pass takes in
-FORMER = 100  # while former rules' attempts count, a tally is counted anew so often in a window, and nothing taken away between
+# while former rules' attempts count, a tally is counted anew so often in a window, and nothing
+# taken away between
+FORMER = 100
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
 
 Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
@@ -43,7 +60,9 @@ def is_tallied(limit: Limit) -> bool:
 
 @dataclass
 class Tally:
-    """What is charged for one value; `full_at`: when the bucket would be full again, open charges apart (microseconds)."""
+    """What is charged for one value; `full_at`: when the bucket would be full again, open charges
+    apart (microseconds).
+    """
 
     used: int = 0
     full_at: int = 0
@@ -55,8 +74,9 @@ class Tally:
 class Kept:
     """What the rules' locked row remembers of a budget's tallies.
 
-    `print`: of what budget they are. `left`: the instant until whose end attempts have been taken away. `has_former`: whether
-    attempts of former rules are among them. `values`: the tallies themselves, of a budget that is not per key.
+    `print`: of what budget they are. `left`: the instant until whose end attempts have been taken
+    away. `has_former`: whether attempts of former rules are among them. `values`: the tallies
+    themselves, of a budget that is not per key.
     """
 
     print: str
@@ -69,11 +89,21 @@ class Kept:
 class Tallies:
     """The tallies of one budget at `now`. Only what was loaded or is not per key is known."""
 
-    def __init__(self, using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int) -> None:
-        self.using, self.budget, self.limit, self.now, self.until = using, budget, budget.limit, now, until
+    def __init__(
+        self, using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int
+    ) -> None:
+        self.using, self.budget, self.limit, self.now, self.until = (
+            using,
+            budget,
+            budget.limit,
+            now,
+            until,
+        )
         self.print = fingerprint(budget)
         self.by_value: dict[str, Tally] = {}
-        self.near: dict[str, list[tuple[int, int]]] = {}  # what leaves until `until`: (ended, cost), sorted
+        self.near: dict[
+            str, list[tuple[int, int]]
+        ] = {}  # what leaves until `until`: (ended, cost), sorted
         self.freed: set[str] = set()  # values that have more room than before
         self.is_anew = False
         self._next_leave: int | None = None
@@ -105,12 +135,15 @@ class Tallies:
             self.by_value[tally.value] = Tally(tally.used, tally.full_at, tally.pk)
 
     def advance(self) -> None:
-        """Take away what has left since the last pass, and see what leaves next. One statement; the second time none."""
+        """Take away what has left since the last pass, and see what leaves next. One statement; the
+        second time none.
+        """
         if self._has_advanced or self.kept is None:
             return
         self._has_advanced = True
         if isinstance(self.limit, FixedWindow) or self.kept.has_former:
-            return  # all of them leave at once, with the window; what former rules used is counted anew
+            # all of them leave at once, with the window; what former rules used is counted anew
+            return
         begin, end = self.kept.left, self._horizon()
         ahead = end if isinstance(self.limit, TokenBucket) else end + self.until - self.now
         found = _left(self.using, self.budget, begin, end, ahead)
@@ -122,7 +155,9 @@ class Tallies:
                 self.near.setdefault(value, []).append((ended, cost))
         for listed in self.near.values():
             listed.sort()
-        if found or end - begin > longest_gap(self.limit) // 2:  # else nothing new is to be remembered
+        if (
+            found or end - begin > longest_gap(self.limit) // 2
+        ):  # else nothing new is to be remembered
             self.kept.left = max(begin, end)
 
     def correct(self, value: str, less: int) -> None:
@@ -155,8 +190,16 @@ class Tallies:
     def remembered(self) -> dict[str, Any]:
         """What the rules' row is to remember."""
         assert self.kept is not None
-        values = {} if self.limit.is_keyed else {value: tally.used for value, tally in self.by_value.items()}
-        counted = {"left": self.kept.left, "counted": self.kept.counted, "has_former": self.kept.has_former}
+        values = (
+            {}
+            if self.limit.is_keyed
+            else {value: tally.used for value, tally in self.by_value.items()}
+        )
+        counted = {
+            "left": self.kept.left,
+            "counted": self.kept.counted,
+            "has_former": self.kept.has_former,
+        }
         return {"print": self.print, **counted, "values": values}
 
     def save(self) -> None:
@@ -168,29 +211,51 @@ class Tallies:
         name, stored = _name(self.budget), Row.objects.using(self.using)
         if self.is_anew:
             stored.filter(budget=name).delete()
-        idle = [t.pk for t in self.by_value.values() if t.pk and t.used == 0 and t.full_at <= self.now and not self.is_anew]
+        idle = [
+            t.pk
+            for t in self.by_value.values()
+            if t.pk and t.used == 0 and t.full_at <= self.now and not self.is_anew
+        ]
         if idle:
             stored.filter(pk__in=idle).delete()
         changed = [t for t in self.by_value.values() if t.is_changed and t.pk and t.pk not in idle]
-        database.update_each(Row, self.using, [{"pk": t.pk, "used": t.used, "full_at": t.full_at} for t in changed])
-        new = {v: t for v, t in self.by_value.items() if (t.used or t.full_at > self.now) and (self.is_anew or not t.pk)}
-        stored.bulk_create([Row(budget=name, value=v, used=t.used, full_at=t.full_at) for v, t in new.items()])
+        database.update_each(
+            Row, self.using, [{"pk": t.pk, "used": t.used, "full_at": t.full_at} for t in changed]
+        )
+        new = {
+            v: t
+            for v, t in self.by_value.items()
+            if (t.used or t.full_at > self.now) and (self.is_anew or not t.pk)
+        }
+        stored.bulk_create(
+            [Row(budget=name, value=v, used=t.used, full_at=t.full_at) for v, t in new.items()]
+        )
 
     def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
         """What is kept, where it is of this very budget, not too old, and of this calendar window."""
         if kept is None or kept["print"] != self.print:
             return None
         known, horizon = Kept(**{**kept, "values": dict(kept["values"])}), self._horizon()
-        good_for = self.limit.window_us // FORMER if known.has_former else max(RECOUNT, self.limit.window_us // 8)
+        good_for = (
+            self.limit.window_us // FORMER
+            if known.has_former
+            else max(RECOUNT, self.limit.window_us // 8)
+        )
         if not known.counted <= self.now <= known.counted + good_for:
             return None
         if isinstance(self.limit, FixedWindow):
             return known if known.left == horizon else None
-        return known if known.has_former or horizon - known.left <= longest_gap(self.limit) else None
+        return (
+            known if known.has_former or horizon - known.left <= longest_gap(self.limit) else None
+        )
 
     def _horizon(self) -> int:
         """Until when attempts have left the window, or the bucket: those that ended by then."""
-        return self.now - LATE if isinstance(self.limit, TokenBucket) else self.limit.horizon(self.now) - 1
+        return (
+            self.now - LATE
+            if isinstance(self.limit, TokenBucket)
+            else self.limit.horizon(self.now) - 1
+        )
 
     def _take_away(self, value: str, ended: int, cost: int) -> None:
         if isinstance(self.limit, TokenBucket):
@@ -205,7 +270,9 @@ class Tallies:
             self.freed.add(value)
 
     def _count_former(self, horizon: int) -> None:
-        """Add what former rules used. They are charged no more, so that it can only become less until it is counted anew."""
+        """Add what former rules used. They are charged no more, so that it can only become less
+        until it is counted anew.
+        """
         assert self.kept is not None
         for value, cost in _charged_by_former(self.using, self.budget, horizon):
             self.of(value).used += cost
@@ -226,7 +293,9 @@ class Tallies:
         if self.kept is not None and self.kept.has_former:
             return self.kept.counted + self.limit.window_us // FORMER + 1
         if isinstance(self.limit, FixedWindow):
-            return self.limit.window(self.now - round(self.limit.jitter * SECOND))[1] + round(self.limit.jitter * SECOND)
+            return self.limit.window(self.now - round(self.limit.jitter * SECOND))[1] + round(
+                self.limit.jitter * SECOND
+            )
         if isinstance(self.limit, TokenBucket):
             return self.now + SECOND
         after = self._horizon() + self.until - self.now
@@ -256,7 +325,9 @@ class _WindowMeter(Meter):
         return self._tallies.next_leave() if instant is None else instant
 
     def known_at(self, cost: int) -> int | None:
-        """When the cost fits; None where all that is known is that it does not before more has left."""
+        """When the cost fits; None where all that is known is that it does not before more has
+        left.
+        """
         excess = self._tallies.of(self._value).used + cost - self._n
         if excess > 0:
             self._tallies.advance()
@@ -316,17 +387,24 @@ def time_to_fill(limit: TokenBucket, cost: int) -> int:
 
 
 def tallied_rules(book: Book) -> frozenset[str]:
-    """The rules that are in a tallied budget: what their attempts cost after all is to be told to the tallies."""
-    return frozenset(rule for budget in book.all_budgets() if is_tallied(budget.limit) for rule in budget.rules)
+    """The rules that are in a tallied budget: what their attempts cost after all is to be told to
+    the tallies.
+    """
+    return frozenset(
+        rule for budget in book.all_budgets() if is_tallied(budget.limit) for rule in budget.rules
+    )
 
 
 def longest_gap(limit: Limit) -> int:
-    """How long after it left an attempt may still be wanted, to be taken away; a tally that is further behind is counted anew."""
+    """How long after it left an attempt may still be wanted, to be taken away; a tally that is
+    further behind is counted anew.
+    """
     return max(60 * SECOND, limit.window_us // 4)
 
 
 def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies]) -> None:
-    """Tell the tallies what attempts of these rules cost less than they were charged. One statement, and one if there are any.
+    """Tell the tallies what attempts of these rules cost less than they were charged. One
+    statement, and one if there are any.
 
     To be called after recounts: those count what is still to be corrected as it was charged.
     """
@@ -340,13 +418,18 @@ def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies
     if not found:
         return
     ids = database.listed(row[0] for row in found)
-    database.run(using, f"UPDATE {table} SET correction_pending = FALSE, charged = NULL WHERE id IN ({ids})")
+    database.run(
+        using, f"UPDATE {table} SET correction_pending = FALSE, charged = NULL WHERE id IN ({ids})"
+    )
     for one in tallies:
         for _, rule, text, queue, cost, charged, outcome in found:
             if rule in one.budget.rules:
                 unit = one.limit.unit
                 final = 0 if outcome == states.VOIDED else cost_of(database.loaded(cost), unit)
-                one.correct(one.budget.value_of(text, queue), cost_of(database.loaded(charged), unit) - final)
+                one.correct(
+                    one.budget.value_of(text, queue),
+                    cost_of(database.loaded(charged), unit) - final,
+                )
 
 
 def _stored(using: str, budget: Budget, values: Sequence[str]) -> Iterable[Any]:
@@ -361,8 +444,12 @@ def _name(budget: Budget) -> str:
     return budget.id if len(budget.id) <= 120 else f"{budget.id[:120]}:{digest}"
 
 
-def _left(using: str, budget: Budget, begin: int, end: int, ahead: int) -> list[tuple[str, int, int]]:
-    """What ended in (begin, ahead]: (value, ended, cost); what ended by `end` summed up, at its latest end."""
+def _left(
+    using: str, budget: Budget, begin: int, end: int, ahead: int
+) -> list[tuple[str, int, int]]:
+    """What ended in (begin, ahead]: (value, ended, cost); what ended by `end` summed up, at its
+    latest end.
+    """
     key, what = quoted(using, "key"), _cost_sql(using, budget)
     names = _columns(using, budget)
     sql = (
@@ -381,10 +468,14 @@ def _left(using: str, budget: Budget, begin: int, end: int, ahead: int) -> list[
 def _charged(using: str, budget: Budget, horizon: int) -> Iterable[tuple[str, int]]:
     """What is open or ended after the horizon: (value, cost).
 
-    What is to be corrected still costs what it was charged, since the correction comes after; ended before, the difference.
+    What is to be corrected still costs what it was charged, since the correction comes after; ended
+    before, the difference.
     """
     key, what, unit = quoted(using, "key"), _cost_sql(using, budget), budget.limit.unit
-    of_corrected = [f"CASE WHEN correction_pending THEN {part} END" for part in ("cost", "outcome", "finished_at")]
+    of_corrected = [
+        f"CASE WHEN correction_pending THEN {part} END"
+        for part in ("cost", "outcome", "finished_at")
+    ]
     sql = (
         f"SELECT {_columns(using, budget)}, charged, {', '.join(of_corrected)}, COUNT(*), SUM({what[0]}) "
         f"FROM {_attempts_table(using)} WHERE rule IN ({places(budget.rules)}) "
@@ -406,18 +497,28 @@ def _charged(using: str, budget: Budget, horizon: int) -> Iterable[tuple[str, in
 def _charged_by_former(using: str, budget: Budget, horizon: int) -> Iterable[tuple[str, int]]:
     """What former rules' attempts cost that are open or ended after the horizon: (value, cost)."""
     key, what = quoted(using, "key"), _cost_sql(using, budget)
-    names, formers = _columns(using, budget), [former_sql(using, former) for former in budget.former]
+    names, formers = (
+        _columns(using, budget),
+        [former_sql(using, former) for former in budget.former],
+    )
     sql = (
         f"SELECT {names}, SUM({what[0]}) FROM {_attempts_table(using)} WHERE ({' OR '.join(where for where, _ in formers)}) "
         f"AND (finished_at IS NULL OR finished_at > %s) AND outcome <> %s GROUP BY {names}"
     )
-    params = [*what[1], *(one for _, some in formers for one in some), as_parameter(using, from_us(horizon)), states.VOIDED]
+    params = [
+        *what[1],
+        *(one for _, some in formers for one in some),
+        as_parameter(using, from_us(horizon)),
+        states.VOIDED,
+    ]
     for text, queue, cost in _named(rows(using, sql, params), names, key):
         yield budget.value_of(text, queue), int(cost or 0)
 
 
 def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
-    """The condition of attempts that a former rule released while it was charged, and its parameters."""
+    """The condition of attempts that a former rule released while it was charged, and its
+    parameters.
+    """
     rule, until = former
     if until is None:
         return "(rule = %s)", [rule]
@@ -425,7 +526,9 @@ def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
 
 
 def _by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterable[tuple[str, int, int]]:
-    """What ended in (begin, end], summed up by slots of the window at each one's latest end, oldest first."""
+    """What ended in (begin, end], summed up by slots of the window at each one's latest end, oldest
+    first.
+    """
     key, what = quoted(using, "key"), _cost_sql(using, budget)
     names, width = _columns(using, budget), max(1, budget.limit.window_us // SLOTS)
     slot = database.slot_sql(using, "finished_at", begin, width)
@@ -437,7 +540,13 @@ def _by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterable[tupl
         f"GROUP BY {names}, {slot} ORDER BY 2"
     )
     instants = [as_parameter(using, from_us(instant)) for instant in (begin, end)]
-    params = [*what[1], *budget.rules, *(one for _, some in formers for one in some), *instants, states.VOIDED]
+    params = [
+        *what[1],
+        *budget.rules,
+        *(one for _, some in formers for one in some),
+        *instants,
+        states.VOIDED,
+    ]
     found = rows(using, sql, params)
     for text, queue, ended, cost in _named(found, names, key):
         yield budget.value_of(text, queue), instant_us(ended), int(cost or 0)
@@ -449,8 +558,16 @@ def _first_end(using: str, budget: Budget, after: int) -> int | None:
         f"SELECT MIN(finished_at) FROM {_attempts_table(using)} "
         f"WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
     )
-    params = [p for rule in budget.rules for p in (rule, as_parameter(using, from_us(after)), states.VOIDED)]
-    found = [ended for (ended,) in rows(using, " UNION ALL ".join([one] * len(budget.rules)), params) if ended is not None]
+    params = [
+        p
+        for rule in budget.rules
+        for p in (rule, as_parameter(using, from_us(after)), states.VOIDED)
+    ]
+    found = [
+        ended
+        for (ended,) in rows(using, " UNION ALL ".join([one] * len(budget.rules)), params)
+        if ended is not None
+    ]
     return min(map(instant_us, found), default=None)
 
 
@@ -464,7 +581,11 @@ def _columns(using: str, budget: Budget) -> str:
 def _named(found: Iterable[Sequence[Any]], names: str, key: str) -> Iterable[list[Any]]:
     """The rows with key and queue in front, whichever of the two was selected."""
     for first, *rest in found:
-        yield [first if names.startswith(key) else "", first if names.startswith("queue") else "", *rest]
+        yield [
+            first if names.startswith(key) else "",
+            first if names.startswith("queue") else "",
+            *rest,
+        ]
 
 
 def _cost_sql(using: str, budget: Budget) -> tuple[str, list[Any]]:

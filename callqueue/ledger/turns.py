@@ -1,8 +1,9 @@
 """The turns of keys: which keys of a rule a pass looks at, when limits or holds are per key.
 
-Every pair of priority and key that has calls ready has a row. Those that may go are looked at by priority, and there by when
-each was served last. A key that may not go says what it waits for, and is not looked at again until that is free: blocked keys
-cost nothing, however many there are. Callers hold the lock of the rule's row.
+Every pair of priority and key that has calls ready has a row. Those that may go are looked at by
+priority, and there by when each was served last. A key that may not go says what it waits for, and
+is not looked at again until that is free: blocked keys cost nothing, however many there are.
+Callers hold the lock of the rule's row.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from callqueue import database, waiting
+from callqueue import database
 from callqueue.database import quoted, rows
-from callqueue.limits import SECOND
-from callqueue.tallies import Scope
+from callqueue.ledger import ready_calls
+from callqueue.ledger.tallies import Scope
+from callqueue.limits.kinds import SECOND
 
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
 STEPS = 256  # pairs that one pass steps over to find new ones
@@ -23,7 +25,9 @@ AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in
 ANSWERED = 2 * SECOND  # the same of a key that waits for an answer
 LIFTED = 30 * SECOND  # the same of a key that is held
 UNLOCKED = SECOND // 2  # the same of a key whose calls somebody has locked
-RECENT = 5 * SECOND  # what was sent since then is looked at first, where there are too many pairs to see all
+RECENT = (
+    5 * SECOND
+)  # what was sent since then is looked at first, where there are too many pairs to see all
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,15 @@ def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> 
     database.run(using, f"{blocked} AND (blocked_until <= %s{or_freed})", [*rules, until, *first])
     for start in range(1000, len(listed), 1000):
         some = listed[start : start + 1000]
-        database.run(using, f"{blocked} AND blocked_on IN ({database.places(some)})", [*rules, *some])
+        database.run(
+            using, f"{blocked} AND blocked_on IN ({database.places(some)})", [*rules, *some]
+        )
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Let all keys of these rules be looked at again: limits or holds have changed. Waits for a pass over them to end."""
+    """Let all keys of these rules be looked at again: limits or holds have changed. Waits for a
+    pass over them to end.
+    """
     from callqueue.models import RuleState
 
     with database.writing(using):
@@ -72,7 +80,9 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
 
 
 def set_back(using: str, now: int) -> None:
-    """The clock has jumped: no key waits for an instant any more, and none had its turn later than now."""
+    """The clock has jumped: no key waits for an instant any more, and none had its turn later than
+    now.
+    """
     _turns(using).exclude(blocked_on="").update(blocked_on="")
     _turns(using).filter(served__gt=now).update(served=now)
 
@@ -80,25 +90,35 @@ def set_back(using: str, now: int) -> None:
 def discover(using: str, rule: str, now: int, places: dict[str, list[Any]]) -> bool:
     """Give new pairs of priority and key a turn; whether all there are have been seen.
 
-    Steps on from where the last look stopped, over STEPS pairs; where there are more, those of calls sent lately come first.
+    Steps on from where the last look stopped, over STEPS pairs; where there are more, those of
+    calls sent lately come first.
     """
-    place = places.get(rule) or [waiting.TOP, "", now]
-    begins, after = place[0] == waiting.TOP, (int(place[0]), str(place[1]))
-    found = waiting.pairs(using, rule, after, STEPS)
+    place = places.get(rule) or [ready_calls.TOP, "", now]
+    begins, after = place[0] == ready_calls.TOP, (int(place[0]), str(place[1]))
+    found = ready_calls.pairs(using, rule, after, STEPS)
     if begins and len(found) < STEPS:
         _add(using, rule, dict.fromkeys(found, now))
         places.pop(rule, None)
         return True
-    began = now if begins else int(place[2])  # since when those found now may have waited for it to come to them
-    _add(using, rule, {**dict.fromkeys(_sent_lately(using, rule, now, place), now), **dict.fromkeys(found, began)})
-    last = found[-1] if len(found) == STEPS else (waiting.TOP, "")
+    began = (
+        now if begins else int(place[2])
+    )  # since when those found now may have waited for it to come to them
+    _add(
+        using,
+        rule,
+        {
+            **dict.fromkeys(_sent_lately(using, rule, now, place), now),
+            **dict.fromkeys(found, began),
+        },
+    )
+    last = found[-1] if len(found) == STEPS else (ready_calls.TOP, "")
     places[rule] = [*last, began, *_sent_until(using, now, place)]
     return False
 
 
 def has_wrapped(rule: str, places: Mapping[str, Sequence[Any]]) -> bool:
     """Whether the last look for new pairs came to the end of them."""
-    return bool(places[rule][0] == waiting.TOP)
+    return bool(places[rule][0] == ready_calls.TOP)
 
 
 def free(using: str, rule: str, count: int) -> list[Turn]:
@@ -111,22 +131,38 @@ def free(using: str, rule: str, count: int) -> list[Turn]:
 
 
 def end(using: str, rule: str, without: Sequence[Turn]) -> dict[int, tuple[str, int]]:
-    """Of turns for which no call was found, take away those of keys that have none; the others, whose calls are locked."""
+    """Of turns for which no call was found, take away those of keys that have none; the others,
+    whose calls are locked.
+    """
     if not without:
         return {}
-    gone = waiting.without_ready(using, rule, [turn.pair for turn in without])
+    gone = ready_calls.without_ready(using, rule, [turn.pair for turn in without])
     _turns(using).filter(pk__in=[turn.pk for turn in without if turn.pair in gone]).delete()
     return {turn.pk: (LOCK, 0) for turn in without if turn.pair not in gone}
 
 
-def save(using: str, served: Mapping[int, int], blocked: Mapping[int, tuple[str, int]], spent: Sequence[int] = ()) -> None:
-    """Write when turns were served, and what others wait for until when; take away those of keys that have no call left."""
+def save(
+    using: str,
+    served: Mapping[int, int],
+    blocked: Mapping[int, tuple[str, int]],
+    spent: Sequence[int] = (),
+) -> None:
+    """Write when turns were served, and what others wait for until when; take away those of keys
+    that have no call left.
+    """
     from callqueue.models import KeyTurn
 
     if spent:
         database.delete_each(KeyTurn, using, spent)
-    database.update_each(KeyTurn, using, [{"pk": pk, "served": at} for pk, at in served.items() if pk not in set(spent)])
-    waits = [{"pk": pk, "blocked_on": what, "blocked_until": until} for pk, (what, until) in blocked.items()]
+    database.update_each(
+        KeyTurn,
+        using,
+        [{"pk": pk, "served": at} for pk, at in served.items() if pk not in set(spent)],
+    )
+    waits = [
+        {"pk": pk, "blocked_on": what, "blocked_until": until}
+        for pk, (what, until) in blocked.items()
+    ]
     database.update_each(KeyTurn, using, waits)
 
 
@@ -140,14 +176,16 @@ def next_wake(using: str, rules: Sequence[str]) -> int | None:
 def _sent_lately(using: str, rule: str, now: int, place: Sequence[Any]) -> list[tuple[int, str]]:
     if len(place) < 6 or not 0 <= now - place[5] <= RECENT:
         return []
-    return waiting.sent_after(using, rule, place[3], STEPS)
+    return ready_calls.sent_after(using, rule, place[3], STEPS)
 
 
 def _sent_until(using: str, now: int, place: Sequence[Any]) -> list[int]:
-    """The call sent last at two instants, and the later of them: a call that commits late has half a second to be seen."""
+    """The call sent last at two instants, and the later of them: a call that commits late has half
+    a second to be seen.
+    """
     if len(place) == 6 and 0 <= now - place[5] < SECOND // 2:
         return list(place[3:])
-    newest = waiting.newest(using)
+    newest = ready_calls.newest(using)
     before = place[4] if len(place) == 6 and 0 <= now - place[5] <= RECENT else newest
     return [before, newest, now]
 
@@ -162,7 +200,10 @@ def _add(using: str, rule: str, pairs: Mapping[tuple[int, str], int]) -> None:
     known = set(_turns(using).filter(rule=rule, key__in=keys).values_list("priority", "key"))
     new = {pair: at for pair, at in pairs.items() if pair not in known}
     if new:
-        made = [KeyTurn(rule=rule, priority=priority, key=key, served=at) for (priority, key), at in new.items()]
+        made = [
+            KeyTurn(rule=rule, priority=priority, key=key, served=at)
+            for (priority, key), at in new.items()
+        ]
         _turns(using).bulk_create(made, ignore_conflicts=True)
 
 

@@ -1,18 +1,22 @@
 """How long to wait before a failed attempt is tried again.
 
-In: how many attempts failed, the rule's numbers, a random number. Out: seconds. Pure: draws nothing itself.
-Never less than half of the exponential wait, never more than the cap.
+In: how many attempts failed, the rule's numbers, a random number. Out: seconds. Pure: draws nothing
+itself. Never less than half of the exponential wait, never more than the cap.
 """
 
 from __future__ import annotations
 
 
-def delay(failures: int, *, base: float, factor: float, cap: float, jitter: bool, rand: float) -> float:
-    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` in [0, 1) draws the jittered half.
+def delay(
+    failures: int, *, base: float, factor: float, cap: float, jitter: bool, rand: float
+) -> float:
+    """Seconds before the next try after `failures` (1 and up) failed ones; `rand` in [0, 1) draws
+    the jittered half.
 
-    The jitter is the one called "equal" in "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): half of the
-    wait is certain, the other half drawn. "Full" jitter spreads calls more and may also return at once; calls here are
-    spaced by the limits already, and a provider that just failed is better left alone for a while.
+    The jitter is the one called "equal" in "Exponential Backoff And Jitter" (AWS Architecture Blog,
+    2015): half of the wait is certain, the other half drawn. "Full" jitter spreads calls more and
+    may also return at once; calls here are spaced by the limits already, and a provider that just
+    failed is better left alone for a while.
     """
     whole = min(cap, _exponential(failures, float(base), float(factor)))
     return whole / 2 + whole / 2 * rand if jitter else whole

@@ -1,7 +1,8 @@
 """Which limits count together: budgets, and the groups of rules that share one.
 
-A limit with a name is one budget for every rule that lists it; one without a name belongs to its rule alone. Rules that
-share a budget, directly or through others, form a group, and a pass plans a whole group at once. Pure.
+A limit with a name is one budget for every rule that lists it; one without a name belongs to its
+rule alone. Rules that share a budget, directly or through others, form a group, and a pass plans a
+whole group at once. Pure.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ from functools import lru_cache
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits import Concurrency, Limit
-from callqueue.rules import Rule
+from callqueue.limits.kinds import Concurrency, Limit
+from callqueue.limits.rules import Rule
 
 Cost = int | Mapping[str, int]
-REDIRECTS = "redirects"  # the unit in which an attempt's cost says how many redirects are charged with it
+REDIRECTS = (
+    "redirects"  # the unit in which an attempt's cost says how many redirects are charged with it
+)
 
 
-Former = tuple[str, int | None]  # a rule, and the last instant (microseconds) at which what was released counts; None: all of it
+Former = tuple[
+    str, int | None
+]  # a rule, and the last instant (microseconds) at which what was released counts; None: all of it
 
 
 @dataclass(frozen=True)
 class Budget:
     """One limit and the rules it counts. `id` is its name, or "<rule>#<index>" where it has none.
 
-    `former`: rules that are not charged to it any more, whose earlier releases it goes on counting. Where settings differ, a
-    limit that is several has as many budgets, each with an id of its own; `settings_id` is what the settings call it.
+    `former`: rules that are not charged to it any more, whose earlier releases it goes on counting.
+    Where settings differ, a limit that is several has as many budgets, each with an id of its own;
+    `settings_id` is what the settings call it.
     """
 
     id: str
@@ -43,11 +49,17 @@ class Budget:
         return self.settings_id or self.id
 
     def counts(self, rule: str, released_at: int) -> bool:
-        """Whether an attempt of the rule that was released at this instant (microseconds) is charged to it."""
-        return rule in self.rules or any(rule == name and (until is None or released_at <= until) for name, until in self.former)
+        """Whether an attempt of the rule that was released at this instant (microseconds) is
+        charged to it.
+        """
+        return rule in self.rules or any(
+            rule == name and (until is None or released_at <= until) for name, until in self.former
+        )
 
     def value_of(self, key: str, queue: str) -> str:
-        """The value of the limit's `per` for a call with this key on this queue: which of its budgets it counts in."""
+        """The value of the limit's `per` for a call with this key on this queue: which of its
+        budgets it counts in.
+        """
         if self.limit.per == "rule":
             return ""
         return queue if self.limit.per == "queue" else key_part(key, self.limit.per)
@@ -57,9 +69,10 @@ class Budget:
 class Book:
     """All rules with their budgets and groups.
 
-    What is in force may hold more than this process's settings, `own`: rules that only other dispensers know (here without
-    their fields, never to be released here) and limits of theirs. `agreement` names what it was made of; `unreadable` are
-    rules with a limit that this version does not know.
+    What is in force may hold more than this process's settings, `own`: rules that only other
+    dispensers know (here without their fields, never to be released here) and limits of theirs.
+    `agreement` names what it was made of; `unreadable` are rules with a limit that this version
+    does not know.
     """
 
     rules: Mapping[str, Rule]
@@ -87,29 +100,50 @@ class Book:
         return tuple(sorted(set(self.groups.values())))
 
     def charge_of(self, rule: str, cost: Cost) -> Cost:
-        """What a call of this cost is charged when it is released: with room for the redirects that its rule follows.
+        """What a call of this cost is charged when it is released: with room for the redirects that
+        its rule follows.
 
-        For as many of them as the rule's limits could ever admit at once, since it goes all or nothing.
+        For as many of them as the rule's limits could ever admit at once, since it goes all or
+        nothing.
         """
         calls, most = cost_of(cost, "calls"), 1 + self.rules[rule].redirects
         if most == 1 or not calls:
             return cost
-        rates = [b.limit for b in self.budgets[rule] if b.limit.unit == "calls" and not isinstance(b.limit, Concurrency)]
+        rates = [
+            b.limit
+            for b in self.budgets[rule]
+            if b.limit.unit == "calls" and not isinstance(b.limit, Concurrency)
+        ]
         requests = min([most, *(limit.capacity // calls for limit in rates)])
         return with_redirects(cost, max(0, requests - 1))
 
     def closed_hosts(self, rule: str) -> tuple[str, ...]:
-        """The hosts that a redirect of this rule's must not lead to: those of rules with a limit that would not see it."""
+        """The hosts that a redirect of this rule's must not lead to: those of rules with a limit
+        that would not see it.
+        """
         own = {budget.id for budget in self.budgets[rule]}
-        others = [name for name, budgets in self.budgets.items() if not own.issuperset(budget.id for budget in budgets)]
-        return tuple(host for name in others for host in self.rules[name].hosts if host not in self.rules[rule].hosts)
+        others = [
+            name
+            for name, budgets in self.budgets.items()
+            if not own.issuperset(budget.id for budget in budgets)
+        ]
+        return tuple(
+            host
+            for name in others
+            for host in self.rules[name].hosts
+            if host not in self.rules[rule].hosts
+        )
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
-        """The same book with other rates for the limits named: an operator's overrides. Unknown ids are passed over."""
+        """The same book with other rates for the limits named: an operator's overrides. Unknown ids
+        are passed over.
+        """
         if not rates:
             return self
         changed = {
-            rule: tuple(replace(b, limit=with_rate(b.limit, rates.get(b.known_as))) for b in budgets)
+            rule: tuple(
+                replace(b, limit=with_rate(b.limit, rates.get(b.known_as))) for b in budgets
+            )
             for rule, budgets in self.budgets.items()
         }
         return replace(self, budgets=changed)
@@ -133,12 +167,16 @@ def bind(rules: Mapping[str, Rule]) -> Book:
             limits[budget_id] = limit
             users.setdefault(budget_id, []).append(rule_name)
             ids[rule_name].append(budget_id)
-    budgets = {rule: tuple(Budget(i, limits[i], tuple(users[i])) for i in ids[rule]) for rule in rules}
+    budgets = {
+        rule: tuple(Budget(i, limits[i], tuple(users[i])) for i in ids[rule]) for rule in rules
+    }
     return Book(dict(rules), budgets, groups_of(rules, users.values()))
 
 
 def with_rate(limit: Limit, rate: str | None) -> Limit:
-    """The limit with an operator's rate; as it is where there is none, or the limit is of another kind since it was given."""
+    """The limit with an operator's rate; as it is where there is none, or the limit is of another
+    kind since it was given.
+    """
     try:
         return limit if rate is None else limit.with_rate(rate)
     except ImproperlyConfigured:
@@ -146,7 +184,9 @@ def with_rate(limit: Limit, rate: str | None) -> Limit:
 
 
 def cost_of(cost: Cost, unit: str) -> int:
-    """What a call's `cost` charges in `unit`: an int is calls; a mapping names its units, and calls is 1 unless named."""
+    """What a call's `cost` charges in `unit`: an int is calls; a mapping names its units, and calls
+    is 1 unless named.
+    """
     if isinstance(cost, Mapping):
         return cost.get(unit, 1 if unit == "calls" else 0)
     return cost if unit == "calls" else 0
@@ -166,7 +206,9 @@ def redirects_in(cost: Cost) -> int:
 
 
 def charged_on(limit: Limit, cost: Cost) -> int:
-    """What an open attempt of this cost charges on a limit. A call in flight makes its requests one after the other."""
+    """What an open attempt of this cost charges on a limit. A call in flight makes its requests one
+    after the other.
+    """
     charged = cost_of(cost, limit.unit)
     if isinstance(limit, Concurrency) and limit.unit == "calls":
         return charged // (1 + redirects_in(cost))
@@ -177,8 +219,8 @@ def charged_on(limit: Limit, cost: Cost) -> int:
 def key_part(key: str, per: str) -> str:
     """The value that `per` picks from a call's key text; "" where the key has no such part.
 
-    A key is one string, or a mapping written as JSON with sorted names. For `per="key"` a mapping counts as a whole
-    unless it has a part named "key".
+    A key is one string, or a mapping written as JSON with sorted names. For `per="key"` a mapping
+    counts as a whole unless it has a part named "key".
     """
     parts = key_parts(key)
     if per == "key":
@@ -199,7 +241,9 @@ def key_parts(key: str) -> Mapping[str, str]:
 
 
 def groups_of(rules: Iterable[str], shares: Iterable[Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """By rule the names of all that share a budget with it, directly or through others, sorted. `shares`: who shares each."""
+    """By rule the names of all that share a budget with it, directly or through others, sorted.
+    `shares`: who shares each.
+    """
     group = {rule: {rule} for rule in rules}
     for users in shares:
         merged = set().union(*(group[user] for user in users))

@@ -20,10 +20,15 @@ class WrongDuration(ValueError):
 
 
 def parse_duration(text: str) -> timedelta:
-    """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most; WrongDuration says why not."""
+    """``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``, ``"4w"`` as a timedelta, ten years at most;
+    WrongDuration says why not.
+    """
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise WrongDuration(_('%r is not a duration; write "<n>" with s, m, h, d or w, as in "90s", "2h", "7d"') % text)
+        raise WrongDuration(
+            _('%r is not a duration; write "<n>" with s, m, h, d or w, as in "90s", "2h", "7d"')
+            % text
+        )
     seconds = int(match[1]) * SECONDS[match[2]]
     if seconds > LONGEST.total_seconds():
         raise WrongDuration(_("%r is longer than ten years") % text)

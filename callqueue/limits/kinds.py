@@ -1,8 +1,9 @@
 """The limit kinds, and the arithmetic that says when a call may go.
 
-In: the charges on one budget (open ones, and the instants from which answered ones age). Out: the earliest instant at
-which a further cost fits. Instants are whole microseconds since the epoch, on the database's clock. Pure: no clock, no
-database; `now` is an argument. docs/explanation/ledger.md gives the argument for why this never exceeds a limit.
+In: the charges on one budget (open ones, and the instants from which answered ones age). Out: the
+earliest instant at which a further cost fits. Instants are whole microseconds since the epoch, on
+the database's clock. Pure: no clock, no database; `now` is an argument. docs/explanation/ledger.md
+gives the argument for why this never exceeds a limit.
 """
 
 from __future__ import annotations
@@ -22,26 +23,40 @@ from django.core.exceptions import ImproperlyConfigured
 
 D = TypeVar("D")
 SECOND = 1_000_000
-PERIODS = {"s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86400 * SECOND, "w": 7 * 86400 * SECOND}
+PERIODS = {
+    "s": SECOND,
+    "m": 60 * SECOND,
+    "h": 3600 * SECOND,
+    "d": 86400 * SECOND,
+    "w": 7 * 86400 * SECOND,
+}
 DAY = PERIODS["d"]
 _RATE = re.compile(r"([0-9]{1,12})/([0-9]{0,6})([smhdw])")
 
 
 def parse_rate(rate: object, where: str) -> tuple[int, int]:
-    """``"5/2s"`` -> ``(5, 2_000_000)``: so many per so many microseconds. ImproperlyConfigured names `where`."""
+    """``"5/2s"`` -> ``(5, 2_000_000)``: so many per so many microseconds. ImproperlyConfigured
+    names `where`.
+    """
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if not match:
-        raise ImproperlyConfigured(f'{where}: {rate!r} is not a rate; write "<n>/<period>", as in "10/s", "5/2s", "100/h"')
+        raise ImproperlyConfigured(
+            f'{where}: {rate!r} is not a rate; write "<n>/<period>", as in "10/s", "5/2s", "100/h"'
+        )
     n, count, unit = int(match[1]), int(match[2] or 1), match[3]
     if n < 1 or count < 1:
-        raise ImproperlyConfigured(f"{where}: {rate!r}: both numbers must be at least 1 (to stop a rule, pause it)")
+        raise ImproperlyConfigured(
+            f"{where}: {rate!r}: both numbers must be at least 1 (to stop a rule, pause it)"
+        )
     if count * PERIODS[unit] > 366 * DAY:
         raise ImproperlyConfigured(f"{where}: {rate!r}: the period is longer than a year")
     return n, count * PERIODS[unit]
 
 
 def with_known_fields(declared: type[D]) -> type[D]:
-    """A dataclass whose constructor refuses a field that it does not have as settings are refused: with the nearest it has."""
+    """A dataclass whose constructor refuses a field that it does not have as settings are refused:
+    with the nearest it has.
+    """
     construct, known = declared.__init__, [f.name for f in fields(declared) if f.init]  # type: ignore[arg-type]
 
     @wraps(construct)
@@ -50,7 +65,9 @@ def with_known_fields(declared: type[D]) -> type[D]:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-                raise ImproperlyConfigured(f"{declared.__name__}: there is no field {name!r}; {advice}")
+                raise ImproperlyConfigured(
+                    f"{declared.__name__}: there is no field {name!r}; {advice}"
+                )
         construct(self, *values, **named)
 
     declared.__init__ = construct_known  # type: ignore[assignment]
@@ -59,10 +76,12 @@ def with_known_fields(declared: type[D]) -> type[D]:
 
 @dataclass(frozen=True)
 class Usage:
-    """The charges on one budget: `open` is the cost of unanswered attempts, `aged` the (instant, cost) of answered ones.
+    """The charges on one budget: `open` is the cost of unanswered attempts, `aged` the (instant,
+    cost) of answered ones.
 
-    `aged` is sorted by instant. For a token bucket, `since` is the instant from which `aged` is complete, and `level`
-    what the bucket held then, in tokens times the period (0: assume it was empty, the safe guess).
+    `aged` is sorted by instant. For a token bucket, `since` is the instant from which `aged` is
+    complete, and `level` what the bucket held then, in tokens times the period (0: assume it was
+    empty, the safe guess).
     """
 
     open: int = 0
@@ -74,19 +93,23 @@ class Usage:
 class Meter:
     """One budget while a pass plans releases: says when a cost fits, and takes it.
 
-    What it takes is open: it ages only once it is answered. So room never shrinks with time, only with `take`, and a
-    call that must pass several meters goes at the latest of their instants.
+    What it takes is open: it ages only once it is answered. So room never shrinks with time, only
+    with `take`, and a call that must pass several meters goes at the latest of their instants.
     """
 
     used: int
     free: int
 
     def free_at(self, cost: int) -> int | None:
-        """The earliest instant, not before now, at which `cost` fits; None: not before an unanswered attempt ends."""
+        """The earliest instant, not before now, at which `cost` fits; None: not before an
+        unanswered attempt ends.
+        """
         raise NotImplementedError
 
     def known_at(self, cost: int) -> int | None:
-        """As `free_at`, but None too where that gives no more than the earliest instant to ask again."""
+        """As `free_at`, but None too where that gives no more than the earliest instant to ask
+        again.
+        """
         return self.free_at(cost)
 
     def take(self, cost: int) -> None:
@@ -114,8 +137,14 @@ class Limit:
             raise ImproperlyConfigured(f"{where}.name: {self.name!r} is not a name")
         if not isinstance(self.strict, bool):
             raise ImproperlyConfigured(f"{where}.strict: {self.strict!r} is not True or False")
-        if isinstance(self.jitter, bool) or not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 60:
-            raise ImproperlyConfigured(f"{where}.jitter: {self.jitter!r} is not a number of seconds from 0 to 60")
+        if (
+            isinstance(self.jitter, bool)
+            or not isinstance(self.jitter, int | float)
+            or not 0 <= self.jitter <= 60
+        ):
+            raise ImproperlyConfigured(
+                f"{where}.jitter: {self.jitter!r} is not a number of seconds from 0 to 60"
+            )
 
     @property
     def is_keyed(self) -> bool:
@@ -130,7 +159,9 @@ class Limit:
     @property
     def label(self) -> str:
         """How the limit is called where people read it: its name, or its kind, rate and scope."""
-        return self.name or f"{type(self).__name__} {self.rate_text}" + (f" per {self.per}" if self.per != "rule" else "")
+        return self.name or f"{type(self).__name__} {self.rate_text}" + (
+            f" per {self.per}" if self.per != "rule" else ""
+        )
 
     @property
     def rate_text(self) -> str:
@@ -149,7 +180,8 @@ class Limit:
     def aged_from(self, sent_at: int | None, finished_at: int) -> int:
         """The latest instant at which the provider can have counted an answered attempt.
 
-        Never later than its answer; `jitter` after its last byte left, unless the limit is strict or nothing was stamped.
+        Never later than its answer; `jitter` after its last byte left, unless the limit is strict
+        or nothing was stamped.
         """
         if self.strict or sent_at is None:
             return finished_at
@@ -198,15 +230,23 @@ class SlidingWindow(_RateLimit):
     """At most n in any window of the period, wherever the window begins."""
 
     def meter(self, usage: Usage, now: int) -> Meter:
-        return _WindowMeter(self.n, usage.open, [c for c in usage.aged if c[0] + self.period_us >= now], now, self.period_us)
+        return _WindowMeter(
+            self.n,
+            usage.open,
+            [c for c in usage.aged if c[0] + self.period_us >= now],
+            now,
+            self.period_us,
+        )
 
 
 @with_known_fields
 @dataclass(frozen=True)
 class FixedWindow(_RateLimit):
-    """At most n in each calendar window: windows of days begin at local midnight in `timezone`, weeks on Monday.
+    """At most n in each calendar window: windows of days begin at local midnight in `timezone`,
+    weeks on Monday.
 
-    Windows shorter than a day are counted from local midnight. Days of 23 and 25 hours are what the calendar says.
+    Windows shorter than a day are counted from local midnight. Days of 23 and 25 hours are what the
+    calendar says.
     """
 
     timezone: str = "UTC"
@@ -216,11 +256,14 @@ class FixedWindow(_RateLimit):
         try:
             ZoneInfo(self.timezone)
         except (TypeError, ValueError, OSError, KeyError):
-            raise ImproperlyConfigured(f"FixedWindow.timezone: {self.timezone!r} is not a time zone's name") from None
+            raise ImproperlyConfigured(
+                f"FixedWindow.timezone: {self.timezone!r} is not a time zone's name"
+            ) from None
 
     @property
     def window_us(self) -> int:
-        # A local day may be 25 hours long, and at both of its edges a window counts `jitter` more than itself.
+        # A local day may be 25 hours long, and at both of its edges a window counts `jitter` more
+        # than itself.
         return self.period_us + 2 * PERIODS["h"] + 2 * round(self.jitter * SECOND)
 
     def window(self, instant: int) -> tuple[int, int]:
@@ -231,7 +274,10 @@ class FixedWindow(_RateLimit):
             days = self.period_us // DAY
             first = (day.toordinal() - 1) // days * days + 1
             return _midnight(first, zone), _midnight(first + days, zone)
-        midnight, next_midnight = _midnight(day.toordinal(), zone), _midnight(day.toordinal() + 1, zone)
+        midnight, next_midnight = (
+            _midnight(day.toordinal(), zone),
+            _midnight(day.toordinal() + 1, zone),
+        )
         start = midnight + (instant - midnight) // self.period_us * self.period_us
         return start, min(start + self.period_us, next_midnight)
 
@@ -248,7 +294,8 @@ class FixedWindow(_RateLimit):
 class TokenBucket(_RateLimit):
     """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token.
 
-    Full use needs (burst - 1) / rate to be at least the jitter. Sources: the token bucket of RFC 2697 section 3.
+    Full use needs (burst - 1) / rate to be at least the jitter. Sources: the token bucket of RFC
+    2697 section 3.
     """
 
     burst: int = field(kw_only=True)
@@ -256,7 +303,9 @@ class TokenBucket(_RateLimit):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.burst, bool) or not isinstance(self.burst, int) or self.burst < 1:
-            raise ImproperlyConfigured(f"TokenBucket.burst: {self.burst!r} is not a whole number of at least 1")
+            raise ImproperlyConfigured(
+                f"TokenBucket.burst: {self.burst!r} is not a whole number of at least 1"
+            )
 
     @property
     def capacity(self) -> int:
@@ -264,9 +313,11 @@ class TokenBucket(_RateLimit):
 
     @property
     def window_us(self) -> int:
-        # Four times as long as the bucket takes to fill, and a hundred times the jitter: assuming the bucket empty
-        # that long ago then costs at most one percent of the rate.
-        return max(4 * self.burst * self.period_us // self.n, round(100 * self.jitter * SECOND), SECOND)
+        # Four times as long as the bucket takes to fill, and a hundred times the jitter: assuming
+        # the bucket empty that long ago then costs at most one percent of the rate.
+        return max(
+            4 * self.burst * self.period_us // self.n, round(100 * self.jitter * SECOND), SECOND
+        )
 
     def meter(self, usage: Usage, now: int) -> Meter:
         return _BucketMeter(self, usage, now)
@@ -285,7 +336,9 @@ class Concurrency(Limit):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise ImproperlyConfigured(f"Concurrency.n: {self.n!r} is not a whole number of at least 1")
+            raise ImproperlyConfigured(
+                f"Concurrency.n: {self.n!r} is not a whole number of at least 1"
+            )
 
     @property
     def capacity(self) -> int:
@@ -309,9 +362,13 @@ class Concurrency(Limit):
 
 
 class _WindowMeter(Meter):
-    """Sliding window and concurrency: open charges, and charges that leave one period after the instant they age from."""
+    """Sliding window and concurrency: open charges, and charges that leave one period after the
+    instant they age from.
+    """
 
-    def __init__(self, n: int, open_cost: int, aged: Sequence[tuple[int, int]], now: int, period: int) -> None:
+    def __init__(
+        self, n: int, open_cost: int, aged: Sequence[tuple[int, int]], now: int, period: int
+    ) -> None:
         self._n, self._now, self._period, self._open = n, now, period, open_cost
         self._instants = [at for at, _ in aged]
         self._leaving = list(accumulate(cost for _, cost in aged))
@@ -332,14 +389,18 @@ class _WindowMeter(Meter):
         if excess > self._aged:
             return None
         last = self._instants[bisect_left(self._leaving, excess)]
-        return max(self._now, last + self._period + 1)  # one microsecond past: a window closed at both ends is kept too
+        return max(
+            self._now, last + self._period + 1
+        )  # one microsecond past: a window closed at both ends is kept too
 
     def take(self, cost: int) -> None:
         self._open += cost
 
 
 class _CalendarMeter(Meter):
-    """Fixed window. A call within `jitter` of an edge counts on both sides of it: the provider's clock may be that far off."""
+    """Fixed window. A call within `jitter` of an edge counts on both sides of it: the provider's
+    clock may be that far off.
+    """
 
     def __init__(self, limit: FixedWindow, usage: Usage, now: int) -> None:
         self._n, self._now, self._open = limit.n, now, usage.open
@@ -348,7 +409,10 @@ class _CalendarMeter(Meter):
         self._changes = [(now, start), (end + self._jitter, end)]
         after = limit.window(end)[1]
         self._changes.append((after + self._jitter, after))
-        self._counts = [sum(cost for at, cost in usage.aged if at >= first - self._jitter) for _, first in self._changes]
+        self._counts = [
+            sum(cost for at, cost in usage.aged if at >= first - self._jitter)
+            for _, first in self._changes
+        ]
 
     @property
     def used(self) -> int:  # type: ignore[override]
@@ -369,7 +433,9 @@ class _CalendarMeter(Meter):
 
 
 class _BucketMeter(Meter):
-    """Token bucket. Levels are whole numbers: tokens times the period, so that a microsecond refills exactly n of them."""
+    """Token bucket. Levels are whole numbers: tokens times the period, so that a microsecond
+    refills exactly n of them.
+    """
 
     def __init__(self, limit: TokenBucket, usage: Usage, now: int) -> None:
         self._n, self._period, self._now = limit.n, limit.period_us, now
@@ -396,7 +462,9 @@ class _BucketMeter(Meter):
 
 
 def bucket_level(limit: TokenBucket, usage: Usage, until: int) -> tuple[int, int]:
-    """What the bucket holds at `until`, open charges apart, and the instant of that level (`until`, or the last leave)."""
+    """What the bucket holds at `until`, open charges apart, and the instant of that level (`until`,
+    or the last leave).
+    """
     cap, level, at = limit.burst * limit.period_us, usage.level, usage.since
     for leave, cost in usage.aged:
         level = min(cap, level + limit.n * max(0, leave - at)) - cost * limit.period_us
@@ -407,7 +475,9 @@ def bucket_level(limit: TokenBucket, usage: Usage, until: int) -> tuple[int, int
 
 
 def _midnight(ordinal: int, zone: ZoneInfo) -> int:
-    """The first instant of a local day, which need not be 00:00 where the clock is put forward at midnight."""
+    """The first instant of a local day, which need not be 00:00 where the clock is put forward at
+    midnight.
+    """
     day = datetime.fromordinal(ordinal).replace(tzinfo=zone)
     instant = day.astimezone(UTC)
     while instant.astimezone(zone).date() < day.date():

@@ -1,8 +1,10 @@
-"""What dispensers hold of the limits where their settings differ, and what is in force then: everything that any of them holds.
+"""What dispensers hold of the limits where their settings differ, and what is in force then:
+everything that any of them holds.
 
-An opinion is a dispenser's rules with their limits, as JSON. An agreement is what all that are alive go by: their opinions, the
-changed limits, and what was ever charged together, so that a limit goes on counting what it was charged with under settings of
-the past. Pure: `agreement.py` reads and writes it.
+An opinion is a dispenser's rules with their limits, as JSON. An agreement is what all that are
+alive go by: their opinions, the changed limits, and what was ever charged together, so that a limit
+goes on counting what it was charged with under settings of the past. Pure: `agreement.py` reads and
+writes it.
 """
 
 from __future__ import annotations
@@ -15,24 +17,34 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.budgets import Book, Budget, Former, groups_of, with_rate
-from callqueue.limits import DAY, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
-from callqueue.rules import Rule
+from callqueue.limits.budgets import Book, Budget, Former, groups_of, with_rate
+from callqueue.limits.kinds import DAY, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
+from callqueue.limits.rules import Rule
 
-KINDS: Mapping[str, type[Limit]] = {kind.__name__: kind for kind in (SlidingWindow, FixedWindow, TokenBucket, Concurrency)}
-LATE = 4 * DAY  # microseconds after its release by which every attempt has ended: no timeout or lease is longer than a day
+KINDS: Mapping[str, type[Limit]] = {
+    kind.__name__: kind for kind in (SlidingWindow, FixedWindow, TokenBucket, Concurrency)
+}
+LATE = (
+    4 * DAY
+    # microseconds after its release by which every attempt has ended: no timeout or lease is longer
+    # than a day
+)
 
 Opinion = Mapping[str, Sequence[Mapping[str, Any]]]  # by rule: its limits, in their order
-Past = Mapping[str, Mapping[str, int | None]]  # by limit or rule: rules whose releases it counts, up to an instant (None: all)
+Past = Mapping[
+    str, Mapping[str, int | None]
+]  # by limit or rule: rules whose releases it counts, up to an instant (None: all)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all dispensers that are alive go by. `token` names it: a new one for each change, never used again.
+    """What all dispensers that are alive go by. `token` names it: a new one for each change, never
+    used again.
 
-    `digests` are those of their opinions; `differ`: whether these differ in a limit. `charged`: by a named limit, the rules that
-    were ever charged to it. `names`: by rule, the names it had besides; `kinds` tell by which definition a rule was last known.
-    `rates` are those that operators changed, by the limit's id in the settings.
+    `digests` are those of their opinions; `differ`: whether these differ in a limit. `charged`: by
+    a named limit, the rules that were ever charged to it. `names`: by rule, the names it had
+    besides; `kinds` tell by which definition a rule was last known. `rates` are those that
+    operators changed, by the limit's id in the settings.
     """
 
     token: str = ""
@@ -47,14 +59,25 @@ class Agreement:
     def of(cls, token: str, memo: Mapping[str, Any], rates: Mapping[str, str]) -> Agreement:
         """From what a row keeps of it."""
         known = {f.name: memo[f.name] for f in fields(cls) if f.name in memo}
-        return cls(**{**known, "token": token, "digests": tuple(known.get("digests", ())), "rates": dict(rates)})
+        return cls(
+            **{
+                **known,
+                "token": token,
+                "digests": tuple(known.get("digests", ())),
+                "rates": dict(rates),
+            }
+        )
 
     def as_memo(self) -> dict[str, Any]:
         """What a row keeps of it, besides its token and its rates."""
-        return {name: value for name, value in asdict(self).items() if name not in ("token", "rates")}
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("token", "rates")
+        }
 
     def says_the_same(self, other: Agreement) -> bool:
-        """Whether the same is in force by both. Which definitions are known makes no difference to that."""
+        """Whether the same is in force by both. Which definitions are known makes no difference to
+        that.
+        """
         return replace(self, token="", kinds={}) == replace(other, token="", kinds={})
 
 
@@ -69,7 +92,9 @@ def digest_of(opinion: Opinion) -> str:
 
 
 def kinds_of(book: Book) -> dict[str, str]:
-    """By rule with a limit of its own: a digest of all that its definition says. A rule that is renamed keeps it."""
+    """By rule with a limit of its own: a digest of all that its definition says. A rule that is
+    renamed keeps it.
+    """
     return {
         name: _digest([[f.name, _plain(getattr(rule, f.name))] for f in fields(rule)])
         for name, rule in book.rules.items()
@@ -85,16 +110,21 @@ def renewed(
 ) -> Agreement:
     """The agreement of those that hold these opinions, by digest; its token is still the old one.
 
-    `kinds` are those of the rules of a dispenser that joins. `settled_at`: an instant by which no pass goes by an agreement
-    other than the present one any more, so that what was not charged together under it is not from then on; None: not known.
+    `kinds` are those of the rules of a dispenser that joins. `settled_at`: an instant by which no
+    pass goes by an agreement other than the present one any more, so that what was not charged
+    together under it is not from then on; None: not known.
     """
     kinds = kinds or {}
     alive = {rule for opinion in opinions.values() for rule in opinion}
     names = {name: dict(others) for name, others in agreement.names.items()}
     for rule in kinds.keys() - agreement.kinds.keys():
-        same = {old for old, kind in agreement.kinds.items() if kind == kinds[rule] and old not in kinds}
+        same = {
+            old for old, kind in agreement.kinds.items() if kind == kinds[rule] and old not in kinds
+        }
         _call_the_same(names, {rule, *same})
-    charged: dict[str, dict[str, int | None]] = {limit: dict(rules) for limit, rules in agreement.charged.items()}
+    charged: dict[str, dict[str, int | None]] = {
+        limit: dict(rules) for limit, rules in agreement.charged.items()
+    }
     together = {(limit, rule) for opinion in opinions.values() for limit, rule in _named(opinion)}
     for limit, rule in together:
         charged.setdefault(limit, {})[rule] = None
@@ -118,22 +148,33 @@ def is_settled(agreement: Agreement, opinions: Mapping[str, Opinion]) -> bool:
 
 
 def in_force(own: Book, agreement: Agreement, opinions: Mapping[str, Opinion], now: int) -> Book:
-    """What is in force at `now` (microseconds) for a process with these settings: its own limits, and those of all opinions.
+    """What is in force at `now` (microseconds) for a process with these settings: its own limits,
+    and those of all opinions.
 
-    A limit counts every rule that any of them counts in it, and where they differ in it, all must admit a call. Of one
-    agreement, every process that takes part in it finds the same budgets and groups.
+    A limit counts every rule that any of them counts in it, and where they differ in it, all must
+    admit a call. Of one agreement, every process that takes part in it finds the same budgets and
+    groups.
     """
     mine = opinion_of(own)
     digest = digest_of(mine)
-    union = _Union([mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement)
-    budgets = {settings_id: limit.budgets(settings_id, now) for settings_id, limit in union.limits.items()}
+    union = _Union(
+        [mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement
+    )
+    budgets = {
+        settings_id: limit.budgets(settings_id, now) for settings_id, limit in union.limits.items()
+    }
     return Book(
         rules={**dict.fromkeys(union.ids, Rule()), **own.rules},
-        budgets={rule: tuple(b for settings_id in ids for b in budgets[settings_id]) for rule, ids in union.ids.items()},
+        budgets={
+            rule: tuple(b for settings_id in ids for b in budgets[settings_id])
+            for rule, ids in union.ids.items()
+        },
         groups=groups_of(union.ids, [limit.rules for limit in union.limits.values()]),
         own=own.with_rates(agreement.rates),
         agreement=agreement.token if not agreement.digests or digest in agreement.digests else "",
-        unreadable=frozenset(rule for limit in union.limits.values() if limit.is_unreadable for rule in limit.rules),
+        unreadable=frozenset(
+            rule for limit in union.limits.values() if limit.is_unreadable for rule in limit.rules
+        ),
     )
 
 
@@ -146,11 +187,15 @@ class Difference:
     said: Mapping[str, tuple[str, ...]]
 
     def __str__(self) -> str:
-        return f"limit {self.limit}: " + "; ".join(f"{what} says {', '.join(who)}" for what, who in self.said.items())
+        return f"limit {self.limit}: " + "; ".join(
+            f"{what} says {', '.join(who)}" for what, who in self.said.items()
+        )
 
 
 def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
-    """The limits on which these opinions, by who holds them, differ; about a rule that it does not know, nobody says anything."""
+    """The limits on which these opinions, by who holds them, differ; about a rule that it does not
+    know, nobody says anything.
+    """
     if len(opinions) < 2:
         return []
     said: dict[str, dict[str, str]] = {}
@@ -167,7 +212,10 @@ def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
                 said[settings_id].setdefault(who, "no limit")
         words = sorted(set(said[settings_id].values()))
         if len(words) > 1:
-            by_words = {what: tuple(who for who, says in said[settings_id].items() if says == what) for what in words}
+            by_words = {
+                what: tuple(who for who, says in said[settings_id].items() if says == what)
+                for what in words
+            }
             listed.append(Difference(settings_id, tuple(sorted(rules[settings_id])), by_words))
     return listed
 
@@ -176,13 +224,18 @@ def differences(opinions: Mapping[str, Opinion]) -> list[Difference]:
 
 
 def _as_data(limit: Limit) -> dict[str, Any]:
-    return {"kind": type(limit).__name__, **{f.name: getattr(limit, f.name) for f in fields(limit) if f.init}}
+    return {
+        "kind": type(limit).__name__,
+        **{f.name: getattr(limit, f.name) for f in fields(limit) if f.init},
+    }
 
 
 def _from_data(data: Mapping[str, Any]) -> Limit | None:
     """The limit; None where another version of callqueue wrote what this one does not know."""
     try:
-        return KINDS[data["kind"]](**{name: value for name, value in data.items() if name != "kind"})
+        return KINDS[data["kind"]](
+            **{name: value for name, value in data.items() if name != "kind"}
+        )
     except (KeyError, TypeError, ImproperlyConfigured):
         return None
 
@@ -198,7 +251,9 @@ def _in_words(data: Mapping[str, Any]) -> str:
 
 
 def _each(opinion: Opinion) -> Iterable[tuple[str, int, Mapping[str, Any]]]:
-    return ((rule, index, data) for rule, limits in opinion.items() for index, data in enumerate(limits))
+    return (
+        (rule, index, data) for rule, limits in opinion.items() for index, data in enumerate(limits)
+    )
 
 
 def _settings_id(rule: str, index: int, data: Mapping[str, Any]) -> str:
@@ -221,7 +276,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass
 class _Joint:
-    """A limit as the opinions have it, one or several, for all the rules that any of them counts in it."""
+    """A limit as the opinions have it, one or several, for all the rules that any of them counts in
+    it.
+    """
 
     past: Mapping[str, int | None]
     variants: dict[str, Limit] = field(default_factory=dict)
@@ -244,15 +301,21 @@ class _Joint:
 
     def _former(self, oldest: int) -> tuple[Former, ...]:
         former = ((rule, until) for rule, until in self.past.items() if rule not in self.rules)
-        return tuple(sorted((rule, until) for rule, until in former if until is None or until > oldest))
+        return tuple(
+            sorted((rule, until) for rule, until in former if until is None or until > oldest)
+        )
 
 
 class _Union:
-    """All opinions taken together: `limits` by their ids in the settings, and the `ids` of every rule's limits, in its order."""
+    """All opinions taken together: `limits` by their ids in the settings, and the `ids` of every
+    rule's limits, in its order.
+    """
 
     def __init__(self, opinions: Sequence[Opinion], agreement: Agreement) -> None:
         self.limits: dict[str, _Joint] = {}
-        self.ids: dict[str, dict[str, None]] = {rule: {} for opinion in opinions for rule in opinion}
+        self.ids: dict[str, dict[str, None]] = {
+            rule: {} for opinion in opinions for rule in opinion
+        }
         for opinion in opinions:
             for rule, index, data in _each(opinion):
                 self._add(_settings_id(rule, index, data), rule, data, agreement)
@@ -260,11 +323,19 @@ class _Union:
             for rule in limit.rules:
                 self.ids[rule][settings_id] = None
 
-    def _add(self, settings_id: str, rule: str, data: Mapping[str, Any], agreement: Agreement) -> None:
+    def _add(
+        self, settings_id: str, rule: str, data: Mapping[str, Any], agreement: Agreement
+    ) -> None:
         self.ids[rule][settings_id] = None
         if settings_id not in self.limits:
-            past = agreement.charged.get(settings_id, {}) if data.get("name") else agreement.names.get(rule, {})
-            self.limits[settings_id] = _Joint(past, rules=set() if data.get("name") else past.keys() & self.ids.keys())
+            past = (
+                agreement.charged.get(settings_id, {})
+                if data.get("name")
+                else agreement.names.get(rule, {})
+            )
+            self.limits[settings_id] = _Joint(
+                past, rules=set() if data.get("name") else past.keys() & self.ids.keys()
+            )
         joint, limit = self.limits[settings_id], _from_data(data)
         joint.rules.add(rule)
         if limit is None:

@@ -1,6 +1,8 @@
-"""Rules: how the calls of one kind are limited, retried and made. Frozen values, validated when built.
+"""Rules: how the calls of one kind are limited, retried and made. Frozen values, validated when
+built.
 
-A wrong field raises ImproperlyConfigured at once, naming the field and the reason. Pure: no database, no network.
+A wrong field raises ImproperlyConfigured at once, naming the field and the reason. Pure: no
+database, no network.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits import Limit, with_known_fields
+from callqueue.limits.kinds import Limit, with_known_fields
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 MAX_NAME = 100  # the width of the columns that hold rule and queue names
-HOSTS_WANTED = "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
+HOSTS_WANTED = (
+    "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
+)
 PLACES_WANTED = "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', without scheme or path"
-SOME_REDIRECTS = 3  # how many follow_redirects=True follows: http to https, to another host name, to a language
+SOME_REDIRECTS = (
+    3  # how many follow_redirects=True follows: http to https, to another host name, to a language
+)
 
 
 @with_known_fields
@@ -27,8 +33,8 @@ SOME_REDIRECTS = 3  # how many follow_redirects=True follows: http to https, to 
 class Retry:
     """When a failed attempt is tried again. Times in seconds; see docs/reference/rules.md.
 
-    `max_attempts` failed attempts end a call (throttled ones do not count until there were `max_rate_limited`).
-    A hold laid by the provider is never longer than `max_hold`.
+    `max_attempts` failed attempts end a call (throttled ones do not count until there were
+    `max_rate_limited`). A hold laid by the provider is never longer than `max_hold`.
     """
 
     max_attempts: int = 3
@@ -48,7 +54,9 @@ class Retry:
         _seconds(self, "cap", 0, 30 * 86400)
         _seconds(self, "max_hold", 0, 366 * 86400)
         _flag(self, "jitter")
-        statuses = tuple(self.statuses) if isinstance(self.statuses, Sequence | set | frozenset) else None
+        statuses = (
+            tuple(self.statuses) if isinstance(self.statuses, Sequence | set | frozenset) else None
+        )
         if statuses is None or not all(type(s) is int and 100 <= s <= 599 for s in statuses):
             raise _wrong(self, "statuses", "a sequence of HTTP status codes")
         object.__setattr__(self, "statuses", statuses)
@@ -57,10 +65,12 @@ class Retry:
 @with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Breaker:
-    """When a rule is held because its calls keep failing, and for how long. Times in seconds; see docs/how-to/circuit-breaker.md.
+    """When a rule is held because its calls keep failing, and for how long. Times in seconds; see
+    docs/how-to/circuit-breaker.md.
 
-    Trips after `failures` failed attempts in a row, or once `share` of at least `least` attempts failed, all `within` seconds.
-    The rule is then held for `hold`, `factor` times longer each time that the one call which probes it fails, at most `longest`.
+    Trips after `failures` failed attempts in a row, or once `share` of at least `least` attempts
+    failed, all `within` seconds. The rule is then held for `hold`, `factor` times longer each time
+    that the one call which probes it fails, at most `longest`.
     """
 
     failures: int | None = 10
@@ -73,7 +83,9 @@ class Breaker:
 
     def __post_init__(self) -> None:
         if self.failures is None and self.share is None:
-            raise ImproperlyConfigured("Breaker.failures: None, and Breaker.share too: nothing could ever trip it")
+            raise ImproperlyConfigured(
+                "Breaker.failures: None, and Breaker.share too: nothing could ever trip it"
+            )
         if self.failures is not None:
             _whole(self, "failures", 1, 10_000)
         if self.share is not None:
@@ -90,9 +102,11 @@ class Breaker:
 @with_known_fields
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How the calls under one name are limited, retried and made. All fields keyword-only; see docs/reference/rules.md.
+    """How the calls under one name are limited, retried and made. All fields keyword-only; see
+    docs/reference/rules.md.
 
-    Timeouts are seconds. `total_timeout` runs from name resolution to the last byte and caps the other two.
+    Timeouts are seconds. `total_timeout` runs from name resolution to the last byte and caps the
+    other two.
     """
 
     hosts: Sequence[str] = ()
@@ -160,7 +174,9 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What a ROUTER may answer: where a call belongs. What the caller of `send` states wins over it."""
+    """What a ROUTER may answer: where a call belongs. What the caller of `send` states wins over
+    it.
+    """
 
     rule: str | None = None
     key: str | Mapping[str, str] | None = None
@@ -176,13 +192,17 @@ class Discard:
 
 
 def is_host_pattern(text: str) -> bool:
-    """Whether some host could match this: a name or an address, "*.example.com" or "*"; no scheme, port or path."""
+    """Whether some host could match this: a name or an address, "*.example.com" or "*"; no scheme,
+    port or path.
+    """
     name = text.removeprefix("*.") if text != "*" else "any"
     return bool(name) and not re.search(r"[\s/@*]", name) and (name.count(":") != 1)
 
 
 def is_place_pattern(text: str) -> bool:
-    """A host pattern that may name a port: "api.example.com:8443", "*:443", "[::1]:8080". Without one any port is meant."""
+    """A host pattern that may name a port: "api.example.com:8443", "*:443", "[::1]:8080". Without
+    one any port is meant.
+    """
     host, port = split_place(text)
     return is_host_pattern(host) and (port is None or 1 <= port <= 65535)
 
@@ -198,7 +218,11 @@ def _check_limits(rule: Rule) -> None:
         raise _wrong(rule, "limits", "a list of limits, as in limits=[SlidingWindow('100/h')]")
     for limit in rule.limits:
         if type(limit) is Limit or not isinstance(limit, Limit):
-            raise _wrong(rule, "limits", f"made of SlidingWindow, FixedWindow, TokenBucket or Concurrency; got {limit!r}")
+            raise _wrong(
+                rule,
+                "limits",
+                f"made of SlidingWindow, FixedWindow, TokenBucket or Concurrency; got {limit!r}",
+            )
     names = [limit.name for limit in rule.limits if limit.name]
     if len(set(names)) < len(names):
         raise _wrong(rule, "limits", "free of two limits with one name")
@@ -207,7 +231,9 @@ def _check_limits(rule: Rule) -> None:
 
 def _check_idempotency(rule: Rule) -> None:
     header = rule.idempotency_header
-    if header is not None and not (isinstance(header, str) and re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header)):
+    if header is not None and not (
+        isinstance(header, str) and re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header)
+    ):
         raise _wrong(rule, "idempotency_header", "a header's name, or None")
     if not isinstance(rule.idempotency_ttl, timedelta) or rule.idempotency_ttl < timedelta(0):
         raise _wrong(rule, "idempotency_ttl", "a timedelta, as in timedelta(hours=24)")
@@ -215,7 +241,9 @@ def _check_idempotency(rule: Rule) -> None:
 
 def _names(rule: Rule, name: str, value: object) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Sequence | set | frozenset) or not all(isinstance(n, str) and n.strip() for n in names):
+    if not isinstance(names, Sequence | set | frozenset) or not all(
+        isinstance(n, str) and n.strip() for n in names
+    ):
         raise _wrong(rule, name, "a name or a list of names")
     if any(len(n) > MAX_NAME for n in names):
         raise _wrong(rule, name, f"of names no longer than {MAX_NAME} characters")
@@ -253,4 +281,6 @@ def _number(owner: object, name: str, low: float, high: float, what: str = "a nu
 
 
 def _wrong(owner: object, name: str, wanted: str) -> ImproperlyConfigured:
-    return ImproperlyConfigured(f"{type(owner).__name__}.{name}: {getattr(owner, name)!r} is not {wanted}")
+    return ImproperlyConfigured(
+        f"{type(owner).__name__}.{name}: {getattr(owner, name)!r} is not {wanted}"
+    )

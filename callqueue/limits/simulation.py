@@ -1,8 +1,10 @@
-"""Simulates the draining of a rule: when each of so many calls would go, be sent and be answered, under the rule's limits.
+"""Simulates the draining of a rule: when each of so many calls would go, be sent and be answered,
+under the rule's limits.
 
-In: a book, a rule's name, a number of calls, what a call takes. Out: how long it takes, and which limit binds. It follows
-the ledger's rule: a call is charged until its answer, and then ages from the earlier of its answer and `jitter` past its
-last byte. Pure: no clock, no database; instants are microseconds. It assumes that workers are never the bottleneck.
+In: a book, a rule's name, a number of calls, what a call takes. Out: how long it takes, and which
+limit binds. It follows the ledger's rule: a call is charged until its answer, and then ages from
+the earlier of its answer and `jitter` past its last byte. Pure: no clock, no database; instants are
+microseconds. It assumes that workers are never the bottleneck.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from callqueue.budgets import Book, Budget, cost_of
-from callqueue.limits import SECOND, FixedWindow, Limit, TokenBucket, Usage, bucket_level
+from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.kinds import SECOND, FixedWindow, Limit, TokenBucket, Usage, bucket_level
 
 DELIVERY = 0.025  # seconds from a release to the wire, where the slot was not known ahead
 NOTICE = 0.015  # seconds from an answer to a release that waited for it
@@ -22,9 +24,11 @@ POINTS = 400  # of the curve that a plot shows
 
 @dataclass(frozen=True)
 class Simulated:
-    """What draining takes. `binding_limit` is the label of the limit that made calls wait longest; None: nothing did.
+    """What draining takes. `binding_limit` is the label of the limit that made calls wait longest;
+    None: nothing did.
 
-    `curve` holds (seconds, calls sent so far), thinned out; `last_release` is when the last call went, in seconds.
+    `curve` holds (seconds, calls sent so far), thinned out; `last_release` is when the last call
+    went, in seconds.
     """
 
     rule: str
@@ -48,10 +52,12 @@ def simulate(
     delivery: float = DELIVERY,
     notice: float = NOTICE,
 ) -> Simulated:
-    """Drain `calls` calls of one `cost` from `start` on, each answered `latency` seconds after it was sent.
+    """Drain `calls` calls of one `cost` from `start` on, each answered `latency` seconds after it
+    was sent.
 
-    `keys`: over how many keys they are spread, in turns. `usage`: what budgets are charged with at the start, by budget id.
-    ValueError where a limit could never admit such a cost. Takes about a second for 100,000 calls.
+    `keys`: over how many keys they are spread, in turns. `usage`: what budgets are charged with at
+    the start, by budget id. ValueError where a limit could never admit such a cost. Takes about a
+    second for 100,000 calls.
     """
     pace = _Pace(*(round(seconds * SECOND) for seconds in (latency, delivery, notice)))
     lanes = []
@@ -75,7 +81,8 @@ class _Pace:
 
 def _drain(rule: str, calls: int, lanes: Sequence[_Lane], start: int, pace: _Pace) -> Simulated:
     now = sent = answered = start
-    is_planned = False  # whether the slot at `now` was known ahead, so that the call is at the wire when it opens
+    # whether the slot at `now` was known ahead, so that the call is at the wire when it opens
+    is_planned = False
     every = max(1, calls // POINTS)
     curve: list[tuple[float, int]] = []
     for number in range(calls):
@@ -95,12 +102,16 @@ def _drain(rule: str, calls: int, lanes: Sequence[_Lane], start: int, pace: _Pac
             curve.append(((sent - start) / SECOND, number + 1))
     slowest = max(lanes, key=lambda lane: lane.waited, default=None)
     label = slowest.limit.label if slowest is not None and slowest.waited else None
-    return Simulated(rule, calls, (answered - start) / SECOND, label, (now - start) / SECOND, tuple(curve))
+    return Simulated(
+        rule, calls, (answered - start) / SECOND, label, (now - start) / SECOND, tuple(curve)
+    )
 
 
 def _lane(budget: Budget, cost: int, values: int) -> _Lane:
     if cost > budget.limit.capacity:
-        raise ValueError(f"a cost of {cost} could never be admitted: {budget.limit.label} allows {budget.limit.capacity}")
+        raise ValueError(
+            f"a cost of {cost} could never be admitted: {budget.limit.label} allows {budget.limit.capacity}"
+        )
     if isinstance(budget.limit, TokenBucket):
         return _BucketLane(budget.limit, cost, values)
     return _EndsLane(budget.limit, cost, values)
@@ -116,7 +127,9 @@ def _values(budget: Budget, book: Book, keys: int) -> int:
 
 
 class _Lane:
-    """One limit over the whole run. All calls cost the same, are sent in order and answered in order."""
+    """One limit over the whole run. All calls cost the same, are sent in order and answered in
+    order.
+    """
 
     def __init__(self, limit: Limit, cost: int, values: int) -> None:
         self.limit, self.cost, self.values = limit, cost, values
@@ -132,7 +145,9 @@ class _Lane:
         raise NotImplementedError
 
     def charge(self, usage: Usage, start: int, pace: _Pace) -> None:
-        """Charge what others took before `start`; open attempts are taken to be answered like the rest."""
+        """Charge what others took before `start`; open attempts are taken to be answered like the
+        rest.
+        """
         raise NotImplementedError
 
     def aged_from(self, sent: int, answered: int) -> int:
@@ -141,12 +156,16 @@ class _Lane:
 
 
 class _EndsLane(_Lane):
-    """Windows and concurrency: a call fits once the charge of the call `room` places before it has ended."""
+    """Windows and concurrency: a call fits once the charge of the call `room` places before it has
+    ended.
+    """
 
     def __init__(self, limit: Limit, cost: int, values: int) -> None:
         super().__init__(limit, cost, values)
         self._room = limit.capacity // cost
-        self._ends: list[deque[tuple[int, bool]]] = [deque(maxlen=self._room) for _ in range(values)]
+        self._ends: list[deque[tuple[int, bool]]] = [
+            deque(maxlen=self._room) for _ in range(values)
+        ]
         self._window = (0, 0)
 
     def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
@@ -158,13 +177,19 @@ class _EndsLane(_Lane):
 
     def take(self, number: int, sent: int, answered: int) -> None:
         left = self._leaves(self.aged_from(sent, answered))
-        self._ends[number % self.values].append((answered, True) if answered >= left else (left, False))
+        self._ends[number % self.values].append(
+            (answered, True) if answered >= left else (left, False)
+        )
 
     def charge(self, usage: Usage, start: int, pace: _Pace) -> None:
-        charges = [(self._leaves(at), False, cost) for at, cost in usage.aged if self._leaves(at) > start]
+        charges = [
+            (self._leaves(at), False, cost) for at, cost in usage.aged if self._leaves(at) > start
+        ]
         answered = start + pace.latency
         left = self._leaves(self.aged_from(start, answered))
-        charges.append((answered, True, usage.open) if answered >= left else (left, False, usage.open))
+        charges.append(
+            (answered, True, usage.open) if answered >= left else (left, False, usage.open)
+        )
         owed = 0
         for end, by_answer, cost in charges:
             owed += cost
@@ -182,15 +207,21 @@ class _EndsLane(_Lane):
 
 
 class _BucketLane(_Lane):
-    """A token bucket: open calls hold their tokens; a token leaves at the instant from which its call ages."""
+    """A token bucket: open calls hold their tokens; a token leaves at the instant from which its
+    call ages.
+    """
 
     limit: TokenBucket
 
     def __init__(self, limit: TokenBucket, cost: int, values: int) -> None:
         super().__init__(limit, cost, values)
         self._cap = limit.burst * limit.period_us
-        self._levels = [[self._cap, 0] for _ in range(values)]  # tokens times the period, and the instant of that
-        self._open: list[deque[tuple[int, int]]] = [deque() for _ in range(values)]  # aged from, answered
+        self._levels = [
+            [self._cap, 0] for _ in range(values)
+        ]  # tokens times the period, and the instant of that
+        self._open: list[deque[tuple[int, int]]] = [
+            deque() for _ in range(values)
+        ]  # aged from, answered
 
     def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
         value, by_answer = number % self.values, False
@@ -212,7 +243,9 @@ class _BucketLane(_Lane):
         level, at = bucket_level(self.limit, usage, start)
         self._levels[0] = [level, at]
         answered = start + pace.latency
-        self._open[0].extend([(self.aged_from(start, answered), answered)] * -(-usage.open // self.cost))
+        self._open[0].extend(
+            [(self.aged_from(start, answered), answered)] * -(-usage.open // self.cost)
+        )
 
     def _settle(self, value: int) -> None:
         leave, _ = self._open[value].popleft()

@@ -1,6 +1,8 @@
-"""Alerts that nothing but time brings: backlogs that have grown older than their rule's `backlog_alert`.
+"""Alerts that nothing but time brings: backlogs that have grown older than their rule's
+`backlog_alert`.
 
-In: the waiting set. Out: the event `backlog_aged`, with its signal. The other alerts are told where they happen.
+In: the waiting set. Out: the event `backlog_aged`, with its signal. The other alerts are told where
+they happen.
 """
 
 from __future__ import annotations
@@ -8,13 +10,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from callqueue import conf, database, events, waiting
+from callqueue import conf, database, events
+from callqueue.ledger import ready_calls
 
 AGAIN = 600.0  # seconds after which a backlog that is still too old is told of again
 
 
 class Backlogs:
-    """What one dispenser has told of the rules' backlogs: each once when it has aged, and again while it stays so."""
+    """What one dispenser has told of the rules' backlogs: each once when it has aged, and again
+    while it stays so.
+    """
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
@@ -33,11 +38,17 @@ class Backlogs:
 
 
 def oldest_due(using: str, rule: str) -> float | None:
-    """For how many seconds the call that waits longest has been due; None where none is. An index entry per priority."""
+    """For how many seconds the call that waits longest has been due; None where none is. An index
+    entry per priority.
+    """
     ready = _calls(using).waiting().filter(ready=True, rule=rule)
     found = []
-    for priority in waiting.priorities(using, rule):
-        found += ready.filter(priority=priority).order_by("due_at_dt").values_list("due_at_dt", flat=True)[:1]
+    for priority in ready_calls.priorities(using, rule):
+        found += (
+            ready.filter(priority=priority)
+            .order_by("due_at_dt")
+            .values_list("due_at_dt", flat=True)[:1]
+        )
     return max(0.0, (database.clock(using) - min(found)).total_seconds()) if found else None
 
 

@@ -1,7 +1,9 @@
-"""The circuit breaker: holds a rule whose calls keep failing, lets one call probe it, and resumes or holds it longer.
+"""The circuit breaker: holds a rule whose calls keep failing, lets one call probe it, and resumes
+or holds it longer.
 
-In: the ends of attempts, from the ledger. Out: a hold with the source "breaker". That row is all there is to remember: in
-force, the rule is held; past its end, it is being probed; begun and ended in the same instant, it was closed then.
+In: the ends of attempts, from the ledger. Out: a hold with the source "breaker". That row is all
+there is to remember: in force, the rule is held; past its end, it is being probed; begun and ended
+in the same instant, it was closed then.
 """
 
 from __future__ import annotations
@@ -12,34 +14,49 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import conf, database, events, holds, states
-from callqueue.rules import Breaker
+from callqueue import conf, database, events, states
+from callqueue.ledger import holds
+from callqueue.limits.rules import Breaker
 
 if TYPE_CHECKING:
-    from callqueue.recording import Report
+    from callqueue.execution.results import Report
 
 SOURCE = "breaker"
 MOST = 10_000  # attempts that one look at a rule reads
-TELLING = (states.SUCCEEDED, states.ERRORED, states.GAVE_UP, states.LOST)  # throttled and voided ones say nothing
+TELLING = (
+    states.SUCCEEDED,
+    states.ERRORED,
+    states.GAVE_UP,
+    states.LOST,
+)  # throttled and voided ones say nothing
 Ended = tuple[str, int | None]  # an attempt's outcome and the status of its answer
 
 
 def observe(using: str, reports: Sequence[Report]) -> None:
-    """After these reports were recorded: trip, close or hold again the breakers of their rules. No statement without any."""
+    """After these reports were recorded: trip, close or hold again the breakers of their rules. No
+    statement without any.
+    """
     seen: dict[str, bool] = {}
     for report in reports:
         rule = report.job.rule
         if rule is not None and rule.breaker is not None:
-            seen[report.job.rule_name] = seen.get(report.job.rule_name, False) or report.outcome != states.SUCCEEDED
+            seen[report.job.rule_name] = (
+                seen.get(report.job.rule_name, False) or report.outcome != states.SUCCEEDED
+            )
     for name, any_failed in seen.items():
         try:
             _settle(using, name, may_trip=any_failed)
-        except (DatabaseError, InterfaceError) as error:  # the ends are recorded; the next one looks again
+        except (
+            DatabaseError,
+            InterfaceError,
+        ) as error:  # the ends are recorded; the next one looks again
             events.tell("database_away", during="breaker", error=type(error).__name__)
 
 
 def room(using: str, name: str, open_attempts: int) -> int | None:
-    """How many calls of a rule past the end of its breaker's hold may go: 1 to probe, 0 while that one is out; None: any."""
+    """How many calls of a rule past the end of its breaker's hold may go: 1 to probe, 0 while that
+    one is out; None: any.
+    """
     if open_attempts:
         return 0
     state = _settle(using, name, may_trip=False)
@@ -47,12 +64,18 @@ def room(using: str, name: str, open_attempts: int) -> int | None:
 
 
 def is_failure(outcome: str, status: int | None) -> bool:
-    """Whether an attempt's end counts against the provider: no answer, or one that is its own fault; a 404 is the call's."""
-    return outcome in (states.ERRORED, states.LOST) or (outcome == states.GAVE_UP and (status or 0) >= 500)
+    """Whether an attempt's end counts against the provider: no answer, or one that is its own
+    fault; a 404 is the call's.
+    """
+    return outcome in (states.ERRORED, states.LOST) or (
+        outcome == states.GAVE_UP and (status or 0) >= 500
+    )
 
 
 def _settle(using: str, name: str, *, may_trip: bool) -> str:
-    """Bring the breaker up to date with the ledger; whether it is "closed", "held" or "probing" now."""
+    """Bring the breaker up to date with the ledger; whether it is "closed", "held" or "probing"
+    now.
+    """
     rule = conf.current().rules.get(name)
     if rule is None or rule.breaker is None:
         return "closed"
@@ -64,7 +87,10 @@ def _settle(using: str, name: str, *, may_trip: bool) -> str:
         return _judge_probe(using, name, rule.breaker, hold, now)
     if may_trip:
         since = now - timedelta(seconds=rule.breaker.within)
-        why = _why(rule.breaker, _ended(using, name, MOST, finished_at__gt=max(since, hold.until) if hold else since))
+        why = _why(
+            rule.breaker,
+            _ended(using, name, MOST, finished_at__gt=max(since, hold.until) if hold else since),
+        )
         if why:
             _hold(using, name, now + timedelta(seconds=rule.breaker.hold), why)
             return "held"
@@ -72,25 +98,43 @@ def _settle(using: str, name: str, *, may_trip: bool) -> str:
 
 
 def _judge_probe(using: str, name: str, breaker: Breaker, hold: Any, now: datetime) -> str:
-    """What came of the call that went after the hold's end, if one did: closed, or held again for longer."""
+    """What came of the call that went after the hold's end, if one did: closed, or held again for
+    longer.
+    """
     ended = _ended(using, name, 1, released_at__gte=hold.until)
     if not ended:
         return "probing"
     if not is_failure(*ended[0]):
-        if _stored(using, name).filter(pk=hold.pk, until=hold.until).update(until=now, began_at=now):
-            events.tell("rule_resumed", rule=name, holds=1, reason="the call that probed it went well")
+        if (
+            _stored(using, name)
+            .filter(pk=hold.pk, until=hold.until)
+            .update(until=now, began_at=now)
+        ):
+            events.tell(
+                "rule_resumed", rule=name, holds=1, reason="the call that probed it went well"
+            )
         return "closed"
     longer = min(timedelta(seconds=breaker.longest), (hold.until - hold.began_at) * breaker.factor)
-    _hold(using, name, now + longer, "the circuit breaker: the call that probed the rule failed too")
+    _hold(
+        using, name, now + longer, "the circuit breaker: the call that probed the rule failed too"
+    )
     return "held"
 
 
 def _why(breaker: Breaker, ended: Sequence[Ended]) -> str | None:
     """Why to trip after these ends, newest first; None where there is no reason."""
     failed = [is_failure(*end) for end in ended]
-    if breaker.failures is not None and len(failed) >= breaker.failures and all(failed[: breaker.failures]):
+    if (
+        breaker.failures is not None
+        and len(failed) >= breaker.failures
+        and all(failed[: breaker.failures])
+    ):
         return f"the circuit breaker: {breaker.failures} attempts in a row failed within {breaker.within:g} s"
-    if breaker.share is not None and len(failed) >= breaker.least and sum(failed) >= breaker.share * len(failed):
+    if (
+        breaker.share is not None
+        and len(failed) >= breaker.least
+        and sum(failed) >= breaker.share * len(failed)
+    ):
         return f"the circuit breaker: {sum(failed)} of {len(failed)} attempts failed within {breaker.within:g} s"
     return None
 
@@ -102,13 +146,21 @@ def _hold(using: str, name: str, until: datetime, why: str) -> None:
 def _stored(using: str, name: str) -> Any:
     from callqueue.models import Hold
 
-    return Hold.objects.using(using).filter(rule=name, per="rule", value="", source=SOURCE, until__isnull=False)
+    return Hold.objects.using(using).filter(
+        rule=name, per="rule", value="", source=SOURCE, until__isnull=False
+    )
 
 
 def _ended(using: str, name: str, most: int, **which: datetime) -> list[Ended]:
-    """How the rule's attempts ended, newest first; those that say nothing of the provider are left out."""
+    """How the rule's attempts ended, newest first; those that say nothing of the provider are left
+    out.
+    """
     from callqueue.models import CallAttempt
 
-    rows = CallAttempt.objects.using(using).filter(rule=name, outcome__in=TELLING, finished_at__isnull=False, **which)
+    rows = CallAttempt.objects.using(using).filter(
+        rule=name, outcome__in=TELLING, finished_at__isnull=False, **which
+    )
     rows = rows.exclude(outcome=states.GAVE_UP, response_status__isnull=True)
-    return list(rows.order_by("-finished_at", "-pk").values_list("outcome", "response_status")[:most])
+    return list(
+        rows.order_by("-finished_at", "-pk").values_list("outcome", "response_status")[:most]
+    )

@@ -1,7 +1,8 @@
-"""Cleanup: deletes calls past their retention, attempts that no limit counts any more, ended holds; and vacuums.
+"""Cleanup: deletes calls past their retention, attempts that no limit counts any more, ended holds;
+and vacuums.
 
-Short transactions by primary key, so that calls go on meanwhile. An attempt is kept as long as any limit's window may still
-count it, whatever became of its call.
+Short transactions by primary key, so that calls go on meanwhile. An attempt is kept as long as any
+limit's window may still count it, whatever became of its call.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.models import Q
 
-from callqueue import agreement, clockwork, conf, database, events, ledger, states
+from callqueue import conf, database, events, states
 from callqueue.database import from_us
+from callqueue.ledger import account, agreement, clock_jumps
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -43,16 +45,19 @@ def clean(
     vacuum_full: bool = False,
     progress: Progress | None = None,
 ) -> Cleaned:
-    """Prune everything past retention (`older_than` replaces RETENTION for every final status), then reclaim space.
+    """Prune everything past retention (`older_than` replaces RETENTION for every final status),
+    then reclaim space.
 
-    `progress` is told (calls deleted so far, how many there are to delete), and then, where the database shows it, how far the
-    vacuum is: (blocks so far, blocks, label=what is done). `vacuum_full` locks the tables against all use while they are
-    rewritten.
+    `progress` is told (calls deleted so far, how many there are to delete), and then, where the
+    database shows it, how far the vacuum is: (blocks so far, blocks, label=what is done).
+    `vacuum_full` locks the tables against all use while they are rewritten.
     """
     if dry_run:
         return database.persist(using, lambda: _count(using, older_than), during="cleanup")
     cleaned = Cleaned()
-    database.persist(using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup")
+    database.persist(
+        using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup"
+    )
     if cleaned.calls or cleaned.attempts:
         events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
     if vacuum or vacuum_full:
@@ -63,18 +68,30 @@ def clean(
 def _count(using: str, older_than: timedelta | None) -> Cleaned:
     """What a cleanup would delete."""
     calls = _count_calls(using, older_than)
-    return Cleaned(calls=calls, attempts=sum(map(len, _spent_orphans(using))), holds=_ended_holds(using).count())
+    return Cleaned(
+        calls=calls,
+        attempts=sum(map(len, _spent_orphans(using))),
+        holds=_ended_holds(using).count(),
+    )
 
 
 def _count_calls(using: str, older_than: timedelta | None) -> int:
     return sum(_overdue(using, status, cut).count() for status, cut in _cuts(using, older_than))
 
 
-def _prune(using: str, older_than: timedelta | None, batch_size: int, cleaned: Cleaned, progress: Progress | None) -> None:
-    """Delete what is past retention, and add to what was deleted before: broken off, it may be begun again."""
+def _prune(
+    using: str,
+    older_than: timedelta | None,
+    batch_size: int,
+    cleaned: Cleaned,
+    progress: Progress | None,
+) -> None:
+    """Delete what is past retention, and add to what was deleted before: broken off, it may be
+    begun again.
+    """
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
-        clockwork.watch(using).look()
+        clock_jumps.watch(using).look()
     database.look_at_what_changed(using, _tables(using))
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
@@ -99,24 +116,37 @@ def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datet
 
 
 def _overdue(using: str, status: int, cut: datetime) -> Any:
-    return _model().objects.using(using).filter(status=status, finished_at_dt__lt=cut, callback_pending=False)
+    return (
+        _model()
+        .objects.using(using)
+        .filter(status=status, finished_at_dt__lt=cut, callback_pending=False)
+    )
 
 
 def _batches(rows: Any, size: int) -> Iterator[list[int]]:
-    """Primary keys in the order in which calls ended, `size` at a time; what is deleted in between is not met again.
+    """Primary keys in the order in which calls ended, `size` at a time; what is deleted in between
+    is not met again.
 
     In the index's own order: by primary key a database might read all of them for each batch.
     """
     after = Q()
-    while found := list(rows.filter(after).order_by("finished_at_dt", "pk").values_list("finished_at_dt", "pk")[:size]):
+    while found := list(
+        rows.filter(after)
+        .order_by("finished_at_dt", "pk")
+        .values_list("finished_at_dt", "pk")[:size]
+    ):
         yield [pk for _, pk in found]
         last, pk = found[-1]
         after = Q(finished_at_dt__gte=last) & (Q(finished_at_dt__gt=last) | Q(pk__gt=pk))
 
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
-    """Delete these calls, those that are still past retention, with their attempts that no window counts any more."""
-    calls, attempts = database.again_after_deadlock(using, lambda: _deleted(using, ids, status, cut))
+    """Delete these calls, those that are still past retention, with their attempts that no window
+    counts any more.
+    """
+    calls, attempts = database.again_after_deadlock(
+        using, lambda: _deleted(using, ids, status, cut)
+    )
     cleaned.calls += calls
     cleaned.attempts += attempts
 
@@ -126,19 +156,26 @@ def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[in
         # By key alone: with the condition in it, a database might read all that it is true of.
         rows = database.locked(_model().objects.using(using).filter(pk__in=ids))
         seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
-        gone = [pk for pk, now, ended, owed in seen if now == status and ended is not None and ended < cut and not owed]
+        gone = [
+            pk
+            for pk, now, ended, owed in seen
+            if now == status and ended is not None and ended < cut and not owed
+        ]
         if not gone:  # all of them locked, or not what they were
             return 0, 0
-        spent = _attempts(using).filter(_spent(using), call_id__in=gone).values_list("pk", flat=True)
+        spent = (
+            _attempts(using).filter(_spent(using), call_id__in=gone).values_list("pk", flat=True)
+        )
         attempts = database.delete_each(_attempts(using).model, using, list(spent))
         return database.delete_each(_model(), using, gone), attempts
 
 
 def _spent_orphans(using: str) -> Iterator[list[int]]:
-    """Attempts whose call is gone and that no limit counts any more, those of some thousand attempts at a time.
+    """Attempts whose call is gone and that no limit counts any more, those of some thousand
+    attempts at a time.
 
-    Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the next few of all, it would
-    join the tables anew each time.
+    Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
+    next few of all, it would join the tables anew each time.
     """
     from django.db.models import Exists, OuterRef
 
@@ -159,7 +196,9 @@ def _ended_holds(using: str) -> Any:
 
 
 def _delete_turns(using: str) -> None:
-    """Delete the turns that are spent, under the lock of their rule as everybody changes them; where a pass has it, next time."""
+    """Delete the turns that are spent, under the lock of their rule as everybody changes them;
+    where a pass has it, next time.
+    """
     from callqueue.models import KeyTurn, RuleState
 
     spent: dict[str, list[int]] = {}
@@ -184,7 +223,9 @@ def _spent_turns(using: str) -> Any:
 
 def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
     tables, over = _tables(using), threading.Event()
-    watcher = threading.Thread(target=_watch_vacuum, args=(using, tables, full, progress, over), daemon=True)
+    watcher = threading.Thread(
+        target=_watch_vacuum, args=(using, tables, full, progress, over), daemon=True
+    )
     if progress:
         watcher.start()
     try:
@@ -195,8 +236,12 @@ def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
             watcher.join()
 
 
-def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress, over: threading.Event) -> None:
-    """Tell how far the vacuum of another thread is, until it is over; on a connection of this thread's own."""
+def _watch_vacuum(
+    using: str, tables: list[str], full: bool, progress: Progress, over: threading.Event
+) -> None:
+    """Tell how far the vacuum of another thread is, until it is over; on a connection of this
+    thread's own.
+    """
     try:
         while not over.wait(EVERY):
             if found := database.vacuum_progress(using, tables, full=full):
@@ -209,12 +254,14 @@ def _watch_vacuum(using: str, tables: list[str], full: bool, progress: Progress,
 
 
 def _spent(using: str) -> Q:
-    """The condition of attempts that no limit of their rule counts any more; what rule is unknown, none of any rule."""
+    """The condition of attempts that no limit of their rule counts any more; what rule is unknown,
+    none of any rule.
+    """
     now, book = _credited(using), agreement.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
-    for rule, window in ledger.counted_for(book).items():
+    for rule, window in account.counted_for(book).items():
         rules_of.setdefault(window, []).append(rule)
-    longest = timedelta(microseconds=ledger.longest_window(book))
+    longest = timedelta(microseconds=account.longest_window(book))
     spent = Q(finished_at__lt=now - longest)
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))
@@ -222,8 +269,10 @@ def _spent(using: str) -> Q:
 
 
 def _credited(using: str) -> datetime:
-    """The database's clock, but no further on since the look with which this began than time went by."""
-    watch, reading = clockwork.watch(using), clockwork.read(using)
+    """The database's clock, but no further on since the look with which this began than time went
+    by.
+    """
+    watch, reading = clock_jumps.watch(using), clock_jumps.read(using)
     return from_us(reading.at if watch.last is None else watch.last.credit(reading))
 
 

@@ -1,8 +1,10 @@
-"""Reconciles UNKNOWN calls: asks a rule's `reconcile` hook what became of a call that was sent and never answered.
+"""Reconciles UNKNOWN calls: asks a rule's `reconcile` hook what became of a call that was sent and
+never answered.
 
-In: calls that are UNKNOWN, whose rule has a hook. Out: what the hook says, as the call's state: done, failed, or to be made
-again. The hook may use the network, so it is asked in a worker and never inside a transaction; it is asked again after a
-minute, then less and less often, and no more than MOST times.
+In: calls that are UNKNOWN, whose rule has a hook. Out: what the hook says, as the call's state:
+done, failed, or to be made again. The hook may use the network, so it is asked in a worker and
+never inside a transaction; it is asked again after a minute, then less and less often, and no more
+than MOST times.
 """
 
 from __future__ import annotations
@@ -14,32 +16,39 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
-from callqueue import callbacks, conf, database, disclosing, events, locks, states, texts
+from callqueue import callbacks, conf, database, events, states, texts
 from callqueue.database import from_us
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.handlers import HTTP_METHODS
+from callqueue.ledger import row_locks
 from callqueue.managers import ended
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
-from callqueue.scrubbing import clean, payload_of
+from callqueue.security import disclosure
+from callqueue.security.scrubbing import clean, payload_of
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
-FIRST = 60.0  # seconds until a hook that did not know is asked again of the same call; doubled each time
+# seconds until a hook that did not know is asked again of the same call; doubled each time
+FIRST = 60.0
 LONGEST = 6 * 3600.0
 MOST = 10  # times that a hook is asked of a call
 BATCH = 20  # calls that one round asks of
 
 
 def reconcile(call: CallQueue) -> int:
-    """Ask now what became of a call, and believe it; the call's status then, to which the instance is brought up to date.
+    """Ask now what became of a call, and believe it; the call's status then, to which the instance
+    is brought up to date.
 
-    IllegalTransition where it is not UNKNOWN, InvalidCall where its rule has no hook. What the hook raises is raised.
+    IllegalTransition where it is not UNKNOWN, InvalidCall where its rule has no hook. What the hook
+    raises is raised.
     """
     using = call._state.db or "default"
     hook = _hooks().get(call.rule)
     if call.status != states.UNKNOWN:
-        raise IllegalTransition(f"call {call.pk} is {call.get_status_display()}; only unknown ones are reconciled")
+        raise IllegalTransition(
+            f"call {call.pk} is {call.get_status_display()}; only unknown ones are reconciled"
+        )
     if hook is None:
         raise InvalidCall("rule", f"{call.rule!r} has no reconcile hook to ask")
     _believe(using, call, _imported(hook)(call))
@@ -48,7 +57,9 @@ def reconcile(call: CallQueue) -> int:
 
 
 def ask_due(using: str, most: int = BATCH) -> int:
-    """Ask of the calls whose time it is, at most so many; the count of those that are UNKNOWN no more. Not in a transaction."""
+    """Ask of the calls whose time it is, at most so many; the count of those that are UNKNOWN no
+    more. Not in a transaction.
+    """
     if not _hooks():
         return 0
     due = _due(using).order_by(F("reconcile_at").asc(nulls_first=True), "pk")[:most]
@@ -60,7 +71,9 @@ def ask_due(using: str, most: int = BATCH) -> int:
 
 
 def queues_wanted(using: str) -> list[str]:
-    """A queue for each rule that has calls to be asked of: its workers can do it. No statement where no rule has a hook."""
+    """A queue for each rule that has calls to be asked of: its workers can do it. No statement
+    where no rule has a hook.
+    """
     if not _hooks():
         return []
     rules = set(_due(using).order_by().values_list("rule", flat=True).distinct())
@@ -68,23 +81,38 @@ def queues_wanted(using: str) -> list[str]:
 
 
 def _hooks() -> dict[str, Any]:
-    return {name: rule.reconcile for name, rule in conf.current().rules.items() if rule.reconcile is not None}
+    return {
+        name: rule.reconcile
+        for name, rule in conf.current().rules.items()
+        if rule.reconcile is not None
+    }
 
 
 def _due(using: str) -> Any:
     """UNKNOWN calls that a hook may be asked of now."""
     from callqueue.models import CallQueue
 
-    rows = CallQueue.objects.using(using).unknown().filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
+    rows = (
+        CallQueue.objects.using(using)
+        .unknown()
+        .filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
+    )
     return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=database.ClockNow()))
 
 
 def _claim(using: str, call: CallQueue) -> bool:
-    """Whether it is this worker that asks: the next time is set before the hook is asked, in one update."""
+    """Whether it is this worker that asks: the next time is set before the hook is asked, in one
+    update.
+    """
     wait = timedelta(seconds=min(LONGEST, FIRST * 2**call.reconcile_count))
-    mine = type(call).objects.using(using).unknown().filter(pk=call.pk, reconcile_count=call.reconcile_count)
+    mine = (
+        type(call)
+        .objects.using(using)
+        .unknown()
+        .filter(pk=call.pk, reconcile_count=call.reconcile_count)
+    )
     with database.writing(using):
-        free, reading = locks.calls_to_end(using, [call.pk])
+        free, reading = row_locks.calls_to_end(using, [call.pk])
         at = from_us(reading.at) + wait
         return bool(free and mine.update(reconcile_count=call.reconcile_count + 1, reconcile_at=at))
 
@@ -102,7 +130,13 @@ def _ask(using: str, call: CallQueue) -> bool:
 def _believe(using: str, call: CallQueue, answer: Any) -> bool:
     """Make the call what the hook said it is; False where that changes nothing."""
     if answer is None:
-        events.tell("call_reconciled", call_id=call.pk, rule=call.rule, status="unknown", reason="the hook cannot tell yet")
+        events.tell(
+            "call_reconciled",
+            call_id=call.pk,
+            rule=call.rule,
+            status="unknown",
+            reason="the hook cannot tell yet",
+        )
         return False
     if isinstance(answer, RetryLater):
         changed, status, why = _make_again(using, call, answer), "new", _clean(call, answer.why)
@@ -112,7 +146,9 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
         why = _clean(call, answer.why)
         changed, status = _end(using, call, states.FAILED, why), "failed"
     else:
-        raise TypeError(f"the hook returned {type(answer).__name__}; it may return Succeeded, RetryLater, GiveUp or None")
+        raise TypeError(
+            f"the hook returned {type(answer).__name__}; it may return Succeeded, RetryLater, GiveUp or None"
+        )
     if changed:
         events.tell("call_reconciled", call_id=call.pk, rule=call.rule, status=status, reason=why)
     return changed
@@ -123,11 +159,13 @@ def _clean(call: CallQueue, text: str) -> str:
     data: Any = call.call_data if isinstance(call.call_data, dict) else {}
     params, method = data.get("params"), str(data.get("method"))
     payload = [] if method in HTTP_METHODS else payload_of(method, params)
-    return clean(text, disclosing.values_of(method, params, rule=call.rule, key=call.key), payload)
+    return clean(text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload)
 
 
 def _end(using: str, call: CallQueue, status: int, why: str) -> bool:
-    rows = type(call).objects.using(using).unknown().filter(pk=call.pk, last_attempt=call.last_attempt)
+    rows = (
+        type(call).objects.using(using).unknown().filter(pk=call.pk, last_attempt=call.last_attempt)
+    )
     changed = bool(rows.update(**ended(status), error_message=why[:2000]))
     if changed:
         callbacks.announce(using, [call.pk], status)
@@ -135,9 +173,11 @@ def _end(using: str, call: CallQueue, status: int, why: str) -> bool:
 
 
 def _make_again(using: str, call: CallQueue, answer: RetryLater) -> bool:
-    """Requeue it, under the idempotency key it always had; after `after` seconds where the hook says so.
+    """Requeue it, under the idempotency key it always had; after `after` seconds where the hook
+    says so.
 
-    Unlike anybody else's requeue this one leaves the count of questions as it is: a hook cannot go round for ever.
+    Unlike anybody else's requeue this one leaves the count of questions as it is: a hook cannot go
+    round for ever.
     """
     rows = type(call).objects.using(using)
     after = answer.after.total_seconds() if isinstance(answer.after, timedelta) else answer.after

@@ -1,7 +1,7 @@
 """What every command shares: the database it works on, durations, JSON, and exit codes.
 
-0 done, 1 found a problem (the database or the broker away is one), 2 wrong use. A command parses, calls one function of a
-room, and reports; it holds no logic of its own.
+0 done, 1 found a problem (the database or the broker away is one), 2 wrong use. A command parses,
+calls one function of a room, and reports; it holds no logic of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from django.db import DatabaseError, InterfaceError, connections
 from kombu.exceptions import OperationalError as BrokerError
 
 from callqueue import database
-from callqueue.durations import WrongDuration, parse_duration
 from callqueue.exceptions import CallQueueError
-from callqueue.redaction import printable
+from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.security.redaction import printable
 
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
 PATIENCE = 5  # seconds that connecting to the database may take
@@ -47,14 +47,20 @@ class CallQueueCommand(BaseCommand):
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", metavar="ALIAS", help="the database with callqueue's tables (default: as routed)")
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="the database with callqueue's tables (default: as routed)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = _database(options["database"])
         database.connect_within(using, PATIENCE)
         try:
             if self.is_repeatable:
-                database.persist(using, lambda: self.run(using, options), during="command", seconds=PATIENCE)
+                database.persist(
+                    using, lambda: self.run(using, options), during="command", seconds=PATIENCE
+                )
             else:
                 self.run(using, options)
         except WrongDuration as error:

@@ -1,4 +1,6 @@
-"""What callqueue_requeue and callqueue_cancel share: the options that pick calls, the question, and the report."""
+"""What callqueue_requeue and callqueue_cancel share: the options that pick calls, the question, and
+the report.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import bulk
-from callqueue.bulk import Pick
 from callqueue.management.base import CallQueueCommand, duration, key_of, problem, wrong_use
-from callqueue.progress import progress
+from callqueue.management.progress import progress
+from callqueue.operations import bulk
+from callqueue.operations.bulk import Pick
 
 
 class BulkCommand(CallQueueCommand):
@@ -22,18 +24,42 @@ class BulkCommand(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--status", dest="statuses", nargs="+", action="extend", metavar="S", help=self.statuses_help())
+        parser.add_argument(
+            "--status",
+            dest="statuses",
+            nargs="+",
+            action="extend",
+            metavar="S",
+            help=self.statuses_help(),
+        )
         parser.add_argument("--rule", metavar="R", help="only calls of this rule")
-        parser.add_argument("--key", metavar="K", help="only calls of this key; several named ones as a JSON mapping")
-        parser.add_argument("--since", metavar="2h", help="only calls that ended (an error: last failed) no longer ago")
-        parser.add_argument("--dry-run", action="store_true", help="say how many, and change nothing")
-        parser.add_argument("--no-input", dest="interactive", action="store_false", help="do not ask, even in a terminal")
+        parser.add_argument(
+            "--key",
+            metavar="K",
+            help="only calls of this key; several named ones as a JSON mapping",
+        )
+        parser.add_argument(
+            "--since",
+            metavar="2h",
+            help="only calls that ended (an error: last failed) no longer ago",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say how many, and change nothing"
+        )
+        parser.add_argument(
+            "--no-input",
+            dest="interactive",
+            action="store_false",
+            help="do not ask, even in a terminal",
+        )
 
     def statuses_help(self) -> str:
         """What --status may be, and is where it is not given."""
         raise NotImplementedError
 
-    def pick(self, options: dict[str, Any], default: tuple[int, ...], legal: tuple[int, ...]) -> Pick:
+    def pick(
+        self, options: dict[str, Any], default: tuple[int, ...], legal: tuple[int, ...]
+    ) -> Pick:
         """The calls that the options pick."""
         try:
             statuses = bulk.statuses_of(options["statuses"], default, legal)
@@ -41,7 +67,14 @@ class BulkCommand(CallQueueCommand):
             raise wrong_use(f"--status: {error}") from None
         return Pick(statuses, options["rule"], key_of(options["key"]), duration(options["since"]))
 
-    def act(self, using: str, options: dict[str, Any], pick: Pick, do: Callable[..., int], warning: str = "") -> None:
+    def act(
+        self,
+        using: str,
+        options: dict[str, Any],
+        pick: Pick,
+        do: Callable[..., int],
+        warning: str = "",
+    ) -> None:
         """Ask where somebody is there to answer, do it with a progress bar, and say how many."""
         if options["dry_run"]:
             self.say(f"would {self.verb} {bulk.count(using, pick)} calls; nothing was changed")

@@ -1,6 +1,7 @@
 """Progress of long work: a line on standard error that is redrawn while the work goes on.
 
-Only where standard error is a terminal; anywhere else nothing is written, so logs and pipes stay clean.
+Only where standard error is a terminal; anywhere else nothing is written, so logs and pipes stay
+clean.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ EVERY = 0.2
 
 
 class Bar:
-    """How far the work is. `update(done, total)` as often as one likes; a total of None shows a count and the time."""
+    """How far the work is. `update(done, total)` as often as one likes; a total of None shows a
+    count and the time.
+    """
 
     def __init__(self, label: str, stream: TextIO | None) -> None:
         self.label, self.done = label, 0
@@ -29,7 +32,9 @@ class Bar:
         self._thread = threading.Thread(target=self._redraw, daemon=True)
 
     def update(self, done: int, total: int | None = None, *, label: str | None = None) -> None:
-        """So much is done, of so much. A `label` other than before begins the next piece of work, and its time."""
+        """So much is done, of so much. A `label` other than before begins the next piece of work,
+        and its time.
+        """
         if label is not None and label != self.label:
             self.label, self._began = label, time.monotonic()
         self.done, self.total = done, total
@@ -44,7 +49,11 @@ class Bar:
         """The line as it would be drawn now."""
         elapsed = time.monotonic() - self._began
         if not self.total:
-            return f"{self.label}: {self.done:,}, {elapsed:.0f} s" if self.done else f"{self.label}: {elapsed:.0f} s"
+            return (
+                f"{self.label}: {self.done:,}, {elapsed:.0f} s"
+                if self.done
+                else f"{self.label}: {elapsed:.0f} s"
+            )
         share = min(1.0, self.done / self.total)
         left = f", {elapsed / share - elapsed:.0f} s left" if share > 0 else ""
         filled = round(24 * share)
@@ -71,7 +80,9 @@ class Bar:
 
 @contextmanager
 def progress(label: str, *, stream: TextIO | None = None, wanted: bool = True) -> Iterator[Bar]:
-    """A bar for as long as the block runs, on `stream` (standard error) if that is a terminal and it is `wanted`."""
+    """A bar for as long as the block runs, on `stream` (standard error) if that is a terminal and
+    it is `wanted`.
+    """
     stream = sys.stderr if stream is None else stream
     bar = Bar(label, stream if wanted and _is_terminal(stream) else None)
     bar._begin()

@@ -41,7 +41,10 @@ class Migration(migrations.Migration):
                 ("rule", models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ("passes", models.BigIntegerField(default=0, editable=False)),
                 ("served", models.BigIntegerField(default=0, editable=False)),
-                ("rates", models.JSONField(blank=True, default=dict, verbose_name="changed limits")),
+                (
+                    "rates",
+                    models.JSONField(blank=True, default=dict, verbose_name="changed limits"),
+                ),
                 ("memo", models.JSONField(default=dict, editable=False)),
             ],
             options={
@@ -72,42 +75,97 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("rule", models.CharField(default="default", max_length=100, verbose_name="rule")),
-                ("queue", models.CharField(blank=True, default="", max_length=100, verbose_name="queue")),
-                ("key", models.CharField(blank=True, default="", max_length=255, verbose_name="key")),
+                (
+                    "queue",
+                    models.CharField(blank=True, default="", max_length=100, verbose_name="queue"),
+                ),
+                (
+                    "key",
+                    models.CharField(blank=True, default="", max_length=255, verbose_name="key"),
+                ),
                 ("priority", models.SmallIntegerField(default=0, verbose_name="priority")),
                 ("cost", models.JSONField(default=callqueue.fields.one_call, verbose_name="cost")),
                 (
                     "created_dt",
-                    models.DateTimeField(db_default=callqueue.database.ClockNow(), editable=False, verbose_name="created"),
+                    models.DateTimeField(
+                        db_default=callqueue.database.ClockNow(),
+                        editable=False,
+                        verbose_name="created",
+                    ),
                 ),
-                ("due_at_dt", models.DateTimeField(db_default=callqueue.database.ClockNow(), verbose_name="due")),
-                ("expires_at_dt", models.DateTimeField(blank=True, null=True, verbose_name="expires")),
+                (
+                    "due_at_dt",
+                    models.DateTimeField(
+                        db_default=callqueue.database.ClockNow(), verbose_name="due"
+                    ),
+                ),
+                (
+                    "expires_at_dt",
+                    models.DateTimeField(blank=True, null=True, verbose_name="expires"),
+                ),
                 (
                     "dispatched_at_dt",
-                    models.DateTimeField(blank=True, editable=False, null=True, verbose_name="dispatched"),
+                    models.DateTimeField(
+                        blank=True, editable=False, null=True, verbose_name="dispatched"
+                    ),
                 ),
                 (
                     "finished_at_dt",
-                    models.DateTimeField(blank=True, editable=False, null=True, verbose_name="finished"),
+                    models.DateTimeField(
+                        blank=True, editable=False, null=True, verbose_name="finished"
+                    ),
                 ),
                 ("call_data", callqueue.fields.SealedJSONField(verbose_name="call data")),
                 (
                     "method",
-                    models.CharField(blank=True, default="", editable=False, max_length=100, verbose_name="method"),
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        editable=False,
+                        max_length=100,
+                        verbose_name="method",
+                    ),
                 ),
-                ("host", models.CharField(blank=True, default="", editable=False, max_length=255, verbose_name="host")),
+                (
+                    "host",
+                    models.CharField(
+                        blank=True, default="", editable=False, max_length=255, verbose_name="host"
+                    ),
+                ),
                 (
                     "failed_count",
-                    models.PositiveIntegerField(default=0, editable=False, verbose_name="failed attempts"),
+                    models.PositiveIntegerField(
+                        default=0, editable=False, verbose_name="failed attempts"
+                    ),
                 ),
                 (
                     "throttled_count",
-                    models.PositiveIntegerField(default=0, editable=False, verbose_name="throttled attempts"),
+                    models.PositiveIntegerField(
+                        default=0, editable=False, verbose_name="throttled attempts"
+                    ),
                 ),
-                ("last_attempt", models.PositiveIntegerField(default=0, editable=False, verbose_name="attempts")),
-                ("error_message", models.TextField(blank=True, default="", editable=False, verbose_name="last error")),
-                ("unique_key", models.CharField(blank=True, max_length=255, null=True, verbose_name="unique key")),
-                ("callback", models.CharField(blank=True, max_length=255, null=True, verbose_name="callback")),
+                (
+                    "last_attempt",
+                    models.PositiveIntegerField(default=0, editable=False, verbose_name="attempts"),
+                ),
+                (
+                    "error_message",
+                    models.TextField(
+                        blank=True, default="", editable=False, verbose_name="last error"
+                    ),
+                ),
+                (
+                    "unique_key",
+                    models.CharField(
+                        blank=True, max_length=255, null=True, verbose_name="unique key"
+                    ),
+                ),
+                (
+                    "callback",
+                    models.CharField(
+                        blank=True, max_length=255, null=True, verbose_name="callback"
+                    ),
+                ),
                 ("ready", models.BooleanField(default=False, editable=False)),
                 ("active_key", models.CharField(editable=False, max_length=255, null=True)),
                 ("idempotency_key", models.UUIDField(default=uuid.uuid4, editable=False)),
@@ -123,7 +181,9 @@ class Migration(migrations.Migration):
                     ("cancel_call", "Can cancel calls"),
                     ("control_rule", "Can pause and resume rules and change their limits"),
                 ),
-                "constraints": [models.UniqueConstraint(fields=("active_key",), name="callqueue_active_key")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("active_key",), name="callqueue_active_key")
+                ],
                 "indexes": [
                     models.Index(
                         models.F("rule"),
@@ -149,7 +209,9 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         models.F("expires_at_dt"),
-                        condition=models.Q(("expires_at_dt__isnull", False), ("status__in", (0, 2))),
+                        condition=models.Q(
+                            ("expires_at_dt__isnull", False), ("status__in", (0, 2))
+                        ),
                         name="callqueue_expiring",
                     ),
                     models.Index(
@@ -164,7 +226,11 @@ class Migration(migrations.Migration):
                         condition=models.Q(("finished_at_dt__isnull", False)),
                         name="callqueue_finished",
                     ),
-                    models.Index(models.F("id"), condition=models.Q(("callback_pending", True)), name="callqueue_callbacks"),
+                    models.Index(
+                        models.F("id"),
+                        condition=models.Q(("callback_pending", True)),
+                        name="callqueue_callbacks",
+                    ),
                     models.Index(models.F("created_dt"), name="callqueue_created"),
                     models.Index(
                         models.F("unique_key"),
@@ -186,7 +252,10 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("rule", models.CharField(max_length=100, verbose_name="rule")),
                 ("per", models.CharField(default="rule", max_length=100, verbose_name="per")),
-                ("value", models.CharField(blank=True, default="", max_length=255, verbose_name="value")),
+                (
+                    "value",
+                    models.CharField(blank=True, default="", max_length=255, verbose_name="value"),
+                ),
                 (
                     "source",
                     models.CharField(
@@ -201,17 +270,31 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("reason", models.TextField(blank=True, default="", verbose_name="reason")),
-                ("began_at", models.DateTimeField(db_default=callqueue.database.ClockNow(), verbose_name="since")),
+                (
+                    "began_at",
+                    models.DateTimeField(
+                        db_default=callqueue.database.ClockNow(), verbose_name="since"
+                    ),
+                ),
                 (
                     "until",
-                    models.DateTimeField(blank=True, help_text="empty: until it is resumed", null=True, verbose_name="until"),
+                    models.DateTimeField(
+                        blank=True,
+                        help_text="empty: until it is resumed",
+                        null=True,
+                        verbose_name="until",
+                    ),
                 ),
             ],
             options={
                 "verbose_name": "hold",
                 "verbose_name_plural": "holds",
                 "default_permissions": ("view",),
-                "constraints": [models.UniqueConstraint(fields=("rule", "per", "value", "source"), name="callqueue_one_hold")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("rule", "per", "value", "source"), name="callqueue_one_hold"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
@@ -220,16 +303,36 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("number", models.PositiveIntegerField(verbose_name="number")),
                 ("rule", models.CharField(max_length=100, verbose_name="rule")),
-                ("key", models.CharField(blank=True, default="", max_length=255, verbose_name="key")),
-                ("queue", models.CharField(blank=True, default="", max_length=100, verbose_name="queue")),
+                (
+                    "key",
+                    models.CharField(blank=True, default="", max_length=255, verbose_name="key"),
+                ),
+                (
+                    "queue",
+                    models.CharField(blank=True, default="", max_length=100, verbose_name="queue"),
+                ),
                 ("cost", models.JSONField(default=callqueue.fields.one_call, verbose_name="cost")),
-                ("calls", models.PositiveIntegerField(default=1, editable=False, verbose_name="cost in calls")),
+                (
+                    "calls",
+                    models.PositiveIntegerField(
+                        default=1, editable=False, verbose_name="cost in calls"
+                    ),
+                ),
                 ("released_at", models.DateTimeField(verbose_name="released")),
-                ("send_at", models.DateTimeField(blank=True, null=True, verbose_name="to be sent at")),
-                ("lease_until", models.DateTimeField(blank=True, null=True, verbose_name="lease until")),
+                (
+                    "send_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="to be sent at"),
+                ),
+                (
+                    "lease_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="lease until"),
+                ),
                 ("started_at", models.DateTimeField(blank=True, null=True, verbose_name="begun")),
                 ("sent_at", models.DateTimeField(blank=True, null=True, verbose_name="sent")),
-                ("finished_at", models.DateTimeField(blank=True, null=True, verbose_name="finished")),
+                (
+                    "finished_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="finished"),
+                ),
                 (
                     "outcome",
                     models.CharField(
@@ -250,18 +353,27 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "response_status",
-                    models.PositiveSmallIntegerField(blank=True, null=True, verbose_name="response status"),
+                    models.PositiveSmallIntegerField(
+                        blank=True, null=True, verbose_name="response status"
+                    ),
                 ),
                 (
                     "response_headers",
-                    callqueue.fields.SealedJSONField(blank=True, null=True, verbose_name="response headers"),
+                    callqueue.fields.SealedJSONField(
+                        blank=True, null=True, verbose_name="response headers"
+                    ),
                 ),
                 (
                     "response_body",
-                    callqueue.fields.SealedTextField(blank=True, default="", verbose_name="response body"),
+                    callqueue.fields.SealedTextField(
+                        blank=True, default="", verbose_name="response body"
+                    ),
                 ),
                 ("error_message", models.TextField(blank=True, default="", verbose_name="error")),
-                ("worker", models.CharField(blank=True, default="", max_length=100, verbose_name="worker")),
+                (
+                    "worker",
+                    models.CharField(blank=True, default="", max_length=100, verbose_name="worker"),
+                ),
                 (
                     "call",
                     models.ForeignKey(

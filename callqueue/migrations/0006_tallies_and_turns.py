@@ -2,7 +2,9 @@ from django.db import migrations, models
 
 
 def tune_tables(apps, schema_editor):
-    """Storage settings on PostgreSQL; on MariaDB and MySQL whole indexes, and text that is told apart by its characters."""
+    """Storage settings on PostgreSQL; on MariaDB and MySQL whole indexes, and text that is told
+    apart by its characters.
+    """
     from callqueue.database import tell_text_apart, tune_new_tables
 
     tune_new_tables(schema_editor)
@@ -26,7 +28,11 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "constraints": [models.UniqueConstraint(fields=("rule", "key", "priority"), name="callqueue_one_turn")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("rule", "key", "priority"), name="callqueue_one_turn"
+                    )
+                ],
                 "indexes": [
                     models.Index(
                         models.F("rule"),
@@ -56,7 +62,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "constraints": [models.UniqueConstraint(fields=("budget", "value"), name="callqueue_one_tally")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("budget", "value"), name="callqueue_one_tally")
+                ],
             },
         ),
         migrations.AddField(

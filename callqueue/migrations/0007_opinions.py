@@ -2,7 +2,9 @@ from django.db import migrations, models
 
 
 def gather_changed_limits(apps, schema_editor):
-    """Operators' changed limits are kept in one row from now on, where no change of rules can lose them."""
+    """Operators' changed limits are kept in one row from now on, where no change of rules can lose
+    them.
+    """
     using = schema_editor.connection.alias
     rows = apps.get_model("callqueue", "RuleState").objects.using(using)
     rates = {}

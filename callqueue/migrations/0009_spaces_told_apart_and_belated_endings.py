@@ -5,7 +5,10 @@ def tell_spaces_apart(apps, schema_editor):
     """On MariaDB and MySQL, text that differs in trailing spaces differs, as in case and accents."""
     from callqueue.database import tell_text_apart
 
-    tell_text_apart(schema_editor, [model._meta.db_table for model in apps.get_app_config("callqueue").get_models()])
+    tell_text_apart(
+        schema_editor,
+        [model._meta.db_table for model in apps.get_app_config("callqueue").get_models()],
+    )
 
 
 class Migration(migrations.Migration):

@@ -1,9 +1,11 @@
-"""Audit: from the ledger, the highest use of every limit in any window, beside what the limit allows.
+"""Audit: from the ledger, the highest use of every limit in any window, beside what the limit
+allows.
 
-An attempt is counted at `sent_at`, when its last byte left: the best estimate of when the provider counted it. Without one
-(other handlers, a connection that failed, a lost attempt) it is counted at `finished_at`, from which the ledger ages it. One
-that was begun and is still open counts as of now; a voided one never. In flight is from `sent_at` (else `started_at`) to
-`finished_at`. Attempts are read once, in order, and no more of them is kept than the widest window holds.
+An attempt is counted at `sent_at`, when its last byte left: the best estimate of when the provider
+counted it. Without one (other handlers, a connection that failed, a lost attempt) it is counted at
+`finished_at`, from which the ledger ages it. One that was begun and is still open counts as of now;
+a voided one never. In flight is from `sent_at` (else `started_at`) to `finished_at`. Attempts are
+read once, in order, and no more of them is kept than the widest window holds.
 """
 
 from __future__ import annotations
@@ -16,20 +18,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import agreement, conf, database, events, states
-from callqueue.budgets import Book, Budget, cost_of
+from callqueue import conf, database, events, states
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
-from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, TokenBucket
+from callqueue.ledger import agreement
+from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.kinds import SECOND, Concurrency, FixedWindow, Limit, TokenBucket
 
 PAGE = 5000
-SLACK = 60 * SECOND  # how much later than its lease allows an answer may be recorded, and still be read in order
+SLACK = (
+    60 * SECOND
+)  # how much later than its lease allows an answer may be recorded, and still be read in order
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One limit of one rule. `value` is the key or queue with the highest use; rules that share a budget share its figures.
+    """One limit of one rule. `value` is the key or queue with the highest use; rules that share a
+    budget share its figures.
 
-    `used_share`: the average use of the limit, as a share of it, from the first to the last call, pauses left out.
+    `used_share`: the average use of the limit, as a share of it, from the first to the last call,
+    pauses left out.
     """
 
     name: str
@@ -73,7 +80,8 @@ class Seen:
 
 
 def audit(using: str, *, since: timedelta, tell: bool = True) -> Audit:
-    """Judge the attempts that ended no longer ago than `since` by the rules of today, changed limits included.
+    """Judge the attempts that ended no longer ago than `since` by the rules of today, changed
+    limits included.
 
     Tells `limit_exceeded` of each limit that was, unless `tell` is false.
     """
@@ -82,19 +90,31 @@ def audit(using: str, *, since: timedelta, tell: bool = True) -> Audit:
     cut = now - since
     result = judge(book, _attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
     for found in result.exceeded if tell else ():
-        events.tell("limit_exceeded", limit=found.name, rule=found.rule, highest=found.highest, allowed=found.allowed)
+        events.tell(
+            "limit_exceeded",
+            limit=found.name,
+            rule=found.rule,
+            highest=found.highest,
+            allowed=found.allowed,
+        )
     return result
 
 
 def judge(book: Book, attempts: Iterator[Seen], now: int, since: datetime) -> Audit:
-    """The findings on attempts, which come about in the order of their ends; none much later than its rule's timeout."""
+    """The findings on attempts, which come about in the order of their ends; none much later than
+    its rule's timeout.
+    """
     budgets = {b.id: _Budget(b) for b in book.all_budgets()}
     of_rule: dict[str, list[_Budget]] = {}
     for b in book.all_budgets():
         for rule in (*b.rules, *(name for name, _ in b.former)):
             of_rule.setdefault(rule, []).append(budgets[b.id])
     lag = _lag(book)
-    in_flight = {rule for rule, listed in of_rule.items() if any(isinstance(b.limit, Concurrency) for b in listed)}
+    in_flight = {
+        rule
+        for rule, listed in of_rule.items()
+        if any(isinstance(b.limit, Concurrency) for b in listed)
+    }
     upcoming: list[tuple[int, int, int, Seen]] = []  # instant, what happens then, a running number
     number = 0
     for number, seen in enumerate(attempts, start=1):
@@ -108,7 +128,9 @@ def judge(book: Book, attempts: Iterator[Seen], now: int, since: datetime) -> Au
             _happen(of_rule, heapq.heappop(upcoming))
     while upcoming:
         _happen(of_rule, heapq.heappop(upcoming))
-    findings = [budgets[b.id].finding(rule) for rule, listed in book.budgets.items() for b in listed]
+    findings = [
+        budgets[b.id].finding(rule) for rule, listed in book.budgets.items() for b in listed
+    ]
     return Audit(since, findings, number)
 
 
@@ -148,7 +170,9 @@ class _Budget:
 
     def finding(self, rule: str) -> Finding:
         limit = self.limit
-        value, worst = max(self.tallies.items(), key=lambda item: item[1].highest, default=("", tally_of(limit)))
+        value, worst = max(
+            self.tallies.items(), key=lambda item: item[1].highest, default=("", tally_of(limit))
+        )
         return Finding(
             name=limit.label,
             rule=rule,
@@ -173,7 +197,9 @@ def tally_of(limit: Limit) -> Tally:
 
 
 class Tally:
-    """One budget for one value of its `per`: instants go in, in order; out come the highest use and the average share."""
+    """One budget for one value of its `per`: instants go in, in order; out come the highest use and
+    the average share.
+    """
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -189,7 +215,8 @@ class Tally:
 
 
 class _Level(Tally):
-    """Use that has a level at every instant: its average is over the time from the first to the last change.
+    """Use that has a level at every instant: its average is over the time from the first to the
+    last change.
 
     Time in which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
     """
@@ -212,7 +239,11 @@ class _Level(Tally):
         self.highest = max(self.highest, self.level)
 
     def share(self) -> float:
-        return self._area / (self._time * self.limit.capacity) if self._time else self.highest / self.limit.capacity
+        return (
+            self._area / (self._time * self.limit.capacity)
+            if self._time
+            else self.highest / self.limit.capacity
+        )
 
 
 class _FlightTally(_Level):
@@ -251,7 +282,9 @@ class _WindowTally(_Level):
 
 
 class _CalendarTally(Tally):
-    """Fixed window: each calendar window by itself. The last one, which may not be over, is left out of the average."""
+    """Fixed window: each calendar window by itself. The last one, which may not be over, is left
+    out of the average.
+    """
 
     limit: FixedWindow
 
@@ -276,7 +309,9 @@ class _CalendarTally(Tally):
 
 
 class _BucketTally(Tally):
-    """Token bucket, full at first: the most tokens that it ever lacked. What spilled over while calls went is unused."""
+    """Token bucket, full at first: the most tokens that it ever lacked. What spilled over while
+    calls went is unused.
+    """
 
     limit: TokenBucket
 
@@ -304,9 +339,13 @@ class _BucketTally(Tally):
 
 
 def _attempts(using: str, book: Book, cut: int, now: int) -> Iterator[Seen]:
-    """The attempts of all rules by the end, page by page; the open ones that a worker has begun come last."""
+    """The attempts of all rules by the end, page by page; the open ones that a worker has begun
+    come last.
+    """
     what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
-    counted = {rule for b in book.all_budgets() for rule in (*b.rules, *(name for name, _ in b.former))}
+    counted = {
+        rule for b in book.all_budgets() for rule in (*b.rules, *(name for name, _ in b.former))
+    }
     streams = [_ended(using, what, rule, cut) for rule in sorted(counted)]
     yield from heapq.merge(*streams, key=lambda seen: seen.finished or now)
     for row in _rows(using, what, "finished_at IS NULL AND started_at IS NOT NULL", []):
@@ -316,7 +355,9 @@ def _attempts(using: str, book: Book, cut: int, now: int) -> Iterator[Seen]:
 def _ended(using: str, what: str, rule: str, cut: int) -> Iterator[Seen]:
     where = "rule = %s AND outcome <> %s AND finished_at >= %s AND (finished_at > %s OR id > %s) ORDER BY finished_at, id"
     finished, last = as_parameter(using, from_us(cut)), 0
-    while page := _rows(using, what, f"{where} LIMIT {PAGE}", [rule, states.VOIDED, finished, finished, last]):
+    while page := _rows(
+        using, what, f"{where} LIMIT {PAGE}", [rule, states.VOIDED, finished, finished, last]
+    ):
         for row in page:
             yield _seen(row, 0)
         finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
@@ -329,7 +370,11 @@ def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", what)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
     listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])
-    return rows(using, f"SELECT {listed} FROM {quoted(using, CallAttempt._meta.db_table)} WHERE {where}", params)
+    return rows(
+        using,
+        f"SELECT {listed} FROM {quoted(using, CallAttempt._meta.db_table)} WHERE {where}",
+        params,
+    )
 
 
 def _seen(row: Any, now: int) -> Seen:
@@ -338,4 +383,13 @@ def _seen(row: Any, now: int) -> Seen:
         counted = began = sent
     else:
         counted = now if finished is None else finished
-    return Seen(rule, key, queue, json.loads(cost) if isinstance(cost, str | bytes) else cost, counted, began, finished, released)
+    return Seen(
+        rule,
+        key,
+        queue,
+        json.loads(cost) if isinstance(cost, str | bytes) else cost,
+        counted,
+        began,
+        finished,
+        released,
+    )

@@ -1,7 +1,8 @@
-"""Requeue and cancel by the thousand: picks calls by status, rule, key and time, and acts in short batches.
+"""Requeue and cancel by the thousand: picks calls by status, rule, key and time, and acts in short
+batches.
 
-In: a Pick, a function that is told how far the work is. Out: the count of calls that changed. Each batch is fenced by the
-states it starts from, so workers and dispensers may go on meanwhile.
+In: a Pick, a function that is told how far the work is. Out: the count of calls that changed. Each
+batch is fenced by the states it starts from, so workers and dispensers may go on meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
-from callqueue import callcheck, conf, database, states
+from callqueue import conf, database, states
+from callqueue.sending import validation
 
 BATCH = 500
 Progress = Callable[[int, int | None], None]
@@ -23,9 +25,11 @@ BY_CREATION = (states.NEW, states.DISPATCHED)
 
 @dataclass(frozen=True)
 class Pick:
-    """Which calls: of these statuses, and where given of this rule, this key, and ended no longer ago than `since`.
+    """Which calls: of these statuses, and where given of this rule, this key, and ended no longer
+    ago than `since`.
 
-    `since` counts from `finished_at_dt`; for an ERROR from its last failure, for NEW and DISPATCHED from `created_dt`.
+    `since` counts from `finished_at_dt`; for an ERROR from its last failure, for NEW and DISPATCHED
+    from `created_dt`.
     """
 
     statuses: tuple[int, ...]
@@ -39,8 +43,12 @@ def count(using: str, pick: Pick) -> int:
     return database.persist(using, lambda: int(_picked(using, pick).count()), during="bulk")
 
 
-def requeue(using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None) -> int:
-    """Send the picked calls once more, those that may be; the count of them. DONE ones only with `again`."""
+def requeue(
+    using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
+) -> int:
+    """Send the picked calls once more, those that may be; the count of them. DONE ones only with
+    `again`.
+    """
     return _each_batch(using, pick, lambda calls: int(calls.requeue(again=again)), progress)
 
 
@@ -49,7 +57,9 @@ def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
     return _each_batch(using, pick, lambda calls: int(calls.cancel()), progress)
 
 
-def statuses_of(names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]) -> tuple[int, ...]:
+def statuses_of(
+    names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]
+) -> tuple[int, ...]:
     """The statuses of these names; ValueError where one is unknown, or not among the `legal` ones."""
     if not names:
         return tuple(default)
@@ -62,12 +72,18 @@ def statuses_of(names: Sequence[str] | None, default: Sequence[int], legal: Sequ
     return tuple(dict.fromkeys(allowed[name] for name in names))
 
 
-def _each_batch(using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None) -> int:
+def _each_batch(
+    using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None
+) -> int:
     picked = database.persist(using, lambda: _picked(using, pick), during="bulk")
-    total = database.persist(using, lambda: int(picked.count()), during="bulk") if progress else None
+    total = (
+        database.persist(using, lambda: int(picked.count()), during="bulk") if progress else None
+    )
     changed = seen = last = 0
     while True:
-        ids, count = database.persist(using, partial(_next_batch, using, picked.filter(pk__gt=last), act), during="bulk")
+        ids, count = database.persist(
+            using, partial(_next_batch, using, picked.filter(pk__gt=last), act), during="bulk"
+        )
         if not ids:
             return changed
         changed, seen, last = changed + count, seen + len(ids), ids[-1]
@@ -86,7 +102,7 @@ def _picked(using: str, pick: Pick) -> Any:
     if pick.rule is not None:
         conf.current().rule(pick.rule)
         rows = rows.filter(rule=pick.rule)
-    if text := callcheck.check_key(pick.key):
+    if text := validation.check_key(pick.key):
         rows = rows.filter(key=text)
     if pick.since is not None:
         rows = rows.filter(_since(using, database.clock(using) - pick.since))
@@ -97,7 +113,11 @@ def _since(using: str, cut: datetime) -> Q:
     """Calls whose end, or whose last failure, is no earlier than `cut`."""
     from callqueue.models import CallAttempt
 
-    attempts = CallAttempt.objects.using(using).charged().filter(call_id=OuterRef("pk"), finished_at__gte=cut)
+    attempts = (
+        CallAttempt.objects.using(using)
+        .charged()
+        .filter(call_id=OuterRef("pk"), finished_at__gte=cut)
+    )
     ended = Q(status__in=states.FINAL, finished_at_dt__gte=cut)
     failed = Q(status=states.ERROR) & Q(Exists(attempts))
     return ended | failed | Q(status__in=BY_CREATION, created_dt__gte=cut)

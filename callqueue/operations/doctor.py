@@ -1,7 +1,8 @@
-"""Doctor: examines what callqueue needs, from the settings to the workers, and says what to do about what is wrong.
+"""Doctor: examines what callqueue needs, from the settings to the workers, and says what to do
+about what is wrong.
 
-Out: one Check for each thing, with the reason and the remedy. Changes nothing. What cannot be found out in a few seconds
-counts as wrong, and so does an examination that fails.
+Out: one Check for each thing, with the reason and the remedy. Changes nothing. What cannot be found
+out in a few seconds counts as wrong, and so does an examination that fails.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Any
 from django.apps import apps
 from django.db import connections
 
-from callqueue import agreement, conf, database, opinions, recovery, states
+from callqueue import conf, database, states
 from callqueue.database import ClockNow
+from callqueue.ledger import agreement
+from callqueue.limits import opinions
+from callqueue.maintenance import recovery
 
 BROKER_PATIENCE = 3.0  # seconds that the broker, and after that the workers, have to answer
 WORKER_PATIENCE = 2.0
@@ -38,7 +42,9 @@ class Check:
 
 
 def examine(using: str) -> list[Check]:
-    """All checks. Without settings, database or tables, those that need them are left out: they would say the same."""
+    """All checks. Without settings, database or tables, those that need them are left out: they
+    would say the same.
+    """
     settings, broker = check_settings(), _tried(check_broker)
     if not settings.ok:
         return [settings, broker, _tried(check_confirms)]
@@ -58,14 +64,24 @@ def check_settings() -> Check:
     """CALLQUEUE is sound."""
     wrong = conf.problems()
     if wrong:
-        return Check("settings", False, "; ".join(wrong), "correct CALLQUEUE in the settings; `manage.py check` says the same")
+        return Check(
+            "settings",
+            False,
+            "; ".join(wrong),
+            "correct CALLQUEUE in the settings; `manage.py check` says the same",
+        )
     return Check("settings", True, f"{len(conf.current().rules)} rules")
 
 
 def check_database(using: str) -> Check:
     """The database answers, and can be written to."""
     if refusal := database_refusal(using):
-        return Check("database", False, refusal, f"start the database server, or correct DATABASES[{using!r}]")
+        return Check(
+            "database",
+            False,
+            refusal,
+            f"start the database server, or correct DATABASES[{using!r}]",
+        )
     connection = connections[using]
     if database.is_standby(using):
         todo = f"point DATABASES[{using!r}] at the primary server; do not dispense from a copy that may lag"
@@ -79,10 +95,17 @@ def check_migrations(using: str) -> Check:
     from django.db.migrations.executor import MigrationExecutor
 
     executor = MigrationExecutor(connections[using])
-    plan = executor.migration_plan([node for node in executor.loader.graph.leaf_nodes() if node[0] == "callqueue"])
+    plan = executor.migration_plan(
+        [node for node in executor.loader.graph.leaf_nodes() if node[0] == "callqueue"]
+    )
     missing = [migration.name for migration, _ in plan if migration.app_label == "callqueue"]
     if missing:
-        return Check("migrations", False, f"not applied: {', '.join(missing)}", "run `manage.py migrate callqueue`")
+        return Check(
+            "migrations",
+            False,
+            f"not applied: {', '.join(missing)}",
+            "run `manage.py migrate callqueue`",
+        )
     return Check("migrations", True, "all are applied")
 
 
@@ -90,11 +113,17 @@ def check_broker() -> Check:
     """The broker answers."""
     if refusal := broker_refusal():
         return Check("broker", False, refusal, "start the broker, or correct CELERY_BROKER_URL")
-    return Check("broker", True, "no broker is used: tasks run eagerly" if _is_eager() else f"{_broker_name()} answers")
+    return Check(
+        "broker",
+        True,
+        "no broker is used: tasks run eagerly" if _is_eager() else f"{_broker_name()} answers",
+    )
 
 
 def check_confirms() -> Check:
-    """The broker confirms what it was given: an unconfirmed message may be dropped, and its call waits for its lease."""
+    """The broker confirms what it was given: an unconfirmed message may be dropped, and its call
+    waits for its lease.
+    """
     options = _celery().conf.broker_transport_options or {}
     if _is_eager() or _transport() not in ("amqp", "pyamqp", "amqps"):
         return Check("confirmed messages", True, "this kind of broker confirms, or needs not to")
@@ -116,7 +145,11 @@ def check_visibility() -> Check:
     options = _celery().conf.broker_transport_options or {}
     timeout = float(options.get("visibility_timeout", VISIBILITY))
     config = conf.current()
-    longest = config.release_lease + config.grace + max(rule.total_timeout for rule in config.rules.values())
+    longest = (
+        config.release_lease
+        + config.grace
+        + max(rule.total_timeout for rule in config.rules.values())
+    )
     if timeout < longest:
         return Check(
             "visibility timeout",
@@ -124,18 +157,27 @@ def check_visibility() -> Check:
             f"Redis hands messages out again after {timeout:g} s, and an attempt may take {longest:g} s",
             f'set CELERY_BROKER_TRANSPORT_OPTIONS = {{"visibility_timeout": {round(longest) + 60}}}',
         )
-    return Check("visibility timeout", True, f"{timeout:g} s, and no attempt takes longer than {longest:g} s")
+    return Check(
+        "visibility timeout", True, f"{timeout:g} s, and no attempt takes longer than {longest:g} s"
+    )
 
 
 def check_clock(using: str) -> Check:
-    """This host's clock and the database's agree. Limits count by the database's alone; `expires_at` is checked by both."""
+    """This host's clock and the database's agree. Limits count by the database's alone;
+    `expires_at` is checked by both.
+    """
     before = time.time()
     theirs = database.clock(using).timestamp()
     after = time.time()
     skew = min(0.0, theirs - before) + max(0.0, theirs - after)
     detail = f"the database's clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this host's"
     if abs(skew) > SKEW:
-        return Check("clock", False, detail, "let NTP set both clocks; limits stay exact, not_before and expires_at do not")
+        return Check(
+            "clock",
+            False,
+            detail,
+            "let NTP set both clocks; limits stay exact, not_before and expires_at do not",
+        )
     return Check("clock", True, "this host and the database agree" if abs(skew) < 0.1 else detail)
 
 
@@ -144,13 +186,22 @@ def check_dispenser(using: str) -> Check:
     from callqueue.models import DispenserState
 
     now = database.clock(using)
-    todo = "run `manage.py callqueue_dispenser`, or a worker and beat with callqueue.beat_schedule()"
-    seen = list(DispenserState.objects.using(using).order_by("-seen_at").values_list("name", "seen_at"))
+    todo = (
+        "run `manage.py callqueue_dispenser`, or a worker and beat with callqueue.beat_schedule()"
+    )
+    seen = list(
+        DispenserState.objects.using(using).order_by("-seen_at").values_list("name", "seen_at")
+    )
     if not seen:
         return Check("dispenser", False, "no dispenser has ever run, or not for a day", todo)
     silent = (now - seen[0][1]).total_seconds()
     if silent > SILENCE:
-        return Check("dispenser", False, f"the last sign of life, of {seen[0][0]}, is {silent:.0f} s old", todo)
+        return Check(
+            "dispenser",
+            False,
+            f"the last sign of life, of {seen[0][0]}, is {silent:.0f} s old",
+            todo,
+        )
     alive = [name for name, at in seen if (now - at).total_seconds() <= SILENCE]
     return Check("dispenser", True, f"running: {', '.join(alive)}")
 
@@ -167,10 +218,14 @@ def check_agreement(using: str) -> Check:
 
 def check_schedule(using: str) -> Check:
     """The periodic tasks are scheduled in one place at most."""
-    in_settings = {entry.get("task"): name for name, entry in (_celery().conf.beat_schedule or {}).items()}
+    in_settings = {
+        entry.get("task"): name for name, entry in (_celery().conf.beat_schedule or {}).items()
+    }
     in_rows = _scheduled_rows()
     task = "callqueue.dispenser"
-    is_copied = "DatabaseScheduler" in str(_celery().conf.beat_scheduler) and in_rows == [in_settings.get(task)]
+    is_copied = "DatabaseScheduler" in str(_celery().conf.beat_scheduler) and in_rows == [
+        in_settings.get(task)
+    ]
     if (task in in_settings and in_rows and not is_copied) or len(in_rows) > 1:
         return Check(
             "schedule",
@@ -179,8 +234,16 @@ def check_schedule(using: str) -> Check:
             "keep one: take it out of CELERY_BEAT_SCHEDULE, or run `manage.py callqueue_schedule --remove`",
         )
     if task in in_settings or in_rows:
-        return Check("schedule", True, "in CELERY_BEAT_SCHEDULE" if task in in_settings else "in django-celery-beat")
-    return Check("schedule", True, "none: dispensers of their own release calls; run `manage.py callqueue_cleanup` daily")
+        return Check(
+            "schedule",
+            True,
+            "in CELERY_BEAT_SCHEDULE" if task in in_settings else "in django-celery-beat",
+        )
+    return Check(
+        "schedule",
+        True,
+        "none: dispensers of their own release calls; run `manage.py callqueue_cleanup` daily",
+    )
 
 
 def check_stuck(using: str) -> Check:
@@ -192,7 +255,9 @@ def check_stuck(using: str) -> Check:
     if count:
         shown = "more than 1000" if count > 1000 else str(count)
         todo = "run a dispenser or the task callqueue.recover_lost_calls; `manage.py callqueue_cleanup` recovers at once"
-        return Check("stuck calls", False, f"{shown} attempts are more than a minute past their lease", todo)
+        return Check(
+            "stuck calls", False, f"{shown} attempts are more than a minute past their lease", todo
+        )
     return Check("stuck calls", True, "none")
 
 
@@ -201,10 +266,17 @@ def check_rules(using: str) -> Check:
     from callqueue.models import CallQueue
 
     table, waiting = CallQueue._meta.db_table, "status IN (0, 2) AND ready"
-    names = database.distinct_next(using, table, "rule", waiting, [], after="", down=False, count=1000)
+    names = database.distinct_next(
+        using, table, "rule", waiting, [], after="", down=False, count=1000
+    )
     if gone := [name for name in names if name not in conf.current().rules]:
         todo = "put the rule back into CALLQUEUE['RULES'], or cancel its calls in the admin"
-        return Check("rules", False, f"calls wait under rules that are gone: {', '.join(map(repr, gone))}", todo)
+        return Check(
+            "rules",
+            False,
+            f"calls wait under rules that are gone: {', '.join(map(repr, gone))}",
+            todo,
+        )
     return Check("rules", True, "every waiting call has its rule")
 
 
@@ -223,7 +295,11 @@ def check_bloat(using: str) -> Check:
     if bloated:
         todo = "run `manage.py callqueue_cleanup --vacuum`, and look for transactions that stay open: they stop autovacuum"
         return Check("bloat", False, "; ".join(bloated), todo)
-    return Check("bloat", True, ", ".join(f"{table}: {dead} dead rows" for table, (dead, _) in counts.items()))
+    return Check(
+        "bloat",
+        True,
+        ", ".join(f"{table}: {dead} dead rows" for table, (dead, _) in counts.items()),
+    )
 
 
 OF_THE_DATABASE: tuple[Callable[[str], Check], ...] = (
@@ -239,44 +315,69 @@ OF_THE_DATABASE: tuple[Callable[[str], Check], ...] = (
 
 @dataclass(frozen=True)
 class Crew:
-    """The workers that answered: the queues each listens on, and the attempts of this project that they have at hand."""
+    """The workers that answered: the queues each listens on, and the attempts of this project that
+    they have at hand.
+    """
 
     queues: dict[str, set[str]]
     attempt_ids: list[int]
 
     @classmethod
     def asked(cls, using: str) -> Crew:
-        """Ask all workers, once. Others that share the broker answer too: what they have at hand is none of ours."""
+        """Ask all workers, once. Others that share the broker answer too: what they have at hand is
+        none of ours.
+        """
         if _is_eager():
             return cls({}, [])
         try:
             inspect = _celery().control.inspect(timeout=WORKER_PATIENCE)
             queues = inspect.active_queues() or {}
-            at_hand = [*(inspect.active() or {}).values(), *(inspect.reserved() or {}).values()] if queues else []
+            at_hand = (
+                [*(inspect.active() or {}).values(), *(inspect.reserved() or {}).values()]
+                if queues
+                else []
+            )
         except Exception:
             return cls({}, [])
-        listening = {worker: {queue["name"] for queue in listed or ()} for worker, listed in queues.items()}
+        listening = {
+            worker: {queue["name"] for queue in listed or ()} for worker, listed in queues.items()
+        }
         ours = _queues_of(conf.current().rules)
-        return cls(listening, [pk for tasks in at_hand for task in tasks for pk in _attempts_of(task, using, ours)])
+        return cls(
+            listening,
+            [pk for tasks in at_hand for task in tasks for pk in _attempts_of(task, using, ours)],
+        )
 
 
 def check_workers(using: str, crew: Crew) -> Check:
-    """A worker listens on every queue that a rule names; on the default queue, where calls may come to it."""
+    """A worker listens on every queue that a rule names; on the default queue, where calls may come
+    to it.
+    """
     if _is_eager():
         return Check("workers", True, "none is needed: tasks run eagerly")
     served = set().union(*crew.queues.values())
     missing = sorted(_queues_wanted(using) - served)
     if missing:
-        detail = f"no worker listens on {', '.join(missing)}" if crew.queues else "no worker answered"
-        return Check("workers", False, detail, f"run `celery -A <project> worker --queues {','.join(missing)}`")
-    return Check("workers", True, f"{len(crew.queues)} workers listen on {', '.join(sorted(served))}")
+        detail = (
+            f"no worker listens on {', '.join(missing)}" if crew.queues else "no worker answered"
+        )
+        return Check(
+            "workers",
+            False,
+            detail,
+            f"run `celery -A <project> worker --queues {','.join(missing)}`",
+        )
+    return Check(
+        "workers", True, f"{len(crew.queues)} workers listen on {', '.join(sorted(served))}"
+    )
 
 
 def check_ledger(using: str, crew: Crew) -> Check:
-    """The ledger is not older than the world: nothing in it lies ahead, and it knows what workers have at hand.
+    """The ledger is not older than the world: nothing in it lies ahead, and it knows what workers
+    have at hand.
 
-    A database that was put back to an earlier state (a backup, a lagging copy) does not know the latest calls, and would
-    make their slots, and some of the calls, a second time.
+    A database that was put back to an earlier state (a backup, a lagging copy) does not know the
+    latest calls, and would make their slots, and some of the calls, a second time.
     """
     from callqueue.models import CallAttempt, DispenserState, Hold
 
@@ -290,10 +391,18 @@ def check_ledger(using: str, crew: Crew) -> Check:
         signs.append("dispensers were seen in the future: the database's clock has been set back")
     wanted = set(crew.attempt_ids[:1000])
     if unknown := wanted - set(attempts.filter(pk__in=wanted).values_list("pk", flat=True)):
-        signs.append(f"workers have {len(unknown)} attempts at hand that the ledger does not know: it was put back in time")
+        signs.append(
+            f"workers have {len(unknown)} attempts at hand that the ledger does not know: it was put back in time"
+        )
     lately = ClockNow() - timedelta(hours=1)
-    if held := Hold.objects.using(using).filter(reason=recovery.WENT_BACK, until__gt=lately).count():
-        signs.append(f"a dispenser found its last sign of life gone and held {held} rules: the ledger was put back in time")
+    if (
+        held := Hold.objects.using(using)
+        .filter(reason=recovery.WENT_BACK, until__gt=lately)
+        .count()
+    ):
+        signs.append(
+            f"a dispenser found its last sign of life gone and held {held} rules: the ledger was put back in time"
+        )
     if signs:
         todo = (
             "run `manage.py callqueue_pause RULE --for` one full window for every rule before anything goes out; "
@@ -331,10 +440,16 @@ def broker_refusal() -> str:
 def _tried(check: Callable[..., Check], *arguments: Any) -> Check:
     """The check, or that it failed: a doctor who faints helps nobody."""
     try:
-        return database.persist(arguments[0], lambda: check(*arguments), during="doctor", seconds=1) if arguments else check()
+        return (
+            database.persist(arguments[0], lambda: check(*arguments), during="doctor", seconds=1)
+            if arguments
+            else check()
+        )
     except Exception as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        return Check(name, False, f"could not be examined: {_said(error)}", "see the other checks first")
+        return Check(
+            name, False, f"could not be examined: {_said(error)}", "see the other checks first"
+        )
 
 
 def _queues_wanted(using: str) -> set[str]:
@@ -344,7 +459,11 @@ def _queues_wanted(using: str) -> set[str]:
     rules = conf.current().rules
     names: Iterable[str] = rules
     if rules["default"] is conf.DEFAULTS["RULES"]["default"]:
-        used = CallQueue.objects.using(using).filter(rule="default", status__in=states.UNFINISHED).exists()
+        used = (
+            CallQueue.objects.using(using)
+            .filter(rule="default", status__in=states.UNFINISHED)
+            .exists()
+        )
         names = [name for name in rules if used or name != "default"]
     return _queues_of(names)
 
@@ -358,7 +477,7 @@ def _queues_of(names: Iterable[str]) -> set[str]:
 def _scheduled_rows() -> list[str]:
     if not apps.is_installed("django_celery_beat"):
         return []
-    from callqueue import periodic
+    from callqueue.integrations import periodic
 
     return periodic.enabled("callqueue.dispenser")
 
@@ -369,10 +488,15 @@ def _places(in_settings: str | None, in_rows: Iterable[str]) -> str:
 
 
 def _attempts_of(task: Any, using: str, queues: set[str]) -> list[int]:
-    """The attempts that a task at a worker is to make, where they are of this database and came by one of these queues."""
+    """The attempts that a task at a worker is to make, where they are of this database and came by
+    one of these queues.
+    """
     if task.get("name") != "callqueue.make_api_call" or not task.get("args"):
         return []
-    if task["delivery_info"]["routing_key"] not in queues or (task.get("kwargs") or {}).get("using", "default") != using:
+    if (
+        task["delivery_info"]["routing_key"] not in queues
+        or (task.get("kwargs") or {}).get("using", "default") != using
+    ):
         return []
     ids = task["args"][0]
     return [pk for pk in (ids if isinstance(ids, list) else [ids]) if isinstance(pk, int)]

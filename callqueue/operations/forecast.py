@@ -1,7 +1,9 @@
-"""What a call waits for, its place in the queue, and when it should go; honest where nobody can say.
+"""What a call waits for, its place in the queue, and when it should go; honest where nobody can
+say.
 
-In: a call. Out: a Forecast, from the present charges of the ledger and what waits ahead of the call, by the arithmetic of
-simulate.py. Reads a bounded part of the waiting set, whatever its size; changes nothing.
+In: a call. Out: a Forecast, from the present charges of the ledger and what waits ahead of the
+call, by the arithmetic of simulate.py. Reads a bounded part of the waiting set, whatever its size;
+changes nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +21,23 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import agreement, conf, holds, ledger, states
-from callqueue.budgets import Book, Budget, cost_of, key_part
-from callqueue.callcheck import check_key
+from callqueue import conf, states
 from callqueue.database import clock, from_us, quoted, rows, to_us
-from callqueue.limits import SECOND, Concurrency, FixedWindow, SlidingWindow, TokenBucket, Usage
-from callqueue.simulate import DELIVERY, simulate
-from callqueue.slots import Slots
-from callqueue.waiting import READY
+from callqueue.ledger import account as ledger
+from callqueue.ledger import agreement, holds
+from callqueue.ledger.ready_calls import READY
+from callqueue.ledger.time_buckets import Slots
+from callqueue.limits.budgets import Book, Budget, cost_of, key_part
+from callqueue.limits.kinds import (
+    SECOND,
+    Concurrency,
+    FixedWindow,
+    SlidingWindow,
+    TokenBucket,
+    Usage,
+)
+from callqueue.limits.simulation import DELIVERY, simulate
+from callqueue.sending.validation import check_key
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -35,13 +46,17 @@ CAP = 100_000  # calls ahead that are counted; no time is given past it
 SAMPLE = 200  # calls ahead whose costs are read
 COUNTING = 0.1  # seconds spent on counting what large windows hold; the rest of it is estimated
 SILENT = timedelta(seconds=60)  # without a sign of life after which no dispenser is taken to run
-STALLED = timedelta(seconds=10)  # after which a released attempt that no worker began says that none is there
+STALLED = timedelta(
+    seconds=10
+)  # after which a released attempt that no worker began says that none is there
 SOON = SECOND // 2  # what goes within this goes now
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Why a call waits. `position` counts from 1; `release_at` is None where no time can be given, and `reason` says why."""
+    """Why a call waits. `position` counts from 1; `release_at` is None where no time can be given,
+    and `reason` says why.
+    """
 
     reason: str
     position: int | None = None
@@ -49,14 +64,18 @@ class Forecast:
 
 
 def has_room(using: str, rule: str, key: Any = "") -> bool:
-    """Whether a call of cost 1 would be released now under this rule and key: room in every limit, and no hold."""
+    """Whether a call of cost 1 would be released now under this rule and key: room in every limit,
+    and no hold.
+    """
     config = conf.current()
     text = check_key(key)
     config.rule(rule)
     now = to_us(clock(using))
     book = agreement.book_in_force(using)
     group = book.groups[rule]
-    account = ledger.read(using, book, group, now, ledger.Memo.load(group, agreement.memos(using, group)))
+    account = ledger.read(
+        using, book, group, now, ledger.Memo.load(group, agreement.memos(using, group))
+    )
     account.read_keys([text])
     if holds.in_force(using, group, from_us(now)).blocking(rule, text):
         return False
@@ -64,9 +83,11 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
 
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
-    """The forecast of one call, as of now. `position` is None where more than CAP calls go before it.
+    """The forecast of one call, as of now. `position` is None where more than CAP calls go before
+    it.
 
-    `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until when, is said to all.
+    `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until
+    when, is said to all.
     """
     using = call._state.db or "default"
     if call.status not in states.WAITING:
@@ -88,7 +109,14 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     if position is None:
         return Forecast(_("more than %s calls go before it") % _grouped(CAP))
     slots = Slots(using, to_us(now), time.monotonic() + COUNTING)
-    account = ledger.read(using, book, group, to_us(now), ledger.Memo.load(group, agreement.memos(using, group)), slots=slots)
+    account = ledger.read(
+        using,
+        book,
+        group,
+        to_us(now),
+        ledger.Memo.load(group, agreement.memos(using, group)),
+        slots=slots,
+    )
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
     expected = _expected(call, account, ahead, to_us(start))
@@ -106,7 +134,8 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What goes before a call: calls of its rule, those of them that share its value of a `per`, and calls of other rules.
+    """What goes before a call: calls of its rule, those of them that share its value of a `per`,
+    and calls of other rules.
 
     `cost`: what one of them costs, by unit, as a mean.
     """
@@ -119,7 +148,9 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Pace:
-    """What calls take, in seconds: from the last byte sent to the answer, and how long after its slot that byte was sent."""
+    """What calls take, in seconds: from the last byte sent to the answer, and how long after its
+    slot that byte was sent.
+    """
 
     latency: float
     late: float
@@ -145,11 +176,15 @@ def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
         calls, of_value = _in_turns(call, using, pers)
     else:
         calls, of_value = _in_order(call, using), {}
-    return Ahead(calls, of_value, _of_others(call, book, using, calls), _mean_cost(call, book, using))
+    return Ahead(
+        calls, of_value, _of_others(call, book, using, calls), _mean_cost(call, book, using)
+    )
 
 
 def _in_order(call: CallQueue, using: str) -> int:
-    """The calls of the rule that go before it: by priority, then by when they were due. Each part has an index."""
+    """The calls of the rule that go before it: by priority, then by when they were due. Each part
+    has an index.
+    """
     same = Q(priority=call.priority)
     parts = [
         Q(priority__gt=call.priority),
@@ -167,7 +202,9 @@ def _in_order(call: CallQueue, using: str) -> int:
 
 
 def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
-    """The same where keys take turns: of each other key as many as of its own, and one; by value of each `per` too."""
+    """The same where keys take turns: of each other key as many as of its own, and one; by value of
+    each `per` too.
+    """
     higher = _by_key(call, using, "priority > %s")
     same = _by_key(call, using, "priority = %s")
     own = _waiting(call, using).filter(priority=call.priority, key=call.key)
@@ -196,18 +233,28 @@ def _by_key(call: CallQueue, using: str, which: str) -> Counter[str]:
 
 
 def _of_others(call: CallQueue, book: Book, using: str, calls: int) -> dict[str, int]:
-    """Calls of the rules it shares a budget with that go before it: all of higher rules; equals take turns."""
+    """Calls of the rules it shares a budget with that go before it: all of higher rules; equals
+    take turns.
+    """
     own, ahead = book.rules[call.rule].priority, {}
     for name in book.groups[call.rule]:
         priority = book.rules[name].priority
         if name != call.rule and priority >= own:
             most = CAP + 1 if priority > own else min(CAP, calls) + 1
-            ahead[name] = type(call).objects.using(using).waiting().filter(ready=True, rule=name)[:most].count()
+            ahead[name] = (
+                type(call)
+                .objects.using(using)
+                .waiting()
+                .filter(ready=True, rule=name)[:most]
+                .count()
+            )
     return ahead
 
 
 def _mean_cost(call: CallQueue, book: Book, using: str) -> dict[str, float]:
-    found = _waiting(call, using).filter(ready=True).order_by(F("priority").desc(), "due_at_dt", "id")
+    found = (
+        _waiting(call, using).filter(ready=True).order_by(F("priority").desc(), "due_at_dt", "id")
+    )
     costs = list(found.values_list("cost", flat=True)[:SAMPLE]) or [call.cost]
     units = {b.limit.unit for b in book.budgets[call.rule]}
     return {unit: sum(cost_of(cost, unit) for cost in costs) / len(costs) for unit in units}
@@ -227,25 +274,42 @@ def _expected(call: CallQueue, account: ledger.Account, ahead: Ahead, start: int
             continue
         if own > budget.limit.capacity:
             return Expected(
-                None, _("its cost of %(cost)d is more than %(limit)s ever admits") % {"cost": own, "limit": budget.limit.label}
+                None,
+                _("its cost of %(cost)d is more than %(limit)s ever admits")
+                % {"cost": own, "limit": budget.limit.label},
             )
-        if isinstance(budget.limit, Concurrency) and pace is None and _queued(budget, ahead) + 1 > budget.limit.n:
-            return Expected(None, _("%s is used up, and how long a call takes is not known yet") % budget.limit.label)
-        runs.setdefault(_calls_through(budget, ahead, own), []).append(_single(call, account, budget, pace or USUAL))
+        if (
+            isinstance(budget.limit, Concurrency)
+            and pace is None
+            and _queued(budget, ahead) + 1 > budget.limit.n
+        ):
+            return Expected(
+                None,
+                _("%s is used up, and how long a call takes is not known yet") % budget.limit.label,
+            )
+        runs.setdefault(_calls_through(budget, ahead, own), []).append(
+            _single(call, account, budget, pace or USUAL)
+        )
     if binding is not None and (stalled := _stalled(account)):
-        reason = _("%(limit)s is used up by attempts in flight, and no worker has begun %(count)d of them")
+        reason = _(
+            "%(limit)s is used up by attempts in flight, and no worker has begun %(count)d of them"
+        )
         return Expected(None, reason % {"limit": binding.limit.label, "count": stalled})
     latest, label = start, binding.limit.label if binding else None
     for calls, charged in runs.items():
         made = simulate(
             Book(
-                {call.rule: account.book.rules[call.rule]}, {call.rule: tuple(b for b, _ in charged)}, {call.rule: (call.rule,)}
+                {call.rule: account.book.rules[call.rule]},
+                {call.rule: tuple(b for b, _ in charged)},
+                {call.rule: (call.rule,)},
             ),
             call.rule,
             calls,
             latency=(pace or USUAL).latency,
             start=start,
-            cost={unit: max(1, round(mean)) for unit, mean in ahead.cost.items() if unit != "calls"},
+            cost={
+                unit: max(1, round(mean)) for unit, mean in ahead.cost.items() if unit != "calls"
+            },
             usage={budget.id: usage for budget, usage in charged},
         )
         instant = start + round(made.last_release * SECOND)
@@ -255,7 +319,9 @@ def _expected(call: CallQueue, account: ledger.Account, ahead: Ahead, start: int
 
 
 def _calls_through(budget: Budget, ahead: Ahead, own: int) -> int:
-    """How many calls pass the budget up to and with this one; those of several calls' cost count as so many."""
+    """How many calls pass the budget up to and with this one; those of several calls' cost count as
+    so many.
+    """
     queued = _queued(budget, ahead)
     if budget.limit.unit != "calls":
         return queued + 1
@@ -267,10 +333,19 @@ def _queued(budget: Budget, ahead: Ahead) -> int:
     return own + sum(count for name, count in ahead.others.items() if name in budget.rules)
 
 
-def _single(call: CallQueue, account: ledger.Account, budget: Budget, pace: Pace) -> tuple[Budget, Usage]:
-    """The budget as one that all calls pass, with its charges: of the call's own key, or of all its queues together."""
+def _single(
+    call: CallQueue, account: ledger.Account, budget: Budget, pace: Pace
+) -> tuple[Budget, Usage]:
+    """The budget as one that all calls pass, with its charges: of the call's own key, or of all its
+    queues together.
+    """
     # What is sent late ages late: to a limit that is the same as a longer way to the provider.
-    limit = replace(budget.limit, per="rule", name=budget.limit.label, jitter=min(60.0, budget.limit.jitter + pace.late))
+    limit = replace(
+        budget.limit,
+        per="rule",
+        name=budget.limit.label,
+        jitter=min(60.0, budget.limit.jitter + pace.late),
+    )
     if budget.limit.per != "queue":
         return replace(budget, limit=limit), account.usage(budget, budget.value_of(call.key, ""))
     queues = account.book.rules[call.rule].queue_names
@@ -288,13 +363,18 @@ def _single(call: CallQueue, account: ledger.Account, budget: Budget, pace: Pace
 
 
 def _used_up(call: CallQueue, account: ledger.Account) -> Budget | None:
-    """The limit that would let this very call go last, were it the next; None where all would let it go now."""
+    """The limit that would let this very call go last, were it the next; None where all would let
+    it go now.
+    """
     latest: tuple[float, Budget] | None = None
     for budget in account.book.budgets[call.rule]:
         if not (cost := cost_of(call.cost, budget.limit.unit)):
             continue
         queues = account.book.rules[call.rule].queue_names
-        instants = [account.meter(budget, budget.value_of(call.key, queue)).free_at(cost) for queue in queues]
+        instants = [
+            account.meter(budget, budget.value_of(call.key, queue)).free_at(cost)
+            for queue in queues
+        ]
         instant = min(float("inf") if i is None else float(i) for i in instants)
         if instant > account.now and (latest is None or instant > latest[0]):
             latest = (instant, budget)
@@ -304,12 +384,18 @@ def _used_up(call: CallQueue, account: ledger.Account) -> Budget | None:
 def _reason(ahead: Ahead, label: str | None, is_used_up: bool, is_soon: bool) -> str:
     others = sum(ahead.others.values())
     count = ahead.calls + others
-    before = ngettext("%s call goes before it", "%s calls go before it", count) % _grouped(count) if count else ""
+    before = (
+        ngettext("%s call goes before it", "%s calls go before it", count) % _grouped(count)
+        if count
+        else ""
+    )
     values = {"limit": label, "before": before}
     if is_soon and not is_used_up:
         return before or _("it goes at the next pass")
     if is_used_up:
-        return (_("%(limit)s is used up, and %(before)s") if before else _("%(limit)s is used up")) % values
+        return (
+            _("%(limit)s is used up, and %(before)s") if before else _("%(limit)s is used up")
+        ) % values
     return _("%(before)s, as fast as %(limit)s allows") % values if label else before
 
 
@@ -321,9 +407,15 @@ def _grouped(count: int) -> str:
 
 
 def _hold_on(call: CallQueue, book: Book, held: holds.Held) -> holds.InForce | None:
-    """The hold that keeps it back: on its rule or key, the longest; or, where all of its queues are held, the first to end."""
-    on_call = [h for h in held.by_rule.get(call.rule, ()) if h.per == "rule" or _is_on_key(h, call.key)]
-    on_queues = [held.blocking(call.rule, None, queue) for queue in book.rules[call.rule].queue_names]
+    """The hold that keeps it back: on its rule or key, the longest; or, where all of its queues are
+    held, the first to end.
+    """
+    on_call = [
+        h for h in held.by_rule.get(call.rule, ()) if h.per == "rule" or _is_on_key(h, call.key)
+    ]
+    on_queues = [
+        held.blocking(call.rule, None, queue) for queue in book.rules[call.rule].queue_names
+    ]
     if all(h is not None and h.per == "queue" for h in on_queues):
         on_call.append(min((h for h in on_queues if h is not None), key=_end))
     return max(on_call, key=_end, default=None)
@@ -343,11 +435,17 @@ def _silence(using: str, now: datetime) -> str:
     if seen_at is None or seen_at > now - SILENT:
         return ""
     minutes = round((now - seen_at).total_seconds() / 60)
-    return str(_("no dispenser has been seen for %d minutes: nothing is released until one runs") % minutes)
+    return str(
+        _("no dispenser has been seen for %d minutes: nothing is released until one runs") % minutes
+    )
 
 
 def _unseen(using: str) -> str:
-    return "" if _dispensers(using).exists() else _("; no dispenser has been seen yet: the time holds if one starts now")
+    return (
+        ""
+        if _dispensers(using).exists()
+        else _("; no dispenser has been seen yet: the time holds if one starts now")
+    )
 
 
 def _pace(using: str, rule: str) -> Pace | None:
@@ -355,7 +453,11 @@ def _pace(using: str, rule: str) -> Pace | None:
     from callqueue.models import CallAttempt
 
     ended = CallAttempt.objects.using(using).charged().filter(rule=rule, finished_at__isnull=False)
-    columns = (Coalesce("send_at", "released_at"), Coalesce("sent_at", "started_at", "released_at"), "finished_at")
+    columns = (
+        Coalesce("send_at", "released_at"),
+        Coalesce("sent_at", "started_at", "released_at"),
+        "finished_at",
+    )
     newest = list(ended.order_by("-finished_at").values_list(*columns)[:100])
     if not newest:
         return None

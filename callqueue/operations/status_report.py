@@ -1,7 +1,9 @@
-"""Where every rule stands: what the dashboard, callqueue_status and the metrics show. Reads, and changes nothing.
+"""Where every rule stands: what the dashboard, callqueue_status and the metrics show. Reads, and
+changes nothing.
 
-In: a database alias. Out: `look()`, a list of RuleOverview, or `overview()`, the same as one JSON document. Every read is
-bounded, so that it costs the same with a million calls waiting as with ten thousand; only `exact` counts are not.
+In: a database alias. Out: `look()`, a list of RuleOverview, or `overview()`, the same as one JSON
+document. Every read is bounded, so that it costs the same with a million calls waiting as with ten
+thousand; only `exact` counts are not.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from typing import Any
 
 from django.db.models import Count
 
-from callqueue import agreement, conf, database, draining, holds, ledger, states, waiting
-from callqueue.budgets import Book, Budget, cost_of, key_part
+from callqueue import conf, database, states
 from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
-from callqueue.limits import SECOND
-from callqueue.slots import Slots
-from callqueue.waiting import READY
+from callqueue.ledger import account as ledger
+from callqueue.ledger import agreement, holds
+from callqueue.ledger import ready_calls as waiting
+from callqueue.ledger.ready_calls import READY
+from callqueue.ledger.time_buckets import Slots
+from callqueue.limits import draining
+from callqueue.limits.budgets import Book, Budget, cost_of, key_part
+from callqueue.limits.kinds import SECOND
 
 CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
 SMALLEST_CAP = 1000  # the same where there are many rules
@@ -36,10 +42,12 @@ KEYS = 10  # keys that are shown of a rule, those with most calls waiting
 
 @dataclass(frozen=True)
 class LimitOverview:
-    """One limit. Where it is per queue, of all queues together; where it is per key, of the key that used most of it.
+    """One limit. Where it is per queue, of all queues together; where it is per key, of the key
+    that used most of it.
 
-    `value` is that key. `configured` is the rate in the settings; it differs from `rate` where an operator changed it.
-    `rules` share it. `budget` is the limit itself, as it is in force. `is_estimate`: there was no time to count all its use.
+    `value` is that key. `configured` is the rate in the settings; it differs from `rate` where an
+    operator changed it. `rules` share it. `budget` is the limit itself, as it is in force.
+    `is_estimate`: there was no time to count all its use.
     """
 
     id: str
@@ -60,7 +68,9 @@ class LimitOverview:
 
 @dataclass(frozen=True)
 class KeyOverview:
-    """One key of a rule: its calls waiting and in flight, its limits, and the hold on it. `is_least`: more wait than counted."""
+    """One key of a rule: its calls waiting and in flight, its limits, and the hold on it.
+    `is_least`: more wait than counted.
+    """
 
     key: str
     waiting: int
@@ -74,9 +84,10 @@ class KeyOverview:
 class RuleOverview:
     """One rule. Times in seconds; None: nothing is due, nobody can say.
 
-    `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute; `failing`: the share of them
-    that did not succeed, also where their calls are tried again; None where none was answered. `drain_s`: until
-    everything that waits is answered, if the limits are all that holds it back. `hold`: on the whole rule; `holds`: all.
+    `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute;
+    `failing`: the share of them that did not succeed, also where their calls are tried again; None
+    where none was answered. `drain_s`: until everything that waits is answered, if the limits are
+    all that holds it back. `hold`: on the whole rule; `holds`: all.
     """
 
     name: str
@@ -103,20 +114,33 @@ class RuleOverview:
             "oldest_due_s": None if self.oldest_due_s is None else round(self.oldest_due_s, 3),
             "drain_s": None if self.drain_s is None else round(self.drain_s, 3),
             "rate_per_s": round(self.rate_per_s, 3),
-            "hold": hold and {"until": hold.until.isoformat() if hold.until else None, "reason": hold.reason},
+            "hold": hold
+            and {"until": hold.until.isoformat() if hold.until else None, "reason": hold.reason},
             "limits": [
-                {"name": limit.name, "per": limit.per, "rate": limit.rate, "used": limit.used, "free": limit.free}
+                {
+                    "name": limit.name,
+                    "per": limit.per,
+                    "rate": limit.rate,
+                    "used": limit.used,
+                    "free": limit.free,
+                }
                 for limit in self.limits
             ],
         }
 
 
 def overview(using: str) -> dict[str, Any]:
-    """`{"rules": {NAME: {...}}, "disagreements": [...]}` as `callqueue_status --json` prints it, with exact counts."""
+    """`{"rules": {NAME: {...}}, "disagreements": [...]}` as `callqueue_status --json` prints it,
+    with exact counts.
+    """
     return {
         "rules": {rule.name: rule.as_json() for rule in look(using, exact=True)},
         "disagreements": [
-            {"limit": one.limit, "rules": list(one.rules), "said": {what: list(who) for what, who in one.said.items()}}
+            {
+                "limit": one.limit,
+                "rules": list(one.rules),
+                "said": {what: list(who) for what, who in one.said.items()},
+            }
             for one in agreement.disagreements(using)
         ],
     }
@@ -133,16 +157,18 @@ def look(
 ) -> list[RuleOverview]:
     """Every rule of the settings, or `only` one, in the settings' order.
 
-    With `exact` every waiting call is counted, one index entry each. `keys`: so many keys of each rule that is limited per
-    key. `rates`: what if these budgets had other rates (budget id -> rate)? `until`: when (monotonic) it is late, and what large
-    windows hold is estimated.
+    With `exact` every waiting call is counted, one index entry each. `keys`: so many keys of each
+    rule that is limited per key. `rates`: what if these budgets had other rates (budget id ->
+    rate)? `until`: when (monotonic) it is late, and what large windows hold is estimated.
     """
     config = conf.current()
     book = agreement.book_in_force(using)
     names = tuple(rule for rule in config.rules if only is None or rule in book.groups[only])
     counting = time.monotonic() + COUNTING
     book = book.with_rates(rates or {})
-    seen = _Seen(using, book, names, exact, keys, counting if until is None else min(until, counting))
+    seen = _Seen(
+        using, book, names, exact, keys, counting if until is None else min(until, counting)
+    )
     return [_of_rule(seen, name) for name in config.rules if name in names and only in (None, name)]
 
 
@@ -155,7 +181,9 @@ def drain_with(using: str, rule: str, rates: Mapping[str, str]) -> float | None:
 class _Seen:
     """What is read once for all rules."""
 
-    def __init__(self, using: str, book: Book, names: Sequence[str], exact: bool, keys: int, until: float) -> None:
+    def __init__(
+        self, using: str, book: Book, names: Sequence[str], exact: bool, keys: int, until: float
+    ) -> None:
         self.using, self.book, self.names, self.keys = using, book, names, keys
         self.now = to_us(database.clock(using))
         self.slots = None if exact else Slots(using, self.now, until)
@@ -165,8 +193,12 @@ class _Seen:
         self.later = _later(using)
         self.waiting, self.estimated = _waiting(using, names, self.later, exact)
         self.next = CAP if exact else NEXT
-        self.keyed = {name: _next_keys(using, name, self.next) for name in names if _is_keyed(self, name)}
-        self.priorities = {name: waiting.priorities(using, name) for name in names if self.has_ready(name)}
+        self.keyed = {
+            name: _next_keys(using, name, self.next) for name in names if _is_keyed(self, name)
+        }
+        self.priorities = {
+            name: waiting.priorities(using, name) for name in names if self.has_ready(name)
+        }
         self.oldest = _oldest_due(self)
         self.recent = _recent(using, names, self.now)
         self._accounts: dict[tuple[str, ...], ledger.Account] = {}
@@ -207,10 +239,16 @@ def _of_rule(seen: _Seen, name: str) -> RuleOverview:
 
 
 def _each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
-    """What a SELECT returns for each of these parameters, two hundred in a statement. The first names what the row is about."""
+    """What a SELECT returns for each of these parameters, two hundred in a statement. The first
+    names what the row is about.
+    """
     found: list[Any] = []
     for chunk in (params[at : at + 200] for at in range(0, len(params), 200)):
-        found += rows(using, " UNION ALL ".join([select] * len(chunk)), [value for one in chunk for value in one])
+        found += rows(
+            using,
+            " UNION ALL ".join([select] * len(chunk)),
+            [value for one in chunk for value in one],
+        )
     return found
 
 
@@ -235,7 +273,10 @@ def _waiting(
     sampled = _sampled(using)
     if sampled is None:
         return _exact(using, names), frozenset()
-    return {**counts, **{name: max(_rounded(sampled[name]), counts[name]) for name in many}}, frozenset(many)
+    return {
+        **counts,
+        **{name: max(_rounded(sampled[name]), counts[name]) for name in many},
+    }, frozenset(many)
 
 
 def _exact(using: str, names: Sequence[str]) -> dict[str, int]:
@@ -248,7 +289,9 @@ def _exact(using: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def _later(using: str) -> dict[str, tuple[int, int]]:
-    """Of the calls that are not ready, the first CAP to become so: by rule, how many, and when the first is due."""
+    """Of the calls that are not ready, the first CAP to become so: by rule, how many, and when the
+    first is due.
+    """
     found = rows(
         using,
         f"SELECT rule, COUNT(*), MIN(due_at_dt) FROM (SELECT rule, due_at_dt FROM {_table(using)} "
@@ -283,7 +326,11 @@ def _oldest_due(seen: _Seen) -> dict[str, int]:
         f"SELECT %s, MIN(due_at_dt) FROM (SELECT due_at_dt FROM {_table(seen.using)} "
         f"WHERE {READY} AND priority = %s ORDER BY due_at_dt LIMIT 1) AS first_call"
     )
-    of_each = [(name, name, priority) for name, priorities in seen.priorities.items() for priority in priorities]
+    of_each = [
+        (name, name, priority)
+        for name, priorities in seen.priorities.items()
+        for priority in priorities
+    ]
     for name, due in _each(seen.using, firsts, of_each):
         if due is not None and instant_us(due) <= seen.now:
             found[name] = min(found.get(name, seen.now), instant_us(due))
@@ -293,7 +340,8 @@ def _oldest_due(seen: _Seen) -> dict[str, int]:
 def _next_keys(using: str, name: str, most: int) -> Counter[str]:
     """How many of the next `most` calls each key has."""
     key, table = quoted(using, "key"), _table(using)
-    # Their ids first: to read their keys there, PostgreSQL would rather sort all that waits by an index that has the keys.
+    # Their ids first: to read their keys there, PostgreSQL would rather sort all that waits by an
+    # index that has the keys.
     ids = f"SELECT id FROM {table} WHERE {READY} ORDER BY priority DESC, due_at_dt, id LIMIT {most}"
     found = rows(
         using,
@@ -307,7 +355,9 @@ def _waiting_of_keys(seen: _Seen, name: str, keys: Sequence[str]) -> Counter[str
     """How many calls of each key wait that are due, each counted up to one more than OF_KEY."""
     where = f"{READY} AND priority = %s AND {quoted(seen.using, 'key')} = %s"
     few = f"(SELECT 1 AS one FROM {_table(seen.using)} WHERE {where} LIMIT {OF_KEY + 1}) AS few"
-    of_each = [(key, name, priority, key) for key in keys for priority in seen.priorities.get(name, ())]
+    of_each = [
+        (key, name, priority, key) for key in keys for priority in seen.priorities.get(name, ())
+    ]
     found: Counter[str] = Counter()
     for key, count in _each(seen.using, f"SELECT %s, COUNT(*) FROM {few}", of_each):
         found[key] = min(OF_KEY + 1, found[key] + count)
@@ -323,7 +373,9 @@ def _is_keyed(seen: _Seen, name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Recent:
-    """A rule's attempts over the last minute: answered per second, mean seconds from release to answer, and what share failed."""
+    """A rule's attempts over the last minute: answered per second, mean seconds from release to
+    answer, and what share failed.
+    """
 
     per_second: float = 0.0
     latency: float = 0.0
@@ -338,7 +390,11 @@ def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
         f"FROM (SELECT finished_at, outcome {newest} {CAP}) AS newest"
     )
     counted = {
-        name: (count, (now - instant_us(first)) / SECOND if count >= CAP else RECENT, int(failed) / count)
+        name: (
+            count,
+            (now - instant_us(first)) / SECOND if count >= CAP else RECENT,
+            int(failed) / count,
+        )
         for name, count, first, failed in _each(
             using, counts, [(name, states.SUCCEEDED, name, since, states.VOIDED) for name in names]
         )
@@ -346,10 +402,16 @@ def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
     }
     taken = f"SELECT %s, released_at, finished_at FROM (SELECT released_at, finished_at {newest} {LATEST}) AS latest"
     latencies: dict[str, list[int]] = {name: [] for name in counted}
-    for name, begin, end in _each(using, taken, [(name, name, since, states.VOIDED) for name in counted]):
+    for name, begin, end in _each(
+        using, taken, [(name, name, since, states.VOIDED) for name in counted]
+    ):
         latencies[name].append(instant_us(end) - instant_us(begin))
     return {
-        name: _Recent(counted[name][0] / max(counted[name][1], 0.001), mean(latencies[name]) / SECOND, counted[name][2])
+        name: _Recent(
+            counted[name][0] / max(counted[name][1], 0.001),
+            mean(latencies[name]) / SECOND,
+            counted[name][2],
+        )
         if latencies.get(name)
         else _Recent()
         for name in names
@@ -362,7 +424,13 @@ def _recent(using: str, names: Sequence[str], now: int) -> dict[str, _Recent]:
 def _account(seen: _Seen, group: tuple[str, ...]) -> ledger.Account:
     memo = ledger.Memo.load(group, {rule: seen.kept[rule] for rule in group if rule in seen.kept})
     account = ledger.read(seen.using, seen.book, group, seen.now, memo, slots=seen.slots)
-    account.read_keys([key for name in group for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))])
+    account.read_keys(
+        [
+            key
+            for name in group
+            for key, _ in seen.keyed.get(name, Counter()).most_common(max(seen.keys, KEYS))
+        ]
+    )
     return account
 
 
@@ -371,7 +439,9 @@ def _of_limit(seen: _Seen, name: str, budget: Budget) -> LimitOverview:
     if limit.per == "rule":
         values: Sequence[str] = [""]
     elif limit.per == "queue":
-        values = sorted({queue for rule in budget.rules for queue in seen.book.rules[rule].queue_names})
+        values = sorted(
+            {queue for rule in budget.rules for queue in seen.book.rules[rule].queue_names}
+        )
     else:
         values = account.values(budget)
     return _limit_of(account, budget, values)
@@ -397,7 +467,9 @@ def _limit_of(account: ledger.Account, budget: Budget, values: Sequence[str]) ->
         used=used,
         free=free,
         budget=budget,
-        value="" if is_summed else max(zip([meter.used for meter in meters], values, strict=True), default=(0, ""))[1],
+        value=""
+        if is_summed
+        else max(zip([meter.used for meter in meters], values, strict=True), default=(0, ""))[1],
         rules=budget.rules,
         is_estimate=any((budget.id, value) in account.estimated for value in values),
     )
@@ -443,7 +515,11 @@ def _drain(seen: _Seen, name: str, hold: holds.InForce | None, recent: _Recent) 
         return 0.0
     if hold is not None and hold.until is None:
         return None
-    held = 0.0 if hold is None or hold.until is None else max(0.0, (to_us(hold.until) - seen.now) / SECOND)
+    held = (
+        0.0
+        if hold is None or hold.until is None
+        else max(0.0, (to_us(hold.until) - seen.now) / SECOND)
+    )
     taken = [_drain_of(seen, name, budget, recent) for budget in seen.book.budgets[name]]
     if None in taken:
         return None
@@ -465,11 +541,15 @@ def _drain_of(seen: _Seen, name: str, budget: Budget, recent: _Recent) -> float 
     else:
         value, calls = _heaviest(seen, name, limit.per)
         amount = calls * each
-    return draining.seconds_until_gone(limit, account.meter(budget, value), amount, seen.now, recent.latency)
+    return draining.seconds_until_gone(
+        limit, account.meter(budget, value), amount, seen.now, recent.latency
+    )
 
 
 def _ahead(seen: _Seen, name: str, budget: Budget) -> int:
-    """Calls that pass the budget before this rule is drained: all of higher rules; of its equals as many, taking turns."""
+    """Calls that pass the budget before this rule is drained: all of higher rules; of its equals as
+    many, taking turns.
+    """
     own, rules = seen.waiting[name], seen.book.rules
     ahead = own
     for other in budget.rules:
@@ -497,7 +577,12 @@ def _mean_cost(seen: _Seen, name: str, unit: str) -> float:
     """What a waiting call costs in this unit, from the next hundred."""
     if unit == "calls":
         return 1.0
-    ready = _calls(seen.using).waiting().filter(ready=True, rule=name).order_by("-priority", "due_at_dt", "id")
+    ready = (
+        _calls(seen.using)
+        .waiting()
+        .filter(ready=True, rule=name)
+        .order_by("-priority", "due_at_dt", "id")
+    )
     costs = [cost_of(cost, unit) for cost in ready.values_list("cost", flat=True)[:100]]
     return sum(costs) / len(costs) if costs else 0.0
 

@@ -1,7 +1,9 @@
-"""How many calls ended in each minute of the last hour, by rule: done, and failed or unknown; and of keys, how many attempts.
+"""How many calls ended in each minute of the last hour, by rule: done, and failed or unknown; and
+of keys, how many attempts.
 
-A minute that is over does not change any more, so it is counted once and kept in Django's cache. What is not counted yet
-is counted newest first for as long as the caller allows; the rest is None until the next look.
+A minute that is over does not change any more, so it is counted once and kept in Django's cache.
+What is not counted yet is counted newest first for as long as the caller allows; the rest is None
+until the next look.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from django.db.models.functions import TruncMinute
 
 from callqueue import database, states
 from callqueue.database import Slot, from_us, to_us
-from callqueue.limits import SECOND
-from callqueue.slots import place, stretch
+from callqueue.ledger.time_buckets import place, stretch
+from callqueue.limits.kinds import SECOND
 
 MINUTES = 60
 MINUTE = 60 * SECOND
@@ -36,12 +38,16 @@ Key = tuple[str, str]  # a rule's name, and a key
 
 
 def per_minute(using: str, *, until: float) -> list[Minute | None]:
-    """The last hour, oldest minute first; the last one is not over. Counts until then (monotonic), and one statement at least."""
+    """The last hour, oldest minute first; the last one is not over. Counts until then (monotonic),
+    and one statement at least.
+    """
     now = to_us(database.clock(using))
     wanted, where = _hour(now), place(using)
     names = {minute: f"callqueue:minute:{where}:{minute}" for minute in wanted}
     kept: dict[str, Any] = cache.get_many(names.values())
-    found: dict[int, Minute] = {minute: kept[name] for minute, name in names.items() if name in kept}
+    found: dict[int, Minute] = {
+        minute: kept[name] for minute, name in names.items() if name in kept
+    }
     missing = [minute for minute in reversed(wanted) if minute not in found]
     for chunk in _chunks(missing, 1, until):
         counted = _count(using, chunk)
@@ -52,30 +58,43 @@ def per_minute(using: str, *, until: float) -> list[Minute | None]:
 
 
 def of_keys(using: str, keys: Sequence[Key], *, until: float) -> list[list[tuple[int, int] | None]]:
-    """The last hour of some (rule, key), oldest minute first: attempts that succeeded, and that were answered otherwise.
+    """The last hour of some (rule, key), oldest minute first: attempts that succeeded, and that
+    were answered otherwise.
 
-    Of attempts, because those have an index by key. Counts until then (monotonic), and one statement at least.
+    Of attempts, because those have an index by key. Counts until then (monotonic), and one
+    statement at least.
     """
     now = to_us(database.clock(using))
     wanted, where = _hour(now), place(using)
-    names = {key: f"callqueue:minutes:{where}:{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}" for key in keys}
+    names = {
+        key: f"callqueue:minutes:{where}:{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
+        for key in keys
+    }
     kept: dict[str, dict[int, Any]] = cache.get_many(names.values())
     # By key and minute: succeeded, not succeeded, and when they were counted.
     found: dict[Key, dict[int, tuple[int, int, int]]] = {
         key: {
             minute: counts
             for minute, counts in kept.get(names[key], {}).items()
-            if minute in wanted and (_is_over(minute, counts[2]) or now - counts[2] < FRESH * SECOND)
+            if minute in wanted
+            and (_is_over(minute, counts[2]) or now - counts[2] < FRESH * SECOND)
         }
         for key in keys
     }
-    for chunk in _chunks([m for m in reversed(wanted) if any(m not in found[key] for key in keys)], OF_KEYS, until):
+    for chunk in _chunks(
+        [m for m in reversed(wanted) if any(m not in found[key] for key in keys)], OF_KEYS, until
+    ):
         lacking = [key for key in keys if any(minute not in found[key] for minute in chunk)]
         counted = _count_attempts(using, lacking, chunk)
         for key in lacking:
-            found[key].update({minute: (*counted.get((key, minute), (0, 0)), now) for minute in chunk})
+            found[key].update(
+                {minute: (*counted.get((key, minute), (0, 0)), now) for minute in chunk}
+            )
         cache.set_many({names[key]: found[key] for key in lacking}, timeout=LASTING)
-    return [[found[key][minute][:2] if minute in found[key] else None for minute in wanted] for key in keys]
+    return [
+        [found[key][minute][:2] if minute in found[key] else None for minute in wanted]
+        for key in keys
+    ]
 
 
 def _hour(now: int) -> range:
@@ -87,7 +106,9 @@ def _is_over(minute: int, at: int) -> bool:
 
 
 def _chunks(missing: Sequence[int], size: int, until: float) -> Iterator[Sequence[int]]:
-    """Minutes that follow each other, to be counted together, newest first: `size`, and then as many as the last let expect."""
+    """Minutes that follow each other, to be counted together, newest first: `size`, and then as
+    many as the last let expect.
+    """
     place = 0
     while place < len(missing) and (place == 0 or time.monotonic() < until):
         chunk, began = stretch(missing[place:], size, 1), time.monotonic()
@@ -101,8 +122,12 @@ def _count(using: str, chunk: Sequence[int]) -> dict[int, Minute]:
     from callqueue.models import CallQueue
 
     begin, end = from_us(min(chunk) * MINUTE), from_us((max(chunk) + 1) * MINUTE)
-    ended = CallQueue.objects.using(using).filter(status__in=ENDED, finished_at_dt__gte=begin, finished_at_dt__lt=end)
-    grouped = ended.order_by().values_list(TruncMinute("finished_at_dt", tzinfo=UTC), "rule", "status")
+    ended = CallQueue.objects.using(using).filter(
+        status__in=ENDED, finished_at_dt__gte=begin, finished_at_dt__lt=end
+    )
+    grouped = ended.order_by().values_list(
+        TruncMinute("finished_at_dt", tzinfo=UTC), "rule", "status"
+    )
     counts: dict[int, dict[str, tuple[int, int]]] = {minute: {} for minute in chunk}
     for at, rule, status, count in grouped.annotate(count=Count("pk")):
         minute = counts.get(to_us(at) // MINUTE, {})
@@ -111,8 +136,12 @@ def _count(using: str, chunk: Sequence[int]) -> dict[int, Minute]:
     return dict(counts)
 
 
-def _count_attempts(using: str, keys: Sequence[Key], chunk: Sequence[int]) -> dict[tuple[Key, int], tuple[int, int]]:
-    """Of these keys in these minutes: how many attempts succeeded, and how many were answered otherwise."""
+def _count_attempts(
+    using: str, keys: Sequence[Key], chunk: Sequence[int]
+) -> dict[tuple[Key, int], tuple[int, int]]:
+    """Of these keys in these minutes: how many attempts succeeded, and how many were answered
+    otherwise.
+    """
     from callqueue.models import CallAttempt
 
     of_rule: dict[str, list[str]] = {}
@@ -120,7 +149,11 @@ def _count_attempts(using: str, keys: Sequence[Key], chunk: Sequence[int]) -> di
         of_rule.setdefault(rule, []).append(key)
     asked = reduce(or_, (Q(rule=rule, key__in=listed) for rule, listed in of_rule.items()))
     begin, end = min(chunk) * MINUTE, (max(chunk) + 1) * MINUTE
-    attempts = CallAttempt.objects.using(using).charged().filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end))
+    attempts = (
+        CallAttempt.objects.using(using)
+        .charged()
+        .filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end))
+    )
     grouped = attempts.filter(asked).annotate(minute=Slot("finished_at", begin, MINUTE)).order_by()
     counts = grouped.values_list("rule", "key", "minute").annotate(
         succeeded=Count("pk", filter=Q(outcome=states.SUCCEEDED)), answered=Count("pk")

@@ -1,7 +1,8 @@
-"""How much of each limit was used over its last windows, for plots against the limit. Reads, and changes nothing.
+"""How much of each limit was used over its last windows, for plots against the limit. Reads, and
+changes nothing.
 
-In: budgets, each with one value of its `per`. Out: the use at evenly spaced instants, the present last; None where slots.py has
-not counted it yet.
+In: budgets, each with one value of its `per`. Out: the use at evenly spaced instants, the present
+last; None where slots.py has not counted it yet.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from callqueue import database, ledger
-from callqueue.budgets import Budget, cost_of
+from callqueue import database
 from callqueue.database import from_us, to_us
-from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
-from callqueue.slots import Series, Slots, attempts
-from callqueue.tallies import is_tallied
+from callqueue.ledger import account
+from callqueue.ledger.tallies import is_tallied
+from callqueue.ledger.time_buckets import Series, Slots, attempts
+from callqueue.limits.budgets import Budget, cost_of
+from callqueue.limits.kinds import (
+    SECOND,
+    Concurrency,
+    FixedWindow,
+    Limit,
+    SlidingWindow,
+    TokenBucket,
+)
 
 SHOWN = 3  # windows
 PARTS = 20  # slots of a window
-HOURS = 24  # the same of a calendar window, so that those of a day are hours, on days of 23 and 25 hours too
+# the same of a calendar window, so that those of a day are hours, on days of 23 and 25 hours too
+HOURS = 24
 FLIGHT = 60 * SECOND  # what is shown of a limit on what is in flight, which has no window
 NEWEST = 5000  # attempts that are read to see what was in flight
 FEW = 500  # the same where there is no time
@@ -28,7 +38,9 @@ FEW = 500  # the same where there is no time
 
 @dataclass(frozen=True)
 class Scope:
-    """A budget, for one value of its `per` ("" for all of it: per="rule", and all queues together). `capacity` is its limit."""
+    """A budget, for one value of its `per` ("" for all of it: per="rule", and all queues together).
+    `capacity` is its limit.
+    """
 
     budget: Budget
     value: str
@@ -40,7 +52,7 @@ class Scope:
         """What is summed for it."""
         limit = self.budget.limit
         if self.slices > 1:
-            return ledger.sliced(self.budget, self.value)
+            return account.sliced(self.budget, self.value)
         expected = self.capacity // PARTS
         return Series(
             self.budget.rules,
@@ -55,14 +67,22 @@ class Scope:
 
     @property
     def slices(self) -> int:
-        """How many slots of the series are one of the plot: those of a large sliding window are what the ledger counts too."""
+        """How many slots of the series are one of the plot: those of a large sliding window are
+        what the ledger counts too.
+        """
         limit = self.budget.limit
-        return ledger.SLICES // PARTS if isinstance(limit, SlidingWindow) and is_tallied(limit) and not limit.is_keyed else 1
+        return (
+            account.SLICES // PARTS
+            if isinstance(limit, SlidingWindow) and is_tallied(limit) and not limit.is_keyed
+            else 1
+        )
 
 
 @dataclass(frozen=True)
 class Use:
-    """The use of a limit at evenly spaced instants, `step` microseconds apart, the present last; None: not counted yet."""
+    """The use of a limit at evenly spaced instants, `step` microseconds apart, the present last;
+    None: not counted yet.
+    """
 
     levels: Sequence[int | None]
     step: int
@@ -70,7 +90,9 @@ class Use:
 
 
 def look(using: str, scopes: Sequence[Scope], *, until: float) -> list[Use]:
-    """The use of each scope's last windows, in the same order. Counts until then (monotonic), and one statement at least."""
+    """The use of each scope's last windows, in the same order. Counts until then (monotonic), and
+    one statement at least.
+    """
     slots = Slots(using, to_us(database.clock(using)), until)
     found: dict[int, Use] = {}
     for i in slots.turns([scope.series for scope in scopes]):
@@ -84,9 +106,14 @@ def _use(slots: Slots, scope: Scope) -> Use:
         return Use([*_in_flight(slots, scope), scope.used], FLIGHT // PARTS, scope.capacity)
     series, slices = scope.series, scope.slices
     starts = _starts(limit, now, slices * series.width)
-    shown = [[start + i * series.width for i in range(slices)] for start in starts[:-1]]  # the last one is what is used now
+    shown = [
+        [start + i * series.width for i in range(slices)] for start in starts[:-1]
+    ]  # the last one is what is used now
     sums = slots.sums(series, [start for slot in shown for start in slot])
-    counts = [sum(sums[start] for start in slot) if all(start in sums for start in slot) else None for slot in shown]
+    counts = [
+        sum(sums[start] for start in slot) if all(start in sums for start in slot) else None
+        for slot in shown
+    ]
     levels = _levels(scope, starts[:-1], counts)
     return Use([*levels, scope.used], slices * series.width, scope.capacity)
 
@@ -104,7 +131,9 @@ def _width(limit: Limit) -> int:
 
 
 def _starts(limit: Limit, now: int, width: int) -> list[int]:
-    """When each slot begins that is to be counted: those of the windows shown, and of the window before, which they hold."""
+    """When each slot begins that is to be counted: those of the windows shown, and of the window
+    before, which they hold.
+    """
     if isinstance(limit, FixedWindow):
         begin = limit.window(now)[0]
         for _ in range(SHOWN - 1):
@@ -128,7 +157,9 @@ def _windows(counts: Sequence[int | None]) -> Iterable[Sequence[int | None]]:
     return (counts[i - PARTS + 1 : i + 1] for i in range(PARTS, len(counts)))
 
 
-def _since_the_window_began(limit: FixedWindow, starts: Sequence[int], counts: Sequence[int | None]) -> list[int | None]:
+def _since_the_window_began(
+    limit: FixedWindow, starts: Sequence[int], counts: Sequence[int | None]
+) -> list[int | None]:
     levels: list[int | None] = []
     level: int | None = 0
     window = limit.window(starts[0])
@@ -140,12 +171,23 @@ def _since_the_window_began(limit: FixedWindow, starts: Sequence[int], counts: S
     return levels
 
 
-def _taken_from_the_bucket(limit: TokenBucket, buckets: int, counts: Sequence[int | None]) -> list[int | None]:
-    """What the bucket lacks, taken to be empty at first, as the ledger does: a window later that is forgotten."""
-    cap, refill, level, known = limit.burst * buckets, limit.n * buckets * _width(limit) / limit.period_us, 0.0, 0
+def _taken_from_the_bucket(
+    limit: TokenBucket, buckets: int, counts: Sequence[int | None]
+) -> list[int | None]:
+    """What the bucket lacks, taken to be empty at first, as the ledger does: a window later that is
+    forgotten.
+    """
+    cap, refill, level, known = (
+        limit.burst * buckets,
+        limit.n * buckets * _width(limit) / limit.period_us,
+        0.0,
+        0,
+    )
     levels: list[int | None] = []
     for count in counts:
-        level, known = (0.0, 0) if count is None else (max(0.0, min(cap, level + refill - count)), known + 1)
+        level, known = (
+            (0.0, 0) if count is None else (max(0.0, min(cap, level + refill - count)), known + 1)
+        )
         levels.append(None if known <= PARTS else round(cap - level))
     return levels
 
@@ -154,12 +196,16 @@ def _taken_from_the_bucket(limit: TokenBucket, buckets: int, counts: Sequence[in
 
 
 def _in_flight(slots: Slots, scope: Scope) -> list[int | None]:
-    """How much was in flight at each instant of the last minute, from its release to its answer; None before what is read."""
+    """How much was in flight at each instant of the last minute, from its release to its answer;
+    None before what is read.
+    """
     now, most = slots.now, NEWEST if slots.has_time else FEW
     instants = [now - FLIGHT + FLIGHT * i // PARTS for i in range(PARTS)]
     unit = scope.budget.limit.unit
     what = "calls" if unit == "calls" else "cost"
-    rows = attempts(slots.using, scope.budget.rules, scope.budget.limit.per, scope.value, scope.budget.former)
+    rows = attempts(
+        slots.using, scope.budget.rules, scope.budget.limit.per, scope.value, scope.budget.former
+    )
     columns = ("released_at", "finished_at", what)
     ended = rows.filter(finished_at__gt=from_us(instants[0])).order_by("-finished_at")
     newest = list(ended.values_list(*columns)[:most])
@@ -172,4 +218,7 @@ def _in_flight(slots: Slots, scope: Scope) -> list[int | None]:
     for at, after in pairwise(range(PARTS)):
         changes[after] += changes[at]
     known = to_us(newest[-1][1]) if len(newest) == most else 0
-    return [level if instant >= known else None for instant, level in zip(instants, changes, strict=False)]
+    return [
+        level if instant >= known else None
+        for instant, level in zip(instants, changes, strict=False)
+    ]

@@ -1,7 +1,9 @@
-"""Which hosts and addresses may be called: the policy of ALLOWED_HOSTS and ALLOWED_NETWORKS, as pure functions.
+"""Which hosts and addresses may be called: the policy of ALLOWED_HOSTS and ALLOWED_NETWORKS, as
+pure functions.
 
-A host or an address enters; a reason not to call it leaves, or None. Never resolves a name and never opens a socket:
-whoever connects asks again with each address that the name turned out to have.
+A host or an address enters; a reason not to call it leaves, or None. Never resolves a name and
+never opens a socket: whoever connects asks again with each address that the name turned out to
+have.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote
 
-from callqueue.rules import split_place
+from callqueue.limits.rules import split_place
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -21,8 +23,14 @@ Network = IPv4Network | IPv6Network
 _REFUSED = (
     ("loopback", ("127.0.0.0/8", "::1/128")),
     ("unspecified", ("0.0.0.0/32", "::/128")),
-    ("a cloud provider's metadata service", ("169.254.169.254/32", "169.254.170.2/32", "fd00:ec2::254/128")),
-    ("a cloud provider's metadata service", ("100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32")),
+    (
+        "a cloud provider's metadata service",
+        ("169.254.169.254/32", "169.254.170.2/32", "fd00:ec2::254/128"),
+    ),
+    (
+        "a cloud provider's metadata service",
+        ("100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"),
+    ),
     ("of this network", ("0.0.0.0/8",)),
     ("private", ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")),
     ("shared between a carrier's customers", ("100.64.0.0/10",)),
@@ -30,9 +38,21 @@ _REFUSED = (
     ("multicast", ("224.0.0.0/4", "ff00::/8")),
     ("broadcast", ("255.255.255.255/32",)),
     ("reserved", ("240.0.0.0/4",)),
-    ("for documentation", ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")),
+    (
+        "for documentation",
+        ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20"),
+    ),
     ("for benchmarks", ("198.18.0.0/15", "2001:2::/48")),
-    ("for protocols", ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.175.48.0/24", "2620:4f:8000::/48")),
+    (
+        "for protocols",
+        (
+            "192.0.0.0/24",
+            "192.31.196.0/24",
+            "192.52.193.0/24",
+            "192.175.48.0/24",
+            "2620:4f:8000::/48",
+        ),
+    ),
     ("an obsolete relay (6to4)", ("192.88.99.0/24", "2002::/16")),
     ("a tunnel (Teredo)", ("2001::/32",)),
     ("for protocols", ("2001::/23", "5f00::/16")),
@@ -50,10 +70,12 @@ def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str
     """Why this address may not be called; None where it may.
 
     Refused is what the IANA registries of special-purpose addresses list
-    (https://www.iana.org/assignments/iana-ipv4-special-registry and .../iana-ipv6-special-registry), multicast, every
-    IPv6 address outside of global unicast (https://www.iana.org/assignments/ipv6-address-space), and the addresses at
-    which cloud providers keep machines' credentials. An IPv4 address inside an IPv6 one (mapped, NAT64, ISATAP) is
-    judged as what it is. `allowed_networks` (CIDR) opens any of them. ValueError where one of them is not a network.
+    (https://www.iana.org/assignments/iana-ipv4-special-registry and
+    .../iana-ipv6-special-registry), multicast, every IPv6 address outside of global unicast
+    (https://www.iana.org/assignments/ipv6-address-space), and the addresses at which cloud
+    providers keep machines' credentials. An IPv4 address inside an IPv6 one (mapped, NAT64, ISATAP)
+    is judged as what it is. `allowed_networks` (CIDR) opens any of them. ValueError where one of
+    them is not a network.
     """
     if isinstance(address, str):
         address = ip_address(address)
@@ -71,9 +93,9 @@ def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str
 def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = None) -> str | None:
     """Why this host may not be called; None where it may.
 
-    A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or "*", each of which may be
-    followed by a port, as in "api.example.com:8443"; without one every port is allowed. Letter case, a trailing dot and the
-    spelling of an address make no difference.
+    A pattern is a host, "*.example.com" (every name below example.com, not that name itself) or
+    "*", each of which may be followed by a port, as in "api.example.com:8443"; without one every
+    port is allowed. Letter case, a trailing dot and the spelling of an address make no difference.
     """
     if "*" in allowed_hosts:
         return None
@@ -89,15 +111,20 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
                 return None
         elif name == _canonical(pattern):
             return None
-    shown = name if port is None or not any(only for _, only in map(_place, allowed_hosts)) else f"{name}, port {port},"
+    shown = (
+        name
+        if port is None or not any(only for _, only in map(_place, allowed_hosts))
+        else f"{name}, port {port},"
+    )
     return f"the host {shown} is not in ALLOWED_HOSTS"
 
 
 def literal_address(host: str) -> Address | None:
     """The address that this host is a spelling of; None where it is a name.
 
-    Understands whatever inet_aton(3), requests or a resolver would: 2130706433, 0x7f.1, 0177.0.0.1, 127.1, brackets,
-    zones, trailing dots, percent-encoding, and digits and dots of other scripts that IDNA maps to ASCII.
+    Understands whatever inet_aton(3), requests or a resolver would: 2130706433, 0x7f.1, 0177.0.0.1,
+    127.1, brackets, zones, trailing dots, percent-encoding, and digits and dots of other scripts
+    that IDNA maps to ASCII.
     """
     for text in dict.fromkeys((host, unquote(host))):
         text = _ascii(text.strip()).rstrip(".")
@@ -116,7 +143,9 @@ def _network(text: str) -> Network:
 
 
 def _embedded(address: Address) -> Address:
-    """The IPv4 address to which packets for this IPv6 one go; the address itself where there is none."""
+    """The IPv4 address to which packets for this IPv6 one go; the address itself where there is
+    none.
+    """
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -161,7 +190,9 @@ def _idna(host: str) -> str:
 
 
 def _ascii(host: str) -> str:
-    """Digits and dots of other scripts as requests would send them: mapped as UTS 46 says, not yet encoded."""
+    """Digits and dots of other scripts as requests would send them: mapped as UTS 46 says, not yet
+    encoded.
+    """
     if host.isascii():
         return host
     import idna
@@ -183,7 +214,9 @@ def _ipv6(text: str) -> IPv6Address | None:
 
 
 def _ipv4(text: str) -> IPv4Address | None:
-    """As inet_aton(3) reads it: one to four numbers, decimal, octal or hexadecimal, the last filling what is left."""
+    """As inet_aton(3) reads it: one to four numbers, decimal, octal or hexadecimal, the last
+    filling what is left.
+    """
     parts = text.split(".")
     if len(parts) > 4 or len(text) > 64:
         return None

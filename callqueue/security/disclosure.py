@@ -1,6 +1,8 @@
-"""Disclosing: gives a call in hand the values of its secrets, each only where it may go. The one place that asks for them.
+"""Disclosing: gives a call in hand the values of its secrets, each only where it may go. The one
+place that asks for them.
 
-A call's params with names enter; its params with values, and the values to scrub, leave; or a refusal, which holds no value.
+A call's params with names enter; its params with values, and the values to scrub, leave; or a
+refusal, which holds no value.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from callqueue import callcheck, conf, scrubbing, secrets
+from callqueue import conf
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
-from callqueue.handlers.addresses import host_refusal
-from callqueue.secrets import Secret, SecretContext, SecretError
+from callqueue.security import scrubbing, secrets
+from callqueue.security.addresses import host_refusal
+from callqueue.security.secrets import Secret, SecretContext, SecretError
+from callqueue.sending import validation
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,11 @@ class Disclosed:
 
 
 def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> Disclosed:
-    """The params with their secrets, each asked for once, and checked once more now that they are known.
+    """The params with their secrets, each asked for once, and checked once more now that they are
+    known.
 
-    NotAllowed where one may not go there or the call may not be made, InvalidCall where a value does not fit its place,
-    SecretError where one has no value now.
+    NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
+    does not fit its place, SecretError where one has no value now.
     """
     if not secrets.has_secret(params):
         return Disclosed(params)
@@ -39,7 +44,12 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
             asking.go_to(params.get("url"))
         resolved = secrets.resolve(params, asking.value_of)
         settings = conf.current()
-        callcheck.check_params(method, resolved, allowed_hosts=settings.allowed_hosts, allowed_networks=settings.allowed_networks)
+        validation.check_params(
+            method,
+            resolved,
+            allowed_hosts=settings.allowed_hosts,
+            allowed_networks=settings.allowed_networks,
+        )
     except InvalidCall as error:
         raise InvalidCall(error.field, scrubbing.scrub(error.why, asking.values.values())) from None
     except NotAllowed as error:
@@ -49,7 +59,9 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
 
 
 def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
-    """The values alone, to take them out of what is said about the call; those of them that can be had."""
+    """The values alone, to take them out of what is said about the call; those of them that can be
+    had.
+    """
     try:
         return disclose(method, params, rule=rule, key=key).values
     except Exception:
@@ -66,12 +78,16 @@ class _Asking:
         self.is_bound = False
 
     def go_to(self, url: Any) -> None:
-        """Learn where the call goes; a URL that is a secret may have to be asked for before that is known."""
+        """Learn where the call goes; a URL that is a secret may have to be asked for before that is
+        known.
+        """
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         settings = conf.current()
-        self.host, self.port = callcheck.check_place(
-            address, allowed_hosts=settings.allowed_hosts, allowed_networks=settings.allowed_networks
+        self.host, self.port = validation.check_place(
+            address,
+            allowed_hosts=settings.allowed_hosts,
+            allowed_networks=settings.allowed_networks,
         )
         if is_secret:
             self._check_host(url.name)
@@ -83,7 +99,9 @@ class _Asking:
             if source is None:
                 raise SecretError(f"secret {name!r} is not in SECRETS")
             if source.rules is not None and self.rule not in source.rules:
-                raise NotAllowed(f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS")
+                raise NotAllowed(
+                    f"the secret {name!r} is not for calls of the rule {self.rule!r}: see SECRETS"
+                )
             if not is_url:
                 self._check_host(name)
             self.is_bound |= source.is_bound
@@ -97,6 +115,10 @@ class _Asking:
         if hosts is None:
             return
         if not self.host:
-            raise NotAllowed(f"the secret {name!r} is for calls to some hosts only, and this call goes to none: see SECRETS")
+            raise NotAllowed(
+                f"the secret {name!r} is for calls to some hosts only, and this call goes to none: see SECRETS"
+            )
         if host_refusal(self.host, hosts, self.port) is not None:
-            raise NotAllowed(f"the secret {name!r} may not go to the host {self.host}:{self.port}: see SECRETS")
+            raise NotAllowed(
+                f"the secret {name!r} may not go to the host {self.host}:{self.port}: see SECRETS"
+            )

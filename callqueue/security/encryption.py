@@ -1,7 +1,8 @@
-"""Encryption at rest: texts are sealed under the newest of ENCRYPTION_KEYS and opened by any of them.
+"""Encryption at rest: texts are sealed under the newest of ENCRYPTION_KEYS and opened by any of
+them.
 
-Text and keys enter, a Fernet token leaves, and back. Needs the `encryption` extra, which is imported on first use.
-No error contains a key or a text, and without keys nothing here is called.
+Text and keys enter, a Fernet token leaves, and back. Needs the `encryption` extra, which is
+imported on first use. No error contains a key or a text, and without keys nothing here is called.
 """
 
 from __future__ import annotations
@@ -24,16 +25,25 @@ class Unreadable(CallQueueError):
 
 
 class EncryptionUnavailable(CallQueueError):
-    """There are ENCRYPTION_KEYS, and they cannot be used: the extra is not installed, or a key is not a Fernet key."""
+    """There are ENCRYPTION_KEYS, and they cannot be used: the extra is not installed, or a key is
+    not a Fernet key.
+    """
 
 
 def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
-    """`data` as an ASCII token, under the first of `keys`. It opens at this place alone: a column, and its row if named."""
-    return _box(tuple(keys)).encrypt(f"{_label(place, row)}{data}".encode("utf-8", "surrogatepass")).decode("ascii")
+    """`data` as an ASCII token, under the first of `keys`. It opens at this place alone: a column,
+    and its row if named.
+    """
+    return (
+        _box(tuple(keys))
+        .encrypt(f"{_label(place, row)}{data}".encode("utf-8", "surrogatepass"))
+        .decode("ascii")
+    )
 
 
 def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
-    """What was sealed for this place, by whichever key opens it. Unreadable when none does, or when there is none any more.
+    """What was sealed for this place, by whichever key opens it. Unreadable when none does, or when
+    there is none any more.
 
     What was sealed before tokens had a place opens at any.
     """
@@ -46,7 +56,9 @@ def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
     with suppress(InvalidToken, ValueError, AttributeError):
         text = box.decrypt(token.encode("ascii")).decode("utf-8", "surrogatepass")
     if text is None:
-        raise Unreadable(f"none of the {len(keys)} ENCRYPTION_KEYS opens this text; was a key removed too early?")
+        raise Unreadable(
+            f"none of the {len(keys)} ENCRYPTION_KEYS opens this text; was a key removed too early?"
+        )
     if not text.startswith(_BOUND):
         return text
     for label in (_label(place, row), _label(place, "")):
@@ -56,7 +68,9 @@ def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
 
 
 def check_keys(keys: Any) -> list[str]:
-    """What is wrong with the ENCRYPTION_KEYS setting, one sentence each; a key is named by its place."""
+    """What is wrong with the ENCRYPTION_KEYS setting, one sentence each; a key is named by its
+    place.
+    """
     if not isinstance(keys, list | tuple):
         return ["must be a list of Fernet keys, newest first"]
     if not keys:
@@ -65,13 +79,23 @@ def check_keys(keys: Any) -> list[str]:
         fernet = _fernet_module()
     except EncryptionUnavailable as error:
         return [str(error)]
-    problems = [f"key {place} of {len(keys)} {why}" for place, key in enumerate(keys, 1) if (why := _flaw(fernet, key))]
+    problems = [
+        f"key {place} of {len(keys)} {why}"
+        for place, key in enumerate(keys, 1)
+        if (why := _flaw(fernet, key))
+    ]
     texts = [key.decode("latin-1") if isinstance(key, bytes) else key for key in keys]
-    problems += [f"key {place} is given twice" for place, key in enumerate(texts, 1) if key in texts[: place - 1]]
+    problems += [
+        f"key {place} is given twice"
+        for place, key in enumerate(texts, 1)
+        if key in texts[: place - 1]
+    ]
     return problems
 
 
-_BOUND = "\0"  # no text that was sealed before tokens had a place begins with it: databases keep no NUL
+_BOUND = (
+    "\0"  # no text that was sealed before tokens had a place begins with it: databases keep no NUL
+)
 
 
 def _label(place: str, row: str) -> str:

@@ -1,7 +1,8 @@
-"""What people are shown: requests and answers with everything that is probably secret replaced by "[redacted]".
+"""What people are shown: requests and answers with everything that is probably secret replaced by
+"[redacted]".
 
-Stored values enter, even malformed ones; copies for the admin, the logs and the error texts leave. Never raises,
-never touches what is stored, and shows a secret by its name, which tells nothing.
+Stored values enter, even malformed ones; copies for the admin, the logs and the error texts leave.
+Never raises, never touches what is stored, and shows a secret by its name, which tells nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote_plus
 
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 
 REDACTED = "[redacted]"
 
 _TELLING = ("token", "secret", "password", "passwd", "passphrase", "apikey", "signature", "credential", "session",
             "authorization", "privatekey", "accesskey")  # fmt: skip
-_NAMES = frozenset({"cookie", "setcookie", "auth", "pwd", "jwt", "bearer", "xcsrf", "cvc", "cvv", "otp"})
+_NAMES = frozenset(
+    {"cookie", "setcookie", "auth", "pwd", "jwt", "bearer", "xcsrf", "cvc", "cvv", "otp"}
+)
 _IN_QUERY = frozenset({"key", "sig", "pass", "hmac"})  # too common in bodies, telling in a query
 _MAX_DEPTH = 80
 _SHOWN_SECRET = re.compile(r"\[secret [^\]]+\]")
@@ -36,7 +39,9 @@ _QUOTED = re.compile(r"""(["'])([\w.$ -]{1,80})\1(\s{0,4}:\s{0,4})"""
                      r"""(?:"(?:[^"\\]|\\.){0,8192}"?|'(?:[^'\\]|\\.){0,8192}'?|-?\d[\w.+-]{0,100})""")  # fmt: skip
 _ESCAPED = re.compile(r"""(\\{1,4}")([\w.$ -]{1,80})\1(\s{0,4}:\s{0,4})"""
                       r"""(?:\\{1,4}"[^"\\]{0,8192}\1?|-?\d[\w.+-]{0,100})""")  # fmt: skip
-_HEADER_LINE = re.compile(r"(?im)^([ \t>]{0,8})([A-Za-z0-9_-]{1,80})([ \t]{0,4}:[ \t]{0,4})(\S[^\r\n]{0,8192})")
+_HEADER_LINE = re.compile(
+    r"(?im)^([ \t>]{0,8})([A-Za-z0-9_-]{1,80})([ \t]{0,4}:[ \t]{0,4})(\S[^\r\n]{0,8192})"
+)
 
 
 def redact_headers(headers: Any) -> dict[str, Any]:
@@ -54,19 +59,27 @@ def redact_url(url: Any) -> Any:
 
 
 def redact_params(params: Any) -> Any:
-    """A copy of a call's params for showing, whatever its method; a secret is shown as "[secret NAME]"."""
+    """A copy of a call's params for showing, whatever its method; a secret is shown as "[secret
+    NAME]".
+    """
     return _shown(_redacted(params))
 
 
 def hidden_in(text: str) -> str:
-    """What in a text that a person wrote stands for something that is not shown; empty where nothing does."""
+    """What in a text that a person wrote stands for something that is not shown; empty where
+    nothing does.
+    """
     found = _SHOWN_SECRET.search(text)
     return REDACTED if REDACTED in text else found.group() if found else ""
 
 
 def redact_text(text: str) -> str:
-    """Free text (an error, a body, a log line) without bearer tokens, passwords in URLs, telling pairs and headers."""
-    has_colon = ":" in text  # each answer's headers come this way: most hold nothing that an expression could begin with
+    """Free text (an error, a body, a log line) without bearer tokens, passwords in URLs, telling
+    pairs and headers.
+    """
+    has_colon = (
+        ":" in text
+    )  # each answer's headers come this way: most hold nothing that an expression could begin with
     if has_colon:
         text = _HEADER_LINE.sub(_redact_line, text)
         text = _USERINFO.sub(rf"\1{REDACTED}@", text)
@@ -102,8 +115,14 @@ def as_curl(method: str, params: Any) -> str:
     headers = shown.get("headers") if isinstance(shown.get("headers"), dict) else {}
     given = {name.lower() for name in headers}
     if body is not None and "content-type" not in given:
-        words.append(f"--header {_shell(f'Content-Type: {content_type}' if content_type else 'Content-Type:')}")
-    words += [f"--header {_shell(_header_line(name, value))}" for name, value in headers.items() if _sendable(name)]
+        words.append(
+            f"--header {_shell(f'Content-Type: {content_type}' if content_type else 'Content-Type:')}"
+        )
+    words += [
+        f"--header {_shell(_header_line(name, value))}"
+        for name, value in headers.items()
+        if _sendable(name)
+    ]
     words += _curl_credentials(shown)
     if body is not None:
         words.append(f"--data-raw {_shell(body)}")
@@ -112,8 +131,14 @@ def as_curl(method: str, params: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what would not be seen, or would move a terminal's cursor: a line stays one line."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    """The text with escapes for what would not be seen, or would move a terminal's cursor: a line
+    stays one line.
+    """
+    return (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    )
 
 
 # --- by place
@@ -122,7 +147,10 @@ def printable(text: str) -> str:
 def _redacted(params: Any) -> Any:
     if not isinstance(params, Mapping):
         return _any(params, 0)
-    return {str(name): _PLACES.get(str(name), _by_name)(name, value, 1) for name, value in params.items()}
+    return {
+        str(name): _PLACES.get(str(name), _by_name)(name, value, 1)
+        for name, value in params.items()
+    }
 
 
 def _shown(value: Any) -> Any:
@@ -201,7 +229,9 @@ def _fields(_name: object, value: Any, depth: int) -> Any:
     """A query or a form: text, names with values, or pairs."""
     if isinstance(value, Mapping):
         return {str(name): _by_field(name, item, depth) for name, item in value.items()}
-    if isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+    if isinstance(value, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in value
+    ):
         return [[_any(name, depth), _by_field(name, item, depth)] for name, item in value]
     return _any(value, depth)
 
@@ -212,7 +242,14 @@ def _by_field(name: object, value: Any, depth: int) -> Any:
     return _by_name(name, value, depth)
 
 
-_PLACES = {"url": _url, "headers": _headers, "cookies": _cookies, "auth": _auth, "params": _fields, "data": _fields}
+_PLACES = {
+    "url": _url,
+    "headers": _headers,
+    "cookies": _cookies,
+    "auth": _auth,
+    "params": _fields,
+    "data": _fields,
+}
 
 
 def _is_reference(value: Any) -> bool:
@@ -221,7 +258,9 @@ def _is_reference(value: Any) -> bool:
 
 def _tells_nothing(value: Any) -> bool:
     """Whether it is a secret, or what is shown in its place."""
-    return isinstance(value, Secret) or (isinstance(value, str) and _SHOWN_SECRET.fullmatch(value) is not None)
+    return isinstance(value, Secret) or (
+        isinstance(value, str) and _SHOWN_SECRET.fullmatch(value) is not None
+    )
 
 
 # --- inside text
@@ -235,7 +274,9 @@ def _redact_pair(match: re.Match[str]) -> str:
 
 
 def _redact_scheme(match: re.Match[str]) -> str:
-    """ "Basic" and "Token" are words too: what follows them is a credential when it does not look like one."""
+    """ "Basic" and "Token" are words too: what follows them is a credential when it does not look
+    like one.
+    """
     scheme, gap, value = match.groups()
     if scheme.lower() == "bearer" or not value.isalpha() or len(value) > 24:
         return f"{scheme}{gap}{REDACTED}"
@@ -258,7 +299,9 @@ def _redact_line(match: re.Match[str]) -> str:
 
 
 def _marked(value: Any, depth: int) -> Any:
-    """References become marks that survive redaction and encoding, and end as "$NAME" in the command."""
+    """References become marks that survive redaction and encoding, and end as "$NAME" in the
+    command.
+    """
     if depth > _MAX_DEPTH:
         return REDACTED
     if isinstance(value, str):
@@ -281,7 +324,8 @@ def _text(value: Any) -> str:
 def _shell(text: str) -> str:
     """One shell word: everything in single quotes, except the references, in double quotes.
 
-    What a terminal would act on, were the command pasted into it, is escaped: the command is one line, and nothing but it.
+    What a terminal would act on, were the command pasted into it, is escaped: the command is one
+    line, and nothing but it.
     """
     words = []
     for index, part in enumerate(re.split(f"{_BEGIN}(\\w*){_END}", text.replace("\0", ""))):
@@ -294,7 +338,13 @@ def _shell(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """A part of a word in the quotes of bash, zsh and POSIX 2024 that take escapes."""
-    return "$'" + "".join(char if char.isprintable() and char not in "\\'" else _octal(char) for char in text) + "'"
+    return (
+        "$'"
+        + "".join(
+            char if char.isprintable() and char not in "\\'" else _octal(char) for char in text
+        )
+        + "'"
+    )
 
 
 def _octal(char: str) -> str:
@@ -346,7 +396,13 @@ def _references_as_text(value: Any) -> Any:
 
 
 def _with_query(url: str, params: Any) -> str:
-    query = params if isinstance(params, str) else _text(params) if _is_reference(params) else _encoded(params)
+    query = (
+        params
+        if isinstance(params, str)
+        else _text(params)
+        if _is_reference(params)
+        else _encoded(params)
+    )
     if not query:
         return url
     address, mark, fragment = url.partition("#")
@@ -355,12 +411,22 @@ def _with_query(url: str, params: Any) -> str:
 
 def _encoded(fields: Any) -> str:
     """A form or a query, as requests encodes it; None is left out."""
-    pairs = list(fields.items()) if isinstance(fields, Mapping) else fields if isinstance(fields, list) else []
+    pairs = (
+        list(fields.items())
+        if isinstance(fields, Mapping)
+        else fields
+        if isinstance(fields, list)
+        else []
+    )
     encoded = []
     for pair in pairs:
         if isinstance(pair, list | tuple) and len(pair) == 2:
             items = pair[1] if isinstance(pair[1], list) else [pair[1]]
-            encoded += [f"{quote_plus(str(pair[0]))}={_encoded_value(item)}" for item in items if item is not None]
+            encoded += [
+                f"{quote_plus(str(pair[0]))}={_encoded_value(item)}"
+                for item in items
+                if item is not None
+            ]
     return "&".join(encoded)
 
 

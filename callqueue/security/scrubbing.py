@@ -1,8 +1,10 @@
-"""Scrubbing: takes secrets, and a call's own strings, out of texts. First scrub, then cut, then keep or log.
+"""Scrubbing: takes secrets, and a call's own strings, out of texts. First scrub, then cut, then
+keep or log.
 
-Texts and the values to look for enter; texts without them leave. A text is read as it stands and as whoever wrote it may have
-encoded it, so what is found is the value in whatever spelling, and any part of it that is 8 characters or longer. Pure but for
-`at_work`, which scrubs what others log while a call is made.
+Texts and the values to look for enter; texts without them leave. A text is read as it stands and as
+whoever wrote it may have encoded it, so what is found is the value in whatever spelling, and any
+part of it that is 8 characters or longer. Pure but for `at_work`, which scrubs what others log
+while a call is made.
 """
 
 from __future__ import annotations
@@ -19,18 +21,23 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from callqueue.redaction import redact_text
+from callqueue.security.redaction import redact_text
 from callqueue.texts import storable
 
 SCRUBBED = "[secret]"
 PAYLOAD = "[payload]"
 SHORT = 4  # a value of fewer characters is scrubbed only where it stands alone
-SAMPLE, MANY = 4, 100  # characters of a value that are looked for first; from how many of them on a text is cut up instead
+SAMPLE, MANY = (
+    4,
+    100,
+    # characters of a value that are looked for first; from how many of them on a text is cut up instead
+)
 PART = 8  # as many characters of a value in a row are scrubbed wherever they are
 TELLING = 6  # characters from which on a string of a payload tells something
 _BASE64_PART = 10  # characters of base64 that 8 characters decide at least, wherever they stand
 _PAYLOAD_PART = 24  # as many characters of it in a row are taken out: common words are not
-_LEAST_PIECE = 6  # a part of a value that is told on its own, such as a URL's path, is scrubbed from this length on
+# a part of a value that is told on its own, such as a URL's path, is scrubbed from this length on
+_LEAST_PIECE = 6
 _LONGEST = 65536  # characters at each end of an error's text that are looked at
 _WIDEST = 16  # characters that one character may become in some encoding
 _TASKS = ("celery_task", "django_task")
@@ -39,13 +46,16 @@ _LOGGERS = ("celery.app.trace", "urllib3.connection", "urllib3.connectionpool", 
 
 
 def scrub(text: str, values: Iterable[str]) -> str:
-    """`text` with "[secret]" for every value, and for any 8 characters of one, however encoded on their way back.
+    """`text` with "[secret]" for every value, and for any 8 characters of one, however encoded on
+    their way back.
 
-    Found are: the value itself; percent-encoded (any of its characters, either case, several times over), "+" for a space;
-    JSON's, JavaScript's and Python's escapes, as in a value's repr; HTML's entities; its UTF-8 read as Latin-1; any mixture of
-    these; base64 of it at any offset and broken into lines, which covers a basic-auth header whatever the user; and hex. Of a
-    URL that is a value also its host, path and query. A value of fewer than 8 characters is found whole, one of fewer
-    than 4 only where no letter or digit touches it: `42` is scrubbed in "id=42", not in "1429".
+    Found are: the value itself; percent-encoded (any of its characters, either case, several times
+    over), "+" for a space; JSON's, JavaScript's and Python's escapes, as in a value's repr; HTML's
+    entities; its UTF-8 read as Latin-1; any mixture of these; base64 of it at any offset and broken
+    into lines, which covers a basic-auth header whatever the user; and hex. Of a URL that is a
+    value also its host, path and query. A value of fewer than 8 characters is found whole, one of
+    fewer than 4 only where no letter or digit touches it: `42` is scrubbed in "id=42", not in
+    "1429".
     """
     wanted = _wanted(tuple(values))
     if wanted is None or not text:
@@ -74,13 +84,15 @@ def holds(text: str, values: Iterable[str]) -> bool:
 
 
 def room_for(values: Iterable[str]) -> int:
-    """How many characters a value may take in a text. Of one that is read only so far, as many at its end may be half of it."""
+    """How many characters a value may take in a text. Of one that is read only so far, as many at
+    its end may be half of it.
+    """
     return max(map(len, values), default=0) * _WIDEST
 
 
 def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
-    """An error's text as it may be kept and logged: without these values, these strings of a payload, and what looks like a
-    credential. Cut it afterwards, not before.
+    """An error's text as it may be kept and logged: without these values, these strings of a
+    payload, and what looks like a credential. Cut it afterwards, not before.
     """
     if not text:
         return text
@@ -88,23 +100,34 @@ def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
         text = f"{text[:_LONGEST]} ... {text[-_LONGEST:]}"
     text = scrub(text, values)
     if payload:
-        needles = (_Needle(form, min(len(form), _PAYLOAD_PART), "text") for string in payload for form in _as_text(string))
+        needles = (
+            _Needle(form, min(len(form), _PAYLOAD_PART), "text")
+            for string in payload
+            for form in _as_text(string)
+        )
         text = _replaced(text, _spans(text, _Wanted.of(needles)), PAYLOAD)
     return storable(redact_text(text))
 
 
 def payload_of(method: str, params: Any) -> list[str]:
-    """The strings in a call's params that tell something; of a task, which is named in them, those of its arguments."""
+    """The strings in a call's params that tell something; of a task, which is named in them, those
+    of its arguments.
+    """
     if method in _TASKS and isinstance(params, Mapping):
         params = [params.get("args"), params.get("kwargs")]
-    return sorted({string for string in _strings(params, with_names=False) if len(string) >= TELLING}, key=len, reverse=True)
+    return sorted(
+        {string for string in _strings(params, with_names=False) if len(string) >= TELLING},
+        key=len,
+        reverse=True,
+    )
 
 
 @contextmanager
 def at_work(values: tuple[str, ...], method: str = "", params: Any = None) -> Iterator[None]:
     """While the block runs, this thread makes a call with these secrets and this payload.
 
-    What Celery's and urllib3's own loggers say meanwhile is scrubbed, tracebacks included; `cleaned` knows what to take out.
+    What Celery's and urllib3's own loggers say meanwhile is scrubbed, tracebacks included;
+    `cleaned` knows what to take out.
     """
     if values:
         _watch_loggers()
@@ -127,7 +150,8 @@ def cleaned(text: str) -> str:
 class _Needle(NamedTuple):
     """A text to look for, in one way to read: at least so many characters of it in a row.
 
-    `samples` are short pieces of it and their places, so close together that every part that is long enough has one.
+    `samples` are short pieces of it and their places, so close together that every part that is
+    long enough has one.
     """
 
     text: str
@@ -151,7 +175,11 @@ class _Wanted(NamedTuple):
     @classmethod
     def of(cls, needles: Iterable[_Needle]) -> _Wanted:
         """The needles in order."""
-        found: dict[str, dict[str, list[tuple[_Needle, int]]]] = {"text": {}, "base64": {}, "hex": {}}
+        found: dict[str, dict[str, list[tuple[_Needle, int]]]] = {
+            "text": {},
+            "base64": {},
+            "hex": {},
+        }
         for needle in dict.fromkeys(needles):
             for at, piece in needle.samples:
                 found[needle.reading].setdefault(piece, []).append((needle, at))
@@ -163,18 +191,27 @@ class _Wanted(NamedTuple):
         if len(samples) < MANY:
             return [piece for piece in samples if piece in text]
         sizes = {len(piece) for piece in samples}
-        there = {text[at : at + size] for size in sizes for at in range(len(text) - size + 1)} if len(sizes) < 3 else samples
+        there = (
+            {text[at : at + size] for size in sizes for at in range(len(text) - size + 1)}
+            if len(sizes) < 3
+            else samples
+        )
         return [piece for piece in samples.keys() & there if piece in text]
 
 
 @lru_cache(maxsize=256)
 def _wanted(values: tuple[str, ...]) -> _Wanted | None:
     pieces = {piece: None for value in values if value for piece in _pieces(value)}
-    return _Wanted.of(needle for piece, least in pieces for needle in _forms(piece, least)) if pieces else None
+    return (
+        _Wanted.of(needle for piece, least in pieces for needle in _forms(piece, least))
+        if pieces
+        else None
+    )
 
 
 def _pieces(value: str) -> Iterator[tuple[str, int]]:
-    """The value, and the parts of it that are seen on their own, each with how many characters of it in a row tell something.
+    """The value, and the parts of it that are seen on their own, each with how many characters of
+    it in a row tell something.
 
     What is no secret in itself, such as "https://" or "Bearer ", tells nothing.
     """
@@ -225,11 +262,17 @@ def _forms(piece: str, least: int) -> Iterator[_Needle]:
     for raw in _as_bytes(piece):
         yield _Needle(raw.hex(), min(2 * least, 2 * len(raw)), "hex")
         for core in _base64_cores(raw):
-            yield _Needle(core.translate(_AS_BASE64), len(core) if least > PART else min(_BASE64_PART, len(core)), "base64")
+            yield _Needle(
+                core.translate(_AS_BASE64),
+                len(core) if least > PART else min(_BASE64_PART, len(core)),
+                "base64",
+            )
 
 
 def _as_text(piece: str) -> set[str]:
-    """The bytes of a piece, one character each, as a text is read: as they stand, and as they would be decoded."""
+    """The bytes of a piece, one character each, as a text is read: as they stand, and as they would
+    be decoded.
+    """
     plain = piece.encode("utf-8", "surrogatepass").decode("latin-1")
     return {form.replace("+", " ") for form in (plain, _decoded_text(plain)) if form}
 
@@ -241,7 +284,9 @@ def _as_bytes(piece: str) -> set[bytes]:
 
 
 def _base64_cores(raw: bytes) -> Iterator[str]:
-    """The base64 of `raw` wherever it stands in a longer text: at each offset, the characters that it alone decides."""
+    """The base64 of `raw` wherever it stands in a longer text: at each offset, the characters that
+    it alone decides.
+    """
     whole = b64encode(raw).decode("ascii").rstrip("=")
     if len(whole) >= PART - 2:
         yield whole
@@ -287,13 +332,16 @@ class _Reading:
         if "\n" not in text:
             return _Reading(text, self.begins, self.ends)
         kept = [place for place, char in enumerate(text) if char != "\n"]
-        return _Reading(text.replace("\n", ""), [self.begins[p] for p in kept], [self.ends[p] for p in kept])
+        return _Reading(
+            text.replace("\n", ""), [self.begins[p] for p in kept], [self.ends[p] for p in kept]
+        )
 
 
 _AS_BASE64 = str.maketrans("-_ ", "+/+")
 
-# Of a run of backslashes it is not told which of them belong to the text: all are left out, in what is looked for too. What
-# Latin-1 has is read as its one byte there, so that UTF-8, Latin-1, and UTF-8 that was read as Latin-1 come to the same.
+# Of a run of backslashes it is not told which of them belong to the text: all are left out, in what
+# is looked for too. What Latin-1 has is read as its one byte there, so that UTF-8, Latin-1, and
+# UTF-8 that was read as Latin-1 come to the same.
 _TOKEN = re.compile(
     r"%(?:25)*+(?P<byte>[0-9A-Fa-f]{2})|%(?:25)++(?P<sign>)"
     r"|&(?:amp;|\#0{0,4}38;|\#[xX]0{0,4}26;)*"
@@ -303,7 +351,15 @@ _TOKEN = re.compile(
     r"|(?P<letter>[nrtfbva]))?|\r|(?P<latin>[\xc2\xc3][\x80-\xbf])"
 )
 _FIRST = "%&\\\r\xc2\xc3"  # what a token begins with
-_LETTERS = {"n": "\n", "r": "", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "a": "\a"}  # lines end with or without a CR
+_LETTERS = {
+    "n": "\n",
+    "r": "",
+    "t": "\t",
+    "f": "\f",
+    "b": "\b",
+    "v": "\v",
+    "a": "\a",
+}  # lines end with or without a CR
 _PASSES = 4  # encodings inside each other, besides those of one kind
 
 
@@ -392,7 +448,12 @@ def _spans(text: str, wanted: _Wanted) -> Iterator[tuple[int, int]]:
         return
     plain = _Reading.of(text)
     decoded = _decoded(plain)
-    readings = [("text", plain.spaced()), ("text", decoded.spaced()), ("base64", decoded.as_base64()), ("hex", decoded.lower())]
+    readings = [
+        ("text", plain.spaced()),
+        ("text", decoded.spaced()),
+        ("base64", decoded.as_base64()),
+        ("hex", decoded.lower()),
+    ]
     for name, reading in readings[1:] if decoded is plain else readings:
         for begin, end, needle in _runs(name, reading.text, wanted):
             if not (needle.is_alone and _is_touched(reading.text, begin, end)):
@@ -400,7 +461,9 @@ def _spans(text: str, wanted: _Wanted) -> Iterator[tuple[int, int]]:
 
 
 def _may_hold(text: str, wanted: _Wanted) -> bool:
-    """Whether it is worth to look closely: the text is read as below, but for where in it things are."""
+    """Whether it is worth to look closely: the text is read as below, but for where in it things
+    are.
+    """
     plain = text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
     decoded = _decoded_text(plain)
     return bool(
@@ -414,10 +477,13 @@ def _may_hold(text: str, wanted: _Wanted) -> bool:
 def _runs(reading: str, text: str, wanted: _Wanted) -> Iterator[tuple[int, int, _Needle]]:
     """Where enough characters in a row are those of a needle: each run of them, as far as it goes.
 
-    What is covered is not looked at again, so that a needle that repeats itself takes no longer. What might be left beside it
-    is too short to tell anything: where it is longer, it has a sample of its own.
+    What is covered is not looked at again, so that a needle that repeats itself takes no longer.
+    What might be left beside it is too short to tell anything: where it is longer, it has a sample
+    of its own.
     """
-    done: dict[tuple[_Needle, int], int] = {}  # by needle, and how the two lie to each other: up to where they were compared
+    done: dict[
+        tuple[_Needle, int], int
+    ] = {}  # by needle, and how the two lie to each other: up to where they were compared
     for piece in wanted.among(reading, text):
         found, covered = text.find(piece), 0
         while found >= 0:
@@ -445,7 +511,9 @@ def _is_touched(text: str, begin: int, end: int) -> bool:
 
 
 def _span(reading: _Reading, begin: int, end: int, needle: _Needle, size: int) -> tuple[int, int]:
-    """The place in the original; with the padding of base64, and with the backslashes at the edge of a value that has some."""
+    """The place in the original; with the padding of base64, and with the backslashes at the edge
+    of a value that has some.
+    """
     while needle.reading == "base64" and reading.text[end : end + 1] == "=":
         end += 1
     first, last = reading.begins[begin], reading.ends[end - 1]
@@ -481,12 +549,16 @@ def _strings(value: Any, *, with_names: bool = True) -> Iterator[str]:
 
 # --- What others log meanwhile
 
-_in_hand: ContextVar[tuple[tuple[str, ...], str, Any]] = ContextVar("callqueue_in_hand", default=((), "", None))
+_in_hand: ContextVar[tuple[tuple[str, ...], str, Any]] = ContextVar(
+    "callqueue_in_hand", default=((), "", None)
+)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class _Scrubbing(logging.Filter):
-    """Takes the secrets of the call in hand out of a record: its message, its traceback, and what was given beside them."""
+    """Takes the secrets of the call in hand out of a record: its message, its traceback, and what
+    was given beside them.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         values = _in_hand.get()[0]

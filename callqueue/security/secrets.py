@@ -1,8 +1,9 @@
-"""Secrets, named by code: `Secret("NAME")` in a call's params becomes its value in the worker, and nowhere else.
+"""Secrets, named by code: `Secret("NAME")` in a call's params becomes its value in the worker, and
+nowhere else.
 
-Params with names enter; params with values, and the values to scrub, leave. A dict that somebody sent never names a secret,
-whatever it looks like: in the database the two are written differently. Nothing here stores or logs a value, and no error
-contains one.
+Params with names enter; params with values, and the values to scrub, leave. A dict that somebody
+sent never names a secret, whatever it looks like: in the database the two are written differently.
+Nothing here stores or logs a value, and no error contains one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.rules import PLACES_WANTED, is_place_pattern
+from callqueue.limits.rules import PLACES_WANTED, is_place_pattern
 
 MARK = "$secret"
 _MARK = re.compile(r"\$+secret")
@@ -29,7 +30,9 @@ class SecretError(CallQueueError):
 
 @dataclass(frozen=True, repr=False)
 class Secret:
-    """The secret of this name in CALLQUEUE["SECRETS"], in the place of any string inside a call's `params`."""
+    """The secret of this name in CALLQUEUE["SECRETS"], in the place of any string inside a call's
+    `params`.
+    """
 
     name: str
 
@@ -41,12 +44,16 @@ class Secret:
         return f"Secret({self.name!r})"
 
     def __format__(self, spec: str) -> str:
-        raise TypeError(f"{self!r} stands for a whole string, not for a part of one: put what surrounds it into its value")
+        raise TypeError(
+            f"{self!r} stands for a whole string, not for a part of one: put what surrounds it into its value"
+        )
 
 
 @dataclass(frozen=True)
 class SecretContext:
-    """What a secret is asked for: a call of this rule and key to this host; the host is empty where there is none."""
+    """What a secret is asked for: a call of this rule and key to this host; the host is empty where
+    there is none.
+    """
 
     rule: str
     key: str
@@ -55,9 +62,11 @@ class SecretContext:
 
 @dataclass(frozen=True)
 class SecretFor:
-    """An entry of SECRETS that goes to these hosts, and with calls of these rules, only. None: to any, with any.
+    """An entry of SECRETS that goes to these hosts, and with calls of these rules, only. None: to
+    any, with any.
 
-    `source` is the value, or a callable that returns it; one that takes an argument is given a SecretContext.
+    `source` is the value, or a callable that returns it; one that takes an argument is given a
+    SecretContext.
     """
 
     source: str | Callable[..., str] = field(repr=False)
@@ -66,7 +75,9 @@ class SecretFor:
 
     def __post_init__(self) -> None:
         if not callable(self.source) and not (isinstance(self.source, str) and self.source):
-            raise ImproperlyConfigured(f"SecretFor: its value is neither a string nor a callable, but {_kind(self.source)}")
+            raise ImproperlyConfigured(
+                f"SecretFor: its value is neither a string nor a callable, but {_kind(self.source)}"
+            )
         for name in ("hosts", "rules"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         if not all(map(is_place_pattern, self.hosts or ())):
@@ -83,7 +94,9 @@ class SecretFor:
         if callable(value):
             try:
                 value = value(context) if _takes_context(value) else value()
-            except BaseException as error:  # raised anew outside: its text and its traceback may hold the value
+            except (
+                BaseException
+            ) as error:  # raised anew outside: its text and its traceback may hold the value
                 failed = type(error).__name__
         if failed:
             raise SecretError(f"secret {name!r}: its callable raised {failed}")
@@ -109,16 +122,23 @@ def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
 
 
 def basic_credentials(params: Any, resolved: Any) -> list[str]:
-    """What basic authentication makes of a user and a password, one of which is secret: as telling as they are."""
+    """What basic authentication makes of a user and a password, one of which is secret: as telling
+    as they are.
+    """
     auth = resolved.get("auth") if isinstance(resolved, dict) else None
     if not (isinstance(auth, list) and len(auth) == 2 and has_secret(params["auth"])):
         return []
     pair = f"{auth[0]}:{auth[1]}"
-    return [b64encode(pair.encode(encoding, "replace")).decode("ascii").rstrip("=") for encoding in ("latin-1", "utf-8")]
+    return [
+        b64encode(pair.encode(encoding, "replace")).decode("ascii").rstrip("=")
+        for encoding in ("latin-1", "utf-8")
+    ]
 
 
 def marked(value: Any) -> Any:
-    """A copy as it is stored: a Secret as {"$secret": NAME}; data that has such a name gets one more "$" before it."""
+    """A copy as it is stored: a Secret as {"$secret": NAME}; data that has such a name gets one
+    more "$" before it.
+    """
     if isinstance(value, Secret):
         return {MARK: value.name}
     if isinstance(value, Mapping):
@@ -129,7 +149,9 @@ def marked(value: Any) -> Any:
 
 
 def unmarked(value: Any) -> Any:
-    """What was stored, as it was sent. Calls that were stored before there was a Secret are read in the same way."""
+    """What was stored, as it was sent. Calls that were stored before there was a Secret are read in
+    the same way.
+    """
     if isinstance(value, dict):
         if len(value) == 1 and isinstance(value.get(MARK), str) and value[MARK]:
             return Secret(value[MARK])
@@ -140,10 +162,19 @@ def unmarked(value: Any) -> Any:
 
 
 def references_to(document: Any) -> Any:
-    """A document in which {"$secret": NAME} names a secret, as whoever sends it has said; InvalidCall where one is malformed."""
+    """A document in which {"$secret": NAME} names a secret, as whoever sends it has said;
+    InvalidCall where one is malformed.
+    """
     for value in _walked(document):
-        if isinstance(value, dict) and MARK in value and not (len(value) == 1 and isinstance(value[MARK], str) and value[MARK]):
-            raise InvalidCall("call_data", f"has a reference to a secret that is not {{{MARK!r}: NAME}} and nothing else")
+        if (
+            isinstance(value, dict)
+            and MARK in value
+            and not (len(value) == 1 and isinstance(value[MARK], str) and value[MARK])
+        ):
+            raise InvalidCall(
+                "call_data",
+                f"has a reference to a secret that is not {{{MARK!r}: NAME}} and nothing else",
+            )
     return unmarked(document)
 
 
@@ -181,17 +212,23 @@ def _takes_context(source: Callable[..., str]) -> bool:
         return False
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     places = [p for p in parameters if p.kind in by_place]
-    return any(p.default is p.empty for p in places) or (bool(places) and places[0].name == "context")
+    return any(p.default is p.empty for p in places) or (
+        bool(places) and places[0].name == "context"
+    )
 
 
 def _names(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Sequence | set | frozenset) or not all(isinstance(n, str) and n for n in names):
+    if not isinstance(names, Sequence | set | frozenset) or not all(
+        isinstance(n, str) and n for n in names
+    ):
         raise ImproperlyConfigured(f"SecretFor.{name}: is not a list of names, but {_kind(value)}")
     if not names:
-        raise ImproperlyConfigured(f"SecretFor.{name}: is empty, so the secret could go nowhere; leave it out for no such limit")
+        raise ImproperlyConfigured(
+            f"SecretFor.{name}: is empty, so the secret could go nowhere; leave it out for no such limit"
+        )
     return tuple(names)
 
 

@@ -1,8 +1,8 @@
 """Feed: sends the calls of a file, one JSON document a line, or one document over several lines.
 
-A file of any size is read line by line; calls are written in batches, in one transaction, which is rolled back where a line
-is bad, so that all of the file is sent or nothing. Every line is checked whatever the others are, and what is refused is told
-with its line and reason.
+A file of any size is read line by line; calls are written in batches, in one transaction, which is
+rolled back where a line is bad, so that all of the file is sent or nothing. Every line is checked
+whatever the others are, and what is refused is told with its line and reason.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from callqueue import conf, intake
+from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.secrets import references_to
+from callqueue.security.secrets import references_to
+from callqueue.sending import intake
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -35,7 +36,9 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass
 class Fed:
-    """What became of a file: lines that hold a call, those refused, calls sent, calls that the router discarded."""
+    """What became of a file: lines that hold a call, those refused, calls sent, calls that the
+    router discarded.
+    """
 
     lines: int = 0
     refused: int = 0
@@ -53,11 +56,12 @@ def feed(
     refused: Refused,
     progress: Progress | None = None,
 ) -> Fed:
-    """Send the calls in `source`, which can be sought. With a bad line nothing is sent, unless `skip_bad`.
+    """Send the calls in `source`, which can be sought. With a bad line nothing is sent, unless
+    `skip_bad`.
 
-    `rule` is for calls that name none. In a file that `names_secrets`, {"$secret": NAME} is one; in any other it is data.
-    `refused` is told (line, why) of each bad line; `progress` (lines done, about how many
-    there are).
+    `rule` is for calls that name none. In a file that `names_secrets`, {"$secret": NAME} is one; in
+    any other it is data. `refused` is told (line, why) of each bad line; `progress` (lines done,
+    about how many there are).
     """
     if rule is not None:
         conf.current().rule(rule)
@@ -76,7 +80,9 @@ def feed(
 
 
 def documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not empty with its number, from 1; a document over several lines is one, at its first line."""
+    """Each line that is not empty with its number, from 1; a document over several lines is one, at
+    its first line.
+    """
     source.seek(0)
     if whole := _one_document(source):
         yield whole
@@ -96,7 +102,9 @@ def documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_document(text: bytes) -> Any:
-    """A JSON document, strictly: no key twice, no NaN, no number past what a float holds. ValueError says why not."""
+    """A JSON document, strictly: no key twice, no NaN, no number past what a float holds.
+    ValueError says why not.
+    """
     if len(text) > _longest():
         raise ValueError(f"is longer than {_longest()} bytes")
     try:
@@ -116,11 +124,17 @@ def parse_document(text: bytes) -> Any:
 
 
 def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
-    """The order that a document is: `call_data` itself, or an envelope, whose instants are ISO 8601 text."""
+    """The order that a document is: `call_data` itself, or an envelope, whose instants are ISO 8601
+    text.
+    """
     if isinstance(document, list):
         raise InvalidCall("call_data", "is a list; write one call per line")
     if isinstance(document, dict) and "call_data" in document:
-        document = {name: value for name, value in document.items() if value is not None or name == "call_data"}
+        document = {
+            name: value
+            for name, value in document.items()
+            if value is not None or name == "call_data"
+        }
         for name in _INSTANTS:
             if name in document:
                 document[name] = _instant(name, document[name])
@@ -130,7 +144,9 @@ def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
 def _prepared(
     source: IO[bytes], fed: Fed, same: Mapping[str, Any], names_secrets: bool, refused: Refused
 ) -> Iterator[CallQueue | None]:
-    """The unsaved row of each good line; None for a line that is bad or discarded, so that batches are of so many lines."""
+    """The unsaved row of each good line; None for a line that is bad or discarded, so that batches
+    are of so many lines.
+    """
     for number, text in documents(source):
         fed.lines += 1
         call = None
@@ -206,11 +222,15 @@ def _instant(name: str, value: Any) -> datetime:
     try:
         return datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise InvalidCall(name, 'is not an instant; write ISO 8601 with an offset, as in "2030-01-31T12:00:00Z"') from None
+        raise InvalidCall(
+            name, 'is not an instant; write ISO 8601 with an offset, as in "2030-01-31T12:00:00Z"'
+        ) from None
 
 
 def rereadable(source: IO[bytes], into: IO[bytes]) -> IO[bytes]:
-    """`source`, or, where it can be read only once, such as a pipe, a copy of it, made `into` a temporary file."""
+    """`source`, or, where it can be read only once, such as a pipe, a copy of it, made `into` a
+    temporary file.
+    """
     if source.seekable():
         return source
     while chunk := source.read(io.DEFAULT_BUFFER_SIZE * 8):

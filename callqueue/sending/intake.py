@@ -1,6 +1,8 @@
-"""Intake: turns what the application sends into rows, or refuses it with the field's name. The only way in.
+"""Intake: turns what the application sends into rows, or refuses it with the field's name. The only
+way in.
 
-Asks the router, finds the rule, checks everything, and inserts in the caller's transaction. Does no network.
+Asks the router, finds the rule, checks everything, and inserts in the caller's transaction. Does no
+network.
 """
 
 from __future__ import annotations
@@ -15,16 +17,27 @@ from urllib.parse import urlsplit
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from callqueue import callcheck, conf, database, events, states, tracing
-from callqueue.budgets import cost_of
+from callqueue import conf, database, events, states, telemetry
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.handlers import HTTP_METHODS, addresses, methods
-from callqueue.rules import Discard, Route, Rule
+from callqueue.handlers import HTTP_METHODS, methods
+from callqueue.limits.budgets import cost_of
+from callqueue.limits.rules import Discard, Route, Rule
+from callqueue.security import addresses
+from callqueue.sending import validation
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
-ARGUMENTS = ("rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback")
+ARGUMENTS = (
+    "rule",
+    "key",
+    "priority",
+    "cost",
+    "not_before",
+    "expires_at",
+    "unique_key",
+    "callback",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,9 @@ class Order:
 
 
 def accept(order: Order, *, using: str) -> CallQueue | None:
-    """Check an order and insert its row; None where the router discards it, the call there is where a unique key says so."""
+    """Check an order and insert its row; None where the router discards it, the call there is where
+    a unique key says so.
+    """
     call = prepare(order)
     if call is None:
         return None
@@ -53,14 +68,22 @@ def accept(order: Order, *, using: str) -> CallQueue | None:
     return database.again_after_deadlock(using, lambda: _insert_unique(call, using))
 
 
-def accept_many(iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, Any], using: str) -> list[CallQueue]:
+def accept_many(
+    iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, Any], using: str
+) -> list[CallQueue]:
     """Check all orders, then insert their rows, `batch_size` a statement, in one transaction."""
     if type(batch_size) is not int or batch_size < 1:
         raise InvalidCall("batch_size", f"{batch_size!r} is not a whole number of at least 1")
-    calls = [call for call in (_numbered(i, item, same) for i, item in enumerate(iterable)) if call is not None]
+    calls = [
+        call
+        for call in (_numbered(i, item, same) for i, item in enumerate(iterable))
+        if call is not None
+    ]
 
     def insert() -> list[CallQueue]:
-        anew = [copy(call) for call in calls] if database.is_mysql(using) else calls  # what an undone insert wrote into them
+        anew = (
+            [copy(call) for call in calls] if database.is_mysql(using) else calls
+        )  # what an undone insert wrote into them
         with transaction.atomic(using=using):
             return insert_many(anew, batch_size=batch_size, using=using)
 
@@ -68,7 +91,9 @@ def accept_many(iterable: Iterable[Any], *, batch_size: int, same: Mapping[str, 
 
 
 def insert_many(calls: Sequence[CallQueue], *, batch_size: int, using: str) -> list[CallQueue]:
-    """Insert rows that were prepared; in their order, each one's row, or the one there is where a unique key says so."""
+    """Insert rows that were prepared; in their order, each one's row, or the one there is where a
+    unique key says so.
+    """
     from callqueue.models import CallQueue
 
     plain = [call for call in calls if call.unique_key is None]
@@ -87,7 +112,7 @@ def prepare(order: Order) -> CallQueue | None:
     from callqueue.models import CallQueue
 
     config = conf.current()
-    data = callcheck.check_call_data(
+    data = validation.check_call_data(
         order.call_data,
         methods=methods(),
         allowed_hosts=config.allowed_hosts,
@@ -101,25 +126,27 @@ def prepare(order: Order) -> CallQueue | None:
     host = _host(data)
     name = _rule_name(routed, host, config)
     rule = config.rule(name)
-    key = callcheck.check_key(routed.key)
+    key = validation.check_key(routed.key)
     _check_key_parts(key, rule, name)
-    cost = callcheck.check_cost(1 if routed.cost is None else routed.cost)
+    cost = validation.check_cost(1 if routed.cost is None else routed.cost)
     _check_admissible(cost, name, config)
-    callcheck.check_times(timezone.now(), routed.not_before, routed.expires_at)
+    validation.check_times(timezone.now(), routed.not_before, routed.expires_at)
     call = CallQueue(
         status=states.NEW,
         rule=name,
         key=key,
-        priority=rule.priority if routed.priority is None else callcheck.check_priority(routed.priority),
+        priority=rule.priority
+        if routed.priority is None
+        else validation.check_priority(routed.priority),
         cost=cost,
         call_data=data,
         method=data["method"],
         host=host[:255],
         expires_at_dt=routed.expires_at,
-        unique_key=callcheck.check_unique_key(routed.unique_key),
-        callback=callcheck.check_callback(routed.callback),
+        unique_key=validation.check_unique_key(routed.unique_key),
+        callback=validation.check_callback(routed.callback),
         ready=routed.not_before is None,
-        trace_context=tracing.current(),
+        trace_context=telemetry.current(),
     )
     call.active_key = call.unique_key
     if routed.not_before is not None:
@@ -145,7 +172,9 @@ def order_of(item: Any, same: Mapping[str, Any] | None = None) -> Order:
         given["call_data"] = item
     for name in given:
         if name != "call_data" and name not in ARGUMENTS:
-            raise InvalidCall(str(name)[:100], f"is no argument of send{conf.suggest(str(name), ARGUMENTS)}")
+            raise InvalidCall(
+                str(name)[:100], f"is no argument of send{conf.suggest(str(name), ARGUMENTS)}"
+            )
     return Order(**given)
 
 
@@ -162,7 +191,10 @@ def _routed(order: Order, data: Mapping[str, Any]) -> Order | None:
         return order
     route = Route(rule=answer) if isinstance(answer, str) else answer
     if not isinstance(route, Route):
-        raise InvalidCall("ROUTER", f"answered {type(answer).__name__}; it may answer None, a rule's name, Route or Discard")
+        raise InvalidCall(
+            "ROUTER",
+            f"answered {type(answer).__name__}; it may answer None, a rule's name, Route or Discard",
+        )
     return replace(
         order,
         rule=route.rule if order.rule is None else order.rule,
@@ -179,7 +211,9 @@ def _rule_name(order: Order, host: str, config: conf.Config) -> str:
     for exact in (True, False):
         for name, rule in config.rules.items():
             for pattern in rule.hosts if host else ():
-                if ("*" not in pattern) == exact and addresses.host_refusal(host, (pattern,)) is None:
+                if ("*" not in pattern) == exact and addresses.host_refusal(
+                    host, (pattern,)
+                ) is None:
                     return name
     return "default"
 
@@ -194,7 +228,10 @@ def _check_key_parts(key: str, rule: Rule, name: str) -> None:
     pers = {limit.per for limit in rule.keyed_limits}
     if key and not key.startswith("{") and pers and "key" not in pers:
         wanted = ", ".join(f"{per!r}: ..." for per in sorted(pers))
-        raise InvalidCall("key", f"the limits of rule {name!r} are per {', '.join(sorted(pers))}; give key={{{wanted}}}")
+        raise InvalidCall(
+            "key",
+            f"the limits of rule {name!r} are per {', '.join(sorted(pers))}; give key={{{wanted}}}",
+        )
 
 
 def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
@@ -208,9 +245,11 @@ def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
 
 
 def _by_key(calls: Sequence[CallQueue], using: str) -> list[CallQueue]:
-    """Calls in the order of their unique keys: whoever inserts several waits for others' keys in that order, and in no ring.
+    """Calls in the order of their unique keys: whoever inserts several waits for others' keys in
+    that order, and in no ring.
 
-    They still go in the order in which they were given: where that is another, each is due a microsecond after the one before.
+    They still go in the order in which they were given: where that is another, each is due a
+    microsecond after the one before.
     """
     ordered = sorted(calls, key=lambda call: str(call.unique_key))
     by_default = [call for call in calls if hasattr(call.due_at_dt, "resolve_expression")]
@@ -222,9 +261,11 @@ def _by_key(calls: Sequence[CallQueue], using: str) -> list[CallQueue]:
 
 
 def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQueue]:
-    """Insert those whose key no unfinished call carries, in one statement; by key, the call that carries it then.
+    """Insert those whose key no unfinished call carries, in one statement; by key, the call that
+    carries it then.
 
-    Where another sender is faster with one of them, one after the other in the order of their keys, none of them inserted before.
+    Where another sender is faster with one of them, one after the other in the order of their keys,
+    none of them inserted before.
     """
     from callqueue.models import CallQueue
 
@@ -232,7 +273,9 @@ def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQue
     for call in calls:
         first.setdefault(str(call.unique_key), call)
     if database.returns_inserted(using):
-        rows = CallQueue.objects.using(using).filter(active_key__in=list(first), status__in=states.UNFINISHED)
+        rows = CallQueue.objects.using(using).filter(
+            active_key__in=list(first), status__in=states.UNFINISHED
+        )
         found = {str(call.active_key): call for call in rows}
         free = [call for key, call in first.items() if key not in found]
         if _is_inserted(free, using):
@@ -241,15 +284,21 @@ def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQue
 
 
 def _insert_unique(call: CallQueue, using: str) -> CallQueue:
-    """Insert, or find the unfinished call that carries the key. Another sender's uncommitted row is waited for.
+    """Insert, or find the unfinished call that carries the key. Another sender's uncommitted row is
+    waited for.
 
-    Where the transaction's snapshot hides that call, the database's own serialization error says so, or a locking read finds it.
+    Where the transaction's snapshot hides that call, the database's own serialization error says
+    so, or a locking read finds it.
     """
     from callqueue.models import CallQueue
 
     rows = CallQueue.objects.using(using).filter(active_key=call.unique_key)
     for tries in range(100):
-        found = (database.locked(rows, wait=True) if tries > 1 and database.in_transaction(using) else rows).first()
+        found = (
+            database.locked(rows, wait=True)
+            if tries > 1 and database.in_transaction(using)
+            else rows
+        ).first()
         if found is not None and found.status in states.UNFINISHED:
             return found
         if found is not None:  # other code ended it without freeing its key
@@ -265,7 +314,9 @@ def _is_inserted(calls: Sequence[CallQueue], using: str) -> bool:
     from callqueue.models import CallQueue
 
     if len(calls) == 1 and database.passes_over_conflicts(using):
-        return bool(database.insert_objects(CallQueue, using, calls, batch_size=1, unless_there=True))
+        return bool(
+            database.insert_objects(CallQueue, using, calls, batch_size=1, unless_there=True)
+        )
     try:
         with transaction.atomic(using=using):
             database.insert_objects(CallQueue, using, calls, batch_size=len(calls) or 1)
@@ -279,8 +330,12 @@ def _is_inserted(calls: Sequence[CallQueue], using: str) -> bool:
 
 
 def _complete(call: CallQueue) -> CallQueue:
-    """On a database that does not return what it inserted, forget the defaults, so that they are read when asked for."""
+    """On a database that does not return what it inserted, forget the defaults, so that they are
+    read when asked for.
+    """
     for name in ("created_dt", "due_at_dt"):
-        if hasattr(call.__dict__.get(name), "as_sql") or hasattr(call.__dict__.get(name), "resolve_expression"):
+        if hasattr(call.__dict__.get(name), "as_sql") or hasattr(
+            call.__dict__.get(name), "resolve_expression"
+        ):
             del call.__dict__[name]
     return call

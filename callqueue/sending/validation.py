@@ -1,8 +1,9 @@
-"""What `send` accepts: checks of call_data and of send's other arguments, before anything is written.
+"""What `send` accepts: checks of call_data and of send's other arguments, before anything is
+written.
 
-Python values enter; plain JSON values leave, or InvalidCall (naming the field) or NotAllowed. Pure: no Django, no
-database, no clock, no network; names are resolved and checked again in the worker. An error never repeats a value,
-which may be secret: it names the path and the reason.
+Python values enter; plain JSON values leave, or InvalidCall (naming the field) or NotAllowed. Pure:
+no Django, no database, no clock, no network; names are resolved and checked again in the worker. An
+error never repeats a value, which may be secret: it names the path and the reason.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from math import isfinite
 from typing import Any, NoReturn
 
 from callqueue.exceptions import InvalidCall, NotAllowed
-from callqueue.handlers.addresses import host_refusal, literal_address, refusal
-from callqueue.secrets import MARK, Secret, marked, unmarked
+from callqueue.security.addresses import host_refusal, literal_address, refusal
+from callqueue.security.secrets import MARK, Secret, marked, unmarked
 
 HTTP_METHODS = frozenset({"get", "options", "head", "post", "put", "patch", "delete"})
 METHODS = HTTP_METHODS | {"send_email", "celery_task"}
@@ -30,8 +31,22 @@ MAX_COST = 2**31 - 1
 LONGEST_AUTHORITY = 300  # characters of a URL's host and port; a host's name has at most 253
 
 _PARAMS = {
-    "send_email": ("to", "subject", "message", "from_email", "html_message", "cc", "bcc", "reply_to"),
-    "celery_task": ("name", "args", "kwargs", "options"),  # options: the task's id and canvas, see queued_task.py
+    "send_email": (
+        "to",
+        "subject",
+        "message",
+        "from_email",
+        "html_message",
+        "cc",
+        "bcc",
+        "reply_to",
+    ),
+    "celery_task": (
+        "name",
+        "args",
+        "kwargs",
+        "options",
+    ),  # options: the task's id and canvas, see queued_task.py
 }
 _HTTP_PARAMS = ("url", "params", "data", "json", "headers", "cookies", "auth")
 _ELSEWHERE = {
@@ -56,26 +71,34 @@ _ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (Mapping, "send dict(...)"),
     (complex, "send its parts"),
 )
-_UNSAFE_IN_URL = re.compile(r"[\x00-\x20\x7f-\xa0\\\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u3000\ufeff]")
+_UNSAFE_IN_URL = re.compile(
+    r"[\x00-\x20\x7f-\xa0\\\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u3000\ufeff]"
+)
 _URL = re.compile(r"(https?)://([^/?#]*)(?:[/?#].*)?", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::(.*))?")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what moves a terminal's cursor, or begins another line
+_UNSEEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"
+)  # what moves a terminal's cursor, or begins another line
 _COOKIE_CONTROL = re.compile(r"[\x00-\x1f\x7f;]")
 _LINE_BREAK = re.compile(r"[\r\n\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]{0,39}", re.ASCII)
 _TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
 _HUGE = 10**MAX_DIGITS
 _WIDE = 2**63
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
 _decode = json.JSONDecoder().decode
 
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """A call as it will be stored: the method in its canonical spelling, plain JSON values, and secrets by name."""
+    """A call as it will be stored: the method in its canonical spelling, plain JSON values, and
+    secrets by name.
+    """
 
     method: str
     call_data: dict[str, Any]
@@ -111,27 +134,41 @@ def check_call_data(
     secret_names: Collection[str],
     max_bytes: int,
 ) -> dict[str, Any]:
-    """A plain JSON copy of `call_data`, its method normalised. InvalidCall names the field, NotAllowed the host.
+    """A plain JSON copy of `call_data`, its method normalised. InvalidCall names the field,
+    NotAllowed the host.
 
-    A Secret is accepted in place of any string in params; what it stands for is not known here, so the worker repeats the
-    checks with `check_params` once it is. A dict that looks like a reference to one is a dict.
+    A Secret is accepted in place of any string in params; what it stands for is not known here, so
+    the worker repeats the checks with `check_params` once it is. A dict that looks like a reference
+    to one is a dict.
     """
     if not isinstance(call_data, dict):
-        raise InvalidCall("call_data", f"must be a dict with 'method' and 'params', not {_kind(call_data)}")
+        raise InvalidCall(
+            "call_data", f"must be a dict with 'method' and 'params', not {_kind(call_data)}"
+        )
     plain = _plain_copy(call_data, max_bytes, secret_names)
     for name in plain:
         if name not in ("method", "params"):
-            place = "; it belongs into params" if name in _HTTP_PARAMS else _suggest(name, ("method", "params"))
+            place = (
+                "; it belongs into params"
+                if name in _HTTP_PARAMS
+                else _suggest(name, ("method", "params"))
+            )
             raise InvalidCall(_path("call_data", name), f"is unknown{place}")
     plain["method"] = method = _checked_method(plain, methods)
     if "params" not in plain:
         raise InvalidCall("params", "is missing: a dict of the method's arguments")
-    check_params(method, plain["params"], allowed_hosts=allowed_hosts, allowed_networks=allowed_networks)
+    check_params(
+        method, plain["params"], allowed_hosts=allowed_hosts, allowed_networks=allowed_networks
+    )
     return plain
 
 
-def check_params(method: str, params: object, *, allowed_hosts: Iterable[str], allowed_networks: Iterable[str]) -> None:
-    """Check what the method makes of its params, which are plain JSON. Call it again once secrets are resolved."""
+def check_params(
+    method: str, params: object, *, allowed_hosts: Iterable[str], allowed_networks: Iterable[str]
+) -> None:
+    """Check what the method makes of its params, which are plain JSON. Call it again once secrets
+    are resolved.
+    """
     if not isinstance(params, dict):
         raise InvalidCall("params", f"must be a dict, not {_kind(params)}")
     if method in HTTP_METHODS:
@@ -142,13 +179,25 @@ def check_params(method: str, params: object, *, allowed_hosts: Iterable[str], a
         _check_task(params)
 
 
-def check_url(url: object, *, allowed_hosts: Iterable[str], allowed_networks: Iterable[str], field: str = "params.url") -> str:
+def check_url(
+    url: object,
+    *,
+    allowed_hosts: Iterable[str],
+    allowed_networks: Iterable[str],
+    field: str = "params.url",
+) -> str:
     """The host of an http(s) URL that may be called, lower-case ASCII. A name is not resolved here."""
-    return check_place(url, allowed_hosts=allowed_hosts, allowed_networks=allowed_networks, field=field)[0]
+    return check_place(
+        url, allowed_hosts=allowed_hosts, allowed_networks=allowed_networks, field=field
+    )[0]
 
 
 def check_place(
-    url: object, *, allowed_hosts: Iterable[str], allowed_networks: Iterable[str], field: str = "params.url"
+    url: object,
+    *,
+    allowed_hosts: Iterable[str],
+    allowed_networks: Iterable[str],
+    field: str = "params.url",
 ) -> tuple[str, int]:
     """As check_url, with the port."""
     if not isinstance(url, str) or not url:
@@ -157,17 +206,23 @@ def check_place(
 
 
 def check_key(key: object) -> str:
-    """The key as it is stored: a string itself, a mapping as compact JSON with sorted names. At most 255 characters."""
+    """The key as it is stored: a string itself, a mapping as compact JSON with sorted names. At
+    most 255 characters.
+    """
     if key is None:
         return ""
     if isinstance(key, Mapping):
-        named = {_checked_key_name(name): _checked_key_value(name, value) for name, value in key.items()}
+        named = {
+            _checked_key_name(name): _checked_key_value(name, value) for name, value in key.items()
+        }
         return _fitting("key", _encode(dict(sorted(named.items())))) if named else ""
     if not isinstance(key, str):
         raise InvalidCall("key", f"must be a string or a dict of names, not {_kind(key)}")
     text = _fitting("key", _plain("key", key))
     if _is_json_object(text):
-        raise InvalidCall("key", "is the text of a JSON object; give the dict itself for a key of several names")
+        raise InvalidCall(
+            "key", "is the text of a JSON object; give the dict itself for a key of several names"
+        )
     return text
 
 
@@ -176,7 +231,10 @@ def check_cost(cost: object) -> int | dict[str, int]:
     if cost is None:
         return 1
     if isinstance(cost, Mapping):
-        return {_checked_unit(unit): _checked_amount(_path("cost", unit), amount) for unit, amount in cost.items()} or 1
+        return {
+            _checked_unit(unit): _checked_amount(_path("cost", unit), amount)
+            for unit, amount in cost.items()
+        } or 1
     return _checked_amount("cost", cost)
 
 
@@ -207,7 +265,9 @@ def check_unique_key(unique_key: object) -> str | None:
     if not isinstance(unique_key, str):
         raise InvalidCall("unique_key", f"must be a string, not {_kind(unique_key)}")
     if not unique_key:
-        raise InvalidCall("unique_key", "is empty: every such call would be the same; give None for no unique key")
+        raise InvalidCall(
+            "unique_key", "is empty: every such call would be the same; give None for no unique key"
+        )
     return _fitting("unique_key", _plain("unique_key", unique_key))
 
 
@@ -218,15 +278,21 @@ def check_callback(callback: object) -> str | None:
     if not isinstance(callback, str):
         raise InvalidCall("callback", f"must be the name of a Celery task, not {_kind(callback)}")
     if not _TASK_NAME.fullmatch(callback):
-        raise InvalidCall("callback", "must be the name of a Celery task, such as 'shop.tasks.paid'")
+        raise InvalidCall(
+            "callback", "must be the name of a Celery task, such as 'shop.tasks.paid'"
+        )
     return _fitting("callback", _storable("callback", callback))
 
 
 # --- plain JSON
 
 
-def _plain_copy(call_data: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -> dict[str, Any]:
-    """The value after a round trip through JSON, so that what is checked next is what will be read back."""
+def _plain_copy(
+    call_data: dict[Any, Any], max_bytes: int, secret_names: Collection[str]
+) -> dict[str, Any]:
+    """The value after a round trip through JSON, so that what is checked next is what will be read
+    back.
+    """
     has_secrets = _walk(call_data, max_bytes, secret_names)
     try:
         text = _encode(marked(call_data) if has_secrets else call_data)
@@ -240,12 +306,14 @@ def _plain_copy(call_data: dict[Any, Any], max_bytes: int, secret_names: Collect
 
 
 def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -> bool:
-    """Refuse, with its path, whatever is not JSON, too deep, too large or an unknown secret. Never recurses.
+    """Refuse, with its path, whatever is not JSON, too deep, too large or an unknown secret. Never
+    recurses.
 
     Whether there is a secret.
 
-    A path is kept as (path of the parent, key) and becomes text only in a refusal. `spent` never exceeds the size of
-    the JSON and is bounded, so that a structure that shares its parts, or contains itself, ends the walk in time.
+    A path is kept as (path of the parent, key) and becomes text only in a refusal. `spent` never
+    exceeds the size of the JSON and is bounded, so that a structure that shares its parts, or
+    contains itself, ends the walk in time.
     """
     pending: list[tuple[Any, Any, int]] = [(root, None, 1)]
     spent, most, has_secrets = 0, 4 * max_bytes, False
@@ -276,7 +344,9 @@ def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -
             elif item is not None and kind is not bool:
                 spent += _checked_scalar(item, (path, key))
     if spent > most:
-        raise InvalidCall("call_data", f"is more than {most} bytes of JSON; MAX_CALL_BYTES is {max_bytes}")
+        raise InvalidCall(
+            "call_data", f"is more than {most} bytes of JSON; MAX_CALL_BYTES is {max_bytes}"
+        )
     return has_secrets
 
 
@@ -284,7 +354,10 @@ def _checked_names(value: dict[Any, Any], path: Any) -> int:
     spent = 0
     for key in value:
         if not isinstance(key, str):
-            raise InvalidCall(_trail(path), f"has a key that is not a string but {_kind(key)}; JSON would change it")
+            raise InvalidCall(
+                _trail(path),
+                f"has a key that is not a string but {_kind(key)}; JSON would change it",
+            )
         spent += len(key)
         if not key.isascii() or "\0" in key:
             _check_text(key, path, "has a key that ")
@@ -292,12 +365,18 @@ def _checked_names(value: dict[Any, Any], path: Any) -> int:
 
 
 def _check_secret(secret: Secret, path: Any, secret_names: Collection[str]) -> None:
-    """Of the names there are none is told: whoever reads the error may not be who wrote the settings."""
+    """Of the names there are none is told: whoever reads the error may not be who wrote the
+    settings.
+    """
     if path[0] is None:
-        raise InvalidCall(_trail(path), "must not be a secret, which may stand for any string inside params")
+        raise InvalidCall(
+            _trail(path), "must not be a secret, which may stand for any string inside params"
+        )
     _check_text(secret.name, path, "is a secret whose name ")
     if secret.name not in secret_names:
-        raise InvalidCall(_trail(path), f"names a secret that is not in SECRETS: {_shown(secret.name)}")
+        raise InvalidCall(
+            _trail(path), f"names a secret that is not in SECRETS: {_shown(secret.name)}"
+        )
 
 
 def _check_text(text: str, path: Any, what: str = "") -> None:
@@ -317,7 +396,9 @@ def _text_flaw(text: str) -> str:
 
 
 def _checked_scalar(item: Any, path: Any) -> int:
-    """How many bytes the value takes beyond the one that every value takes. Refuses what JSON has no word for."""
+    """How many bytes the value takes beyond the one that every value takes. Refuses what JSON has
+    no word for.
+    """
     if isinstance(item, str):
         _check_text(item, path)
         return len(item)
@@ -326,7 +407,10 @@ def _checked_scalar(item: Any, path: Any) -> int:
             raise InvalidCall(_trail(path), "is not a finite number; JSON has no NaN or Infinity")
         return 0
     if not isinstance(item, int):
-        advice = next((advice for kinds, advice in _ADVICE if isinstance(item, kinds)), "send a string or a number")
+        advice = next(
+            (advice for kinds, advice in _ADVICE if isinstance(item, kinds)),
+            "send a string or a number",
+        )
         raise InvalidCall(_trail(path), f"is not JSON but {_kind(item)}; {advice}")
     if -_WIDE <= item < _WIDE:
         return 0
@@ -342,7 +426,9 @@ def _checked_method(plain: dict[str, Any], methods: Collection[str]) -> str:
     method = plain.get("method")
     if not isinstance(method, str) or not method:
         state = f"must be a string, not {_kind(method)}" if method else "is missing"
-        raise InvalidCall("method", f"{state}: an HTTP verb, 'send_email', 'celery_task' or a handler's name")
+        raise InvalidCall(
+            "method", f"{state}: an HTTP verb, 'send_email', 'celery_task' or a handler's name"
+        )
     if method in methods:
         return method
     lowered = method.lower()
@@ -351,7 +437,9 @@ def _checked_method(plain: dict[str, Any], methods: Collection[str]) -> str:
     return lowered
 
 
-def _check_http(params: dict[str, Any], allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> None:
+def _check_http(
+    params: dict[str, Any], allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
+) -> None:
     if "url" not in params:
         raise InvalidCall("params.url", "is missing: the http or https URL to call")
     for name, value in params.items():
@@ -367,16 +455,22 @@ def _check_http(params: dict[str, Any], allowed_hosts: tuple[str, ...], allowed_
         raise InvalidCall("params.data", "and params.json are both given; a call has one body")
 
 
-def _checked_url(url: str, field: str, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> tuple[str, int]:
+def _checked_url(
+    url: str, field: str, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
+) -> tuple[str, int]:
     """Only plain shapes pass, so that no other parser of URLs can see another host in them."""
     if _UNSAFE_IN_URL.search(url):
-        raise InvalidCall(field, "contains white space, a control character or a backslash; percent-encode it")
+        raise InvalidCall(
+            field, "contains white space, a control character or a backslash; percent-encode it"
+        )
     match = _URL.fullmatch(url)
     if match is None:
         raise InvalidCall(field, "must begin with http:// or https://")
     authority = match.group(2)
     if "@" in authority:
-        raise InvalidCall(field, "contains user:password@; give params.auth = [user, password] instead")
+        raise InvalidCall(
+            field, "contains user:password@; give params.auth = [user, password] instead"
+        )
     if len(authority) > LONGEST_AUTHORITY:  # before any cache sees it
         raise InvalidCall(field, "has a host with characters or lengths that no host name has")
     host, why = _read_authority(authority)
@@ -397,12 +491,16 @@ def _port_of(authority: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _read_authority(authority: str) -> tuple[str, str]:
-    """(host, "") or ("", what is wrong). The host is what requests would connect to, without its brackets."""
+    """(host, "") or ("", what is wrong). The host is what requests would connect to, without its
+    brackets.
+    """
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         return "", "has a host that cannot be read"
     host, port = match.groups()
-    if port is not None and not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+    if port is not None and not (
+        port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535
+    ):
         return "", "has a port that is not a number from 1 to 65535"
     if not host:
         return "", "has no host"
@@ -426,7 +524,9 @@ def _read_ipv6(host: str) -> tuple[str, str]:
 
 
 def _ascii_host(host: str) -> str:
-    """As requests encodes it: full-width digits and the like become ASCII, other letters become xn--..."""
+    """As requests encodes it: full-width digits and the like become ASCII, other letters become
+    xn--...
+    """
     import idna
 
     try:
@@ -436,7 +536,9 @@ def _ascii_host(host: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _forbidden(host: str, port: int, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]) -> str | None:
+def _forbidden(
+    host: str, port: int, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
+) -> str | None:
     """Why this host may not be called, as far as can be told without resolving it."""
     why: str | None = host_refusal(host, allowed_hosts, port)
     if why is None:
@@ -453,14 +555,20 @@ def _check_headers(headers: Any) -> None:
         if not _TOKEN.fullmatch(name):
             raise InvalidCall("params.headers", f"{_shown(name)} is not a header's name")
         if lowered in _FRAMING:
-            raise InvalidCall(_path("params.headers", name), "is written from the URL and the body; leave it out")
+            raise InvalidCall(
+                _path("params.headers", name), "is written from the URL and the body; leave it out"
+            )
         if lowered in seen:
-            raise InvalidCall(_path("params.headers", name), "is given twice, in different spellings")
+            raise InvalidCall(
+                _path("params.headers", name), "is given twice, in different spellings"
+            )
         seen.add(lowered)
         if type(value) is str:
             _check_header_value("params.headers", name, value)
         elif not _is_secret(value):
-            raise InvalidCall(_path("params.headers", name), f"must be a string, not {_kind(value)}")
+            raise InvalidCall(
+                _path("params.headers", name), f"must be a string, not {_kind(value)}"
+            )
 
 
 def _check_header_value(field: str, name: str, value: str) -> None:
@@ -482,16 +590,23 @@ def _check_cookies(cookies: Any) -> None:
         if _is_secret(value):
             continue
         if not isinstance(value, str):
-            raise InvalidCall(_path("params.cookies", name), f"must be a string, not {_kind(value)}")
+            raise InvalidCall(
+                _path("params.cookies", name), f"must be a string, not {_kind(value)}"
+            )
         if _COOKIE_CONTROL.search(value):
-            raise InvalidCall(_path("params.cookies", name), "contains ';', a line break or a control character")
+            raise InvalidCall(
+                _path("params.cookies", name), "contains ';', a line break or a control character"
+            )
         if max(value, default="") > "\xff":
             raise InvalidCall(_path("params.cookies", name), "contains a character outside Latin-1")
 
 
 def _check_auth(auth: Any) -> None:
     if not isinstance(auth, list) or len(auth) != 2:
-        raise InvalidCall("params.auth", "must be [user, password]; for another scheme give an Authorization header")
+        raise InvalidCall(
+            "params.auth",
+            "must be [user, password]; for another scheme give an Authorization header",
+        )
     for index, part in enumerate(auth):
         field = f"params.auth[{index}]"
         if _is_secret(part):
@@ -501,9 +616,13 @@ def _check_auth(auth: Any) -> None:
         if _CONTROL.search(part):
             raise InvalidCall(field, "contains a line break or a control character")
         if max(part, default="") > "\xff":
-            raise InvalidCall(field, "contains a character outside Latin-1; encode it as the API documents")
+            raise InvalidCall(
+                field, "contains a character outside Latin-1; encode it as the API documents"
+            )
     if isinstance(auth[0], str) and ":" in auth[0]:
-        raise InvalidCall("params.auth[0]", "contains ':', which basic authentication keeps for its own use")
+        raise InvalidCall(
+            "params.auth[0]", "contains ':', which basic authentication keeps for its own use"
+        )
 
 
 def _check_query(value: Any) -> None:
@@ -532,11 +651,17 @@ def _check_fields(field: str, value: Any) -> None:
 
 def _check_field_value(field: str, name: str | int, value: Any) -> None:
     if isinstance(value, dict):
-        raise InvalidCall(_path(field, name), f"is {_kind(value)}, which a query or form cannot carry; use params.json")
+        raise InvalidCall(
+            _path(field, name),
+            f"is {_kind(value)}, which a query or form cannot carry; use params.json",
+        )
     if isinstance(value, list):
         for index, item in enumerate(value):
             if isinstance(item, list | dict):
-                raise InvalidCall(f"{_path(field, name)}[{index}]", "is nested, which a query or form cannot carry")
+                raise InvalidCall(
+                    f"{_path(field, name)}[{index}]",
+                    "is nested, which a query or form cannot carry",
+                )
 
 
 _HTTP_CHECKS: dict[str, Callable[[Any], None]] = {
@@ -583,7 +708,9 @@ def _check_task(params: dict[str, Any]) -> None:
     _refuse_unknown(params, _PARAMS["celery_task"])
     name = params.get("name")
     if not _is_secret(name) and not (isinstance(name, str) and _TASK_NAME.fullmatch(name)):
-        raise InvalidCall("params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'")
+        raise InvalidCall(
+            "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
+        )
     if params.get("args") is not None:
         _listed("params.args", params["args"])
     if params.get("kwargs") is not None:
@@ -619,7 +746,10 @@ def _is_secret(value: Any) -> bool:
 
 def _checked_key_name(name: object) -> str:
     if not isinstance(name, str) or not name:
-        raise InvalidCall("key", f"has a name that is not a string but {_kind(name)}" if name else "has an empty name")
+        raise InvalidCall(
+            "key",
+            f"has a name that is not a string but {_kind(name)}" if name else "has an empty name",
+        )
     return _plain("key", name)
 
 
@@ -653,7 +783,9 @@ def _checked_amount(field: str, amount: object) -> int:
     if isinstance(amount, bool) or not isinstance(amount, int):
         raise InvalidCall(field, f"must be a whole number, not {_kind(amount)}")
     if not 0 <= amount <= MAX_COST:
-        raise InvalidCall(field, "must not be negative" if amount < 0 else f"must not be over {MAX_COST}")
+        raise InvalidCall(
+            field, "must not be negative" if amount < 0 else f"must not be over {MAX_COST}"
+        )
     return int(amount)
 
 
@@ -663,7 +795,9 @@ def _aware(field: str, value: object) -> datetime | None:
     if not isinstance(value, datetime):
         raise InvalidCall(field, f"must be a datetime, not {_kind(value)}")
     if value.utcoffset() is None:
-        raise InvalidCall(field, "is naive; give it a time zone, as django.utils.timezone.now() has")
+        raise InvalidCall(
+            field, "is naive; give it a time zone, as django.utils.timezone.now() has"
+        )
     try:
         return value.astimezone(UTC)
     except OverflowError:
@@ -733,7 +867,14 @@ def _kind(value: object) -> str:
     return _KINDS.get(name, name)
 
 
-_KINDS = {"Secret": "a secret", "dict": "a dict", "list": "a list", "int": "a number", "float": "a number", "bool": "a boolean"}
+_KINDS = {
+    "Secret": "a secret",
+    "dict": "a dict",
+    "list": "a list",
+    "int": "a number",
+    "float": "a number",
+    "bool": "a boolean",
+}
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
-"""The testing kit: run the queue in this process, answer for the APIs, say what time it is, and see what was sent.
+"""The testing kit: run the queue in this process, answer for the APIs, say what time it is, and see
+what was sent.
 
-`run_callqueue` releases and makes calls without a broker, inside a test's transaction too. `fake_transport` answers in
-place of the network, `travel` shifts the clock, `assert_call_sent` and `calls_sent` look at what the code under test sent.
-Registered as a pytest plugin (fixtures callqueue_sent, callqueue_transport, callqueue_clock). Imports no model until used.
+`run_callqueue` releases and makes calls without a broker, inside a test's transaction too.
+`fake_transport` answers in place of the network, `travel` shifts the clock, `assert_call_sent` and
+`calls_sent` look at what the code under test sent. Registered as a pytest plugin (fixtures
+callqueue_sent, callqueue_transport, callqueue_clock). Imports no model until used.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from unittest import mock
 if TYPE_CHECKING:
     import requests
 
-    from callqueue.handlers import wire
+    from callqueue.execution.http import client
     from callqueue.models import CallQueue
 
 __all__ = [
@@ -40,24 +42,35 @@ __all__ = [
 ]
 
 HTTP_REASONS = {status.value: status.phrase for status in HTTPStatus}
-PATIENCE = 5.0  # seconds that a run waits, really, for the next call: a limit per second, the first retries
+# seconds that a run waits, really, for the next call: a limit per second, the first retries
+PATIENCE = 5.0
 NEVER = 86400.0  # what waiting.next_due_in says where nothing is due
-SOON = 0.1  # the same under a clock that the test moves itself: a retry at once is due some milliseconds later
+# the same under a clock that the test moves itself: a retry at once is due some milliseconds later
+SOON = 0.1
 
 
 # --- Running the queue
 
 
-def run_callqueue(until_idle: bool = True, using: str = "default", *, max_passes: int = 1000, skip_waits: bool = False) -> int:
+def run_callqueue(
+    until_idle: bool = True,
+    using: str = "default",
+    *,
+    max_passes: int = 1000,
+    skip_waits: bool = False,
+) -> int:
     """Release what may go and make those calls, in this process; the count of attempts made.
 
-    Goes on until nothing may go within PATIENCE (5 seconds, really waited for); with `until_idle=False` makes one pass. What a
-    limit, a hold or a retry keeps back for longer stays: `travel` to when it may go, or let `skip_waits` do so. Inside `travel`
-    nothing is waited for. Celery tasks that are sent meanwhile run at once. AssertionError after `max_passes`, or for a request
-    that `fake_transport` had no answer for.
+    Goes on until nothing may go within PATIENCE (5 seconds, really waited for); with
+    `until_idle=False` makes one pass. What a limit, a hold or a retry keeps back for longer stays:
+    `travel` to when it may go, or let `skip_waits` do so. Inside `travel` nothing is waited for.
+    Celery tasks that are sent meanwhile run at once. AssertionError after `max_passes`, or for a
+    request that `fake_transport` had no answer for.
     """
     if skip_waits and not _clocks:
-        raise RuntimeError("skip_waits moves the clock: use it inside callqueue.testing.travel(), which puts it right again")
+        raise RuntimeError(
+            "skip_waits moves the clock: use it inside callqueue.testing.travel(), which puts it right again"
+        )
     run = _Run(using)
     with _in_this_process(using):
         for _ in range(max_passes):
@@ -67,18 +80,22 @@ def run_callqueue(until_idle: bool = True, using: str = "default", *, max_passes
             if went or run.waits_a_moment() or (skip_waits and run.skips_a_wait()):
                 continue
             return run.attempts
-    raise AssertionError(f"the queue was not idle after {max_passes} passes: does a call send another without end?")
+    raise AssertionError(
+        f"the queue was not idle after {max_passes} passes: does a call send another without end?"
+    )
 
 
 class _Run:
     """One run: counts attempts, and knows when more may go."""
 
     def __init__(self, using: str) -> None:
-        from callqueue.dispenser import Dispenser, Lane
-        from callqueue.releasing import Pass
+        from callqueue.dispatch.dispenser import Dispenser, Lane
+        from callqueue.dispatch.release_pass import Pass
 
         self.using, self.attempts = using, 0
-        wakes = self.wakes = dict[tuple[str, ...], float | None]()  # when a blocked call of these rules may go, by its last pass
+        wakes = self.wakes = dict[
+            tuple[str, ...], float | None
+        ]()  # when a blocked call of these rules may go, by its last pass
 
         class Watched(Dispenser):
             def _release(self, lane: Lane) -> Pass:
@@ -95,7 +112,7 @@ class _Run:
         return self.attempts - before
 
     def _execute(self, using: str, messages: Sequence[tuple[str, list[int]]]) -> bool:
-        from callqueue import executor
+        from callqueue.execution import executor
 
         for _, ids in messages:
             self.attempts += len(ids)
@@ -121,39 +138,54 @@ class _Run:
         return True
 
     def _next_in(self) -> float | None:
-        """Seconds until the next call is due, or a limit or hold lets one go; None where none waits for either."""
-        from callqueue import waiting
+        """Seconds until the next call is due, or a limit or hold lets one go; None where none waits
+        for either.
+        """
+        from callqueue.ledger import ready_calls
 
-        due = waiting.next_due_in(self.using)
+        due = ready_calls.next_due_in(self.using)
         waits = [] if due >= NEVER else [due]
-        waits += [wake for rules, wake in self.wakes.items() if wake is not None and waiting.rules_with_ready(self.using, rules)]
+        waits += [
+            wake
+            for rules, wake in self.wakes.items()
+            if wake is not None and ready_calls.rules_with_ready(self.using, rules)
+        ]
         return min(waits, default=None)
 
 
 @contextmanager
 def _in_this_process(using: str) -> Iterator[None]:
-    """No call is released ahead of its slot, for nobody waits for it here; Celery tasks run at once; time began just now."""
+    """No call is released ahead of its slot, for nobody waits for it here; Celery tasks run at
+    once; time began just now.
+    """
     from celery import current_app
 
-    from callqueue import releasing
+    from callqueue.dispatch import release_pass
 
     _forget_readings()
     with (
-        mock.patch.object(releasing, "LEAD", 0.0),
+        mock.patch.object(release_pass, "LEAD", 0.0),
         mock.patch.object(current_app._get_current_object(), "send_task", _run_instead_of_sending),
     ):
         yield
 
 
 def _run_instead_of_sending(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """What stands in for the broker: the task runs here and now; one that is not registered is not missed."""
+    """What stands in for the broker: the task runs here and now; one that is not registered is not
+    missed.
+    """
     from celery import current_app
 
     task = current_app.tasks.get(name)
     if task is None:
         return current_app.AsyncResult(options.get("task_id") or "unknown")
     kept = ("task_id", "link", "link_error", "headers", "priority")
-    return task.apply(args, kwargs, throw=False, **{key: options[key] for key in kept if options.get(key) is not None})
+    return task.apply(
+        args,
+        kwargs,
+        throw=False,
+        **{key: options[key] for key in kept if options.get(key) is not None},
+    )
 
 
 # --- The clock
@@ -163,7 +195,9 @@ class Clock:
     """The clock that the queue reads, in the hands of a test."""
 
     def forward(self, by: float | timedelta = 0.0, /, **parts: float) -> None:
-        """Move it by so much: seconds, a timedelta, or timedelta's own arguments (`hours=1`). Negative moves it back."""
+        """Move it by so much: seconds, a timedelta, or timedelta's own arguments (`hours=1`).
+        Negative moves it back.
+        """
         from callqueue import database
 
         step = by if isinstance(by, timedelta) else timedelta(seconds=by)
@@ -184,10 +218,14 @@ _clocks: list[Clock] = []
 
 
 @contextmanager
-def travel(by: float | timedelta = 0.0, /, *, to: datetime | None = None, **parts: float) -> Iterator[Clock]:
-    """Let the queue see a later time: `travel(hours=1)`, `travel(30.0)`, `travel(to=...)`. Time goes on from there.
+def travel(
+    by: float | timedelta = 0.0, /, *, to: datetime | None = None, **parts: float
+) -> Iterator[Clock]:
+    """Let the queue see a later time: `travel(hours=1)`, `travel(30.0)`, `travel(to=...)`. Time
+    goes on from there.
 
-    Shifts the database's clock as this process reads it, and `django.utils.timezone.now`. Nests, adding up.
+    Shifts the database's clock as this process reads it, and `django.utils.timezone.now`. Nests,
+    adding up.
     """
     from callqueue import database
 
@@ -214,9 +252,9 @@ def _set_ahead(ahead: timedelta) -> None:
 
 def _forget_readings() -> None:
     """The clock did not jump: a test moved it."""
-    from callqueue import clockwork
+    from callqueue.ledger import clock_jumps
 
-    clockwork._watches.clear()
+    clock_jumps._watches.clear()
 
 
 @contextmanager
@@ -235,7 +273,11 @@ def _shifted_now() -> Iterator[None]:
     def now() -> datetime:
         return real() + database.ahead
 
-    columns = [CallQueue._meta.get_field("created_dt"), CallQueue._meta.get_field("due_at_dt"), Hold._meta.get_field("began_at")]
+    columns = [
+        CallQueue._meta.get_field("created_dt"),
+        CallQueue._meta.get_field("due_at_dt"),
+        Hold._meta.get_field("began_at"),
+    ]
     with mock.patch.object(timezone, "now", now):
         for column in columns:
             column.__dict__["_get_default"] = database.ClockNow
@@ -255,7 +297,9 @@ class UnexpectedRequest(AssertionError):
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it would have gone out. `url` has the query; `json` is the body where it is JSON; `headers` know no case."""
+    """A request as it would have gone out. `url` has the query; `json` is the body where it is
+    JSON; `headers` know no case.
+    """
 
     method: str
     url: str
@@ -284,11 +328,21 @@ class _Given:
     body: bytes
 
 
-def answer(status: int = 200, *, json: Any = None, body: str | bytes = b"", headers: Mapping[str, str] | None = None) -> _Given:
+def answer(
+    status: int = 200,
+    *,
+    json: Any = None,
+    body: str | bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> _Given:
     """An answer for `fake_transport`: a status, and JSON or a body."""
     if json is None:
         return _Given(status, dict(headers or {}), body.encode() if isinstance(body, str) else body)
-    return _Given(status, {"Content-Type": "application/json", **(headers or {})}, jsonlib.dumps(json).encode())
+    return _Given(
+        status,
+        {"Content-Type": "application/json", **(headers or {})},
+        jsonlib.dumps(json).encode(),
+    )
 
 
 def in_turn(*answers: Any) -> Callable[[Request], Any]:
@@ -300,10 +354,11 @@ def in_turn(*answers: Any) -> Callable[[Request], Any]:
 class FakeTransport:
     """Answers in place of the network. `requests` are those made so far, oldest first.
 
-    `answers` maps what a request must match to its answer; the first that matches answers. A pattern is a URL, with `*` for
-    any text, in front of it a method where only that is meant ("POST https://..."), a compiled regular expression, or a
-    callable that takes the Request. A pattern without "?" is matched without the query. An answer is a status, a dict or
-    list (200 and that JSON), text, (status, headers, body), `answer(...)`, an exception of requests or any other to be
+    `answers` maps what a request must match to its answer; the first that matches answers. A
+    pattern is a URL, with `*` for any text, in front of it a method where only that is meant ("POST
+    https://..."), a compiled regular expression, or a callable that takes the Request. A pattern
+    without "?" is matched without the query. An answer is a status, a dict or list (200 and that
+    JSON), text, (status, headers, body), `answer(...)`, an exception of requests or any other to be
     raised, or a callable that takes the Request and returns one of these.
     """
 
@@ -322,18 +377,20 @@ class FakeTransport:
         if self._unexpected:
             raise self._unexpected.pop(0)
 
-    def request(self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None) -> wire.Answer:
-        """What stands in for callqueue.handlers.wire.request."""
-        from callqueue import clockwork
-        from callqueue.handlers import wire
+    def request(
+        self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None
+    ) -> client.Answer:
+        """What stands in for callqueue.execution.http.client.request."""
+        from callqueue.execution.http import client
+        from callqueue.ledger import clock_jumps
 
         made = _as_request(method, params)
         given = self._answer_for(made)
         try:
-            (gate or wire.Gate()).wait()
-        except wire.Dropped as dropped:
-            return wire.Answer(None, None, error=str(dropped), dropped=True)
-        sent_at = clockwork.monotonic()
+            (gate or client.Gate()).wait()
+        except client.Dropped as dropped:
+            return client.Answer(None, None, error=str(dropped), dropped=True)
+        sent_at = clock_jumps.monotonic()
         if gate is not None and not _is_unsent(given):
             gate.sent_at = sent_at
         self.requests.append(made)
@@ -348,7 +405,9 @@ class FakeTransport:
         if self.default is not None:
             return self.default
         known = "".join(f"\n  {pattern}" for pattern in self.answers) or " none"
-        error = UnexpectedRequest(f"no answer for {made.method} {made.url}; fake_transport has:{known}")
+        error = UnexpectedRequest(
+            f"no answer for {made.method} {made.url}; fake_transport has:{known}"
+        )
         self._unexpected.append(error)
         raise error
 
@@ -357,17 +416,20 @@ _transports: list[FakeTransport] = []
 
 
 @contextmanager
-def fake_transport(answers: Mapping[Any, Any] | None = None, *, default: Any = None) -> Iterator[FakeTransport]:
-    """No call reaches the network meanwhile: these answer. `default` answers what no pattern matches; else that is an error.
+def fake_transport(
+    answers: Mapping[Any, Any] | None = None, *, default: Any = None
+) -> Iterator[FakeTransport]:
+    """No call reaches the network meanwhile: these answer. `default` answers what no pattern
+    matches; else that is an error.
 
     See FakeTransport for patterns and answers.
     """
-    from callqueue.handlers import wire
+    from callqueue.execution.http import client
 
     transport = FakeTransport(answers, default=default)
     _transports.append(transport)
     try:
-        with mock.patch.object(wire, "request", transport.request):
+        with mock.patch.object(client, "request", transport.request):
             yield transport
         transport.check()
     finally:
@@ -410,7 +472,10 @@ def _is_url(pattern: str, url: str) -> bool:
             pattern += "/"
     if "*" not in pattern:
         return pattern == url
-    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), url, re.DOTALL) is not None
+    return (
+        re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), url, re.DOTALL)
+        is not None
+    )
 
 
 def _is_unsent(given: Any) -> bool:
@@ -422,36 +487,40 @@ def _is_unsent(given: Any) -> bool:
     return issubclass(kind, requests.exceptions.RequestException) and not issubclass(kind, lost)
 
 
-def _as_answer(made: Request, given: Any, sent_at: float) -> wire.Answer:
-    from callqueue.handlers import wire
+def _as_answer(made: Request, given: Any, sent_at: float) -> client.Answer:
+    from callqueue.execution.http import client
 
-    if isinstance(given, wire.Answer):
+    if isinstance(given, client.Answer):
         return given
-    if isinstance(given, BaseException) or (isinstance(given, type) and issubclass(given, BaseException)):
+    if isinstance(given, BaseException) or (
+        isinstance(given, type) and issubclass(given, BaseException)
+    ):
         return _as_failure(given, sent_at)
-    return wire.Answer(response=_response(made, _as_given(given)), sent_at=sent_at, sent=True)
+    return client.Answer(response=_response(made, _as_given(given)), sent_at=sent_at, sent=True)
 
 
-def _as_failure(given: Any, sent_at: float) -> wire.Answer:
+def _as_failure(given: Any, sent_at: float) -> client.Answer:
     """A failure of the network, as the wire tells it; any other exception is raised."""
     import requests
 
-    from callqueue.handlers import wire
+    from callqueue.execution.http import client
 
     error = given() if isinstance(given, type) else given
     if not isinstance(error, requests.exceptions.RequestException):
         raise error
     why = f"{type(error).__name__}: {error}".rstrip(": ")
     if _is_unsent(error):
-        return wire.Answer(None, None, error=why)
-    return wire.Answer(None, sent_at, error=why, sent=True)
+        return client.Answer(None, None, error=why)
+    return client.Answer(None, sent_at, error=why, sent=True)
 
 
 def _as_given(given: Any) -> _Given:
     if isinstance(given, _Given):
         return given
     if isinstance(given, bool) or given is None:
-        raise TypeError(f"{given!r} is no answer for fake_transport; see callqueue.testing.FakeTransport")
+        raise TypeError(
+            f"{given!r} is no answer for fake_transport; see callqueue.testing.FakeTransport"
+        )
     if isinstance(given, int):
         return _Given(given, {}, b"")
     if isinstance(given, str | bytes):
@@ -459,7 +528,11 @@ def _as_given(given: Any) -> _Given:
     if isinstance(given, tuple):
         status, headers, *rest = given
         body = rest[0] if rest else b""
-        return answer(status, headers=headers, **({"body": body} if isinstance(body, str | bytes) else {"json": body}))
+        return answer(
+            status,
+            headers=headers,
+            **({"body": body} if isinstance(body, str | bytes) else {"json": body}),
+        )
     return answer(json=given)
 
 
@@ -487,7 +560,13 @@ class Sent(Sequence["CallQueue"]):
         from callqueue.models import CallQueue
 
         self._using = using or CallQueue.objects.db_for_write
-        self._after = CallQueue.objects.using(self._using).order_by("-pk").values_list("pk", flat=True).first() or 0
+        self._after = (
+            CallQueue.objects.using(self._using)
+            .order_by("-pk")
+            .values_list("pk", flat=True)
+            .first()
+            or 0
+        )
 
     @property
     def calls(self) -> list[CallQueue]:
@@ -531,16 +610,21 @@ class Sent(Sequence["CallQueue"]):
 
 @contextmanager
 def calls_sent(using: str | None = None) -> Iterator[Sent]:
-    """`with calls_sent() as sent:` the calls sent from here on, for tests that use no pytest fixture."""
+    """`with calls_sent() as sent:` the calls sent from here on, for tests that use no pytest
+    fixture.
+    """
     yield Sent(using)
 
 
-def assert_call_sent(*, count: int | None = None, using: str | None = None, **what: Any) -> CallQueue | None:
-    """A call that looks like this is in the table (exactly `count` of them, where given); returns the newest.
+def assert_call_sent(
+    *, count: int | None = None, using: str | None = None, **what: Any
+) -> CallQueue | None:
+    """A call that looks like this is in the table (exactly `count` of them, where given); returns
+    the newest.
 
-    `method`, `rule`, `key`, `priority`, `status` ("new", "done", ...), `unique_key`, `cost`, `callback`; everything else
-    names one of the call's params: `url` (with `*` for any text, or a compiled regular expression), `json`, `data`,
-    `headers` (those named), `to`, `name`, `args`...
+    `method`, `rule`, `key`, `priority`, `status` ("new", "done", ...), `unique_key`, `cost`,
+    `callback`; everything else names one of the call's params: `url` (with `*` for any text, or a
+    compiled regular expression), `json`, `data`, `headers` (those named), `to`, `name`, `args`...
     """
     __tracebackhide__ = True
     from callqueue.models import CallQueue
@@ -549,7 +633,9 @@ def assert_call_sent(*, count: int | None = None, using: str | None = None, **wh
     return _assert_sent(list(calls), count, what)
 
 
-def _assert_sent(calls: list[CallQueue], count: int | None, what: Mapping[str, Any]) -> CallQueue | None:
+def _assert_sent(
+    calls: list[CallQueue], count: int | None, what: Mapping[str, Any]
+) -> CallQueue | None:
     __tracebackhide__ = True
     found = [call for call in calls if not _differences(call, what)]
     if len(found) == count or (count is None and found):
@@ -562,7 +648,9 @@ def _assert_sent(calls: list[CallQueue], count: int | None, what: Mapping[str, A
 
 def _differences(call: CallQueue, what: Mapping[str, Any]) -> list[str]:
     """The names of what is otherwise in the call."""
-    return [name for name, wanted in what.items() if not _is_wanted(name, wanted, _value(call, name))]
+    return [
+        name for name, wanted in what.items() if not _is_wanted(name, wanted, _value(call, name))
+    ]
 
 
 def _value(call: CallQueue, name: str) -> Any:
@@ -579,7 +667,8 @@ def _value(call: CallQueue, name: str) -> Any:
 
 
 def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
-    from callqueue import callcheck, conf
+    from callqueue import conf
+    from callqueue.sending import validation
 
     url = value if isinstance(value, str) else ""  # it may be a secret
     if name == "url" and isinstance(wanted, re.Pattern):
@@ -589,9 +678,11 @@ def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
     if name == "method":
         return bool(str(wanted).lower() == str(value).lower())
     if name == "key":
-        return bool(callcheck.check_key(wanted) == value)
+        return bool(validation.check_key(wanted) == value)
     if name == "status":
-        return bool(value == (wanted if isinstance(wanted, str) else conf.NAMES_OF_STATUS[int(wanted)]))
+        return bool(
+            value == (wanted if isinstance(wanted, str) else conf.NAMES_OF_STATUS[int(wanted)])
+        )
     if name == "headers" and isinstance(wanted, Mapping):
         have = {k.lower(): v for k, v in (value or {}).items()}
         return all(have.get(k.lower()) == v for k, v in wanted.items())
@@ -625,12 +716,16 @@ else:
 
     @pytest.fixture
     def callqueue_sent(db: None) -> Sent:
-        """The calls that the test has sent so far, newest last: a sequence, with `assert_call_sent` and `last`."""
+        """The calls that the test has sent so far, newest last: a sequence, with `assert_call_sent`
+        and `last`.
+        """
         return Sent()
 
     @pytest.fixture
     def callqueue_transport() -> Iterator[FakeTransport]:
-        """No call reaches the network; `callqueue_transport.add("https://api.example.com/*", {"ok": True})` answers."""
+        """No call reaches the network; `callqueue_transport.add("https://api.example.com/*", {"ok":
+        True})` answers.
+        """
         with fake_transport() as transport:
             yield transport
 

@@ -1,7 +1,9 @@
-"""`make demo`: sends 300 calls under three rules, shows them go, and holds what came of them against the vendor's record.
+"""`make demo`: sends 300 calls under three rules, shows them go, and holds what came of them
+against the vendor's record.
 
-In: `--keep` leaves the admin up afterwards; `--chart FILE` says where the picture goes. Out: a table, the picture, and
-exit status 0 only if everything was as promised. Leaves no process and nothing but the picture.
+In: `--keep` leaves the admin up afterwards; `--chart FILE` says where the picture goes. Out: a
+table, the picture, and exit status 0 only if everything was as promised. Leaves no process and
+nothing but the picture.
 """
 
 from __future__ import annotations
@@ -48,9 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="example_project.demo", description="300 calls under three rules.")
-    parser.add_argument("--keep", action="store_true", help="leave the admin up on 127.0.0.1:8000 until Ctrl-C")
-    parser.add_argument("--chart", type=Path, default=CHART, metavar="FILE", help="where the picture goes (SVG)")
+    parser = argparse.ArgumentParser(
+        prog="example_project.demo", description="300 calls under three rules."
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the admin up on 127.0.0.1:8000 until Ctrl-C"
+    )
+    parser.add_argument(
+        "--chart", type=Path, default=CHART, metavar="FILE", help="where the picture goes (SVG)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -83,7 +91,9 @@ def announce_admin(stage: Stage, console: Console) -> None:
     password = secrets.token_urlsafe(12)
     get_user_model().objects.create_superuser("demo", password=password)  # type: ignore[attr-defined]
     url = stage.start_admin()
-    console.print(f"Admin: {url}   user [bold]demo[/]   password [bold]{password}[/]", highlight=False)
+    console.print(
+        f"Admin: {url}   user [bold]demo[/]   password [bold]{password}[/]", highlight=False
+    )
 
 
 def wait_for_callbacks() -> None:
@@ -107,16 +117,26 @@ def fetch_record(vendor_url: str) -> dict[str, Any]:
 
 
 def table_of(found: verdict.Verdict) -> Table:
-    table = Table(box=box.SIMPLE_HEAVY, show_footer=True, collapse_padding=True, pad_edge=False, caption=CAPTION)
+    table = Table(
+        box=box.SIMPLE_HEAVY,
+        show_footer=True,
+        collapse_padding=True,
+        pad_edge=False,
+        caption=CAPTION,
+    )
     rows = found.figures
     numbers = [("calls", "calls"), ("done", "done"), ("failed", "failed"), ("attempts", "attempts")]
     table.add_column("rule", footer="all")
     for title, name in numbers:
-        table.add_column(title, justify="right", footer=str(sum(getattr(row, name) for row in rows)))
+        table.add_column(
+            title, justify="right", footer=str(sum(getattr(row, name) for row in rows))
+        )
     table.add_column("limit")
     table.add_column("highest, as\nvendor saw", justify="right")
     table.add_column("429s", justify="right", footer=str(sum(row.refused for row in rows)))
-    table.add_column("made\ntwice", justify="right", footer=str(sum(row.made_twice for row in rows)))
+    table.add_column(
+        "made\ntwice", justify="right", footer=str(sum(row.made_twice for row in rows))
+    )
     for row in rows:
         counted = [str(getattr(row, name)) for _, name in numbers]
         highest = f"{row.highest} of {row.allowed}"
@@ -136,7 +156,9 @@ def write_chart(record: dict[str, Any], path: Path) -> Path:
 def conclude(console: Console, problems: list[str]) -> int:
     """Say whether everything was as promised; the exit status."""
     if not problems:
-        console.print("As promised: no limit exceeded, no 429, nothing made twice, every call in its right state.")
+        console.print(
+            "As promised: no limit exceeded, no 429, nothing made twice, every call in its right state."
+        )
         return 0
     console.print(f"NOT as promised ({len(problems)}):", style="bold red")
     for problem in problems[:20]:
@@ -145,7 +167,9 @@ def conclude(console: Console, problems: list[str]) -> int:
 
 
 def stay(stage: Stage, console: Console) -> None:
-    """Until Ctrl-C: the workers and the dispenser go on, so that calls can be requeued in the admin."""
+    """Until Ctrl-C: the workers and the dispenser go on, so that calls can be requeued in the
+    admin.
+    """
     console.print("The admin stays up, and workers and dispenser with it. Ctrl-C ends them all.")
     try:
         while True:

@@ -1,6 +1,7 @@
 """The calls of the demo: what is sent, and how each of them must end.
 
-The vendor tells by the name: `flaky-` fails twice and then works, `broken-` fails always, `gone-` is not there.
+The vendor tells by the name: `flaky-` fails twice and then works, `broken-` fails always, `gone-`
+is not there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from django.db import transaction
 RULES = ("prices", "messages", "uploads")
 CHANNELS = ("berlin", "lagos", "lima", "osaka", "oslo", "pune")
 COUNTS = {"prices": 110, "messages": 90, "uploads": 100}
-FLAKY, BROKEN, GONE = (13, 29), (17,), (23, 41)  # which of each rule's calls, early enough for retries to fit
+FLAKY, BROKEN, GONE = (
+    (13, 29),
+    (17,),
+    (23, 41),
+)  # which of each rule's calls, early enough for retries to fit
 
 
 def send_all() -> int:
@@ -48,7 +53,9 @@ def name_of(call_data: dict[str, object]) -> str:
     """The name in a call's `call_data`."""
     params = call_data["params"]
     assert isinstance(params, dict)
-    return str(params["json"]["order"]) if "json" in params else str(params["url"]).rpartition("/")[2]
+    return (
+        str(params["json"]["order"]) if "json" in params else str(params["url"]).rpartition("/")[2]
+    )
 
 
 def expected_status(name: str) -> str:

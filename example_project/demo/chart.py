@@ -1,6 +1,8 @@
-"""The picture: how much of each limit was in use over time, by the vendor's own record, as an SVG file.
+"""The picture: how much of each limit was in use over time, by the vendor's own record, as an SVG
+file.
 
-In: the vendor's record. Out: SVG text. Three panels share one time axis; a dashed line is the limit.
+In: the vendor's record. Out: SVG text. Three panels share one time axis; a dashed line is the
+limit.
 """
 
 from __future__ import annotations
@@ -28,29 +30,63 @@ def draw(record: Mapping[str, Any]) -> str:
     start = min((arrival["at"] for arrival in arrivals), default=0.0)
     end = max((arrival["at"] for arrival in arrivals), default=1.0) - start + record["window"]
     axis = Axis(end)
-    by_limit = {name: [a for a in arrivals if name in a["counts"]] for name in {n for a in arrivals for n in a["counts"]}}
+    by_limit = {
+        name: [a for a in arrivals if name in a["counts"]]
+        for name in {n for a in arrivals for n in a["counts"]}
+    }
     height_of_lanes = LANE * len(CHANNELS)
-    tops = [HEADER, HEADER + TITLE + TALL + GAP, HEADER + 2 * (TITLE + GAP) + TALL + height_of_lanes]
+    tops = [
+        HEADER,
+        HEADER + TITLE + TALL + GAP,
+        HEADER + 2 * (TITLE + GAP) + TALL + height_of_lanes,
+    ]
     bottom = tops[2] + TITLE + TALL
     limits, window = record["limits"], record["window"]
     parts = [
         _header(arrivals),
         _title(tops[0], "prices", f"at most {limits['prices']} calls in any second"),
-        _areas(axis, tops[0] + TITLE, limits["prices"], window, [(BLUE, by_limit.get("prices", []))], start),
+        _areas(
+            axis,
+            tops[0] + TITLE,
+            limits["prices"],
+            window,
+            [(BLUE, by_limit.get("prices", []))],
+            start,
+        ),
         _title(
             tops[1],
             "messages",
             f"at most {limits['channel']} call in any second of each channel; a bar is a call and its second",
         ),
         _lanes(axis, tops[1] + TITLE, window, by_limit, start),
-        _title(tops[2], "messages + uploads", f"at most {limits['workspace']} calls in any second, together"),
-        _areas(axis, tops[2] + TITLE, limits["workspace"], window, _shared(by_limit.get("workspace", [])), start),
+        _title(
+            tops[2],
+            "messages + uploads",
+            f"at most {limits['workspace']} calls in any second, together",
+        ),
+        _areas(
+            axis,
+            tops[2] + TITLE,
+            limits["workspace"],
+            window,
+            _shared(by_limit.get("workspace", [])),
+            start,
+        ),
         _legend(tops[2] + 16),
-        _seconds(axis, [(top + TITLE, height) for top, height in zip(tops, (TALL, height_of_lanes, TALL), strict=True)], bottom),
+        _seconds(
+            axis,
+            [
+                (top + TITLE, height)
+                for top, height in zip(tops, (TALL, height_of_lanes, TALL), strict=True)
+            ],
+            bottom,
+        ),
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + FOOTER}" {FONT} role="img">'
     paper = f'<rect width="{WIDTH}" height="{bottom + FOOTER}" fill="{PAPER}"/>'
-    return "\n".join([head, "<title>Calls over time against the limits</title>", paper, *parts, "</svg>", ""])
+    return "\n".join(
+        [head, "<title>Calls over time against the limits</title>", paper, *parts, "</svg>", ""]
+    )
 
 
 class Axis:
@@ -63,7 +99,11 @@ class Axis:
         return round(LEFT + PLOT * second / self.seconds, 2)
 
     def ticks(self) -> Iterable[int]:
-        step = next(step for step in (1, 2, 5, 10, 30, 60, 600, 3600) if self.seconds / step <= 12 or step == 3600)
+        step = next(
+            step
+            for step in (1, 2, 5, 10, 30, 60, 600, 3600)
+            if self.seconds / step <= 12 or step == 3600
+        )
         return range(0, int(self.seconds) + 1, step)
 
 
@@ -99,16 +139,31 @@ def _shared(arrivals: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mappi
 
 
 def _areas(
-    axis: Axis, top: float, limit: int, window: float, layers: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], start: float
+    axis: Axis,
+    top: float,
+    limit: int,
+    window: float,
+    layers: Sequence[tuple[str, Sequence[Mapping[str, Any]]]],
+    start: float,
 ) -> str:
     """Areas of rolling counts, one on the other, under the line of the limit."""
-    highest = max([limit, *[count for _, count in rolling([a["at"] for _, layer in layers for a in layer], window)]])
+    highest = max(
+        [
+            limit,
+            *[
+                count
+                for _, count in rolling([a["at"] for _, layer in layers for a in layer], window)
+            ],
+        ]
+    )
     scale = TALL / (highest * 1.18)
     parts = _scale(top, highest, scale)
     below: list[float] = []
     for colour, layer in layers:
         lower, below = list(below), [*below, *[arrival["at"] - start for arrival in layer]]
-        path = _outline(axis, top, rolling(below, window), scale) + _outline(axis, top, rolling(lower, window), scale)
+        path = _outline(axis, top, rolling(below, window), scale) + _outline(
+            axis, top, rolling(lower, window), scale
+        )
         parts.append(f'<path d="{path}" fill="{colour}" fill-opacity="0.82" fill-rule="evenodd"/>')
     y = top + TALL - limit * scale
     parts.append(
@@ -134,12 +189,22 @@ def _scale(top: float, highest: int, scale: float) -> list[str]:
     parts = []
     for count in range(0, highest + 1, 1 if highest <= 6 else 2):
         y = top + TALL - count * scale
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
-        parts.append(f'<text x="{LEFT - 10}" y="{y + 4:.1f}" font-size="12" text-anchor="end" fill="{SOFT}">{count}</text>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>'
+        )
+        parts.append(
+            f'<text x="{LEFT - 10}" y="{y + 4:.1f}" font-size="12" text-anchor="end" fill="{SOFT}">{count}</text>'
+        )
     return parts
 
 
-def _lanes(axis: Axis, top: float, window: float, by_limit: Mapping[str, Sequence[Mapping[str, Any]]], start: float) -> str:
+def _lanes(
+    axis: Axis,
+    top: float,
+    window: float,
+    by_limit: Mapping[str, Sequence[Mapping[str, Any]]],
+    start: float,
+) -> str:
     """A lane per channel: bars as wide as the window, which must not overlap."""
     parts = []
     for number, channel in enumerate(CHANNELS):
@@ -173,8 +238,12 @@ def _seconds(axis: Axis, panels: Sequence[tuple[float, float]], bottom: float) -
     for second in axis.ticks():
         x = axis.x(second)
         for top, height in panels:
-            parts.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + height}" stroke="{INK}" stroke-opacity="0.06"/>')
-        parts.append(f'<text x="{x}" y="{bottom + 20}" font-size="12" text-anchor="middle" fill="{SOFT}">{second}</text>')
+            parts.append(
+                f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + height}" stroke="{INK}" stroke-opacity="0.06"/>'
+            )
+        parts.append(
+            f'<text x="{x}" y="{bottom + 20}" font-size="12" text-anchor="middle" fill="{SOFT}">{second}</text>'
+        )
     middle = LEFT + PLOT / 2
     parts.append(
         f'<text x="{middle}" y="{bottom + 42}" font-size="13" text-anchor="middle" fill="{SOFT}">'

@@ -1,6 +1,8 @@
-"""Shows how far the calls of each rule are: bars where there is a terminal, else a line every few seconds.
+"""Shows how far the calls of each rule are: bars where there is a terminal, else a line every few
+seconds.
 
-In: the database, read twice a second. Out: the screen. Returns when every call has ended, or when the time is up.
+In: the database, read twice a second. Out: the screen. Returns when every call has ended, or when
+the time is up.
 """
 
 from __future__ import annotations
@@ -10,7 +12,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from example_project.demo.calls import COUNTS, RULES
 
@@ -32,7 +41,9 @@ class Display(Protocol):
 
 
 def follow(console: Console, *, seconds: float, check: Callable[[], None]) -> bool:
-    """Show progress until every call has ended (True) or the time is up (False); `check` may raise in between."""
+    """Show progress until every call has ended (True) or the time is up (False); `check` may raise
+    in between.
+    """
     if not console.is_terminal:
         return _follow(Lines(console), seconds, check)
     columns = (
@@ -65,9 +76,13 @@ def read_counts() -> Counts:
     from callqueue.models import CallQueue
 
     status = CallQueue.Status
-    final = Q(status__in=[status.DONE, status.FAILED, status.CANCELLED, status.EXPIRED, status.UNKNOWN])
+    final = Q(
+        status__in=[status.DONE, status.FAILED, status.CANCELLED, status.EXPIRED, status.UNKNOWN]
+    )
     rows = CallQueue.objects.order_by("rule").values_list("rule")
-    counted = rows.annotate(ended=Count("pk", filter=final), retrying=Count("pk", filter=Q(status=status.ERROR)))
+    counted = rows.annotate(
+        ended=Count("pk", filter=final), retrying=Count("pk", filter=Q(status=status.ERROR))
+    )
     return Counts({rule: (ended, retrying) for rule, ended, retrying in counted})
 
 
@@ -76,7 +91,9 @@ class Bars:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.bars: dict[str, TaskID] = {rule: progress.add_task(rule, total=COUNTS[rule], note="") for rule in RULES}
+        self.bars: dict[str, TaskID] = {
+            rule: progress.add_task(rule, total=COUNTS[rule], note="") for rule in RULES
+        }
 
     def show(self, counts: Counts, *, flush: bool = False) -> None:
         for rule, bar in self.bars.items():

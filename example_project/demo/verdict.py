@@ -1,6 +1,7 @@
 """What came of it: callqueue's rows held against what the vendor recorded.
 
-In: the database, the vendor's record. Out: figures per rule, and a sentence for everything that is not as promised.
+In: the database, the vendor's record. Out: figures per rule, and a sentence for everything that is
+not as promised.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from example_project.demo.calls import CHANNELS, COUNTS, RULES, expected_status,
 
 @dataclass
 class Figures:
-    """A row of the table. `highest` is the most the vendor saw in any window, `allowed` what it allows."""
+    """A row of the table. `highest` is the most the vendor saw in any window, `allowed` what it
+    allows.
+    """
 
     rule: str
     limit: str
@@ -65,7 +68,12 @@ def read_calls() -> list[Call]:
 
     attempts = Counter(CallAttempt.objects.charged().values_list("call_id", flat=True))
     return [
-        Call(call.rule, name_of(call.call_data), CallQueue.Status(call.status).name.lower(), attempts[call.pk])
+        Call(
+            call.rule,
+            name_of(call.call_data),
+            CallQueue.Status(call.status).name.lower(),
+            attempts[call.pk],
+        )
         for call in CallQueue.objects.order_by("pk")
     ]
 
@@ -73,7 +81,13 @@ def read_calls() -> list[Call]:
 def highest_use(instants: Iterable[float], window: float) -> int:
     """The most arrivals in any window that long, wherever it begins."""
     ordered = sorted(instants)
-    return max((end + 1 - bisect_left(ordered, ordered[end] - window + 1e-9) for end in range(len(ordered))), default=0)
+    return max(
+        (
+            end + 1 - bisect_left(ordered, ordered[end] - window + 1e-9)
+            for end in range(len(ordered))
+        ),
+        default=0,
+    )
 
 
 def instants_of(record: Mapping[str, Any], limit: str) -> list[float]:
@@ -112,13 +126,17 @@ WORDS = {"prices": "", "channel": ",\neach channel", "workspace": ",\nwith messa
 def _broken_promises(figures: Figures) -> list[str]:
     broken = []
     if figures.highest > figures.allowed:
-        broken.append(f"{figures.rule}: the vendor saw {figures.highest} in a window that allows {figures.allowed}")
+        broken.append(
+            f"{figures.rule}: the vendor saw {figures.highest} in a window that allows {figures.allowed}"
+        )
     if figures.refused:
         broken.append(f"{figures.rule}: the vendor answered 429 to {figures.refused} calls")
     if figures.made_twice:
         broken.append(f"{figures.rule}: {figures.made_twice} calls succeeded more than once")
     if figures.calls != COUNTS[figures.rule]:
-        broken.append(f"{figures.rule}: {COUNTS[figures.rule]} calls were sent, and {figures.calls} are there")
+        broken.append(
+            f"{figures.rule}: {COUNTS[figures.rule]} calls were sent, and {figures.calls} are there"
+        )
     return broken
 
 
@@ -128,7 +146,9 @@ def _surprises(call: Call, requests: int) -> list[str]:
     if call.status != (expected := expected_status(call.name)):
         found.append(f"{call.name} is {call.status}, not {expected}")
     if requests != call.attempts:
-        found.append(f"{call.name}: {call.attempts} attempts are recorded, and {requests} requests arrived")
+        found.append(
+            f"{call.name}: {call.attempts} attempts are recorded, and {requests} requests arrived"
+        )
     return found
 
 
@@ -138,4 +158,6 @@ def _missing_prices() -> list[str]:
 
     products = [product.sku for product in Product.objects.filter(price__isnull=True)]
     missing = [sku for sku in products if expected_status(sku) == "done"]
-    return [f"no price was kept for {len(missing)} products, such as {missing[0]}"] if missing else []
+    return (
+        [f"no price was kept for {len(missing)} products, such as {missing[0]}"] if missing else []
+    )

@@ -1,4 +1,6 @@
-"""The calls that the shop owes to the vendor. Each is written down here, and made later, as the rules allow."""
+"""The calls that the shop owes to the vendor. Each is written down here, and made later, as the
+rules allow.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from example_project.shop.models import Order, Product
 def ask_price(product: Product) -> CallQueue | None:
     """Ask what a product costs; `shop.price_arrived` gets to know when the answer is there.
 
-    Asking again while the first question still waits asks nothing new: that is what `unique_key` is for.
+    Asking again while the first question still waits asks nothing new: that is what `unique_key` is
+    for.
     """
     return CallQueue.objects.send(
         {"method": "get", "params": {"url": f"{settings.VENDOR_URL}/prices/{product.sku}"}},
@@ -23,7 +26,9 @@ def ask_price(product: Product) -> CallQueue | None:
 
 
 def place_order(number: str, channel: str) -> Order:
-    """Take an order and announce it. Both are in one transaction: no order without its message, no message without one."""
+    """Take an order and announce it. Both are in one transaction: no order without its message, no
+    message without one.
+    """
     with transaction.atomic():
         order = Order.objects.create(number=number, channel=channel)
         CallQueue.objects.send(
@@ -43,6 +48,9 @@ def place_order(number: str, channel: str) -> Order:
 def upload_invoice(number: str) -> CallQueue | None:
     """Upload the invoice of an order to the vendor's archive."""
     return CallQueue.objects.send(
-        {"method": "post", "params": {"url": f"{settings.VENDOR_URL}/uploads", "json": {"order": number}}},
+        {
+            "method": "post",
+            "params": {"url": f"{settings.VENDOR_URL}/uploads", "json": {"order": number}},
+        },
         rule="uploads",
     )

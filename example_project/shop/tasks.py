@@ -13,8 +13,12 @@ from example_project.shop.models import Product
 
 @shared_task(name="shop.price_arrived")
 def price_arrived(call_id: int, status: str) -> None:
-    """Keep the price that the vendor answered. A callback may come twice: the second one changes nothing."""
+    """Keep the price that the vendor answered. A callback may come twice: the second one changes
+    nothing.
+    """
     if status != "done":
         return
     answer = json.loads(CallAttempt.objects.filter(call_id=call_id).latest("number").response_body)
-    Product.objects.filter(sku=answer["sku"]).update(price=answer["price"], priced_at=timezone.now())
+    Product.objects.filter(sku=answer["sku"]).update(
+        price=answer["price"], priced_at=timezone.now()
+    )

@@ -40,9 +40,22 @@ class Demo:
         self.mark = secrets.token_hex(8)
         self.folder, self.chart = folder, folder / "out" / "calls.svg"
         environment = {**os.environ, MARK: self.mark, "TMPDIR": str(folder)}
-        command = [sys.executable, "-m", "example_project.demo", "--chart", str(self.chart), *arguments]
-        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=True, **streams)
+        command = [
+            sys.executable,
+            "-m",
+            "example_project.demo",
+            "--chart",
+            str(self.chart),
+            *arguments,
+        ]
+        streams: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "stdin": subprocess.DEVNULL,
+        }
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, start_new_session=True, **streams
+        )
 
     def wait_for(self, text: str) -> str:
         """The line that holds the text, once it is said."""
@@ -83,7 +96,9 @@ def test_the_demo_keeps_its_promises_and_leaves_only_the_picture(folder: Path) -
     said = demo.end()
     assert demo.process.returncode == 0, said
     assert "As promised" in said
-    assert re.search(rf"^\s*all\s+{sum(COUNTS.values())}\s+291\s+9\s+318\s+0\s+0\s*$", said, re.MULTILINE), said
+    assert re.search(
+        rf"^\s*all\s+{sum(COUNTS.values())}\s+291\s+9\s+318\s+0\s+0\s*$", said, re.MULTILINE
+    ), said
     assert f"Picture: {demo.chart}" in said
     assert ElementTree.parse(demo.chart).getroot().tag.endswith("svg")
     assert demo.processes() == []
@@ -120,7 +135,12 @@ def test_with_keep_the_admin_lets_in_whoever_has_the_login_that_was_printed(fold
         browser.trust_env = False
         page = browser.get(url, timeout=20)
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)[1]  # type: ignore[index]
-        form = {"csrfmiddlewaretoken": token, "username": user, "password": password, "next": "/admin/"}
+        form = {
+            "csrfmiddlewaretoken": token,
+            "username": user,
+            "password": password,
+            "next": "/admin/",
+        }
         assert "Log out" in browser.post(page.url, data=form, timeout=20).text
         assert browser.get(url.replace("/admin/", "/static/admin/css/base.css"), timeout=20).ok
     demo.process.send_signal(signal.SIGINT)
@@ -155,7 +175,10 @@ def test_the_demo_says_that_the_admin_s_port_is_in_use(folder: Path) -> None:
 
 def test_the_vendor_allows_its_limit_in_any_window_and_no_more() -> None:
     book = Book()
-    statuses = [book.take("prices", f"plain-{number}", ["prices"]).status for number in range(LIMITS["prices"] + 1)]
+    statuses = [
+        book.take("prices", f"plain-{number}", ["prices"]).status
+        for number in range(LIMITS["prices"] + 1)
+    ]
     assert statuses == [200] * LIMITS["prices"] + [429]
 
 
@@ -201,7 +224,13 @@ def test_the_picture_is_sound_with_and_without_calls() -> None:
     now = time.monotonic()
     arrivals = [
         {"at": now, "api": "prices", "name": "a", "counts": ["prices"], "status": 200},
-        {"at": now + 0.5, "api": "messages", "name": "b", "counts": [f"channel:{CHANNELS[0]}", "workspace"], "status": 200},
+        {
+            "at": now + 0.5,
+            "api": "messages",
+            "name": "b",
+            "counts": [f"channel:{CHANNELS[0]}", "workspace"],
+            "status": 200,
+        },
     ]
     for listed in ([], arrivals):
         drawn = chart.draw({"window": 1.0, "limits": LIMITS, "arrivals": listed})

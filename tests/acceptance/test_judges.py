@@ -1,4 +1,6 @@
-"""Independent judges: limiters that others wrote must refuse a flood, and refuse none of callqueue's calls at full use."""
+"""Independent judges: limiters that others wrote must refuse a flood, and refuse none of
+callqueue's calls at full use.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def nginx(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "page").write_text("ok")
     tmp_path.chmod(0o755)
     port = free_port()
-    (tmp_path / "conf").write_text(NGINX.format(folder=tmp_path, port=port, burst=request.param) + "")
+    (tmp_path / "conf").write_text(
+        NGINX.format(folder=tmp_path, port=port, burst=request.param) + ""
+    )
     command = [binary, "-c", str(tmp_path / "conf"), "-p", str(tmp_path), "-g", "user root;"]
     with served(command, port) as address:
         yield address
@@ -108,7 +112,10 @@ def test_the_limits_librarys_moving_window_refuses_none(
 
 @pytest.mark.parametrize("nginx", [1, 19], indirect=True, ids=["burst=1", "burst=19"])
 def test_nginx_refuses_none(
-    nginx: str, request: pytest.FixtureRequest, configure: Callable[[str], None], processes: Processes
+    nginx: str,
+    request: pytest.FixtureRequest,
+    configure: Callable[[str], None],
+    processes: Processes,
 ) -> None:
     assert flood(nginx) > 0
     burst = request.node.callspec.params["nginx"]
@@ -131,7 +138,9 @@ def flood(address: str) -> int:
 def judge(address: str, limit: str, configure: Callable[[str], None], processes: Processes) -> None:
     """Ten seconds of backlog: nothing refused, 19 a second accepted."""
     queue = processes.broker.queue("one")
-    configure(f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{"r": Rule(queues={queue!r}, limits=[{limit}])}}}}')
+    configure(
+        f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{"r": Rule(queues={queue!r}, limits=[{limit}])}}}}'
+    )
     for _ in range(2):
         processes.worker("one", concurrency=2)
     time.sleep(1.5)  # the flood ages
@@ -143,7 +152,9 @@ def judge(address: str, limit: str, configure: Callable[[str], None], processes:
     statuses = Counter(CallAttempt.objects.values_list("response_status", flat=True))
     slow = CallAttempt.objects.filter(finished_at__gt=F("sent_at") + JITTER).count()
     if statuses != {200: 215} and slow:
-        raise Late(f"{statuses}, and {slow} answers took longer than the jitter: the judge itself may have counted too late")
+        raise Late(
+            f"{statuses}, and {slow} answers took longer than the jitter: the judge itself may have counted too late"
+        )
     with verdict():
         assert statuses == {200: 215}
     sent = sorted(CallAttempt.objects.values_list("sent_at", flat=True))

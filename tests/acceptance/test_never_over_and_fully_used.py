@@ -1,7 +1,9 @@
-"""Never over the limit, and the whole of it used: workers and dispensers as they run, arrivals as the vendor saw them.
+"""Never over the limit, and the whole of it used: workers and dispensers as they run, arrivals as
+the vendor saw them.
 
-What a noisy machine makes of the use is no failure of the app: the shares asked for here leave it room, the benchmark of
-the same scenarios (`python -m tests.benchmarks exact`) prints what a quiet one gets. Going over is never forgiven.
+What a noisy machine makes of the use is no failure of the app: the shares asked for here leave it
+room, the benchmark of the same scenarios (`python -m tests.benchmarks exact`) prints what a quiet
+one gets. Going over is never forgiven.
 """
 
 from __future__ import annotations
@@ -30,11 +32,18 @@ class Scene:
     def rule(self, source: str, **others: str) -> None:
         queue = repr(self.processes.broker.queue("one"))
         rules = {"r": source, **others}
-        listed = "".join(f"{name!r}: {rule.replace('QUEUE', queue)}, " for name, rule in rules.items())
-        self.configure(f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{{listed}}}}}')
+        listed = "".join(
+            f"{name!r}: {rule.replace('QUEUE', queue)}, " for name, rule in rules.items()
+        )
+        self.configure(
+            f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{{listed}}}}}'
+        )
 
     def send(self, count: int, path: str = "/ok", rule: str = "r", **options: object) -> None:
-        data = [{"method": "post", "params": {"url": self.vendor.url(path), "json": {"n": n}}} for n in range(count)]
+        data = [
+            {"method": "post", "params": {"url": self.vendor.url(path), "json": {"n": n}}}
+            for n in range(count)
+        ]
         CallQueue.objects.send_many(data, rule=rule, **options)
 
     def workers(self, count: int, slots: int) -> None:
@@ -49,7 +58,9 @@ class Scene:
         until_none_is_left(lambda: Counter(unfinished.values_list("rule", "status")), seconds)
         instants = sorted(arrival.at for arrival in self.vendor.arrivals())
         with verdict():
-            assert set(CallQueue.objects.values_list("status", flat=True)) == {CallQueue.Status.DONE}
+            assert set(CallQueue.objects.values_list("status", flat=True)) == {
+                CallQueue.Status.DONE
+            }
             assert len(instants) == CallAttempt.objects.count() == CallQueue.objects.count()
         return instants
 
@@ -71,7 +82,15 @@ def scene(processes: Processes, vendor: Recorder, configure: Callable[[str], Non
     ids=["20/s", "20/s slow API", "100/s", "20/s small jitter, one slot", "60/10s"],
 )
 def test_a_backlog_drains_at_the_limit_and_never_above(
-    scene: Scene, rate: str, n: int, window: float, jitter: float, latency: float, workers: int, slots: int, count: int
+    scene: Scene,
+    rate: str,
+    n: int,
+    window: float,
+    jitter: float,
+    latency: float,
+    workers: int,
+    slots: int,
+    count: int,
 ) -> None:
     scene.rule(f'Rule(queues=QUEUE, limits=[SlidingWindow("{rate}", jitter={jitter})])')
     scene.send(count, f"/delay?s={latency}" if latency else "/ok")
@@ -119,8 +138,12 @@ def test_four_dispensers_are_no_more_than_one_even_when_one_sleeps_in_a_pass(sce
 
 
 def test_a_redirect_that_is_followed_counts(scene: Scene) -> None:
-    """Two requests a call; those that are not redirected make one, and leave the room for the other to the next."""
-    scene.rule('Rule(queues=QUEUE, follow_redirects=1, limits=[SlidingWindow("20/s"), Concurrency(3)])')
+    """Two requests a call; those that are not redirected make one, and leave the room for the other
+    to the next.
+    """
+    scene.rule(
+        'Rule(queues=QUEUE, follow_redirects=1, limits=[SlidingWindow("20/s"), Concurrency(3)])'
+    )
     scene.send(30, "/redirect?to=/ok")
     scene.send(30, "/ok?plain=1")
     scene.workers(2, 2)
@@ -135,7 +158,9 @@ def test_a_redirect_that_is_followed_counts(scene: Scene) -> None:
 
 
 def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> None:
-    scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("5/s", per="key"), SlidingWindow("40/s")])')
+    scene.rule(
+        'Rule(queues=QUEUE, limits=[SlidingWindow("5/s", per="key"), SlidingWindow("40/s")])'
+    )
     for key in range(12):
         scene.send(15, f"/ok?key={key}", key=f"tenant-{key}")
     scene.workers(2, 4)

@@ -1,4 +1,6 @@
-"""The ground of the acceptance tests: real workers on every broker there is, and nothing of them left."""
+"""The ground of the acceptance tests: real workers on every broker there is, and nothing of them
+left.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.support.brokers import Broker
 from tests.support.processes import Processes
 
 
-def test_a_worker_runs_what_is_sent_to_its_queue(broker: Broker, processes: Processes, tmp_path: Path) -> None:
+def test_a_worker_runs_what_is_sent_to_its_queue(
+    broker: Broker, processes: Processes, tmp_path: Path
+) -> None:
     worker = processes.worker("one", "two", concurrency=1)
     for queue in ("one", "two"):
         broker.send(app, "tests.echo", str(tmp_path / "said"), queue, queue=queue)
@@ -31,9 +35,14 @@ def test_queues_of_a_broker_can_be_counted(broker: Broker) -> None:
 def test_a_command_shares_the_database_and_the_settings_of_the_test(processes: Processes) -> None:
     processes.configure('TIME_ZONE = "Asia/Kathmandu"')
     shell = "from django.conf import settings; from django.db import connection; "
-    done = processes.manage("shell", "-c", shell + 'print(settings.TIME_ZONE, connection.settings_dict["NAME"])')
+    done = processes.manage(
+        "shell", "-c", shell + 'print(settings.TIME_ZONE, connection.settings_dict["NAME"])'
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-2:] == ["Asia/Kathmandu", processes.environment["CALLQUEUE_TEST_DB_NAME"]]
+    assert done.stdout.split()[-2:] == [
+        "Asia/Kathmandu",
+        processes.environment["CALLQUEUE_TEST_DB_NAME"],
+    ]
 
 
 def test_killing_a_worker_kills_its_children(processes: Processes) -> None:

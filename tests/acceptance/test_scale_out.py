@@ -1,7 +1,8 @@
-"""Four worker hosts with an address each, limits per address, and one host that is cut off from the network for a while.
+"""Four worker hosts with an address each, limits per address, and one host that is cut off from the
+network for a while.
 
-The hosts are network namespaces; database, broker, vendor and dispenser are at a fifth address. The vendor's record, which
-says where each request came from, is the judge.
+The hosts are network namespaces; database, broker, vendor and dispenser are at a fifth address. The
+vendor's record, which says where each request came from, is the judge.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Fleet:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """A worker on each host, started again when it ends, as systemd or Kubernetes would; and a dispenser."""
+        """A worker on each host, started again when it ends, as systemd or Kubernetes would; and a
+        dispenser.
+        """
         with Keeper([partial(self.worker, host) for host in self.network.hosts]) as kept:
             for worker in kept.running:
                 worker.wait_for_log(" ready.")
@@ -85,13 +88,20 @@ class Fleet:
 
     def worker(self, host: Host) -> Running:
         there = {name: servers.address(server).text for server, name in _VARIABLES.items()}
-        environment = {name: url.replace("127.0.0.1", self.network.address) for name, url in there.items()}
-        return self.processes.worker(self.queue(host), concurrency=3, wait=False, inside=host.command(**environment))
+        environment = {
+            name: url.replace("127.0.0.1", self.network.address) for name, url in there.items()
+        }
+        return self.processes.worker(
+            self.queue(host), concurrency=3, wait=False, inside=host.command(**environment)
+        )
 
     def send(self, count: int, path: str) -> dict[int, CallQueue]:
         """Two POSTs for each GET, so that every queue has both; by the number in their URL."""
         data = [
-            {"method": ("get", "post", "post")[n % 3], "params": {"url": self.vendor.url(path, call=n, s=0.2)}}
+            {
+                "method": ("get", "post", "post")[n % 3],
+                "params": {"url": self.vendor.url(path, call=n, s=0.2)},
+            }
             for n in range(count)
         ]
         return dict(enumerate(CallQueue.objects.send_many(data, rule="r")))
@@ -104,7 +114,9 @@ _VARIABLES = {"postgresql": "CALLQUEUE_TEST_PG_URL", "rabbitmq": "CALLQUEUE_TEST
 
 
 @pytest.fixture
-def fleet(network: Network, hub: Recorder, processes: Processes, configure: Callable[[str], None]) -> Iterator[Fleet]:
+def fleet(
+    network: Network, hub: Recorder, processes: Processes, configure: Callable[[str], None]
+) -> Iterator[Fleet]:
     made = Fleet(network, hub, processes)
     queues = [processes.broker.queue(made.queue(host)) for host in network.hosts]
     configure(SETTINGS.format(network=network.range, queues=queues, rate=RATE))
@@ -126,7 +138,9 @@ def left() -> Counter[int]:
 @pytest.mark.slow
 @pytest.mark.server("rabbitmq")
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
-def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(fleet: Fleet, broker: Any) -> None:
+def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(
+    fleet: Fleet, broker: Any
+) -> None:
     calls = fleet.send(340, "/delay")
     lonely, *others = fleet.network.hosts
     with fleet.at_work():
@@ -141,7 +155,10 @@ def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(f
     by_host = {host: fleet.arrivals_from(host) for host in fleet.network.hosts}
     assert sum(map(len, by_host.values())) == fleet.vendor.count()
     judge_limits(by_host)
-    during = {host: sum(cut_at + 0.1 < a.at < mended_at for a in arrived) for host, arrived in by_host.items()}
+    during = {
+        host: sum(cut_at + 0.1 < a.at < mended_at for a in arrived)
+        for host, arrived in by_host.items()
+    }
     assert during[lonely] == 0
     with on_a_quiet_machine():
         assert all(during[host] > RATE * CUT / 2 for host in others), during
@@ -153,12 +170,16 @@ def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(f
 def judge_limits(by_host: dict[Host, list[Arrival]]) -> None:
     for host, arrived in by_host.items():
         assert arrived, f"nothing came from {host.address}"
-        never_over([arrival.at for arrival in arrived], RATE, 1.0, of=f"the limit of {host.address}")
+        never_over(
+            [arrival.at for arrival in arrived], RATE, 1.0, of=f"the limit of {host.address}"
+        )
 
 
 @verdict()
 def judge_calls(calls: dict[int, CallQueue], arrivals: list[Arrival]) -> None:
-    """Nothing lost; a POST at most once, and UNKNOWN where its answer was lost; a GET until it was answered."""
+    """Nothing lost; a POST at most once, and UNKNOWN where its answer was lost; a GET until it was
+    answered.
+    """
     arrived = Counter(int(arrival.query["call"]) for arrival in arrivals)
     ended = dict(CallQueue.objects.values_list("pk", "status"))
     assert set(ended) == {call.pk for call in calls.values()}
@@ -205,15 +226,22 @@ for _ in range(2):  # once to connect, once when the host has been cut off
 """
 
 
-def test_what_was_given_up_while_cut_off_does_not_arrive_afterwards(network: Network, hub: Recorder) -> None:
-    """What requests gave up does: its kernel goes on to deliver it. That is how long to wait before judging."""
+def test_what_was_given_up_while_cut_off_does_not_arrive_afterwards(
+    network: Network, hub: Recorder
+) -> None:
+    """What requests gave up does: its kernel goes on to deliver it. That is how long to wait before
+    judging.
+    """
     host = network.hosts[0]
     command = [*host.command(), sys.executable, "-c", GIVES_UP, hub.url("/ok"), network.range]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as client:
         assert client.stdin is not None and client.stdout is not None
         assert client.stdout.readline() == "went\n"
-        assert Counter(arrival.query["who"] for arrival in hub.arrivals()) == {"requests": 1, "the-wire": 1}
+        assert Counter(arrival.query["who"] for arrival in hub.arrivals()) == {
+            "requests": 1,
+            "the-wire": 1,
+        }
         host.cut()
         client.stdin.write("\n")
         client.stdin.flush()
@@ -222,4 +250,7 @@ def test_what_was_given_up_while_cut_off_does_not_arrive_afterwards(network: Net
         hub.wait_for(3)
         sleep(1.5)  # the kernel's own pause between two tries, by now
         client.stdin.write("\n")
-    assert Counter(arrival.query["who"] for arrival in hub.arrivals()) == {"requests": 2, "the-wire": 1}
+    assert Counter(arrival.query["who"] for arrival in hub.arrivals()) == {
+        "requests": 2,
+        "the-wire": 1,
+    }

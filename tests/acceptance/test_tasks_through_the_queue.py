@@ -1,4 +1,6 @@
-"""Celery tasks and Django's under limits, in workers of their own: released by the dispenser, chained, retried, exact."""
+"""Celery tasks and Django's under limits, in workers of their own: released by the dispenser,
+chained, retried, exact.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def of_customer(path: str, customer: int) -> None:
         file.write(f"{time.time()} {customer} - 0\n")
 
 
-@shared_task(base=callqueue.QueuedTask, rule="quick", name="tests.acceptance.second_time", bind=True)
+@shared_task(
+    base=callqueue.QueuedTask, rule="quick", name="tests.acceptance.second_time", bind=True
+)
 def second_time(self: Any, path: str, word: str) -> str:
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{time.time()} {word} {self.request.id} {self.request.retries}\n")
@@ -81,7 +85,9 @@ def wait_until_all_are_done(seconds: float) -> None:
     from callqueue.models import CallQueue
 
     unfinished = CallQueue.objects.exclude(status=CallQueue.Status.DONE)
-    until_none_is_left(lambda: list(unfinished.values_list("pk", "status", "error_message")), seconds)
+    until_none_is_left(
+        lambda: list(unfinished.values_list("pk", "status", "error_message")), seconds
+    )
 
 
 def test_a_tasks_limit_holds_over_all_workers(record: Path) -> None:
@@ -89,7 +95,9 @@ def test_a_tasks_limit_holds_over_all_workers(record: Path) -> None:
     wait_until_all_are_done(30)
     ran = lines(record)
     with verdict():
-        assert sorted(task_id for _, _, task_id, _ in ran) == sorted(result.id for result in results)
+        assert sorted(task_id for _, _, task_id, _ in ran) == sorted(
+            result.id for result in results
+        )
     never_over([at for at, *_ in ran], 10, 1.0)
     with on_a_quiet_machine():
         assert max(ran)[0] - min(ran)[0] < 6
@@ -104,13 +112,20 @@ def test_a_limit_per_key_from_the_arguments_holds_for_each_customer(record: Path
     with verdict():
         assert len(ran) == 12
     for customer in ("1", "2", "3"):
-        never_over([at for at, who, *_ in ran if who == customer], 2, 1.0, of=f"the limit of customer {customer}")
+        never_over(
+            [at for at, who, *_ in ran if who == customer],
+            2,
+            1.0,
+            of=f"the limit of customer {customer}",
+        )
 
 
 def test_a_retry_and_a_chain_go_through_the_table_in_workers(record: Path) -> None:
     from callqueue.models import CallAttempt, CallQueue
 
-    first = chain(second_time.s(str(record), "a"), joined.s(str(record)), joined.s(str(record))).apply_async()
+    first = chain(
+        second_time.s(str(record), "a"), joined.s(str(record)), joined.s(str(record))
+    ).apply_async()
     end = time.monotonic() + 30
     while len(lines(record)) < 4:
         if time.monotonic() > end:
@@ -118,7 +133,12 @@ def test_a_retry_and_a_chain_go_through_the_table_in_workers(record: Path) -> No
         time.sleep(0.05)
     wait_until_all_are_done(10)
     ran = lines(record)
-    assert [(word, retries) for _, word, _, retries in ran] == [("a", 0), ("a", 1), ("after-a", 0), ("after-a", 0)]
+    assert [(word, retries) for _, word, _, retries in ran] == [
+        ("a", 0),
+        ("a", 1),
+        ("after-a", 0),
+        ("after-a", 0),
+    ]
     assert ran[0][2] == ran[1][2] == first.parent.parent.id
     assert ran[1][0] - ran[0][0] >= 0.2
     assert list(CallAttempt.objects.order_by("pk").values_list("number", flat=True)) == [1, 2, 1, 1]

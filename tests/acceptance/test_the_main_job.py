@@ -1,4 +1,6 @@
-"""The main job as its user runs it: 2,000 calls of every fate through three rules, judged by what the vendor recorded."""
+"""The main job as its user runs it: 2,000 calls of every fate through three rules, judged by what
+the vendor recorded.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,16 @@ CALLQUEUE = {
 @pytest.fixture
 def queue_up(configure: Callable[[str], None], processes: Processes) -> None:
     broker = processes.broker
-    configure(SETTINGS.replace("QUEUE_ONE", repr(broker.queue("one"))).replace("QUEUE_TWO", repr(broker.queue("two"))))
+    configure(
+        SETTINGS.replace("QUEUE_ONE", repr(broker.queue("one"))).replace(
+            "QUEUE_TWO", repr(broker.queue("two"))
+        )
+    )
 
 
-def test_two_thousand_calls_of_every_fate_end_as_they_should(queue_up: None, processes: Processes, vendor: Recorder) -> None:
+def test_two_thousand_calls_of_every_fate_end_as_they_should(
+    queue_up: None, processes: Processes, vendor: Recorder
+) -> None:
     expected, special = send_them_all(vendor)
     for _ in range(2):
         processes.worker("one", "two", concurrency=2)
@@ -47,7 +55,11 @@ def test_two_thousand_calls_of_every_fate_end_as_they_should(queue_up: None, pro
     until_none_is_left(lambda: Counter(unfinished.values_list("rule", "status")), 90)
 
     ended = dict(CallQueue.objects.values_list("pk", "status"))
-    wrong = {pk: (Status(ended[pk]).name, status.name) for pk, status in expected.items() if ended[pk] != status}
+    wrong = {
+        pk: (Status(ended[pk]).name, status.name)
+        for pk, status in expected.items()
+        if ended[pk] != status
+    }
     with verdict():
         assert not wrong
         arrivals = vendor.arrivals()
@@ -61,7 +73,9 @@ def send_them_all(vendor: Recorder) -> tuple[dict[int, Any], dict[str, CallQueue
     expected: dict[int, Any] = {}
     special: dict[str, CallQueue] = {}
 
-    def send(path: str, status: Any, rule: str = "reads", method: str = "post", **options: Any) -> CallQueue:
+    def send(
+        path: str, status: Any, rule: str = "reads", method: str = "post", **options: Any
+    ) -> CallQueue:
         data = {"method": method, "params": {"url": vendor.url(path), "json": {"n": len(expected)}}}
         call = CallQueue.objects.send(data, rule=rule, **options)
         assert call is not None
@@ -78,7 +92,9 @@ def send_them_all(vendor: Recorder) -> tuple[dict[int, Any], dict[str, CallQueue
     for i in range(16):
         send(f"/status/500?i={i}", Status.FAILED)
     special["hang post"] = send("/hang?s=30&post=1", Status.UNKNOWN, "slow")
-    special["later"] = send("/ok?later=1", Status.DONE, not_before=timezone.now() + timedelta(seconds=6))
+    special["later"] = send(
+        "/ok?later=1", Status.DONE, not_before=timezone.now() + timedelta(seconds=6)
+    )
     gone = send("/ok?expired=1", Status.EXPIRED, expires_at=timezone.now() + timedelta(seconds=1))
     CallQueue.objects.filter(pk=gone.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
     special["expired"] = gone
@@ -92,7 +108,9 @@ def send_them_all(vendor: Recorder) -> tuple[dict[int, Any], dict[str, CallQueue
 def assert_no_limit_was_exceeded(arrivals: list[Any]) -> None:
     rules = dict(CallAttempt.objects.values_list("call_id", "rule"))
     keys = dict(CallQueue.objects.values_list("pk", "key"))
-    body_to_call = {call.call_data["params"]["json"]["n"]: call.pk for call in CallQueue.objects.all()}
+    body_to_call = {
+        call.call_data["params"]["json"]["n"]: call.pk for call in CallQueue.objects.all()
+    }
     by_rule: dict[str, list[float]] = {}
     by_key: dict[str, list[float]] = {}
     for arrival in arrivals:
@@ -112,7 +130,9 @@ def assert_every_attempt_is_one_request(arrivals: list[Any]) -> None:
     assert not CallAttempt.objects.filter(outcome="").exists()
 
 
-def assert_nothing_came_twice_that_should_not(arrivals: list[Any], special: dict[str, CallQueue]) -> None:
+def assert_nothing_came_twice_that_should_not(
+    arrivals: list[Any], special: dict[str, CallQueue]
+) -> None:
     times = Counter(arrival.target for arrival in arrivals)
     assert {n for target, n in times.items() if target.startswith("/ok")} == {1}
     assert {n for target, n in times.items() if target.startswith("/fail-twice")} == {3}

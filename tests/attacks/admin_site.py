@@ -1,4 +1,5 @@
-"""The admin as an attacker sees it: every address of the app, everyone who might come, and what may not change.
+"""The admin as an attacker sees it: every address of the app, everyone who might come, and what may
+not change.
 
 Addresses come from the URL resolver, so that a new view is attacked without anyone thinking of it.
 """
@@ -36,8 +37,14 @@ class Address:
 
 
 def addresses() -> list[Address]:
-    """Every address that one of the app's admin classes answers, and the two of Django's that show its calls."""
-    found = [Address(route, _model(route)) for route in _routes(get_resolver()) if route.startswith("admin/callqueue/")]
+    """Every address that one of the app's admin classes answers, and the two of Django's that show
+    its calls.
+    """
+    found = [
+        Address(route, _model(route))
+        for route in _routes(get_resolver())
+        if route.startswith("admin/callqueue/")
+    ]
     query = "?app_label=callqueue&model_name=callattempt&field_name=call&term="
     return [*found, Address("admin/callqueue/", ""), Address(f"admin/autocomplete/{query}", "")]
 
@@ -54,7 +61,9 @@ def _model(route: str) -> str:
 
 def admins() -> list[admin.ModelAdmin]:  # type: ignore[type-arg]
     """The registered admin classes of the app."""
-    return [made for model, made in admin.site._registry.items() if model._meta.app_label == "callqueue"]
+    return [
+        made for model, made in admin.site._registry.items() if model._meta.app_label == "callqueue"
+    ]
 
 
 # --- who comes
@@ -62,12 +71,18 @@ def admins() -> list[admin.ModelAdmin]:  # type: ignore[type-arg]
 
 def permissions() -> list[str]:
     """The codename of every permission of the app."""
-    return list(Permission.objects.filter(content_type__app_label="callqueue").order_by("pk").values_list("codename", flat=True))
+    return list(
+        Permission.objects.filter(content_type__app_label="callqueue")
+        .order_by("pk")
+        .values_list("codename", flat=True)
+    )
 
 
 def someone(*codenames: str, **fields: Any) -> Client:
     """A client of a member of staff with these permissions of the app and no other."""
-    user = User.objects.create_user(f"user{User.objects.count()}", password="x", **{"is_staff": True, **fields})
+    user = User.objects.create_user(
+        f"user{User.objects.count()}", password="x", **{"is_staff": True, **fields}
+    )
     wanted = Permission.objects.filter(content_type__app_label="callqueue", codename__in=codenames)
     assert len(wanted) == len(set(codenames))
     user.user_permissions.set(wanted)
@@ -107,8 +122,18 @@ class Scene:
 
 def scene(text: str = "t", hidden: str = "h", params: Any = None) -> Scene:
     """A scene whose every text is `text`, and whose telling places hold `hidden`."""
-    data = {"method": "post", "params": {"url": "https://vendor.example/v1", **(params or telling(hidden, text))}}
-    common = {"rule": "default", "key": text, "method": "post", "host": "vendor.example", "call_data": data, "queue": text}
+    data = {
+        "method": "post",
+        "params": {"url": "https://vendor.example/v1", **(params or telling(hidden, text))},
+    }
+    common = {
+        "rule": "default",
+        "key": text,
+        "method": "post",
+        "host": "vendor.example",
+        "call_data": data,
+        "queue": text,
+    }
     now = timezone.now()
     failed = CallQueue.objects.create(
         **common, status=CallQueue.Status.FAILED, finished_at_dt=now, error_message=_answer(hidden, text), unique_key=text,
@@ -122,7 +147,9 @@ def scene(text: str = "t", hidden: str = "h", params: Any = None) -> Scene:
     )  # fmt: skip
     until = now + timedelta(hours=1)
     hold = Hold.objects.create(rule="default", per="key", value=text, reason=text, until=until)
-    Hold.objects.update_or_create(rule="default", per="rule", defaults={"reason": text, "until": until})
+    Hold.objects.update_or_create(
+        rule="default", per="rule", defaults={"reason": text, "until": until}
+    )
     rule, _ = RuleState.objects.get_or_create(rule="default")
     user = User.objects.create_user(f"user{User.objects.count()}")
     LogEntry.objects.log_actions(user.pk, [failed, waiting], 2, text)
@@ -137,7 +164,12 @@ def telling(hidden: str, text: str) -> dict[str, Any]:
         "cookies": {"anything": hidden},
         "auth": ["user", hidden],
         "params": [["key", hidden], ["text", text]],
-        "json": {"password": hidden, "text": text, "inside": json.dumps({"secret": hidden}), text: [text]},
+        "json": {
+            "password": hidden,
+            "text": text,
+            "inside": json.dumps({"secret": hidden}),
+            text: [text],
+        },
     }
 
 
@@ -147,7 +179,9 @@ def _answer(hidden: str, text: str) -> str:
 
 def state() -> dict[str, Any]:
     """All that an attack might change."""
-    calls = CallQueue.objects.order_by("pk").values("pk", "status", "call_data", "rule", "key", "idempotency_key")
+    calls = CallQueue.objects.order_by("pk").values(
+        "pk", "status", "call_data", "rule", "key", "idempotency_key"
+    )
     return {
         "calls": {row["pk"]: row for row in calls},
         "attempts": list(CallAttempt.objects.order_by("pk").values()),

@@ -13,13 +13,15 @@ from tests.db.conftest import rules  # noqa: F401
 from tests.support.length import slow_ones_left_out
 
 if TYPE_CHECKING:
-    from tests.db.test_security import Listener
+    from tests.db.security.test_what_goes_out import Listener
 
 HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("slow"):
             item.add_marker("fault")
@@ -29,8 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def listen() -> Iterator[Callable[..., Listener]]:
-    """`listen("127.0.0.2", port=..., answer=...)`: a server there until the test ends, which counts whoever connects."""
-    from tests.db.test_security import Listener
+    """`listen("127.0.0.2", port=..., answer=...)`: a server there until the test ends, which counts
+    whoever connects.
+    """
+    from tests.db.security.test_what_goes_out import Listener
 
     opened: list[Any] = []
 

@@ -1,4 +1,5 @@
-"""Every address of the admin, for everyone who might come: who may not, sees and changes nothing; who may, does that and no more.
+"""Every address of the admin, for everyone who might come: who may not, sees and changes nothing;
+who may, does that and no more.
 
 Addresses, permissions and columns are looked up, not listed: what is added is attacked too.
 """
@@ -20,15 +21,39 @@ from django.test import Client
 from django.urls import reverse
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.admin import whatif
-from callqueue.admin.listing import OwnAdmin
+from callqueue.admin import simulate_page
+from callqueue.admin.changelist import OwnAdmin
 from callqueue.models import CallQueue, Hold
-from tests.attacks.admin_site import Scene, acts, addresses, admins, permissions, scene, someone, state, viewer
+from tests.attacks.admin_site import (
+    Scene,
+    acts,
+    addresses,
+    admins,
+    permissions,
+    scene,
+    someone,
+    state,
+    viewer,
+)
 
 Rules = Callable[..., None]
 ADDRESSES = addresses()
 HIDDEN = "h1dd3n-value"
-NOT_THERE = ["0", "-1", "999999999", "9" * 30, "x", "_00", "1'", "1 OR 1=1", "..", "½", "_0A", "%s", "{}"]
+NOT_THERE = [
+    "0",
+    "-1",
+    "999999999",
+    "9" * 30,
+    "x",
+    "_00",
+    "1'",
+    "1 OR 1=1",
+    "..",
+    "½",
+    "_0A",
+    "%s",
+    "{}",
+]
 
 
 @pytest.fixture
@@ -38,7 +63,9 @@ def there(rules: Rules) -> Scene:
 
 
 def forms(there: Scene) -> list[dict[str, Any]]:
-    """What any form of the app might send, all of it at once, for each of the acts that share an address."""
+    """What any form of the app might send, all of it at once, for each of the acts that share an
+    address.
+    """
     edited = {"method": "post", "params": {"url": "https://vendor.example/v2"}}
     common = {"_selected_action": [there.failed.pk, there.waiting.pk], "index": "0", "select_across": "1", "confirm": "all",
               "post": "yes", "again": "on", "rule": "default", "key": "", "limit": "default#0", "rate": "5/h",
@@ -84,7 +111,10 @@ def test_who_is_not_logged_in_or_no_staff_is_sent_to_the_login(there: Scene) -> 
 def test_staff_without_permissions_see_and_change_nothing(there: Scene) -> None:
     nobody, before = someone(), state()
     for path in there.paths(ADDRESSES):
-        for answer in (nobody.get(path, follow=True), nobody.post(path, forms(there)[0], follow=True)):
+        for answer in (
+            nobody.get(path, follow=True),
+            nobody.post(path, forms(there)[0], follow=True),
+        ):
             assert answer.status_code in (403, 404, 405), path
             for text in ("t3xt", HIDDEN, "vendor.example"):
                 assert text not in answer.content.decode(), path
@@ -111,7 +141,12 @@ def test_nothing_is_done_without_the_token(there: Scene) -> None:
         for form in forms(there):
             assert careful.post(path, form).status_code in (403, 405), path
             assert (
-                careful.post(path, form, headers={"X-CSRFToken": "x" * 32, "Referer": "https://evil.example/"}).status_code != 200
+                careful.post(
+                    path,
+                    form,
+                    headers={"X-CSRFToken": "x" * 32, "Referer": "https://evil.example/"},
+                ).status_code
+                != 200
             )
     assert state() == before
 
@@ -139,7 +174,9 @@ WHAT_IS_ALLOWED = {
 
 
 def test_each_permission_allows_what_it_names_and_nothing_else(there: Scene) -> None:
-    """Each with `view_callqueue`, without which there is no page to act on; and the dashboard asks for both."""
+    """Each with `view_callqueue`, without which there is no page to act on; and the dashboard asks
+    for both.
+    """
     found = {name: done_by(someone("view_callqueue", name), there) for name in permissions()}
     assert {name: done for name, done in found.items() if done} == WHAT_IS_ALLOWED
 
@@ -148,7 +185,10 @@ def test_each_permission_allows_what_it_names_and_nothing_else(there: Scene) -> 
 def test_each_permission_alone_is_not_enough(there: Scene) -> None:
     """Only deleting is Django's own, which asks for no view permission."""
     found = {name: done_by(someone(name), there) for name in permissions()}
-    assert {name: done for name, done in found.items() if done} in ({}, {"delete_callqueue": {"delete"}})
+    assert {name: done for name, done in found.items() if done} in (
+        {},
+        {"delete_callqueue": {"delete"}},
+    )
 
 
 def test_what_is_done_is_written_down(there: Scene) -> None:
@@ -165,13 +205,26 @@ def test_what_is_done_is_written_down(there: Scene) -> None:
     assert seen == {"requeue", "edit", "cancel", "control", "delete"}
 
 
-def test_whoever_may_do_everything_gets_no_error_by_asking_for_what_is_not_there(there: Scene) -> None:
-    """Numbers that are none, that are too large, of other alphabets: a redirect, a refusal or a page. Never an exception."""
+def test_whoever_may_do_everything_gets_no_error_by_asking_for_what_is_not_there(
+    there: Scene,
+) -> None:
+    """Numbers that are none, that are too large, of other alphabets: a redirect, a refusal or a
+    page. Never an exception.
+    """
     root = someone(is_superuser=True)
     for address in ADDRESSES:
         for pk in NOT_THERE if address.model else [""]:
-            assert root.get(address.of(pk), follow=True).status_code in (200, 403, 404, 405), (address, pk)
-            assert root.post(address.of(pk), follow=True).status_code in (200, 400, 403, 404, 405), (address, pk)
+            assert root.get(address.of(pk), follow=True).status_code in (200, 403, 404, 405), (
+                address,
+                pk,
+            )
+            assert root.post(address.of(pk), follow=True).status_code in (
+                200,
+                400,
+                403,
+                404,
+                405,
+            ), (address, pk)
     assert CallQueue.objects.count() == 2
 
 
@@ -188,7 +241,10 @@ NONSENSE = [
 def test_nonsense_in_an_address_is_no_error(there: Scene, query: str) -> None:
     client = viewer()
     for path in {address.of("") for address in ADDRESSES if not address.model}:
-        assert client.get(f"{path}?{query}", follow=True).status_code in (200, 400, 403, 404), (path, query)
+        assert client.get(f"{path}?{query}", follow=True).status_code in (200, 400, 403, 404), (
+            path,
+            query,
+        )
 
 
 # --- lookups
@@ -198,14 +254,34 @@ def lookups_of(field: Any) -> Iterator[str]:
     """Every lookup and transform that a column knows, and paths into JSON."""
     yield from field.get_lookups()
     if field.get_internal_type() in ("JSONField", "TextField"):
-        yield from ("params__headers__Authorization__startswith", "0__contains", "x__regex", "length")
+        yield from (
+            "params__headers__Authorization__startswith",
+            "0__contains",
+            "x__regex",
+            "length",
+        )
     if field.is_relation:
-        yield from ("call_data__params__url__contains", "response_body__startswith", "error_message__iregex", "key", "pk__in")
+        yield from (
+            "call_data__params__url__contains",
+            "response_body__startswith",
+            "error_message__iregex",
+            "key",
+            "pk__in",
+        )
 
 
 def own_parameters(made: OwnAdmin) -> set[str]:
-    links = {"callqueue": {"status__exact", "rule__exact", "method__exact", *(f"created_dt__{part}" for part in PARTS)}}
-    return links.get(str(made.opts.model_name), set()) | ({"source__exact", "source__isnull"} if made.model is Hold else set())
+    links = {
+        "callqueue": {
+            "status__exact",
+            "rule__exact",
+            "method__exact",
+            *(f"created_dt__{part}" for part in PARTS),
+        }
+    }
+    return links.get(str(made.opts.model_name), set()) | (
+        {"source__exact", "source__isnull"} if made.model is Hold else set()
+    )
 
 
 PARTS = ("year", "month", "day", "gte", "lt")
@@ -217,7 +293,9 @@ def test_every_admin_class_of_the_app_is_one_that_refuses_lookups() -> None:
 
 
 def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
-    """With one, whoever may only look could read letter by letter what is redacted, or send the database an expression."""
+    """With one, whoever may only look could read letter by letter what is redacted, or send the
+    database an expression.
+    """
     client, tried = viewer(), 0
     for made in admins():
         path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
@@ -245,7 +323,9 @@ def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
         {"id__in": "1,2"},
     ],
 )
-def test_the_lookups_that_once_read_secrets_or_kept_a_process_busy(there: Scene, query: dict[str, str]) -> None:
+def test_the_lookups_that_once_read_secrets_or_kept_a_process_busy(
+    there: Scene, query: dict[str, str]
+) -> None:
     client = viewer()
     for name in ("callqueue", "callattempt", "hold", "rulestate"):
         assert client.get(reverse(f"admin:callqueue_{name}_changelist"), query).status_code == 400
@@ -259,7 +339,10 @@ def test_every_link_of_a_list_works(there: Scene) -> None:
         for _ in range(3):  # year, month, day
             links = set(re.findall(r'href="(\?[^"]+)"', client.get(path).content.decode()))
             for link in links:
-                assert client.get(f"{path.split('?')[0]}{link.replace('&amp;', '&')}").status_code == 200, link
+                assert (
+                    client.get(f"{path.split('?')[0]}{link.replace('&amp;', '&')}").status_code
+                    == 200
+                ), link
                 followed += 1
             dates = [link.replace("&amp;", "&") for link in links if "created_dt__" in link]
             path = f"{path.split('?')[0]}{max(dates, key=len)}" if dates else path
@@ -308,16 +391,27 @@ ALL_KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("limits", [[], *([limit] for limit in ALL_KINDS), ALL_KINDS], ids=lambda limits: str(len(limits)))
-@pytest.mark.parametrize("asked", [{"latency": "0"}, {"latency": "86400"}, {"latency": "0.2", "keys": "20000"}])
-def test_a_what_if_costs_no_more_than_so_many_steps(rules: Rules, limits: list[Any], asked: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [[], *([limit] for limit in ALL_KINDS), ALL_KINDS],
+    ids=lambda limits: str(len(limits)),
+)
+@pytest.mark.parametrize(
+    "asked", [{"latency": "0"}, {"latency": "86400"}, {"latency": "0.2", "keys": "20000"}]
+)
+def test_a_what_if_costs_no_more_than_so_many_steps(
+    rules: Rules, limits: list[Any], asked: dict[str, str]
+) -> None:
     """Whatever the address asks for: the largest that is answered, and everything larger."""
     rules(default=Rule(limits=limits, queues=["a", "b"]))
     client = viewer()
-    most = whatif.STEPS // max(1, len(limits))
+    most = simulate_page.STEPS // max(1, len(limits))
     for calls, is_answered in ((most, True), (most + 1, False), (10**18, False)):
         with Steps() as steps:
-            page = client.get(reverse("admin:callqueue_simulate"), {"rule": "default", "calls": calls, "keys": "1", **asked})
+            page = client.get(
+                reverse("admin:callqueue_simulate"),
+                {"rule": "default", "calls": calls, "keys": "1", **asked},
+            )
         assert ("found" in page.context) == is_answered
         assert steps.count < (MOST_STEPS if is_answered else 1000), calls
 
@@ -326,12 +420,17 @@ def test_a_what_if_costs_no_more_than_so_many_steps(rules: Rules, limits: list[A
 
 
 def test_no_page_shows_what_is_hidden(there: Scene) -> None:
-    """Headers, cookies, queries, bodies, forms, JSON inside text, answers, errors: to whoever may do everything."""
+    """Headers, cookies, queries, bodies, forms, JSON inside text, answers, errors: to whoever may
+    do everything.
+    """
     root, shown = someone(is_superuser=True), 0
     for path in there.paths(ADDRESSES):
         for form in ({}, *forms(there)):
             with undone():
-                text = root.get(path, follow=True).content.decode() + root.post(path, form, follow=True).content.decode()
+                text = (
+                    root.get(path, follow=True).content.decode()
+                    + root.post(path, form, follow=True).content.decode()
+                )
             assert HIDDEN not in text, path
             shown += "[redacted]" in text
     assert shown

@@ -1,4 +1,6 @@
-"""Editing as an attack: whoever may edit tries to see what is hidden, or to make another kind of call of it."""
+"""Editing as an attack: whoever may edit tries to see what is hidden, or to make another kind of
+call of it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,25 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from callqueue.admin import editing
+from callqueue.admin import edit_call
 from callqueue.exceptions import InvalidCall
-from callqueue.redaction import REDACTED, as_curl
+from callqueue.security.redaction import REDACTED, as_curl
 
 HIDDEN = ("s3cr3t-a", "s3cr3t-b", "s3cr3t-c")
 NAMES = st.sampled_from(
-    ["password", "token", "comment", "user", "key", "Authorization", "auth", "data", "x", "max_tokens", REDACTED]
+    [
+        "password",
+        "token",
+        "comment",
+        "user",
+        "key",
+        "Authorization",
+        "auth",
+        "data",
+        "x",
+        "max_tokens",
+        REDACTED,
+    ]
 )
 LEAVES = st.sampled_from([*HIDDEN, "plain", "", 0, 1, True, None, 1.5, "Bearer s3cr3t-a", "https://v.example/?token=s3cr3t-b",
                           '{"password": "s3cr3t-c"}', "password=s3cr3t-a", REDACTED])  # fmt: skip
@@ -31,14 +45,24 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 PARAMS = st.fixed_dictionaries(
-    {"url": st.sampled_from(["https://v.example/a", "https://v.example/a?token=s3cr3t-a", "https://v.example:444/a"])},
+    {
+        "url": st.sampled_from(
+            ["https://v.example/a", "https://v.example/a?token=s3cr3t-a", "https://v.example:444/a"]
+        )
+    },
     optional=dict.fromkeys(("headers", "cookies", "auth", "params", "data", "json"), VALUES),
 )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place inside a value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for name, item in items for place in places(item, (*path, name)))]
 
 
@@ -49,9 +73,15 @@ def at(value: Any, place: tuple[Any, ...]) -> Any:
 
 
 def mangle(draw: st.DrawFn, edited: Any) -> Any:
-    """One thing that somebody might do with a text: rename, move, copy, swap, delete, insert, wrap, reverse."""
+    """One thing that somebody might do with a text: rename, move, copy, swap, delete, insert, wrap,
+    reverse.
+    """
     edited = copy.deepcopy(edited)
-    holders = [place for place in places(edited) if isinstance(at(edited, place), (dict, list)) and at(edited, place)]
+    holders = [
+        place
+        for place in places(edited)
+        if isinstance(at(edited, place), (dict, list)) and at(edited, place)
+    ]
     if not holders:
         return edited
     holder = at(edited, draw(st.sampled_from(holders)))
@@ -66,9 +96,15 @@ def mangle(draw: st.DrawFn, edited: Any) -> Any:
     elif act == "delete":
         del holder[name]
     elif act == "wrap":
-        holder[name] = draw(st.sampled_from([[holder[name]], {"comment": holder[name]}, [["comment", holder[name]]]]))
+        holder[name] = draw(
+            st.sampled_from(
+                [[holder[name]], {"comment": holder[name]}, [["comment", holder[name]]]]
+            )
+        )
     elif act == "type":
-        holder[name] = draw(VALUES.filter(lambda value: not any(secret in json.dumps(value) for secret in HIDDEN)))
+        holder[name] = draw(
+            VALUES.filter(lambda value: not any(secret in json.dumps(value) for secret in HIDDEN))
+        )
     elif isinstance(holder, list):
         holder.insert(0, source) if act == "rename" else holder.reverse()
     elif act == "rename":
@@ -85,7 +121,7 @@ def edits(draw: st.DrawFn) -> tuple[Any, Any]:
     """A stored request, and what somebody made of the text that shows it."""
     method = draw(st.sampled_from(["post", "post", "post", "celery_task", "send_email", "own"]))
     stored = {"method": method, "params": draw(PARAMS)}
-    edited = editing.shown(stored)
+    edited = edit_call.shown(stored)
     for _ in range(draw(st.integers(1, 3))):
         edited = mangle(draw, edited)
     return stored, edited
@@ -94,7 +130,7 @@ def edits(draw: st.DrawFn) -> tuple[Any, Any]:
 def seen(call_data: Any) -> str:
     """All that a page says of a request."""
     params = call_data.get("params") if isinstance(call_data, dict) else None
-    return editing.as_text(editing.shown(call_data)) + as_curl("post", params)
+    return edit_call.as_text(edit_call.shown(call_data)) + as_curl("post", params)
 
 
 @pytest.mark.parametrize("examples", [300, pytest.param(5000, marks=pytest.mark.slow)])
@@ -108,7 +144,7 @@ def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call(examples: 
         stored, edited = edit
         before = seen(stored)
         try:
-            laid = editing.read(json.dumps(edited), stored)
+            laid = edit_call.read(json.dumps(edited), stored)
         except InvalidCall as error:
             assert not any(secret in str(error) for secret in HIDDEN)
             return
@@ -129,7 +165,7 @@ def test_no_edit_shows_what_was_hidden_nor_makes_another_kind_of_call(examples: 
 @given(PARAMS)
 def test_an_edit_that_changes_nothing_keeps_everything(params: Any) -> None:
     stored = {"method": "post", "params": params}
-    shown = editing.shown(stored)
+    shown = edit_call.shown(stored)
     if REDACTED in json.dumps(stored):
         return  # a text that says [redacted] itself cannot be told from one that was
-    assert editing.read(editing.as_text(shown), stored) == stored
+    assert edit_call.read(edit_call.as_text(shown), stored) == stored

@@ -13,8 +13,12 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 ATTACKED = "return window.attacked || document.querySelectorAll('.attacked, img[src=x]').length"
 
 
-def test_no_page_runs_or_draws_what_a_call_or_an_answer_says(browser: Any, site: str, settings: Any) -> None:
-    """Every address of the app. What the site's policy stops, the browser complains of, and that fails the test too."""
+def test_no_page_runs_or_draws_what_a_call_or_an_answer_says(
+    browser: Any, site: str, settings: Any
+) -> None:
+    """Every address of the app. What the site's policy stops, the browser complains of, and that
+    fails the test too.
+    """
     from tests.attacks.admin_site import addresses, scene, someone
     from tests.attacks.test_texts import TEXTS
 

@@ -1,4 +1,6 @@
-"""Attacks on logs and terminals: lines that nobody logged, escapes that a terminal obeys, secrets that others log."""
+"""Attacks on logs and terminals: lines that nobody logged, escapes that a terminal obeys, secrets
+that others log.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import run_callqueue
 from tests.db.commands import run
 from tests.db.conftest import rules  # noqa: F401
-from tests.db.test_security import Listener, listen  # noqa: F401
+from tests.db.security.test_what_goes_out import Listener, listen  # noqa: F401
 from tests.support import behaviour
 
 Rules = Callable[..., None]
@@ -27,11 +29,15 @@ CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 @pytest.fixture(autouse=True)
 def _rules(rules: Rules) -> None:  # noqa: F811
     more = {"SECRETS": {"KEY": VALUE}, "ALLOWED_NETWORKS": ["127.0.0.0/8"]}
-    rules(default=Rule(limits=[SlidingWindow("1000/s"), SlidingWindow("5/s", per="key")]), more=more)
+    rules(
+        default=Rule(limits=[SlidingWindow("1000/s"), SlidingWindow("5/s", per="key")]), more=more
+    )
 
 
 @pytest.mark.parametrize("name", ["key", "unique_key", "callback"])
-@pytest.mark.parametrize("control", ["\n", "\r", "\x1b[2J", "\x07", "\x9b1m", "\x7f", "\u2028", "\t"])
+@pytest.mark.parametrize(
+    "control", ["\n", "\r", "\x1b[2J", "\x07", "\x9b1m", "\x7f", "\u2028", "\t"]
+)
 def test_send_refuses_a_name_with_control_characters(name: str, control: str) -> None:
     with pytest.raises(InvalidCall, match=f"^{name}"):
         CallQueue.objects.send(CALL, **{name: f"a{control}b"})
@@ -44,10 +50,21 @@ def test_send_refuses_them_in_a_key_of_several_names(key: Any) -> None:
         CallQueue.objects.send(CALL, key=key)
 
 
-@pytest.mark.parametrize("event", ["rule_held", "attempt_failed", "call_failed", "calls_released", "publish_failed"])
+@pytest.mark.parametrize(
+    "event", ["rule_held", "attempt_failed", "call_failed", "calls_released", "publish_failed"]
+)
 def test_no_value_begins_a_line_in_the_log(event: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    events.tell(event, call_id=1, status="failed", rule=FORGED, per="key", value=FORGED, until=None, reason=FORGED)
+    events.tell(
+        event,
+        call_id=1,
+        status="failed",
+        rule=FORGED,
+        per="key",
+        value=FORGED,
+        until=None,
+        reason=FORGED,
+    )
     assert caplog.messages
     for message in caplog.messages:
         assert message.isprintable()
@@ -94,7 +111,10 @@ def test_urllib3_logs_no_secret_that_a_server_repeats(
     caplog.set_level(logging.DEBUG)
     head = f"HTTP/1.1 200 OK\r\nyou sent Bearer {VALUE}\r\nContent-Length: 2\r\n\r\nok"
     listener = listen(answer=head.encode())
-    params = {"url": f"http://127.0.0.1:{listener.port}/", "headers": {"Authorization": Secret("KEY")}}
+    params = {
+        "url": f"http://127.0.0.1:{listener.port}/",
+        "headers": {"Authorization": Secret("KEY")},
+    }
     CallQueue.objects.send({"method": "get", "params": params})
     behaviour.run()
     assert VALUE.encode() in listener.heard[0]

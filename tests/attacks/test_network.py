@@ -1,7 +1,9 @@
-"""Into the network behind the workers: every spelling of an address, in every form of a URL, by `send`, by a row, by a redirect.
+"""Into the network behind the workers: every spelling of an address, in every form of a URL, by
+`send`, by a row, by a redirect.
 
-A canary listens on loopback and must hear nothing. The resolver here is the most obliging there is: it reads every spelling that
-any resolver reads, so that nothing is refused merely because this machine's knows less.
+A canary listens on loopback and must hear nothing. The resolver here is the most obliging there is:
+it reads every spelling that any resolver reads, so that nothing is refused merely because this
+machine's knows less.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import pytest
 from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
 from callqueue.models import CallQueue
-from tests.db.test_security import ELSEWHERE, LOOPBACK, Listener, has_loopback_6, make, resolve, smuggled
+from tests.db.security.test_what_goes_out import (
+    ELSEWHERE,
+    LOOPBACK,
+    Listener,
+    has_loopback_6,
+    make,
+    resolve,
+    smuggled,
+)
 from tests.support import behaviour
 
 Rules = Callable[..., None]
@@ -69,7 +79,9 @@ def resolve_obligingly(monkeypatch: pytest.MonkeyPatch, inside: str = "127.0.0.1
     original = socket.getaddrinfo
 
     def answer(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        text = unicodedata.normalize("NFKC", unquote(host.decode() if isinstance(host, bytes) else str(host))).rstrip(".")
+        text = unicodedata.normalize(
+            "NFKC", unquote(host.decode() if isinstance(host, bytes) else str(host))
+        ).rstrip(".")
         if text.lower() in {name.rstrip(".").lower() for name in NAMES}:
             text = inside
         with suppress(OSError, ValueError):
@@ -82,14 +94,19 @@ def resolve_obligingly(monkeypatch: pytest.MonkeyPatch, inside: str = "127.0.0.1
 @pytest.fixture
 def canaries(listen: Listen) -> Iterator[list[Listener]]:
     """Listeners on loopback, of both kinds where there are two; none may hear anything."""
-    heard = [listen("127.0.0.1"), *([listen("::1")] if socket.has_ipv6 and has_loopback_6() else [])]
+    heard = [
+        listen("127.0.0.1"),
+        *([listen("::1")] if socket.has_ipv6 and has_loopback_6() else []),
+    ]
     yield heard
     assert [canary.connections for canary in heard] == [0] * len(heard)
 
 
 def urls(canaries: list[Listener]) -> list[str]:
     ports = [canary.port for canary in canaries]
-    made = [form.format(host=host, port=port) for host in HOSTS for form in FORMS for port in ports[:1]]
+    made = [
+        form.format(host=host, port=port) for host in HOSTS for form in FORMS for port in ports[:1]
+    ]
     return made + [scheme.format(port=port) for scheme in SCHEMES for port in ports]
 
 
@@ -110,7 +127,9 @@ def test_nothing_inside_is_reached_by_what_is_sent(
         assert call is not None
         accepted.append(call)
     assert CallQueue.objects.count() == len(accepted), "what is refused is not written"
-    assert {call.host.rstrip(".") for call in accepted} <= {name.rstrip(".").lower() for name in NAMES}
+    assert {call.host.rstrip(".") for call in accepted} <= {
+        name.rstrip(".").lower() for name in NAMES
+    }
     _made_and_refused(accepted)
 
 
@@ -164,7 +183,9 @@ def locations(port: int) -> list[str]:
 
 @pytest.fixture
 def honest(rules: Rules, listen: Listen) -> Listener:
-    """A server that may be called, on 127.0.0.1, and answers with a redirect; nothing else on loopback may be called."""
+    """A server that may be called, on 127.0.0.1, and answers with a redirect; nothing else on
+    loopback may be called.
+    """
     rules(
         default=Rule(limits=[WIDE], follow_redirects=True, connect_timeout=1, total_timeout=3),
         more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]},
@@ -176,14 +197,20 @@ def _elsewhere(location: str, status: int) -> bytes:
     return f"HTTP/1.1 {status} Elsewhere\r\nLocation: {location}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
 
 
-def redirected(honest: Listener, location: str, status: int = 302, method: str = "get") -> CallQueue:
+def redirected(
+    honest: Listener, location: str, status: int = 302, method: str = "get"
+) -> CallQueue:
     honest.answer = _elsewhere(location, status)
-    call = CallQueue.objects.send({"method": method, "params": {"url": f"http://127.0.0.1:{honest.port}/"}})
+    call = CallQueue.objects.send(
+        {"method": method, "params": {"url": f"http://127.0.0.1:{honest.port}/"}}
+    )
     assert call is not None
     return make(call)
 
 
-def test_no_location_leads_inside(rules: Rules, honest: Listener, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_location_leads_inside(
+    rules: Rules, honest: Listener, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolve_obligingly(monkeypatch, "127.0.0.2")
     trap = listen("127.0.0.2", port=honest.port)
     for location in locations(honest.port):
@@ -192,7 +219,10 @@ def test_no_location_leads_inside(rules: Rules, honest: Listener, listen: Listen
         assert trap.connections == 0, location
     assert honest.connections >= len(locations(honest.port))
     more = {"ALLOWED_NETWORKS": ["127.0.0.0/8"]}
-    rules(default=Rule(limits=[WIDE], follow_redirects=True, connect_timeout=1, total_timeout=3), more=more)
+    rules(
+        default=Rule(limits=[WIDE], follow_redirects=True, connect_timeout=1, total_timeout=3),
+        more=more,
+    )
     redirected(honest, f"http://2130706434:{honest.port}/")
     assert trap.connections == 1, "it hears what is allowed"
 
@@ -206,7 +236,9 @@ def test_no_location_leads_inside_with_any_status(
     resolve_obligingly(monkeypatch, "127.0.0.2")
     trap = listen("127.0.0.2", port=honest.port)
     for location in locations(honest.port):
-        assert redirected(honest, location, status, method).status != CallQueue.Status.DONE, location
+        assert redirected(honest, location, status, method).status != CallQueue.Status.DONE, (
+            location
+        )
         assert trap.connections == 0, location
 
 
@@ -234,11 +266,15 @@ def test_a_redirect_to_a_name_with_any_address_that_is_not_allowed_is_refused(
 def test_a_name_that_changes_while_redirects_are_followed_gains_nothing(
     honest: Listener, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Allowed at the first hop, the trap at the second: each hop goes to the address that was checked for it."""
+    """Allowed at the first hop, the trap at the second: each hop goes to the address that was
+    checked for it.
+    """
     trap = listen("127.0.0.2", port=honest.port)
     resolve(monkeypatch, {"rebinding.example": [["127.0.0.1"], ["127.0.0.2"]]})
     honest.answer = _elsewhere(f"http://rebinding.example:{honest.port}/b", 302)
-    call = CallQueue.objects.send({"method": "get", "params": {"url": f"http://rebinding.example:{honest.port}/a"}})
+    call = CallQueue.objects.send(
+        {"method": "get", "params": {"url": f"http://rebinding.example:{honest.port}/a"}}
+    )
     assert call is not None
     assert make(call).status == CallQueue.Status.FAILED
     assert (honest.connections, trap.connections) == (1, 0)

@@ -1,4 +1,6 @@
-"""Attacks on secrets: to name one, to have one sent elsewhere, to have one kept, and to move what is sealed."""
+"""Attacks on secrets: to name one, to have one sent elsewhere, to have one kept, and to move what
+is sealed.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from celery import shared_task
 from django.core.checks import run_checks
 from django.db import connection
 
-from callqueue import QueuedTask, RetryLater, Rule, Secret, SecretFor, Session, SlidingWindow, reconcile, states
-from callqueue.admin import editing
+from callqueue import (
+    QueuedTask,
+    RetryLater,
+    Rule,
+    Secret,
+    SecretFor,
+    Session,
+    SlidingWindow,
+    states,
+)
+from callqueue.admin import edit_call
 from callqueue.exceptions import CallQueueError, InvalidCall
+from callqueue.maintenance import reconcile
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue
 from tests.db.commands import run
 from tests.db.conftest import remote, rules  # noqa: F401
-from tests.db.test_security import Listener, dump, listen  # noqa: F401
+from tests.db.security.test_what_goes_out import Listener, dump, listen  # noqa: F401
 from tests.support import behaviour
 from tests.support.length import AT_LENGTH
 
@@ -65,7 +77,15 @@ def remember(*args: Any, **kwargs: Any) -> None:
 
 def longest_part(text: str) -> int:
     """The length of the longest part of the secret that is in the text."""
-    return max((to - at for at in range(len(VALUE)) for to in range(at + 1, len(VALUE) + 1) if VALUE[at:to] in text), default=0)
+    return max(
+        (
+            to - at
+            for at in range(len(VALUE))
+            for to in range(at + 1, len(VALUE) + 1)
+            if VALUE[at:to] in text
+        ),
+        default=0,
+    )
 
 
 # --- To name a secret
@@ -76,7 +96,11 @@ def test_data_that_looks_like_a_secrets_name_goes_out_as_it_stands(
     remote: behaviour.Vendor,  # noqa: F811
     place: str,
 ) -> None:
-    data: Any = {"note": LOOKS, "deep": [{"a": {"$$secret": ["$secret"]}}]} if place == "json" else json.dumps(LOOKS)
+    data: Any = (
+        {"note": LOOKS, "deep": [{"a": {"$$secret": ["$secret"]}}]}
+        if place == "json"
+        else json.dumps(LOOKS)
+    )
     call = made({"url": URL, place: data})
     assert call.status == Status.DONE
     assert remote.requests[0][2][place] == data
@@ -103,7 +127,9 @@ def test_a_file_names_secrets_only_where_it_was_let(
     options: list[str],
 ) -> None:
     file = tmp_path / "calls.jsonl"
-    line = json.dumps({"method": "post", "params": {"url": URL, "json": {"a": LOOKS, "b": {"$$secret": "KEY"}}}})
+    line = json.dumps(
+        {"method": "post", "params": {"url": URL, "json": {"a": LOOKS, "b": {"$$secret": "KEY"}}}}
+    )
     file.write_text(f"{line}\n")
     assert run("send", *options, str(file)).code == 0
     assert run("send", "--secrets", *options, str(file)).code == 0
@@ -116,18 +142,20 @@ def test_a_file_names_secrets_only_where_it_was_let(
 
 def test_an_editor_of_calls_names_no_secret() -> None:
     stored = {"method": "post", "params": {"url": URL, "headers": {"Authorization": Secret("KEY")}}}
-    shown = editing.shown(stored)
-    assert editing.read(json.dumps(shown), stored) == stored
+    shown = edit_call.shown(stored)
+    assert edit_call.read(json.dumps(shown), stored) == stored
     typed = {**shown, "params": {**shown["params"], "json": {"a": LOOKS}}}
-    assert editing.read(json.dumps(typed), stored)["params"]["json"] == {"a": LOOKS}
+    assert edit_call.read(json.dumps(typed), stored)["params"]["json"] == {"a": LOOKS}
     typed = {**shown, "params": {**shown["params"], "json": {"a": "[secret KEY]"}}}
     with pytest.raises(InvalidCall, match="nothing of that name"):
-        editing.read(json.dumps(typed), stored)
+        edit_call.read(json.dumps(typed), stored)
 
 
 def test_an_error_tells_no_name_but_the_one_that_was_asked_for() -> None:
     with pytest.raises(InvalidCall, match="'KEX'") as caught:
-        CallQueue.objects.send({"method": "post", "params": {"url": URL, "json": {"a": Secret("KEX")}}})
+        CallQueue.objects.send(
+            {"method": "post", "params": {"url": URL, "json": {"a": Secret("KEX")}}}
+        )
     assert "KEY" not in str(caught.value)
 
 
@@ -137,7 +165,9 @@ def test_a_call_that_was_stored_before_there_was_a_mark_for_it_keeps_its_secret(
     call = CallQueue.objects.send({"method": "post", "params": {"url": URL, "json": {"a": 1}}})
     stored = json.dumps({"method": "post", "params": {"url": URL, "json": {"a": LOOKS}}})
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE callqueue_callqueue SET call_data = %s WHERE id = %s", [stored, call.pk])
+        cursor.execute(
+            "UPDATE callqueue_callqueue SET call_data = %s WHERE id = %s", [stored, call.pk]
+        )
     behaviour.run()
     assert remote.requests[0][2]["json"] == {"a": VALUE}
 
@@ -163,10 +193,16 @@ def test_a_dump_of_the_table_brings_back_secrets_and_data_as_they_were(tmp_path:
     ("bound", "why"),
     [
         (SecretFor(VALUE, hosts=["api.example"]), "may not go to the host vendor.example:80"),
-        (SecretFor(VALUE, hosts=["vendor.example:443"]), "may not go to the host vendor.example:80"),
+        (
+            SecretFor(VALUE, hosts=["vendor.example:443"]),
+            "may not go to the host vendor.example:80",
+        ),
         (SecretFor(VALUE, hosts=["*.vendor.example"]), "may not go to the host"),
         (SecretFor(VALUE, rules=["other"]), "not for calls of the rule 'default'"),
-        (SecretFor(lambda: pytest.fail("it was asked for"), rules=["other"]), "not for calls of the rule"),
+        (
+            SecretFor(lambda: pytest.fail("it was asked for"), rules=["other"]),
+            "not for calls of the rule",
+        ),
     ],
 )
 @pytest.mark.parametrize("place", ["headers", "json", "auth"])
@@ -178,7 +214,11 @@ def test_a_secret_goes_nowhere_but_to_its_places(
     place: str,
 ) -> None:
     setup(rules, secret=bound)
-    params = {"headers": {"X-A": Secret("KEY")}, "json": [Secret("KEY")], "auth": ["u", Secret("KEY")]}
+    params = {
+        "headers": {"X-A": Secret("KEY")},
+        "json": [Secret("KEY")],
+        "auth": ["u", Secret("KEY")],
+    }
     call = made({"url": URL, place: params[place]})
     assert call.status == Status.FAILED
     assert why in call.error_message
@@ -194,7 +234,10 @@ def test_a_secret_goes_to_its_places(rules: Rules, remote: behaviour.Vendor) -> 
         return f"{VALUE}-{context.key}"
 
     setup(rules, secret=SecretFor(of_tenant, hosts=["*.example:80"], rules=["default", "other"]))
-    assert made({"url": URL, "json": [Secret("KEY"), Secret("KEY")]}, key="shop-7").status == Status.DONE
+    assert (
+        made({"url": URL, "json": [Secret("KEY"), Secret("KEY")]}, key="shop-7").status
+        == Status.DONE
+    )
     assert remote.requests[0][2]["json"] == [f"{VALUE}-shop-7"] * 2
     assert asked == [("default", "shop-7", "vendor.example")]
 
@@ -222,12 +265,19 @@ def test_a_url_that_is_a_secret_goes_to_its_own_host_only_where_that_is_allowed(
 
 
 def test_no_error_tells_the_host_of_a_url_that_is_a_secret(rules: Rules) -> None:  # noqa: F811
-    for url in ("http://hooks.vendor.example/T0", "http://hooks-of-ours.invalid/T0", "http://127.1.2.3:1/T0"):
+    for url in (
+        "http://hooks.vendor.example/T0",
+        "http://hooks-of-ours.invalid/T0",
+        "http://127.1.2.3:1/T0",
+    ):
         setup(rules, secret=url, ALLOWED_HOSTS=["*.invalid", "127.1.2.3"])
         call = made({"url": Secret("KEY")})
         assert call.status != Status.DONE
         assert call.error_message
-        assert url.split("/")[2].split(":")[0] not in f"{call.error_message} {call.attempts.get().error_message}"
+        assert (
+            url.split("/")[2].split(":")[0]
+            not in f"{call.error_message} {call.attempts.get().error_message}"
+        )
 
 
 def redirecting(listen: Callable[..., Listener], status: int) -> tuple[Listener, Listener]:  # noqa: F811
@@ -245,14 +295,21 @@ def test_a_redirect_takes_no_header_with_a_secret_to_another_origin(
     name: str,
 ) -> None:
     honest, other = redirecting(listen, status)
-    call = made({"url": f"http://127.0.0.1:{honest.port}/", "headers": {name: Secret("KEY"), "X-Plain": "yes"}})
+    call = made(
+        {
+            "url": f"http://127.0.0.1:{honest.port}/",
+            "headers": {name: Secret("KEY"), "X-Plain": "yes"},
+        }
+    )
     assert call.status == Status.DONE, call.error_message
     assert VALUE.encode() in honest.heard[0]
     assert b"X-Plain: yes" in other.heard[0]
     assert longest_part(other.heard[0].decode()) < 8
 
 
-@pytest.mark.parametrize("body", [{"json": {"client_secret": Secret("KEY")}}, {"data": {"client_secret": Secret("KEY")}}])
+@pytest.mark.parametrize(
+    "body", [{"json": {"client_secret": Secret("KEY")}}, {"data": {"client_secret": Secret("KEY")}}]
+)
 def test_a_redirect_takes_no_body_with_a_secret_to_another_origin(
     listen: Callable[..., Listener],  # noqa: F811
     body: dict[str, Any],
@@ -272,7 +329,9 @@ def test_no_redirect_to_another_origin_is_followed_with_a_secret_that_is_bound(
 ) -> None:
     setup(rules, secret=SecretFor(VALUE, **bound))
     honest, other = redirecting(listen, 302)
-    call = made({"url": f"http://127.0.0.1:{honest.port}/", "headers": {"Authorization": Secret("KEY")}})
+    call = made(
+        {"url": f"http://127.0.0.1:{honest.port}/", "headers": {"Authorization": Secret("KEY")}}
+    )
     assert call.status == Status.FAILED
     assert "bound to its places" in call.error_message
     assert (honest.connections, other.connections) == (1, 0)
@@ -281,7 +340,9 @@ def test_no_redirect_to_another_origin_is_followed_with_a_secret_that_is_bound(
 # --- To have a secret kept
 
 
-@pytest.mark.parametrize("encode", [str, lambda v: base64.encodebytes(v.encode()).decode(), lambda v: v.encode().hex()])
+@pytest.mark.parametrize(
+    "encode", [str, lambda v: base64.encodebytes(v.encode()).decode(), lambda v: v.encode().hex()]
+)
 @pytest.mark.parametrize("keep", [100, 1000, 1001, 1013, 4096])
 def test_of_an_answer_that_is_full_of_echoes_no_part_is_kept(
     rules: Rules,  # noqa: F811
@@ -290,7 +351,9 @@ def test_of_an_answer_that_is_full_of_echoes_no_part_is_kept(
     keep: int,
 ) -> None:
     setup(rules, KEEP_RESPONSE_BYTES=keep)
-    body = json.dumps([{"link": f"http://vendor.example/{n}?key={encode(VALUE)}"} for n in range(200)]).encode()
+    body = json.dumps(
+        [{"link": f"http://vendor.example/{n}?key={encode(VALUE)}"} for n in range(200)]
+    ).encode()
     for cut in range(0, 40, 3):
         remote.answers["/"] = (200, {"X-Echo": encode(VALUE)}, body[: len(body) - cut])
         attempt = made({"url": URL, "json": {"a": Secret("KEY")}}).attempts.get()
@@ -312,7 +375,9 @@ def test_of_a_task_that_fails_no_part_is_kept() -> None:
         call = leak.delay(Secret("KEY"), padding).call
         run_callqueue()
         call.refresh_from_db()
-        assert longest_part(f"{call.error_message}{call.attempts.order_by('pk')[0].error_message}") < 8
+        assert (
+            longest_part(f"{call.error_message}{call.attempts.order_by('pk')[0].error_message}") < 8
+        )
         call.delete()
 
 
@@ -322,12 +387,21 @@ def confused(call: CallQueue) -> Any:
     raise ConnectionError(f"no route to vendor with {VALUE}, password=hunter2-hunter2")
 
 
-def test_of_what_a_reconcile_hook_says_no_part_is_kept(rules: Rules, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+def test_of_what_a_reconcile_hook_says_no_part_is_kept(
+    rules: Rules,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from callqueue import GiveUp
 
     setup(rules, rule=Rule(limits=[WIDE], reconcile=f"{__name__}.confused"))
-    for answer in (None, RetryLater(f"again with {VALUE}"), GiveUp(f"refused {VALUE}; Authorization: Bearer {VALUE}")):
-        call = CallQueue.objects.send({"method": "post", "params": {"url": URL, "json": [Secret("KEY")]}})
+    for answer in (
+        None,
+        RetryLater(f"again with {VALUE}"),
+        GiveUp(f"refused {VALUE}; Authorization: Bearer {VALUE}"),
+    ):
+        call = CallQueue.objects.send(
+            {"method": "post", "params": {"url": URL, "json": [Secret("KEY")]}}
+        )
         CallQueue.objects.filter(pk=call.pk).update(status=states.UNKNOWN)
         seen[:] = [] if answer is None else [answer]
         reconcile.ask_due("default")
@@ -345,7 +419,12 @@ def test_no_check_and_no_error_tells_a_value_of_the_settings(rules: Rules) -> No
         "HANDLERS": {"a": [VALUE]}, "MAX_CALL_BYTES": VALUE, "DISPENSER": {"POLL": VALUE}, "LEASE": VALUE, "RULES": {"a": VALUE},
         "ENCRYPTION_KEYS": VALUE,
     }  # fmt: skip
-    for key, value in {**wrong, "SECRETS ": {"KEY": [VALUE]}, "ALLOWED_HOSTS ": VALUE, "ENCRYPTION_KEYS ": [VALUE]}.items():
+    for key, value in {
+        **wrong,
+        "SECRETS ": {"KEY": [VALUE]},
+        "ALLOWED_HOSTS ": VALUE,
+        "ENCRYPTION_KEYS ": [VALUE],
+    }.items():
         rules(more={key.strip(): value})
         told = " ".join(error.msg for error in run_checks(tags=["callqueue"]))
         assert key.strip() in told
@@ -361,9 +440,14 @@ def sealed(rules: Rules, remote: behaviour.Vendor) -> list[CallQueue]:  # noqa: 
     from cryptography.fernet import Fernet
 
     setup(rules, ENCRYPTION_KEYS=[Fernet.generate_key().decode()])
-    remote.answers["/0"], remote.answers["/1"] = (200, {"X-N": "0"}, b"answer 0"), (200, {"X-N": "1"}, b"answer 1")
+    remote.answers["/0"], remote.answers["/1"] = (
+        (200, {"X-N": "0"}, b"answer 0"),
+        (200, {"X-N": "1"}, b"answer 1"),
+    )
     done = [made({"url": f"{URL}{n}"}) for n in range(2)]
-    waiting = CallQueue.objects.send_many([{"method": "post", "params": {"url": f"{URL}{n}"}} for n in (2, 3)])
+    waiting = CallQueue.objects.send_many(
+        [{"method": "post", "params": {"url": f"{URL}{n}"}} for n in (2, 3)]
+    )
     return [*done, *waiting]
 
 
@@ -379,10 +463,16 @@ def swap(table: str, column: str, one: int, other: int) -> None:
 
 
 def test_what_is_sealed_opens_in_its_own_row(sealed: list[CallQueue]) -> None:
-    urls = [call["params"]["url"] for call in CallQueue.objects.order_by("pk").values_list("call_data", flat=True)]
+    urls = [
+        call["params"]["url"]
+        for call in CallQueue.objects.order_by("pk").values_list("call_data", flat=True)
+    ]
     assert urls == [f"{URL}{n}" for n in range(4)]
     assert [a.response_body for a in CallAttempt.objects.order_by("pk")] == ["answer 0", "answer 1"]
-    assert [a.response_headers for a in CallAttempt.objects.order_by("pk")] == [{"X-N": "0"}, {"X-N": "1"}]
+    assert [a.response_headers for a in CallAttempt.objects.order_by("pk")] == [
+        {"X-N": "0"},
+        {"X-N": "1"},
+    ]
     assert CallQueue.objects.only("call_data").get(pk=sealed[2].pk).call_data == sealed[2].call_data
     for text in ("answer", "vendor.example/2"):
         assert text not in dump()
@@ -402,7 +492,9 @@ def test_a_request_that_was_moved_to_another_call_is_not_made(
 
 
 @pytest.mark.parametrize("column", ["response_body", "response_headers"])
-def test_an_answer_that_was_moved_to_another_attempt_is_not_read(sealed: list[CallQueue], column: str) -> None:
+def test_an_answer_that_was_moved_to_another_attempt_is_not_read(
+    sealed: list[CallQueue], column: str
+) -> None:
     one, other = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
     swap("callqueue_callattempt", column, one, other)
     for attempt in CallAttempt.objects.all():
@@ -411,7 +503,9 @@ def test_an_answer_that_was_moved_to_another_attempt_is_not_read(sealed: list[Ca
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("looks", ["$sealed", "$sealed:", "$plain", "$plain:", "$row:1|", "$sealed:gAAAAA", "$row:"])
+@pytest.mark.parametrize(
+    "looks", ["$sealed", "$sealed:", "$plain", "$plain:", "$row:1|", "$sealed:gAAAAA", "$row:"]
+)
 def test_no_answer_looks_as_if_it_were_sealed(
     rules: Rules,  # noqa: F811
     remote: behaviour.Vendor,  # noqa: F811

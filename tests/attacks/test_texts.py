@@ -1,4 +1,6 @@
-"""Text that wants to be more than text: markup, templates, formulas, control characters, in every field that anybody may fill."""
+"""Text that wants to be more than text: markup, templates, formulas, control characters, in every
+field that anybody may fill.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from django.urls import reverse
 from callqueue import Rule, SlidingWindow
 from callqueue.models import CallQueue
 from tests.attacks.admin_site import addresses, scene, someone, telling
-from tests.unit.test_redaction import words_of
+from tests.unit.security.test_redaction import words_of
 
 Rules = Callable[..., None]
 TEXTS = {
@@ -33,11 +35,18 @@ TEXTS = {
 }
 
 
-FORMS = {"pause": ("rule", "key", "reason", "for", "until"), "resume": ("key",), "limit": ("limit", "rate"), "": ("rule",)}
+FORMS = {
+    "pause": ("rule", "key", "reason", "for", "until"),
+    "resume": ("key",),
+    "limit": ("limit", "rate"),
+    "": ("rule",),
+}
 
 
 class Elements(HTMLParser):
-    """What a browser would make of a page that it should not: elements and attributes of an attacker."""
+    """What a browser would make of a page that it should not: elements and attributes of an
+    attacker.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -47,10 +56,13 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = dict(attributes)
-        if "attacked" in (given.get("class") or "").split() or any(name.startswith("on") for name in given):
+        if "attacked" in (given.get("class") or "").split() or any(
+            name.startswith("on") for name in given
+        ):
             self.attacked.append((tag, attributes))
         if any(
-            (given.get(name) or "").strip().lower().startswith("javascript:") for name in ("href", "src", "action", "formaction")
+            (given.get(name) or "").strip().lower().startswith("javascript:")
+            for name in ("href", "src", "action", "formaction")
         ):
             self.attacked.append((tag, attributes))
         if tag == "script" and not given.get("src"):
@@ -58,8 +70,12 @@ class Elements(HTMLParser):
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_no_text_of_a_call_an_answer_or_a_hold_is_markup_on_any_page(rules: Rules, text: str) -> None:
-    """Nor is anything exported in a form that a spreadsheet would open: every answer is a page or JSON of the autocompletion."""
+def test_no_text_of_a_call_an_answer_or_a_hold_is_markup_on_any_page(
+    rules: Rules, text: str
+) -> None:
+    """Nor is anything exported in a form that a spreadsheet would open: every answer is a page or
+    JSON of the autocompletion.
+    """
     rules(default=Rule(limits=[SlidingWindow("100/h", per="key")]))
     there, root, shown = scene(text=text), someone(is_superuser=True), 0
     for path in there.paths(addresses()):
@@ -89,30 +105,51 @@ def test_no_text_that_is_typed_in_comes_back_as_markup(rules: Rules, text: str) 
     """In messages, in forms that were refused, in searches, in a rule's name that there is not."""
     rules(default=Rule(limits=[SlidingWindow("100/h")]))
     there, root = scene(), someone(is_superuser=True)
-    dashboard, listed = reverse("admin:callqueue_dashboard"), reverse("admin:callqueue_callqueue_changelist")
+    dashboard, listed = (
+        reverse("admin:callqueue_dashboard"),
+        reverse("admin:callqueue_callqueue_changelist"),
+    )
     edit = reverse("admin:callqueue_callqueue_edit", args=[there.failed.pk])
     posts = [(edit, {"call_data": text})]
     for do, names in FORMS.items():
-        posts += [(dashboard, {"do": do or text, "rule": "default", "limit": "default#0", name: text}) for name in names]
+        posts += [
+            (dashboard, {"do": do or text, "rule": "default", "limit": "default#0", name: text})
+            for name in names
+        ]
     chosen = {"_selected_action": there.failed.pk}
-    posts += [(listed, {"action": text, **chosen}), (listed, {"action": "requeue_calls", "select_across": text, **chosen})]
+    posts += [
+        (listed, {"action": text, **chosen}),
+        (listed, {"action": "requeue_calls", "select_across": text, **chosen}),
+    ]
     for path, form in posts:
         assert Elements(root.post(path, form, follow=True).content.decode()).attacked == [], form
-    asked = {listed: ("q", "p", "o", "rule__exact"), reverse("admin:callqueue_simulate"): ("rule", "calls", "latency", "keys")}
+    asked = {
+        listed: ("q", "p", "o", "rule__exact"),
+        reverse("admin:callqueue_simulate"): ("rule", "calls", "latency", "keys"),
+    }
     for path, names in asked.items():
         for given in ({names[0]: text}, dict.fromkeys(names, text)):
-            assert Elements(root.get(path, given, follow=True).content.decode()).attacked == [], (path, given)
+            assert Elements(root.get(path, given, follow=True).content.decode()).attacked == [], (
+                path,
+                given,
+            )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_curl_command_is_one_command_whatever_is_in_the_call(rules: Rules) -> None:
-    """Each text stays one word of a shell: no quote ends early, nothing is expanded, and a terminal acts on none of it."""
+    """Each text stays one word of a shell: no quote ends early, nothing is expanded, and a terminal
+    acts on none of it.
+    """
     rules(default=Rule())
     root = someone(is_superuser=True)
     for text in (*TEXTS.values(), "'; touch /tmp/attacked; '", "$(id)`id`$HOME", "\\'", "!!"):
         params = {**telling("h1dd3n", text), "url": "https://vendor.example/"}
-        call = CallQueue.objects.create(call_data={"method": "post", "params": params}, method="post")
-        command = root.get(reverse("admin:callqueue_callqueue_change", args=[call.pk])).context["curl"]
+        call = CallQueue.objects.create(
+            call_data={"method": "post", "params": params}, method="post"
+        )
+        command = root.get(reverse("admin:callqueue_callqueue_change", args=[call.pk])).context[
+            "curl"
+        ]
         assert command.isprintable()
         words = words_of(command, shell="bash")
         assert words[0] == "--globoff"

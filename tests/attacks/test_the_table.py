@@ -13,7 +13,10 @@ DEFINED = re.compile(r"^def (test_\w+)\(", re.MULTILINE)
 def rows() -> list[list[str]]:
     """The cells of the table's rows: attack, what happens, the tests."""
     section = (
-        (ROOT / "SECURITY.md").read_text(encoding="utf-8").split("## Attacks, what happens, and the test")[1].split("\n## ")[0]
+        (ROOT / "SECURITY.md")
+        .read_text(encoding="utf-8")
+        .split("## Attacks, what happens, and the test")[1]
+        .split("\n## ")[0]
     )
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
@@ -28,7 +31,9 @@ def test_every_attack_says_what_happens_and_names_tests_that_are_there() -> None
         assert named, row
         assert len(named) == row[2].count("`") // 2, f"not all of these are tests: {row[2]}"
         for path, name in named:
-            assert name in DEFINED.findall((ROOT / path).read_text(encoding="utf-8")), f"{path} has no {name}"
+            assert name in DEFINED.findall((ROOT / path).read_text(encoding="utf-8")), (
+                f"{path} has no {name}"
+            )
 
 
 def test_every_test_of_this_folder_is_in_the_table() -> None:

@@ -1,1 +1,3 @@
-"""Measurements of speed: `python -m tests.benchmarks` (or `make bench`) prints a table; see its `--help`."""
+"""Measurements of speed: `python -m tests.benchmarks` (or `make bench`) prints a table; see its
+`--help`.
+"""

@@ -1,4 +1,6 @@
-"""`python -m tests.benchmarks [what ...]`: measures, prints tables with ratios, and writes JSON and a plot into bench-out/."""
+"""`python -m tests.benchmarks [what ...]`: measures, prints tables with ratios, and writes JSON and
+a plot into bench-out/.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,39 @@ from tests.benchmarks.stage import OUT
 def main() -> None:
     """Parse, measure what was asked for, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; by default {', '.join(USUAL)}")
+    parser.add_argument(
+        "what", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; by default {', '.join(USUAL)}"
+    )
     parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--sends", type=int, default=100, help="calls sent one at a time for the latency table")
+    parser.add_argument(
+        "--sends", type=int, default=100, help="calls sent one at a time for the latency table"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--waiting", type=int, default=1_000_000, help="calls waiting, for the table of flatness")
+    parser.add_argument(
+        "--waiting", type=int, default=1_000_000, help="calls waiting, for the table of flatness"
+    )
     parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--counted", type=int, default=300_000, help="attempts in a window of a day")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="calls, and as many attempts, for `dashboard`")
-    parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million` and `numbers`")
+    parser.add_argument(
+        "--counted", type=int, default=300_000, help="attempts in a window of a day"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="calls, and as many attempts, for `dashboard`"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.1, help="of the full size of `million` and `numbers`"
+    )
     parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
     parser.add_argument("--rate", type=int, default=100, help="calls a second of `soak`")
-    parser.add_argument("--drain", type=float, default=20, help="seconds that each backlog of `exact` takes")
+    parser.add_argument(
+        "--drain", type=float, default=20, help="seconds that each backlog of `exact` takes"
+    )
     parser.add_argument("--beside", type=float, default=16, help="seconds of each row of `hostile`")
     parser.add_argument("--only", nargs="*", help="contestants of the throughput table")
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
+        parser.error(
+            f"there is no {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
+        )
     for what in options.what or USUAL:
         EXPERIMENTS[what](options)
 
@@ -52,7 +70,13 @@ def throughput(options: argparse.Namespace) -> None:
     ]
     head = ["", "calls/s", "callqueue is x", "CPU ms a call", "of which", "the API's CPU ms"]
     _show("throughput", "Throughput", head, rows, found)
-    report.plot(OUT, "throughput", "Calls per second, end to end", [(o["name"], o["rate"]) for o in found.values()], "calls/s")
+    report.plot(
+        OUT,
+        "throughput",
+        "Calls per second, end to end",
+        [(o["name"], o["rate"]) for o in found.values()],
+        "calls/s",
+    )
 
 
 def latency(options: argparse.Namespace) -> None:
@@ -60,7 +84,10 @@ def latency(options: argparse.Namespace) -> None:
     from tests.benchmarks.contestants import ALL
 
     found = room.measure(options.sends, options.only or list(ALL))
-    rows = [[one["name"], f"{one['median']:.1f}", f"{one['p95']:.1f}", f"{one['worst']:.1f}"] for one in found.values()]
+    rows = [
+        [one["name"], f"{one['median']:.1f}", f"{one['p95']:.1f}", f"{one['worst']:.1f}"]
+        for one in found.values()
+    ]
     head = ["from send to the wire, idle", "median ms", "p95 ms", "worst ms"]
     _show("latency", "Latency", head, rows, found)
 
@@ -88,7 +115,12 @@ def sending(options: argparse.Namespace) -> None:
 
     found = room.measure()
     rows = [
-        [f"{ours} against {theirs}", f"{found[theirs]:.3f}", f"{found[ours]:.3f}", f"{found[ours] / found[theirs]:.2f}"]
+        [
+            f"{ours} against {theirs}",
+            f"{found[theirs]:.3f}",
+            f"{found[ours]:.3f}",
+            f"{found[ours] / found[theirs]:.2f}",
+        ]
         for ours, theirs in (("send", "create"), ("send_many", "bulk_create"))
     ]
     _show("sending", "Sending", ["", "Django's ms", "ours ms", "ratio"], rows, found)
@@ -100,7 +132,9 @@ def parts(options: argparse.Namespace) -> None:
 
     found = room.measure(options.calls)
     rows = [[name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}"] for name, one in found.items()]
-    _show("parts", "Parts of a call", ["one process, full messages", "CPU ms", "wall ms"], rows, found)
+    _show(
+        "parts", "Parts of a call", ["one process, full messages", "CPU ms", "wall ms"], rows, found
+    )
 
 
 def exact(options: argparse.Namespace) -> None:
@@ -119,7 +153,15 @@ def exact(options: argparse.Namespace) -> None:
         ]
         for one in found
     ]
-    head = ["a backlog", "most in a window", "share used", "goal", "of W/(W + jitter)", "requests a call", "messages a call"]
+    head = [
+        "a backlog",
+        "most in a window",
+        "share used",
+        "goal",
+        "of W/(W + jitter)",
+        "requests a call",
+        "messages a call",
+    ]
     _show("exact", "Exact", head, rows, found, f"--drain {options.drain:g}")
 
 
@@ -128,10 +170,22 @@ def hostile(options: argparse.Namespace) -> None:
 
     found = room.measure(options.beside)
     rows = [
-        [name, f"{one['alone_ms']:.1f}", f"{one['beside_ms']:.1f}", f"{one['ratio']:.2f}", f"{one['cpu_s']:.2f}"]
+        [
+            name,
+            f"{one['alone_ms']:.1f}",
+            f"{one['beside_ms']:.1f}",
+            f"{one['ratio']:.2f}",
+            f"{one['cpu_s']:.2f}",
+        ]
         for name, one in found.items()
     ]
-    head = ["a server sends without end", "p95 of others alone, ms", "beside it, ms", "ratio", "CPU seconds of a hostile call"]
+    head = [
+        "a server sends without end",
+        "p95 of others alone, ms",
+        "beside it, ms",
+        "ratio",
+        "CPU seconds of a hostile call",
+    ]
     _show("hostile", "Hostile", head, rows, found, f"--beside {options.beside:g}")
 
 
@@ -149,7 +203,13 @@ def dashboard(options: argparse.Namespace) -> None:
         ]
         for one in found.values()
     ]
-    head = [f"{options.rows:,} calls, as many attempts", "median ms", "worst ms", "of it the database", "statements"]
+    head = [
+        f"{options.rows:,} calls, as many attempts",
+        "median ms",
+        "worst ms",
+        "of it the database",
+        "statements",
+    ]
     _show("dashboard", "Dashboard", head, rows, found, f"--rows {options.rows}")
 
 
@@ -157,13 +217,24 @@ def million(options: argparse.Namespace) -> None:
     from tests.benchmarks import scale
 
     found = scale.million(options.share)
-    size, after, second = (sum(found[name].values()) / 1e6 for name in ("sizes", "sizes_after_cleanup", "sizes_second"))
+    size, after, second = (
+        sum(found[name].values()) / 1e6 for name in ("sizes", "sizes_after_cleanup", "sizes_second")
+    )
     rows = [
         *_of_drain(found["first"]),
-        ["tables, MB: after the run, cleaned and vacuumed, after as many again", f"{size:,.0f}, {after:,.0f}, {second:,.0f}"],
+        [
+            "tables, MB: after the run, cleaned and vacuumed, after as many again",
+            f"{size:,.0f}, {after:,.0f}, {second:,.0f}",
+        ],
         ["growth by the second run", f"{found['growth']:.2f}"],
-        ["cleanup, rows a second, while calls went on", f"{found['cleanup']['rows_per_second']:,.0f}"],
-        ["p95 of a call before and during cleanup, ms", "{p95_before_ms:.0f}, {p95_meanwhile_ms:.0f}".format(**found["cleanup"])],
+        [
+            "cleanup, rows a second, while calls went on",
+            f"{found['cleanup']['rows_per_second']:,.0f}",
+        ],
+        [
+            "p95 of a call before and during cleanup, ms",
+            "{p95_before_ms:.0f}, {p95_meanwhile_ms:.0f}".format(**found["cleanup"]),
+        ],
     ]
     title = f"{found['calls']:,} calls through 24 rules of {found['rate']}/s on 24 queues"
     _show("million", title, ["", ""], rows, found, f"--share {options.share}")
@@ -173,7 +244,9 @@ def numbers(options: argparse.Namespace) -> None:
     from tests.benchmarks import scale
 
     found = scale.numbers(options.share)
-    title = f"{found['calls']:,} calls of 20 keys, four worker nodes, {found['rate']:,.0f}/s reached"
+    title = (
+        f"{found['calls']:,} calls of 20 keys, four worker nodes, {found['rate']:,.0f}/s reached"
+    )
     _show("numbers", title, ["", ""], _of_drain(found), found, f"--share {options.share}")
 
 
@@ -183,11 +256,16 @@ def soak(options: argparse.Namespace) -> None:
     found = scale.soak(options.seconds, options.rate)
     more = f"--seconds {options.seconds:g} --rate {options.rate}"
     first, last = found["memory_mb"][0], found["memory_mb"][-1]
-    rows = [[name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"] for name in first]
+    rows = [
+        [name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"]
+        for name in first
+    ]
     _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, more)
 
 
-def _show(what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = "") -> None:
+def _show(
+    what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = ""
+) -> None:
     """Print the table, with the command that measures it, and keep the figures."""
     command = f"python -m tests.benchmarks {what} {arguments}".rstrip()
     print(report.table(title, head, rows, command))
@@ -196,7 +274,11 @@ def _show(what: str, title: str, head: list[str], rows: list[list[str]], found: 
 
 def _of_drain(found: dict[str, Any]) -> list[list[str]]:
     memory = found["memory_mb"]
-    flat = ", ".join(f"{name} {memory[0][name]:.0f} to {memory[-1][name]:.0f}" for name in memory[0]) if memory else "too short"
+    flat = (
+        ", ".join(f"{name} {memory[0][name]:.0f} to {memory[-1][name]:.0f}" for name in memory[0])
+        if memory
+        else "too short"
+    )
     return [
         ["seconds, calls a second", f"{found['seconds']:.0f}, {found['rate']:,.0f}"],
         ["the most calls of a rule in any second", str(found["highest_in_a_second"])],

@@ -1,7 +1,9 @@
-"""The systems that are compared. Each sends, makes and records calls in its own best way, with two workers of two processes.
+"""The systems that are compared. Each sends, makes and records calls in its own best way, with two
+workers of two processes.
 
-In: a stage. `start()` brings up its processes, `enqueue(count)` sends so many calls, `has_ended(count)` says whether the last
-is recorded (or answered, where nothing is recorded). `roles()` says whose CPU is the contestant's.
+In: a stage. `start()` brings up its processes, `enqueue(count)` sends so many calls,
+`has_ended(count)` says whether the last is recorded (or answered, where nothing is recorded).
+`roles()` says whose CPU is the contestant's.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Contestant:
 
     def roles(self) -> dict[str, machine.IsRole]:
         families = [machine.family(running.pid) for running in self.running]
-        roles: dict[str, machine.IsRole] = {"processes": lambda pid, title: any(f(pid, title) for f in families)}
+        roles: dict[str, machine.IsRole] = {
+            "processes": lambda pid, title: any(f(pid, title) for f in families)
+        }
         if self.counts_postgresql:
             roles["postgresql"] = machine.postgresql(*self.databases())
         if self.counts_rabbitmq:
@@ -95,7 +99,9 @@ class Callqueue(Contestant):
     def send(self) -> None:
         from callqueue.models import CallQueue
 
-        CallQueue.objects.send({"method": "post", "params": {"url": self.url, "data": "x" * 200}}, rule="bench")
+        CallQueue.objects.send(
+            {"method": "post", "params": {"url": self.url, "data": "x" * 200}}, rule="bench"
+        )
 
     def has_ended(self) -> bool:
         from callqueue.models import CallQueue
@@ -120,16 +126,34 @@ class Raw(Contestant):
         self.environment = {**os.environ, "RAW_BROKER_URL": on.broker.url, "RAW_QUEUE": self.queue}
 
     def start(self) -> None:
-        self.stage.processes.environment.update(RAW_BROKER_URL=self.stage.broker.url, RAW_QUEUE=self.queue)
+        self.stage.processes.environment.update(
+            RAW_BROKER_URL=self.stage.broker.url, RAW_QUEUE=self.queue
+        )
         for number in range(WORKERS):
             name = ["--hostname", f"raw{number}-{self.queue}@%h"]
             quiet = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
-            command = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.rivals.raw", "worker", *name, *quiet]
+            command = [
+                sys.executable,
+                "-m",
+                "celery",
+                "--app",
+                "tests.benchmarks.rivals.raw",
+                "worker",
+                *name,
+                *quiet,
+            ]
             command += ["--concurrency", str(PROCESSES), "--queues", self.queue]
             self.running.append(self.stage.processes.start("raw", command))
 
     def enqueue(self, count: int) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.rivals.raw", "enqueue", self.url, str(count)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.rivals.raw",
+            "enqueue",
+            self.url,
+            str(count),
+        ]
         subprocess.run(command, check=True, cwd=stage.ROOT, env=self.environment)
 
     def command_to_send_apart(self, count: int) -> list[str]:
@@ -137,13 +161,22 @@ class Raw(Contestant):
 
 
 class Loops(Contestant):
-    """Two loops over requests.Session in processes of their own: the ceiling for requests on two cores."""
+    """Two loops over requests.Session in processes of their own: the ceiling for requests on two
+    cores.
+    """
 
     name = "two bare Session loops"
     counts_postgresql = False
 
     def enqueue(self, count: int) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.rivals.raw", "loop", self.url, str(count // 2)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.rivals.raw",
+            "loop",
+            self.url,
+            str(count // 2),
+        ]
         loops = [subprocess.Popen(command, cwd=stage.ROOT) for _ in range(2)]
         assert [loop.wait() for loop in loops] == [0, 0]
 
@@ -176,7 +209,9 @@ class _Rival(Contestant):
         return str(stage.RIVALS / f"{self.program}.py")
 
     def enqueue(self, count: int) -> None:
-        stage.run([self.python, self.program_path(), "enqueue", self.url, str(count)], self.environment)
+        stage.run(
+            [self.python, self.program_path(), "enqueue", self.url, str(count)], self.environment
+        )
 
     def command_to_send_apart(self, count: int) -> list[str]:
         return [self.python, self.program_path(), "apart", self.url, str(count)]
@@ -200,26 +235,51 @@ class Procrastinate(_Rival):
         stage.run([self.python, self.program_path(), "schema"], self.environment)
 
     def worker(self) -> list[str]:
-        return [self.python, "-m", "procrastinate", "--log-level", "warning", "--app", "with_procrastinate.app", "worker"]
+        return [
+            self.python,
+            "-m",
+            "procrastinate",
+            "--log-level",
+            "warning",
+            "--app",
+            "with_procrastinate.app",
+            "worker",
+        ]
 
     def has_ended(self) -> bool:
-        return self._is_empty("SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1")
+        return self._is_empty(
+            "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1"
+        )
 
 
 class DjangoTasks(_Rival):
-    """Four workers that look for work each tenth of a second, ten times as often as they would by themselves."""
+    """Four workers that look for work each tenth of a second, ten times as often as they would by
+    themselves.
+    """
 
     name = "django-tasks-db 0.13"
     program = "with_django_tasks"
 
     def prepare(self) -> None:
-        stage.run([self.python, self.program_path(), "migrate", "--verbosity", "0"], self.environment)
+        stage.run(
+            [self.python, self.program_path(), "migrate", "--verbosity", "0"], self.environment
+        )
 
     def worker(self) -> list[str]:
-        return [self.python, self.program_path(), "db_worker", "--interval", "0.1", "--verbosity", "0"]
+        return [
+            self.python,
+            self.program_path(),
+            "db_worker",
+            "--interval",
+            "0.1",
+            "--verbosity",
+            "0",
+        ]
 
     def has_ended(self) -> bool:
-        return self._is_empty("SELECT 1 FROM django_tasks_database_dbtaskresult WHERE status IN ('READY', 'RUNNING') LIMIT 1")
+        return self._is_empty(
+            "SELECT 1 FROM django_tasks_database_dbtaskresult WHERE status IN ('READY', 'RUNNING') LIMIT 1"
+        )
 
 
 ALL: dict[str, type[Contestant]] = {

@@ -1,8 +1,10 @@
-"""What operators wait for: the dashboard, status and a call's forecast over large tables, cold and warm.
+"""What operators wait for: the dashboard, status and a call's forecast over large tables, cold and
+warm.
 
-In: how many rows each table has. Out: milliseconds and statements of each page and command, medians; `slowest` names the
-statement that took longest. Rows are made in the database by the hundred thousand; nothing is sent. Cold means that Django's
-cache is empty; PostgreSQL's own is what it is after a vacuum.
+In: how many rows each table has. Out: milliseconds and statements of each page and command,
+medians; `slowest` names the statement that took longest. Rows are made in the database by the
+hundred thousand; nothing is sent. Cold means that Django's cache is empty; PostgreSQL's own is what
+it is after a vacuum.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def measure(rows: int) -> dict[str, Any]:
 
 
 def fill(rows: int) -> None:
-    """Half of the calls wait; the others ended within the last day, a quarter of them in the last hour."""
+    """Half of the calls wait; the others ended within the last day, a quarter of them in the last
+    hour.
+    """
     _make_calls(rows // 2, "0, true, NULL, 0", "0")
     ended = "3 + (i % 50 = 0)::int, false, now() - i % 1000 * {each}, 1"
     _make_calls(rows // 8, ended.format(each="interval '3.6 s'"), "1")
@@ -60,20 +64,26 @@ def look() -> dict[str, Any]:
     from django.core.cache import cache
     from django.test import Client, override_settings
 
-    from callqueue import overview
     from callqueue.models import CallQueue
+    from callqueue.operations import status_report
 
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
-    last = {rule: CallQueue.objects.new().filter(rule=rule).order_by("due_at_dt").last() for rule in RULES}
+    last = {
+        rule: CallQueue.objects.new().filter(rule=rule).order_by("due_at_dt").last()
+        for rule in RULES
+    }
     near = CallQueue.objects.new().filter(rule="day").order_by("due_at_dt")[1000]
-    page, live = "/admin/callqueue/callqueue/dashboard/", "/admin/callqueue/callqueue/dashboard/live/"
+    page, live = (
+        "/admin/callqueue/callqueue/dashboard/",
+        "/admin/callqueue/callqueue/dashboard/live/",
+    )
     asked: dict[str, Callable[[], Any]] = {
         "dashboard, cold": lambda: (cache.clear(), _get(client, page)),
         "dashboard, warm": lambda: _get(client, page),
         "its next look": lambda: _get(client, live),
         "changelist": lambda: _get(client, "/admin/callqueue/callqueue/"),
-        "callqueue_status --json": lambda: overview.overview("default"),
+        "callqueue_status --json": lambda: status_report.overview("default"),
         "forecast, 1,000 calls ahead": near.forecast,
         **{f"forecast, last of {rule}": call.forecast for rule, call in last.items()},
     }
@@ -134,7 +144,9 @@ def _make_calls(count: int, state: str, attempts: str) -> None:
 
 
 def _make_attempts(count: int, over: str) -> None:
-    """Answered attempts spread evenly over this time: half of them under the rule of a million a day, the others in turn."""
+    """Answered attempts spread evenly over this time: half of them under the rule of a million a
+    day, the others in turn.
+    """
     listed = [*RULES, *["bulk"] * (len(RULES) - 2)]
     rules = f"(ARRAY{listed})[1 + i % {len(listed)}]"
     _sql(

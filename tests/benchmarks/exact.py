@@ -1,6 +1,8 @@
-"""How much of a limit is used, and whether it is ever exceeded, by the vendor's own record: a backlog under each scenario.
+"""How much of a limit is used, and whether it is ever exceeded, by the vendor's own record: a
+backlog under each scenario.
 
-A bound: a call ages from `jitter` after it was sent, so at most W/(W + jitter) of a sliding window can be used.
+A bound: a call ages from `jitter` after it was sent, so at most W/(W + jitter) of a sliding window
+can be used.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tests.support.recorder import Recorder, highest_in_window, used_share
 
 @dataclass(frozen=True)
 class Scenario:
-    """A rate, an API of some latency (seconds), and workers with so many slots each; `goal` is the share asked for."""
+    """A rate, an API of some latency (seconds), and workers with so many slots each; `goal` is the
+    share asked for.
+    """
 
     n: int
     window: float = 1.0
@@ -43,7 +47,9 @@ class Scenario:
     @property
     def settings(self) -> str:
         limit = f'SlidingWindow("{self.rate}", jitter={self.jitter})'
-        rules = f'{{"r": Rule(queues="{{queue}}", limits=[{limit}]), "warm": Rule(queues="{{queue}}")}}'
+        rules = (
+            f'{{"r": Rule(queues="{{queue}}", limits=[{limit}]), "warm": Rule(queues="{{queue}}")}}'
+        )
         return f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {rules}}}'
 
 
@@ -65,7 +71,9 @@ SCENARIOS = [
 
 
 def measure(seconds: float) -> list[dict[str, Any]]:
-    """Each scenario for about so many seconds: the share used, the highest use of any window, the messages per call."""
+    """Each scenario for about so many seconds: the share used, the highest use of any window, the
+    messages per call.
+    """
     return [_measure(scenario, seconds) for scenario in SCENARIOS]
 
 
@@ -94,7 +102,11 @@ def _measure(scenario: Scenario, seconds: float) -> dict[str, Any]:
         "goal": scenario.goal,
         "tasks_per_call": tasks / calls,
     }
-    say("  highest {highest} of {limit}, used {share:.3f}, {of_bound:.3f} of the bound".format(**found))
+    say(
+        "  highest {highest} of {limit}, used {share:.3f}, {of_bound:.3f} of the bound".format(
+            **found
+        )
+    )
     return found
 
 
@@ -102,7 +114,9 @@ def _drain(on: Stage, vendor: Recorder, scenario: Scenario, rule: str, calls: in
     from callqueue.models import CallQueue
 
     path = f"/delay?s={scenario.latency}" if scenario.latency else "/ok"
-    CallQueue.objects.send_many([{"method": "post", "params": {"url": vendor.url(path), "data": "x"}}] * calls, rule=rule)
+    CallQueue.objects.send_many(
+        [{"method": "post", "params": {"url": vendor.url(path), "data": "x"}}] * calls, rule=rule
+    )
     waiting = CallQueue.objects.filter(status__in=(0, 1, 2))
     machine.wait_until(lambda: not waiting.exists(), 60 + 2 * calls * scenario.window / scenario.n)
     time.sleep(0.5)
@@ -110,4 +124,8 @@ def _drain(on: Stage, vendor: Recorder, scenario: Scenario, rule: str, calls: in
 
 def _tasks(on: Stage) -> int:
     """How many messages the workers have received."""
-    return sum(running.log.count("] received") for running in on.processes.started if running.name.startswith("worker"))
+    return sum(
+        running.log.count("] received")
+        for running in on.processes.started
+        if running.name.startswith("worker")
+    )

@@ -1,7 +1,8 @@
-"""Whether a pass costs the same whatever waits: pairs of rules that differ in one size, their passes measured in turn.
+"""Whether a pass costs the same whatever waits: pairs of rules that differ in one size, their
+passes measured in turn.
 
-In: how many calls, keys and counted attempts the larger of each pair has. Out: medians of time and statements, by pair. Rows
-are made in the database by the hundred thousand; nothing is sent.
+In: how many calls, keys and counted attempts the larger of each pair has. Out: medians of time and
+statements, by pair. Rows are made in the database by the hundred thousand; nothing is sent.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ CALLQUEUE = {
 
 
 def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
-    """The pairs: calls waiting, keys waiting, attempts in a window of a day, calls that a pass releases."""
+    """The pairs: calls waiting, keys waiting, attempts in a window of a day, calls that a pass
+    releases.
+    """
     with open_stage(SETTINGS):
         say(f"flat: making {waiting:,} calls, {keys:,} keys and {counted:,} attempts")
         _make_calls("backlog-small", SMALL, "''")
@@ -77,14 +80,26 @@ def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
             _make_calls(rule, 70 * BATCH, "''")
         _sql("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
         found = {
-            "waiting": {"what": f"{waiting:,} calls waiting, against {SMALL:,}", **_pair("backlog", BATCH, BATCH)},
-            "keys": {"what": f"{keys:,} keys with calls waiting, against 300", **_pair("keys", BATCH, BATCH)},
-            "window": {"what": f"{counted:,} attempts in a day's window, against {SMALL:,}", **_pair("window", BATCH, BATCH)},
+            "waiting": {
+                "what": f"{waiting:,} calls waiting, against {SMALL:,}",
+                **_pair("backlog", BATCH, BATCH),
+            },
+            "keys": {
+                "what": f"{keys:,} keys with calls waiting, against 300",
+                **_pair("keys", BATCH, BATCH),
+            },
+            "window": {
+                "what": f"{counted:,} attempts in a day's window, against {SMALL:,}",
+                **_pair("window", BATCH, BATCH),
+            },
             "named": {
                 "what": f"{counted:,} attempts under 1000/d per workspace, against {SMALL:,}",
                 **_pair("named", BATCH, BATCH),
             },
-            "tokens": {"what": f"{counted:,} attempts under 900M tokens/d, against {SMALL:,}", **_pair("tokens", BATCH, BATCH)},
+            "tokens": {
+                "what": f"{counted:,} attempts under 900M tokens/d, against {SMALL:,}",
+                **_pair("tokens", BATCH, BATCH),
+            },
             "settled": {
                 "what": f"{counted:,} attempts under settled tokens, against {SMALL:,}",
                 **_pair("settled", BATCH, BATCH),
@@ -93,15 +108,24 @@ def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
                 "what": f"{counted // 1000} keys that used up 1000/d, calls waiting, against 1",
                 **_pair("used", BATCH, BATCH),
             },
-            "many": {"what": "4,000 workspaces under 5000/d, against 1,000", **_pair("many", BATCH, BATCH)},
-            "open": {"what": f"{counted:,} open attempts, against {SMALL:,}", **_pair("open", BATCH, BATCH)},
-            "batch": {"what": "500 calls released, against 20 (statements)", **_pair("batch", BATCH, 500)},
+            "many": {
+                "what": "4,000 workspaces under 5000/d, against 1,000",
+                **_pair("many", BATCH, BATCH),
+            },
+            "open": {
+                "what": f"{counted:,} open attempts, against {SMALL:,}",
+                **_pair("open", BATCH, BATCH),
+            },
+            "batch": {
+                "what": "500 calls released, against 20 (statements)",
+                **_pair("batch", BATCH, 500),
+            },
         }
     return found
 
 
 def _pair(name: str, small: int, large: int) -> dict[str, Any]:
-    from callqueue.releasing import ensure_states
+    from callqueue.dispatch.release_pass import ensure_states
 
     rules = {f"{name}-small": small, f"{name}-large": large}
     ensure_states("default", list(rules))
@@ -111,17 +135,26 @@ def _pair(name: str, small: int, large: int) -> dict[str, Any]:
             one = _pass(rule, batch, is_warm=number >= WARM)
             if number >= WARM:
                 taken[rule].append(one)
-    times = [statistics.median(seconds * 1000 for seconds, _ in passes) for passes in taken.values()]
+    times = [
+        statistics.median(seconds * 1000 for seconds, _ in passes) for passes in taken.values()
+    ]
     statements = [statistics.median(count for _, count in passes) for passes in taken.values()]
-    say(f"  {name}: {times[0]:.2f} and {times[1]:.2f} ms, {statements[0]:.0f} and {statements[1]:.0f} statements")
-    return {"small_ms": times[0], "large_ms": times[1], "small_statements": statements[0], "large_statements": statements[1]}
+    say(
+        f"  {name}: {times[0]:.2f} and {times[1]:.2f} ms, {statements[0]:.0f} and {statements[1]:.0f} statements"
+    )
+    return {
+        "small_ms": times[0],
+        "large_ms": times[1],
+        "small_statements": statements[0],
+        "large_statements": statements[1],
+    }
 
 
 def _pass(rule: str, batch: int, *, is_warm: bool) -> tuple[float, int]:
     """Seconds and statements of one pass; what it released is answered afterwards."""
     from django.db import connection
 
-    from callqueue.releasing import release
+    from callqueue.dispatch.release_pass import release
 
     count = 0
 
@@ -135,10 +168,16 @@ def _pass(rule: str, batch: int, *, is_warm: bool) -> tuple[float, int]:
         done = release("default", [rule], batch=batch)
         seconds = time.perf_counter() - began
     if is_warm and len(done.released) < batch:
-        raise AssertionError(f"{rule}: released {len(done.released)} of {batch}: {done.wake_in=} {done.on_answer=}")
-    _sql("UPDATE callqueue_callqueue SET status = 3, finished_at_dt = clock_timestamp() WHERE status = 1")
+        raise AssertionError(
+            f"{rule}: released {len(done.released)} of {batch}: {done.wake_in=} {done.on_answer=}"
+        )
+    _sql(
+        "UPDATE callqueue_callqueue SET status = 3, finished_at_dt = clock_timestamp() WHERE status = 1"
+    )
     answered = "finished_at = clock_timestamp() - interval '2s', outcome = 'succeeded'"
-    _sql(f"UPDATE callqueue_callattempt SET {answered} WHERE finished_at IS NULL AND lease_until < now() + interval '30 min'")
+    _sql(
+        f"UPDATE callqueue_callattempt SET {answered} WHERE finished_at IS NULL AND lease_until < now() + interval '30 min'"
+    )
     return seconds, count
 
 
@@ -146,12 +185,21 @@ def _make_calls(rule: str, count: int, key: str, cost: str = "1") -> None:
     """Copies of one call that was sent in the ordinary way."""
     from callqueue.models import CallQueue
 
-    call = CallQueue.objects.send({"method": "post", "params": {"url": "http://127.0.0.1/", "data": "x" * 200}}, rule=rule)
+    call = CallQueue.objects.send(
+        {"method": "post", "params": {"url": "http://127.0.0.1/", "data": "x" * 200}}, rule=rule
+    )
     assert call is not None
     names = [field.column for field in CallQueue._meta.concrete_fields if field.name != "id"]
-    own = {"key": key, "idempotency_key": "gen_random_uuid()", "due_at_dt": "due_at_dt + i * interval '1 us'"}
+    own = {
+        "key": key,
+        "idempotency_key": "gen_random_uuid()",
+        "due_at_dt": "due_at_dt + i * interval '1 us'",
+    }
     own["cost"] = f"CAST('{cost}' AS jsonb)"
-    listed, selected = ", ".join(f'"{n}"' for n in names), ", ".join(own.get(n, f'"{n}"') for n in names)
+    listed, selected = (
+        ", ".join(f'"{n}"' for n in names),
+        ", ".join(own.get(n, f'"{n}"') for n in names),
+    )
     for start in range(0, count, 100_000):
         numbers = f"generate_series({start + 1}, {min(count, start + 100_000)}) AS i"
         copied = f"SELECT {selected} FROM callqueue_callqueue, {numbers} WHERE id = {call.pk}"
@@ -159,7 +207,9 @@ def _make_calls(rule: str, count: int, key: str, cost: str = "1") -> None:
     _sql(f"DELETE FROM callqueue_callqueue WHERE id = {call.pk}")
 
 
-def _make_attempts(rule: str, count: int, *, key: str = "''", cost: str = "1", is_open: bool = False) -> None:
+def _make_attempts(
+    rule: str, count: int, *, key: str = "''", cost: str = "1", is_open: bool = False
+) -> None:
     """Answered attempts, spread over the last 20 hours; or open ones, begun just now."""
     ends = "NULL, NULL, ''" if is_open else "t, t, 'succeeded'"
     _sql(

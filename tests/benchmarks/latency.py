@@ -1,7 +1,7 @@
 """How long a call takes from the beginning of `send` to the API, while nothing else goes on.
 
-Two workers of two processes stand by, and a dispenser process or only beat. Calls are sent one at a time at irregular
-intervals, so that they meet every phase of whatever polls.
+Two workers of two processes stand by, and a dispenser process or only beat. Calls are sent one at a
+time at irregular intervals, so that they meet every phase of whatever polls.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ class CallqueueWithBeat(Callqueue):
     name = "callqueue, worker and beat only"
 
     def start(self) -> None:
-        self.running.append(self.stage.processes.worker("celery", concurrency=contestants.PROCESSES))
-        self.running.append(self.stage.processes.worker("celery", concurrency=contestants.PROCESSES))
+        self.running.append(
+            self.stage.processes.worker("celery", concurrency=contestants.PROCESSES)
+        )
+        self.running.append(
+            self.stage.processes.worker("celery", concurrency=contestants.PROCESSES)
+        )
         self.running.append(self.stage.processes.beat())
         time.sleep(3)
 
@@ -58,8 +62,16 @@ def measure(calls: int, names: list[str]) -> dict[str, Any]:
             finally:
                 contestant.stop()
         waits = sorted((at - began) * 1000 for began, at in zip(sent, arrived, strict=True))
-        found[system.__name__] = {"name": system.name, "ms": [round(one, 2) for one in waits], **_quantiles(waits)}
-        say("  median {median:.1f} ms, p95 {p95:.1f} ms, worst {worst:.1f} ms".format(**found[system.__name__]))
+        found[system.__name__] = {
+            "name": system.name,
+            "ms": [round(one, 2) for one in waits],
+            **_quantiles(waits),
+        }
+        say(
+            "  median {median:.1f} ms, p95 {p95:.1f} ms, worst {worst:.1f} ms".format(
+                **found[system.__name__]
+            )
+        )
     return found
 
 
@@ -68,7 +80,12 @@ def _send(contestant: Contestant, on: Stage, calls: int) -> list[float]:
     command = contestant.command_to_send_apart(calls)
     if command is not None:
         said = subprocess.run(
-            command, check=True, cwd=contestant.folder, env=contestant.environment, stdout=subprocess.PIPE, text=True
+            command,
+            check=True,
+            cwd=contestant.folder,
+            env=contestant.environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         return list(json.loads(said.stdout.splitlines()[-1]))
     rand, sent = random.Random(1), []
@@ -80,4 +97,8 @@ def _send(contestant: Contestant, on: Stage, calls: int) -> list[float]:
 
 
 def _quantiles(waits: list[float]) -> dict[str, float]:
-    return {"median": waits[len(waits) // 2], "p95": waits[int(len(waits) * 0.95)], "worst": waits[-1]}
+    return {
+        "median": waits[len(waits) // 2],
+        "p95": waits[int(len(waits) * 0.95)],
+        "worst": waits[-1],
+    }

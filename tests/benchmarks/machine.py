@@ -1,7 +1,9 @@
-"""What processes cost: CPU seconds and resident memory from /proc, by the role that a process plays.
+"""What processes cost: CPU seconds and resident memory from /proc, by the role that a process
+plays.
 
-In: roles, each with a test of a process's id and title. Out: seconds per role over a span, with processes that ended meanwhile.
-Of shared servers it counts the backends of this benchmark's databases, and the background processes in full.
+In: roles, each with a test of a process's id and title. Out: seconds per role over a span, with
+processes that ended meanwhile. Of shared servers it counts the backends of this benchmark's
+databases, and the background processes in full.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ class Meter:
             pid = int(entry.name)
             if pid not in self._role_of:
                 title = _title(pid)
-                self._role_of[pid] = next((role for role, is_role in self.roles.items() if is_role(pid, title)), None)
+                self._role_of[pid] = next(
+                    (role for role, is_role in self.roles.items() if is_role(pid, title)), None
+                )
             if self._role_of[pid] is not None and (used := cpu_seconds(pid)) is not None:
                 self._latest[pid] = used
 
@@ -106,7 +110,9 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def resident_mb(root: int) -> float:
-    """Private memory of a process and all that share its session, in MB (proportional share where it is known)."""
+    """Private memory of a process and all that share its session, in MB (proportional share where
+    it is known).
+    """
     total = 0
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and _session(int(entry.name)) == root:
@@ -131,7 +137,12 @@ def _session(pid: int) -> int | None:
 
 def _title(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode("utf-8", "replace")
+        )
     except OSError:
         return ""
 

@@ -1,7 +1,8 @@
-"""Where the time of a call goes: CPU and wall milliseconds of each part of its way, all in this one process.
+"""Where the time of a call goes: CPU and wall milliseconds of each part of its way, all in this one
+process.
 
-No worker, broker or dispenser process runs, so nothing competes: what is left is the code's own cost, and the database's and
-the API's answers, for which only wall time passes.
+No worker, broker or dispenser process runs, so nothing competes: what is left is the code's own
+cost, and the database's and the API's answers, for which only wall time passes.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ class Parts:
 
 
 def measure(calls: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per call by part, messages as full as a busy dispenser packs them; a bare requests.Session for comparison."""
+    """Milliseconds per call by part, messages as full as a busy dispenser packs them; a bare
+    requests.Session for comparison.
+    """
     with open_stage(SETTINGS) as on:
-        from callqueue import beginning, database, executor
-        from callqueue.dispenser import Dispenser
+        from callqueue import database
+        from callqueue.dispatch.dispenser import Dispenser
+        from callqueue.execution import claim, executor
         from callqueue.models import CallQueue
 
         say(f"parts: {calls} calls")
@@ -50,10 +54,18 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
             pass
         with database.kept_connection("default"):
             for _, ids in messages:
-                jobs = parts.take("begin", lambda ids=ids: beginning.begin("default", ids))
-                reports = parts.take("the request", lambda jobs=jobs: [executor._make(job) for job in jobs])
+                jobs = parts.take("begin", lambda ids=ids: claim.begin("default", ids))
+                reports = parts.take(
+                    "the request", lambda jobs=jobs: [executor._make(job) for job in jobs]
+                )
                 parts.take("record", lambda reports=reports: executor._record("default", reports))
         with requests.Session() as session:
             session.trust_env = False
-            parts.take("a bare Session's post", lambda: [session.post(url, data=body).content for _ in range(calls)])
-    return {name: {"cpu_ms": parts.cpu[name] * 1000 / calls, "wall_ms": parts.wall[name] * 1000 / calls} for name in parts.cpu}
+            parts.take(
+                "a bare Session's post",
+                lambda: [session.post(url, data=body).content for _ in range(calls)],
+            )
+    return {
+        name: {"cpu_ms": parts.cpu[name] * 1000 / calls, "wall_ms": parts.wall[name] * 1000 / calls}
+        for name in parts.cpu
+    }

@@ -1,4 +1,6 @@
-"""What a benchmark says: progress while it runs, a table at the end, and files beside it (JSON and an SVG plot)."""
+"""What a benchmark says: progress while it runs, a table at the end, and files beside it (JSON and
+an SVG plot).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], comman
 
     def line(cells: Sequence[str]) -> str:
         first, *others = (str(c) for c in cells)
-        aligned = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(others, widths[1:], strict=True))]
+        aligned = [
+            first.ljust(widths[0]),
+            *(c.rjust(w) for c, w in zip(others, widths[1:], strict=True)),
+        ]
         return "| " + " | ".join(aligned) + " |"
 
     rule = "| " + " | ".join("-" * w for w in widths) + " |"

@@ -1,7 +1,9 @@
-"""A day's million calls, two million numbers, and an hour: end to end, judged by what arrived at the API.
+"""A day's million calls, two million numbers, and an hour: end to end, judged by what arrived at
+the API.
 
-In: the share of the full size, or seconds. Out: time, CPU by role, memory of each process over time, sizes of the tables; no
-limit may have been exceeded in any window, and every call must have arrived exactly once, or the run fails.
+In: the share of the full size, or seconds. Out: time, CPU by role, memory of each process over
+time, sizes of the tables; no limit may have been exceeded in any window, and every call must have
+arrived exactly once, or the run fails.
 """
 
 from __future__ import annotations
@@ -24,18 +26,25 @@ QUEUES = 24
 
 def million(share: float, rate: int = 100) -> dict[str, Any]:
     """24 rules on 24 queues; then cleanup while calls go on; then as many calls once more."""
-    lines = [f'"r{i}": Rule(queues="{{queue}}{i}", limits=[SlidingWindow("{rate}/s")]),' for i in range(QUEUES)]
+    lines = [
+        f'"r{i}": Rule(queues="{{queue}}{i}", limits=[SlidingWindow("{rate}/s")]),'
+        for i in range(QUEUES)
+    ]
     lines.append('"probe": Rule(queues="{queue}0", limits=[SlidingWindow("1000/s")]),')
     count = round(1_000_000 * share) // QUEUES * QUEUES
     with open_stage(_settings(*lines)) as on:
         running = _start(on, workers=2, queues=[f"celery{i}" for i in range(QUEUES)])
         names = [f"r{i}" for i in range(QUEUES)]
         found: dict[str, Any] = {"calls": count, "share": share, "rate": rate}
-        found["first"] = _drain(on, running, count, lambda i: {"rule": names[i % QUEUES]}, names, rate)
+        found["first"] = _drain(
+            on, running, count, lambda i: {"rule": names[i % QUEUES]}, names, rate
+        )
         found["sizes"] = _sizes()
         found["cleanup"] = _clean_while_calls_go_on(on, count)
         found["sizes_after_cleanup"] = _sizes()
-        found["second"] = _drain(on, running, count, lambda i: {"rule": names[i % QUEUES]}, names, rate)
+        found["second"] = _drain(
+            on, running, count, lambda i: {"rule": names[i % QUEUES]}, names, rate
+        )
         found["sizes_second"] = _sizes()
         grown = sum(found["sizes_second"].values()) / sum(found["sizes"].values())
         found["growth"] = grown
@@ -50,13 +59,22 @@ def numbers(share: float, rate: int = 600) -> dict[str, Any]:
     with open_stage(_settings(f'"numbers": Rule(queues="{{queue}}", limits=[{limits}]),')) as on:
         running = _start(on, workers=4, queues=["celery"])
         keys = [f"campaign-{i}" for i in range(20)]
-        found = _drain(on, running, each * 20, lambda i: {"rule": "numbers", "key": keys[i % 20]}, ["numbers"], rate)
+        found = _drain(
+            on,
+            running,
+            each * 20,
+            lambda i: {"rule": "numbers", "key": keys[i % 20]},
+            ["numbers"],
+            rate,
+        )
         return {"calls": each * 20, "share": share, "limit": rate, **found}
 
 
 def soak(seconds: float, rate: int = 100) -> dict[str, Any]:
     """Calls at a steady rate; the memory of dispenser and workers each half minute."""
-    with open_stage(_settings('"soak": Rule(queues="{queue}", limits=[SlidingWindow("1000/s")]),')) as on:
+    with open_stage(
+        _settings('"soak": Rule(queues="{queue}", limits=[SlidingWindow("1000/s")]),')
+    ) as on:
         running = _start(on, workers=2, queues=["celery"])
         _send(on, 500, lambda i: {"rule": "soak"})
         samples, end = [], time.monotonic() + seconds
@@ -71,7 +89,8 @@ def soak(seconds: float, rate: int = 100) -> dict[str, Any]:
 
 
 def _settings(*rules: str) -> str:
-    # The default rule is 100 an hour, and no attempt is deleted that the longest window of all may count.
+    # The default rule is 100 an hour, and no attempt is deleted that the longest window of all may
+    # count.
     rules = (*rules, '"default": Rule(),')
     return "\n".join(['CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {', *rules, "}}"])
 
@@ -82,7 +101,12 @@ def _start(on: Stage, *, workers: int, queues: Sequence[str]) -> dict[str, Any]:
 
 
 def _drain(
-    on: Stage, running: dict[str, Any], count: int, options: Callable[[int], dict[str, Any]], names: Sequence[str], rate: int
+    on: Stage,
+    running: dict[str, Any],
+    count: int,
+    options: Callable[[int], dict[str, Any]],
+    names: Sequence[str],
+    rate: int,
 ) -> dict[str, Any]:
     """Send so many calls, wait until all have ended, and judge."""
     on.api.clear()
@@ -111,7 +135,9 @@ def _drain(
         "highest_in_a_second": highest,
     }
     cpu = ", ".join(f"{role} {ms:.2f}" for role, ms in found["cpu_ms"].items())
-    say(f"  {count:,} calls in {seconds:.0f} s, {count / seconds:,.0f}/s; CPU ms a call: {cpu}; at most {highest} a second")
+    say(
+        f"  {count:,} calls in {seconds:.0f} s, {count / seconds:,.0f}/s; CPU ms a call: {cpu}; at most {highest} a second"
+    )
     return found
 
 
@@ -129,22 +155,33 @@ def _send(on: Stage, count: int, options: Callable[[int], dict[str, Any]]) -> No
 
 
 def _judge(on: Stage, count: int, names: Sequence[str], rate: int) -> int:
-    """Every call arrived once and is done; no rule's limit was exceeded in any second. The highest count of any second."""
+    """Every call arrived once and is done; no rule's limit was exceeded in any second. The highest
+    count of any second.
+    """
     from callqueue.models import CallAttempt, CallQueue
 
     arrivals = on.api.arrivals()
     highest = max(highest_in_window(arrivals[f"/{name}"], 1.0) for name in names)
     total = sum(len(arrivals[f"/{name}"]) for name in names)
     lost = CallQueue.objects.exclude(status=CallQueue.Status.DONE).count()
-    if highest > rate or total != count or lost or CallAttempt.objects.filter(finished_at=None).exists():
-        raise AssertionError(f"{highest=} of {rate}, {total=} of {count}, {lost} calls that are not done")
+    if (
+        highest > rate
+        or total != count
+        or lost
+        or CallAttempt.objects.filter(finished_at=None).exists()
+    ):
+        raise AssertionError(
+            f"{highest=} of {rate}, {total=} of {count}, {lost} calls that are not done"
+        )
     return highest
 
 
 def _all_ended() -> bool:
     from callqueue.models import CallQueue
 
-    return not any(CallQueue.objects.order_by().filter(status=status).exists() for status in (0, 1, 2))
+    return not any(
+        CallQueue.objects.order_by().filter(status=status).exists() for status in (0, 1, 2)
+    )
 
 
 def _memory(running: dict[str, Any]) -> dict[str, float]:
@@ -155,30 +192,40 @@ def _sizes() -> dict[str, int]:
     from django.db import connection
 
     with connection.cursor() as cursor:
-        cursor.execute("SELECT " + ", ".join(f"pg_total_relation_size('{table}')" for table in TABLES))
+        cursor.execute(
+            "SELECT " + ", ".join(f"pg_total_relation_size('{table}')" for table in TABLES)
+        )
         sizes = dict(zip(TABLES, cursor.fetchone(), strict=True))
     say("sizes: " + ", ".join(f"{table} {size / 1e6:,.0f} MB" for table, size in sizes.items()))
     return sizes
 
 
 def _clean_while_calls_go_on(on: Stage, count: int) -> dict[str, Any]:
-    """callqueue_cleanup of all that ended, with one call every tenth of a second before and meanwhile.
+    """callqueue_cleanup of all that ended, with one call every tenth of a second before and
+    meanwhile.
 
-    Not before every limit has forgotten the attempts: they are kept so long, whatever becomes of their calls.
+    Not before every limit has forgotten the attempts: they are kept so long, whatever becomes of
+    their calls.
     """
-    from callqueue import conf, ledger
+    from callqueue import conf
+    from callqueue.ledger import account
 
-    newest = time.monotonic() + ledger.longest_window(conf.current().book) / 1_000_000
+    newest = time.monotonic() + account.longest_window(conf.current().book) / 1_000_000
     with _probes(on) as before:
         time.sleep(max(10.0, newest + 1 - time.monotonic()))
     with _probes(on) as meanwhile:
         began = time.monotonic()
-        done = on.processes.manage("callqueue_cleanup", "--older-than", "1s", "--no-progress", "--vacuum", timeout=3600)
+        done = on.processes.manage(
+            "callqueue_cleanup", "--older-than", "1s", "--no-progress", "--vacuum", timeout=3600
+        )
         seconds = time.monotonic() - began
     if done.returncode:
         raise AssertionError(done.stderr)
     said = done.stdout.strip()
-    calls, attempts = (int(number) for number in re.findall(r"(\d+) (?:calls|attempts)", said.partition("deleted")[2]))
+    calls, attempts = (
+        int(number)
+        for number in re.findall(r"(\d+) (?:calls|attempts)", said.partition("deleted")[2])
+    )
     if calls < count or attempts < count:
         raise AssertionError(f"there were {count} calls with an attempt each: {said}")
     found = {"seconds": seconds, "rows_per_second": (calls + attempts) / seconds, "said": said}
@@ -201,7 +248,10 @@ def _probes(on: Stage) -> Iterator[list[float]]:
     def probe() -> None:
         while not stop.wait(0.1):
             sent.append(time.monotonic())
-            CallQueue.objects.send({"method": "post", "params": {"url": on.api.url(f"/probe{len(sent)}")}}, rule="probe")
+            CallQueue.objects.send(
+                {"method": "post", "params": {"url": on.api.url(f"/probe{len(sent)}")}},
+                rule="probe",
+            )
         connection.close()
 
     thread = threading.Thread(target=probe)

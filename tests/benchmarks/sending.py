@@ -1,4 +1,6 @@
-"""What it costs to send, against what Django's own `create` and `bulk_create` of the same rows cost."""
+"""What it costs to send, against what Django's own `create` and `bulk_create` of the same rows
+cost.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,23 @@ def measure() -> dict[str, Any]:
         from callqueue.models import CallQueue
 
         data = {"method": "post", "params": {"url": stage.api.url("/"), "data": "x" * 200}}
-        columns = {"rule": "bench", "call_data": data, "method": "post", "host": "127.0.0.1", "ready": True}
+        columns = {
+            "rule": "bench",
+            "call_data": data,
+            "method": "post",
+            "host": "127.0.0.1",
+            "ready": True,
+        }
         calls = CallQueue.objects
         work: dict[str, tuple[int, Callable[[], Any]]] = {
             "create": (SINGLE, lambda: [calls.create(**columns) for _ in range(SINGLE)]),
             "send": (SINGLE, lambda: [calls.send(data, rule="bench") for _ in range(SINGLE)]),
-            "bulk_create": (MANY, lambda: calls.bulk_create([CallQueue(**columns) for _ in range(MANY)], batch_size=1000)),
+            "bulk_create": (
+                MANY,
+                lambda: calls.bulk_create(
+                    [CallQueue(**columns) for _ in range(MANY)], batch_size=1000
+                ),
+            ),
             "send_many": (MANY, lambda: calls.send_many([data] * MANY, rule="bench")),
         }
         taken: dict[str, list[float]] = {name: [] for name in work}

@@ -1,8 +1,10 @@
-"""The API that is called: the least HTTP/1.1 server that notes when each request arrived, in a process of its own.
+"""The API that is called: the least HTTP/1.1 server that notes when each request arrived, in a
+process of its own.
 
-In: any request; `/_count`, `/_arrivals` and `/_clear` are its own. Out: 200 and a small JSON body. Instants are of the
-machine's monotonic clock, and are the kernel's where it tells: on a machine that is all busy this process may come to read a
-request a tenth of a second after it came. It judges nothing and knows no errors, so that it costs as little as it can.
+In: any request; `/_count`, `/_arrivals` and `/_clear` are its own. Out: 200 and a small JSON body.
+Instants are of the machine's monotonic clock, and are the kernel's where it tells: on a machine
+that is all busy this process may come to read a request a tenth of a second after it came. It
+judges nothing and knows no errors, so that it costs as little as it can.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Api:
     def __enter__(self) -> Api:
         command = [sys.executable, "-m", "tests.benchmarks.server"]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
         return self
@@ -96,7 +100,9 @@ class _Requests:
             path = head.split(b" ", 2)[1]
             if path.startswith(b"/_"):
                 body = json.dumps(self.own(path.decode())).encode()
-                self.socket.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                self.socket.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                )
                 continue
             self.instants.append(arrived_at)
             self.places.append(self.paths.setdefault(path, len(self.paths)))

@@ -1,7 +1,8 @@
-"""What a benchmark runs on: a database and queues of its own, the API, and processes of any kind, gone afterwards.
+"""What a benchmark runs on: a database and queues of its own, the API, and processes of any kind,
+gone afterwards.
 
-PostgreSQL and RabbitMQ are the machine's, at the addresses that tests.support.servers knows. `open_stage()` sets Django up, so
-nothing of callqueue's models may be imported before.
+PostgreSQL and RabbitMQ are the machine's, at the addresses that tests.support.servers knows.
+`open_stage()` sets Django up, so nothing of callqueue's models may be imported before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from tests.support import brokers, servers
 ROOT = Path(__file__).resolve().parent.parent.parent
 OUT = ROOT / "bench-out"
 RIVALS = Path(__file__).resolve().parent / "rivals"
-RIVAL_PACKAGES = ("procrastinate==3.10.*", "django-tasks-db[compat]==0.13.*", "requests", "psycopg[binary]")
+RIVAL_PACKAGES = (
+    "procrastinate==3.10.*",
+    "django-tasks-db[compat]==0.13.*",
+    "requests",
+    "psycopg[binary]",
+)
 
 PRELUDE = """\
 from datetime import timedelta
@@ -42,7 +48,9 @@ class Stage:
     rival_databases: list[str] = field(default_factory=list)
 
     def configure(self, source: str) -> None:
-        """Settings of this process and of those started from now on; `{queue}` stands for the benchmark's queue."""
+        """Settings of this process and of those started from now on; `{queue}` stands for the
+        benchmark's queue.
+        """
         from django.conf import settings
 
         source = PRELUDE + source.replace("{queue}", self.broker.queue())
@@ -70,7 +78,9 @@ def open_stage(source: str) -> Iterator[Stage]:
             raise SystemExit(f"The benchmark needs {server}: {why}")
     database = f"cqb_{secrets.token_hex(3)}"
     os.environ.update(
-        DJANGO_SETTINGS_MODULE="tests.settings", CALLQUEUE_TEST_DATABASE="postgresql", CALLQUEUE_TEST_DB_NAME=database
+        DJANGO_SETTINGS_MODULE="tests.settings",
+        CALLQUEUE_TEST_DATABASE="postgresql",
+        CALLQUEUE_TEST_DB_NAME=database,
     )
     _sql(f'CREATE DATABASE "{database}"')
     stage = None
@@ -107,9 +117,14 @@ def rival_python() -> str:
     python = folder / "bin" / "python"
     done = folder / "installed"
     if not done.exists() or done.read_text() != "\n".join(RIVAL_PACKAGES):
-        print("making a virtual environment for procrastinate and django-tasks-db ...", file=sys.stderr)
+        print(
+            "making a virtual environment for procrastinate and django-tasks-db ...",
+            file=sys.stderr,
+        )
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *RIVAL_PACKAGES], check=True)
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", *RIVAL_PACKAGES], check=True
+        )
         done.write_text("\n".join(RIVAL_PACKAGES))
     return str(python)
 
@@ -120,7 +135,9 @@ def _reload(names: dict[str, Any]) -> None:
     from django.core.signals import setting_changed
 
     if "CALLQUEUE" in names:
-        setting_changed.send(sender=type(settings), setting="CALLQUEUE", value=names["CALLQUEUE"], enter=True)
+        setting_changed.send(
+            sender=type(settings), setting="CALLQUEUE", value=names["CALLQUEUE"], enter=True
+        )
 
 
 def _dsn(name: str) -> str:

@@ -1,4 +1,6 @@
-"""callqueue_simulate and callqueue_audit, held against workers and a dispenser as they run and the vendor's own record."""
+"""callqueue_simulate and callqueue_audit, held against workers and a dispenser as they run and the
+vendor's own record.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,17 @@ def test_a_run_takes_what_the_simulation_says_and_the_audit_agrees_with_the_vend
     wait_until_all_ended(30)
     vendor.clear()
 
-    said = run("simulate", "--rule", "r", "--calls", str(calls), "--latency", str(LATENCY), "--json").document
+    said = run(
+        "simulate", "--rule", "r", "--calls", str(calls), "--latency", str(LATENCY), "--json"
+    ).document
     began = time.time()
     CallQueue.objects.send_many([data] * calls, rule="r")
     wait_until_all_ended(2 * said["seconds"] + 20)
     arrivals = [arrival.at for arrival in vendor.arrivals()]
     assert len(arrivals) == calls
-    took = CallAttempt.objects.filter(rule="r").latest("finished_at").finished_at.timestamp() - began
+    took = (
+        CallAttempt.objects.filter(rule="r").latest("finished_at").finished_at.timestamp() - began
+    )
     print(f"{limit}: {took:.2f} s, simulated {said['seconds']:.2f} s")
     with on_a_quiet_machine():
         assert said["seconds"] == pytest.approx(took, rel=0.05)

@@ -1,7 +1,8 @@
-"""How many calls a second, end to end, and what each costs: callqueue and its rivals on the same machine, one after the other.
+"""How many calls a second, end to end, and what each costs: callqueue and its rivals on the same
+machine, one after the other.
 
-From the first row or message sent to the last call recorded, workers up and warm. Rounds are interleaved, so that a noisy
-machine is noisy for all; the table has the median of the rounds.
+From the first row or message sent to the last call recorded, workers up and warm. Rounds are
+interleaved, so that a noisy machine is noisy for all; the table has the median of the rounds.
 """
 
 from __future__ import annotations
@@ -44,11 +45,23 @@ def measure(calls: int, rounds: int, names: list[str]) -> dict[str, Any]:
             for name in names:
                 say(f"throughput: round {number + 1} of {rounds}, {contestants.ALL[name].name}")
                 slow = name in ("procrastinate", "django-tasks")
-                found[name].append(_round(stage, contestants.ALL[name](stage), max(1000, calls // 4) if slow else calls))
+                found[name].append(
+                    _round(
+                        stage,
+                        contestants.ALL[name](stage),
+                        max(1000, calls // 4) if slow else calls,
+                    )
+                )
                 one = found[name][-1]
-                parts = ", ".join(f"{role} {cpu * 1000 / one.count:.2f}" for role, cpu in one.cpu.items())
-                say(f"  {one.rate:,.0f} calls/s, sending took {one.sending:.2f} of {one.seconds:.2f} s; CPU ms: {parts}")
-    return {name: _summary(contestants.ALL[name].name, rounds_of) for name, rounds_of in found.items()}
+                parts = ", ".join(
+                    f"{role} {cpu * 1000 / one.count:.2f}" for role, cpu in one.cpu.items()
+                )
+                say(
+                    f"  {one.rate:,.0f} calls/s, sending took {one.sending:.2f} of {one.seconds:.2f} s; CPU ms: {parts}"
+                )
+    return {
+        name: _summary(contestants.ALL[name].name, rounds_of) for name, rounds_of in found.items()
+    }
 
 
 def _round(stage: Stage, contestant: Contestant, calls: int) -> Measured:
@@ -95,6 +108,9 @@ def _summary(title: str, rounds: list[Measured]) -> dict[str, Any]:
         "rates": [round(one.rate) for one in rounds],
         "rate": statistics.median(one.rate for one in rounds),
         "cpu_ms": statistics.median(one.cpu_ms for one in rounds),
-        "cpu_parts": {role: statistics.median(one.cpu[role] * 1000 / one.count for one in rounds) for role in roles},
+        "cpu_parts": {
+            role: statistics.median(one.cpu[role] * 1000 / one.count for one in rounds)
+            for role in roles
+        },
         "api_cpu_ms": statistics.median(one.api * 1000 / one.count for one in rounds),
     }

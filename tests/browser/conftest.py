@@ -1,4 +1,6 @@
-"""A real Chromium, and a server with a strict content security policy. Skips where there is no Chromium."""
+"""A real Chromium, and a server with a strict content security policy. Skips where there is no
+Chromium.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FLAGS = (
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One browser for all tests of this folder, with a profile of its own."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    binary = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     driver = shutil.which("chromedriver")
     if not binary or not driver:
         pytest.skip("no Chromium with its chromedriver on this machine")
@@ -52,11 +56,17 @@ def site(transactional_db: None, settings: Any) -> Iterator[str]:
 
 @pytest.fixture
 def browser(chromium: Any, site: str) -> Iterator[Any]:
-    """The browser, with nothing kept from the test before. What it complains about in its console fails the test."""
+    """The browser, with nothing kept from the test before. What it complains about in its console
+    fails the test.
+    """
     chromium.delete_all_cookies()
     chromium.get_log("browser")
     yield chromium
-    entries = [entry["message"] for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    entries = [
+        entry["message"]
+        for entry in chromium.get_log("browser")
+        if entry["level"] in ("SEVERE", "WARNING")
+    ]
     complaints = [message for message in entries if "/favicon.ico" not in message]
     chromium.get("about:blank")
     assert complaints == []
@@ -64,12 +74,16 @@ def browser(chromium: Any, site: str) -> Iterator[Any]:
 
 @pytest.fixture
 def shoot(browser: Any) -> Callable[..., None]:
-    """`shoot("name")`: the page in light and in dark, where screenshots are wanted; its upper 1,100 pixels."""
+    """`shoot("name")`: the page in light and in dark, where screenshots are wanted; its upper 1,100
+    pixels.
+    """
     from selenium.webdriver.support.ui import WebDriverWait
 
     def is_still(driver: Any) -> bool:
         return bool(
-            driver.execute_script("return !document.getAnimations().length && !document.querySelector('.cq-bar-unknown')")
+            driver.execute_script(
+                "return !document.getAnimations().length && !document.querySelector('.cq-bar-unknown')"
+            )
         )
 
     def take(name: str, width: int = 1280) -> None:
@@ -78,7 +92,9 @@ def shoot(browser: Any) -> Callable[..., None]:
         for scheme in ("light", "dark"):
             feature = {"name": "prefers-color-scheme", "value": scheme}
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-            height = browser.execute_script("return document.querySelector('#content').getBoundingClientRect().bottom + 20")
+            height = browser.execute_script(
+                "return document.querySelector('#content').getBoundingClientRect().bottom + 20"
+            )
             browser.set_window_size(width, max(500, min(1240, int(height) + 140)))
             WebDriverWait(browser, 10).until(is_still)
             (IMAGES / f"{name}-{scheme}.png").write_bytes(browser.get_screenshot_as_png())

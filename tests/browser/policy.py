@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
-POLICY = "default-src 'self'; img-src 'self' data:"  # Django's own style sheets draw arrows from data: URLs
+# Django's own style sheets draw arrows from data: URLs
+POLICY = "default-src 'self'; img-src 'self' data:"
 
 
-def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def middleware(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
     def answer(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
         response["Content-Security-Policy"] = POLICY

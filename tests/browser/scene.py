@@ -1,4 +1,6 @@
-"""Calls as a shop has them on a busy afternoon: for the browser's tests, and for the pictures in the docs."""
+"""Calls as a shop has them on a busy afternoon: for the browser's tests, and for the pictures in
+the docs.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,26 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 
 Status = CallQueue.Status
 account = SlidingWindow("80/m", name="stripe-account")
 RULES = {
-    "stripe-pay": Rule(queues="stripe", priority=10, limits=[account, SlidingWindow("6/m", per="key")]),
+    "stripe-pay": Rule(
+        queues="stripe", priority=10, limits=[account, SlidingWindow("6/m", per="key")]
+    ),
     "stripe-read": Rule(queues="stripe", limits=[account, Concurrency(8)]),
     "chat": Rule(limits=[SlidingWindow("30/m", per="key"), SlidingWindow("70/m")]),
     "maps": Rule(limits=[FixedWindow("25000/d", timezone="America/Los_Angeles")]),
     "default": Rule(limits=[SlidingWindow("100/h")]),
 }
-SHARES = {"stripe-pay": 40, "stripe-read": 25, "chat": 60, "maps": 12, "default": 1.4}  # calls a minute
+SHARES = {
+    "stripe-pay": 40,
+    "stripe-read": 25,
+    "chat": 60,
+    "maps": 12,
+    "default": 1.4,
+}  # calls a minute
 WAITING = {"stripe-pay": 18, "stripe-read": 240, "chat": 1300, "maps": 420}
 URLS = {
     "default": ("put", "https://warehouse.example/stock/7"),
@@ -40,14 +50,25 @@ def play() -> None:
     made.sort(key=lambda call: call.created_dt)
     newest = made[-25:]
     CallQueue.objects.bulk_create(made[:-25], batch_size=1000)
-    CallAttempt.objects.bulk_create([_attempt(call, chance) for call in made if call.pk], batch_size=1000)
-    waiting = [_waiting(rule, number, now, chance) for rule, count in WAITING.items() for number in range(count)]
+    CallAttempt.objects.bulk_create(
+        [_attempt(call, chance) for call in made if call.pk], batch_size=1000
+    )
+    waiting = [
+        _waiting(rule, number, now, chance)
+        for rule, count in WAITING.items()
+        for number in range(count)
+    ]
     chance.shuffle(waiting)
     waiting.sort(key=lambda call: call.created_dt)
-    CallQueue.objects.bulk_create([*waiting[:-25], *_shuffled(waiting[-25:] + newest, chance)], batch_size=1000)
+    CallQueue.objects.bulk_create(
+        [*waiting[:-25], *_shuffled(waiting[-25:] + newest, chance)], batch_size=1000
+    )
     _in_flight(now)
     Hold.objects.create(
-        rule="maps", source="provider", reason="429 from maps.example: Retry-After 900", until=now + timedelta(minutes=11)
+        rule="maps",
+        source="provider",
+        reason="429 from maps.example: Retry-After 900",
+        until=now + timedelta(minutes=11),
     )
 
 
@@ -84,10 +105,23 @@ def failed_payment() -> CallQueue:
 
 def _request(rule: str, number: int) -> dict[str, Any]:
     method, url = URLS[rule]
-    params: dict[str, Any] = {"url": url, "headers": {"Authorization": Secret("STRIPE"), "X-Trace": f"t-{number}"}}
+    params: dict[str, Any] = {
+        "url": url,
+        "headers": {"Authorization": Secret("STRIPE"), "X-Trace": f"t-{number}"},
+    }
     if method == "post":
-        params["json"] = {"amount": 1999 + number, "currency": "eur", "customer": f"cus_{number}", "token": "tok_visa"}
-    return {"rule": rule, "method": method, "host": url.split("/")[2], "call_data": {"method": method, "params": params}}
+        params["json"] = {
+            "amount": 1999 + number,
+            "currency": "eur",
+            "customer": f"cus_{number}",
+            "token": "tok_visa",
+        }
+    return {
+        "rule": rule,
+        "method": method,
+        "host": url.split("/")[2],
+        "call_data": {"method": method, "params": params},
+    }
 
 
 def _key(rule: str, chance: random.Random) -> str:
@@ -100,18 +134,31 @@ def _ended(rule: str, now: datetime, chance: random.Random) -> list[CallQueue]:
     calls = []
     for minute in range(60):
         wave = 0.65 + 0.35 * math.sin(minute / 7 + len(rule))
-        count = 0 if rule == "maps" and minute < 4 else round(SHARES[rule] * wave * chance.uniform(0.85, 1.1))
+        count = (
+            0
+            if rule == "maps" and minute < 4
+            else round(SHARES[rule] * wave * chance.uniform(0.85, 1.1))
+        )
         for _ in range(count):
             end = now - timedelta(minutes=minute, seconds=chance.uniform(0, 60))
             dice = chance.random()
-            status = Status.FAILED if dice < 0.03 else Status.UNKNOWN if dice < 0.034 and rule == "stripe-pay" else Status.DONE
+            status = (
+                Status.FAILED
+                if dice < 0.03
+                else Status.UNKNOWN
+                if dice < 0.034 and rule == "stripe-pay"
+                else Status.DONE
+            )
             calls.append(_ended_call(rule, status, end, chance))
     return calls
 
 
 def _ended_call(rule: str, status: int, end: datetime, chance: random.Random) -> CallQueue:
     request = _request(rule, chance.randrange(9000))
-    error = {Status.FAILED: f"HTTP 500 from {request['host']}", Status.UNKNOWN: "no answer within 27 s"}.get(Status(status), "")
+    error = {
+        Status.FAILED: f"HTTP 500 from {request['host']}",
+        Status.UNKNOWN: "no answer within 27 s",
+    }.get(Status(status), "")
     return CallQueue(
         **request, status=status, key=_key(rule, chance), finished_at_dt=end, last_attempt=1, error_message=error,
         created_dt=end - timedelta(seconds=chance.uniform(1, 240)), due_at_dt=end - timedelta(seconds=2),
@@ -132,7 +179,12 @@ def _attempt(call: CallQueue, chance: random.Random) -> CallAttempt:
 def _waiting(rule: str, number: int, now: datetime, chance: random.Random) -> CallQueue:
     due = now - timedelta(seconds=chance.uniform(0, WAITING[rule] / 4))
     return CallQueue(
-        **_request(rule, number), key=_key(rule, chance), ready=True, due_at_dt=due, created_dt=due, priority=RULES[rule].priority
+        **_request(rule, number),
+        key=_key(rule, chance),
+        ready=True,
+        due_at_dt=due,
+        created_dt=due,
+        priority=RULES[rule].priority,
     )
 
 

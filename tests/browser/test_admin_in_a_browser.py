@@ -30,18 +30,24 @@ def every(browser: Any, selector: str) -> list[Any]:
 
 
 def text(browser: Any, selector: str) -> str:
-    """What all elements of this kind say, read at one instant: the page may replace them at any time."""
+    """What all elements of this kind say, read at one instant: the page may replace them at any
+    time.
+    """
     script = "return [...document.querySelectorAll(arguments[0])].map(one => one.innerText.trim()).join(' ')"
     return str(browser.execute_script(script, selector))
 
 
 def press(browser: Any, label: str, within: str = "body") -> None:
-    """Press the button or the link of this text; once more where the page replaced it in that moment."""
+    """Press the button or the link of this text; once more where the page replaced it in that
+    moment.
+    """
     from selenium.common.exceptions import StaleElementReferenceException
 
     script = """return [...document.querySelectorAll(arguments[0])].find(one => one.checkVisibility()
         && (one.innerText.trim() || one.value) === arguments[1])"""
-    kinds = ", ".join(f"{within} {kind}" for kind in ("button", "a", "input[type=submit]", "summary"))
+    kinds = ", ".join(
+        f"{within} {kind}" for kind in ("button", "a", "input[type=submit]", "summary")
+    )
     for _ in range(5):
         try:
             found = browser.execute_script(script, kinds, label)
@@ -63,7 +69,9 @@ def wait(browser: Any) -> Wait:
     """`wait(condition)`: until it holds, ten seconds at most; its value."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return lambda condition: WebDriverWait(browser, 10, poll_frequency=0.1).until(lambda _: condition())
+    return lambda condition: WebDriverWait(browser, 10, poll_frequency=0.1).until(
+        lambda _: condition()
+    )
 
 
 @pytest.fixture
@@ -82,7 +90,9 @@ def logged_in(browser: Any, site: str) -> Any:
     client = Client()
     client.force_login(user)
     browser.get(f"{site}/static/admin/css/base.css")
-    browser.add_cookie({"name": "sessionid", "value": client.cookies["sessionid"].value, "path": "/"})
+    browser.add_cookie(
+        {"name": "sessionid", "value": client.cookies["sessionid"].value, "path": "/"}
+    )
     return browser
 
 
@@ -150,7 +160,9 @@ def test_all_unknown_calls_are_requeued_after_one_question(
     assert CallQueue.objects.unknown().count() == 0
 
 
-def test_an_edited_call_goes_again(logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]) -> None:
+def test_an_edited_call_goes_again(
+    logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
+) -> None:
     browser, call = logged_in, scene.failed_payment()
     browser.get(call_page(site, call))
     press(browser, "Edit and requeue")
@@ -161,7 +173,10 @@ def test_an_edited_call_goes_again(logged_in: Any, site: str, scene: Any, wait: 
     press(browser, "Save and requeue")
     wait(lambda: "edited and requeued" in messages(browser))
     call.refresh_from_db()
-    assert (call.call_data["params"]["json"]["currency"], call.call_data["params"]["json"]["token"]) == ("chf", "tok_visa")
+    assert (
+        call.call_data["params"]["json"]["currency"],
+        call.call_data["params"]["json"]["token"],
+    ) == ("chf", "tok_visa")
 
 
 def test_the_dashboard_follows_what_happens_without_reload(
@@ -175,14 +190,18 @@ def test_the_dashboard_follows_what_happens_without_reload(
     assert len(every(browser, ".cq-rule")) == 5, "the default rule is always there"
     assert "Retry-After 900" in text(browser, "#content")
     traces = every(browser, ".cq-limits svg.cq-trace")
-    assert [trace.get_attribute("aria-label").partition(":")[0] for trace in traces[:2]] == ["Use over the last 3 min"] * 2
+    assert [trace.get_attribute("aria-label").partition(":")[0] for trace in traces[:2]] == [
+        "Use over the last 3 min"
+    ] * 2
     assert all(trace.find_elements("css selector", "polyline.cq-trace-use") for trace in traces)
     shoot("dashboard")
     browser.execute_script("window.mark = 'not reloaded'")
     press(browser, "Keys with most calls waiting", within=".cq-rule:nth-of-type(3)")
     before = waiting_of(browser, "stripe-pay")
     for _ in range(5):
-        CallQueue.objects.send({"method": "get", "params": {"url": "https://vendor.example/"}}, rule="stripe-pay")
+        CallQueue.objects.send(
+            {"method": "get", "params": {"url": "https://vendor.example/"}}, rule="stripe-pay"
+        )
     wait(lambda: waiting_of(browser, "stripe-pay") == before + 5)
     assert browser.execute_script("return window.mark") == "not reloaded"
     assert every(browser, ".cq-rule details.cq-keys[open]"), "what was opened stays open"
@@ -217,7 +236,12 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     find(browser, "input[name=rate]").send_keys("200/h")
     press(browser, "See what it would do")
     wait(lambda: every(browser, ".cq-confirm"))
-    assert [cell.text for cell in every(browser, ".cq-confirm tbody td")] == ["100/h", "200/h", "4 h", "2 h"]
+    assert [cell.text for cell in every(browser, ".cq-confirm tbody td")] == [
+        "100/h",
+        "200/h",
+        "4 h",
+        "2 h",
+    ]
     shoot("change-limit")
     press(browser, "Change it")
     wait(lambda: "changed to 200/h" in messages(browser))
@@ -225,7 +249,9 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     assert LogEntry.objects.count() == 3
 
 
-def test_what_is_typed_into_a_form_is_not_lost_when_the_page_follows(logged_in: Any, site: str, scene: Any, wait: Wait) -> None:
+def test_what_is_typed_into_a_form_is_not_lost_when_the_page_follows(
+    logged_in: Any, site: str, scene: Any, wait: Wait
+) -> None:
     browser = logged_in
     browser.get(f"{site}/admin/callqueue/callqueue/dashboard/")
     press(browser, "Pause, resume, change a limit")
@@ -236,7 +262,9 @@ def test_what_is_typed_into_a_form_is_not_lost_when_the_page_follows(logged_in: 
     assert find(browser, "input[name=reason]").get_attribute("value") == "half a sentence"
 
 
-def test_what_if_is_worked_out_and_drawn(logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]) -> None:
+def test_what_if_is_worked_out_and_drawn(
+    logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
+) -> None:
     browser = logged_in
     browser.get(f"{site}/admin/callqueue/callqueue/dashboard/")
     press(browser, "What if?")

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def rules(settings: Any, transactional_db: None) -> Callable[..., None]:
-    """`rules(name=Rule(...))`: the rules from now on, in every thread; `more` are other keys of CALLQUEUE."""
+    """`rules(name=Rule(...))`: the rules from now on, in every thread; `more` are other keys of
+    CALLQUEUE.
+    """
     from callqueue import conf
-    from callqueue.releasing import ensure_states
+    from callqueue.dispatch.release_pass import ensure_states
 
     def apply(more: dict[str, Any] | None = None, **named: Rule) -> None:
         settings.CALLQUEUE = {"RULES": named, **(more or {})}
@@ -28,9 +30,9 @@ def rules(settings: Any, transactional_db: None) -> Callable[..., None]:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
     """The vendor of calls made in this process."""
-    from callqueue.handlers import wire
+    from callqueue.execution.http import client
     from tests.support.behaviour import Vendor
 
     vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
+    monkeypatch.setattr(client, "request", vendor.request)
     return vendor

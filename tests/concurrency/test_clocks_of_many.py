@@ -1,7 +1,9 @@
-"""Several processes share a ledger while somebody sets the database's clock: never over the limit, no stall past a window.
+"""Several processes share a ledger while somebody sets the database's clock: never over the limit,
+no stall past a window.
 
-Each process passes, begins, sends, records, looks and sleeps when hypothesis says so, with the real code on the real database;
-only the clocks are a test's. The provider counts by true time. CALLQUEUE_EXAMPLES=200 looks longer.
+Each process passes, begins, sends, records, looks and sleeps when hypothesis says so, with the real
+code on the real database; only the clocks are a test's. The provider counts by true time.
+CALLQUEUE_EXAMPLES=200 looks longer.
 """
 
 from __future__ import annotations
@@ -17,15 +19,23 @@ from django.db import connection
 from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from callqueue import Rule, SlidingWindow, TokenBucket, beginning, clockwork, conf, database, executor
-from callqueue.beginning import Job
-from callqueue.clockwork import Watch
-from callqueue.handlers import wire
+from callqueue import Rule, SlidingWindow, TokenBucket, conf, database
+from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.execution import claim, executor
+from callqueue.execution.claim import Job
+from callqueue.execution.http import client
+from callqueue.execution.results import Report
+from callqueue.ledger import clock_jumps
+from callqueue.ledger.clock_jumps import Watch
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
-from callqueue.recording import Report
-from callqueue.releasing import ensure_states, release
 from tests.support.behaviour import response
 from tests.support.length import examples
 
@@ -37,7 +47,9 @@ JITTER = 0.05
 READING = 0.0004  # seconds that pass between any two looks at this process's own clock
 
 PLACES = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 5])
-MEETINGS = st.lists(st.tuples(PLACES, st.sampled_from(["looks", "reads", "works", "works", "records"])), max_size=4)
+MEETINGS = st.lists(
+    st.tuples(PLACES, st.sampled_from(["looks", "reads", "works", "works", "records"])), max_size=4
+)
 JUMPS = st.builds(
     lambda size, sign, more: sign * size * (1 + more),
     st.sampled_from([0.02, 0.03, 0.2, 0.6, 2.0, 9.0, 11.0, 60.0, 3600.0, 86400.0, 604800.0]),
@@ -72,8 +84,8 @@ class Cluster(RuleBasedStateMachine):
         for model in (CallAttempt, CallQueue, Hold, RuleState):
             model.objects.all().delete()
         enter = self.patches.enter_context
-        enter(patch.object(clockwork, "watch", lambda using: self.current.watch))
-        enter(patch.object(clockwork, "monotonic", self.own_clock))
+        enter(patch.object(clock_jumps, "watch", lambda using: self.current.watch))
+        enter(patch.object(clock_jumps, "monotonic", self.own_clock))
         enter(patch.object(database, "clock", lambda using: self.wall()))
         enter(patch.object(database, "clock_sql", self.wall_sql))
         ensure_states("default", list(conf.current().rules))
@@ -112,9 +124,11 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=JUMPS)
     def the_clock_is_set(self, seconds: float) -> None:
-        """By no less than can be seen by who has slept longest: the longer, the less is known of the clocks' speeds."""
+        """By no less than can be seen by who has slept longest: the longer, the less is known of
+        the clocks' speeds.
+        """
         slept = max(self.mono - p.watch.last.before for p in self.processes if p.watch.last)
-        least = 0.02 + 3 * clockwork.DRIFT * slept
+        least = 0.02 + 3 * clock_jumps.DRIFT * slept
         self.offset += seconds if abs(seconds) > least else least if seconds > 0 else -least
 
     # Processes.
@@ -124,13 +138,15 @@ class Cluster(RuleBasedStateMachine):
         return self.current
 
     def begin_process(self) -> None:
-        """As a dispenser begins: it reads the clock, and waits until all others have looked before it does anything."""
+        """As a dispenser begins: it reads the clock, and waits until all others have looked before
+        it does anything.
+        """
         newcomer = Process()
         self.processes.append(newcomer)
         for process in [newcomer, *self.processes]:
             self.current = process
             process.watch.look()
-            self.mono += 1.1 * clockwork.SETTLED / len(self.processes)
+            self.mono += 1.1 * clock_jumps.SETTLED / len(self.processes)
 
     @precondition(lambda self: len(self.processes) < 6)
     @rule()
@@ -139,7 +155,9 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(places=st.tuples(PLACES, PLACES, PLACES))
     def all_that_may_go_is_made(self, places: tuple[int, int, int]) -> None:
-        """Released by one process, made by another, so that from now on nothing is to go for a while."""
+        """Released by one process, made by another, so that from now on nothing is to go for a
+        while.
+        """
         for _ in range(2):
             self.one_releases(places[0], AT_MOST)
         while self.messages:
@@ -190,7 +208,7 @@ class Cluster(RuleBasedStateMachine):
     def one_begins_nothing(self, place: int) -> None:
         """A message whose attempts are gone: all that it does is to read the clock."""
         self.chosen(place)
-        beginning.begin("default", [0])
+        claim.begin("default", [0])
 
     @rule(place=PLACES)
     def one_looks(self, place: int) -> None:
@@ -207,23 +225,27 @@ class Cluster(RuleBasedStateMachine):
     @rule(place=PLACES, message=PLACES)
     def one_begins(self, place: int, message: int) -> None:
         process = self.chosen(place)
-        process.begun += beginning.begin("default", self.messages.pop(message % len(self.messages)))
+        process.begun += claim.begin("default", self.messages.pop(message % len(self.messages)))
 
     @precondition(lambda self: any(p.begun for p in self.processes))
     @rule(place=PLACES, transit=st.floats(0.0, JITTER), takes=st.sampled_from([0.003, 0.06, 2.0]))
     def one_sends(self, place: int, transit: float, takes: float) -> None:
-        """At the first instant that the worker may; the provider counts it as early or as late as the jitter lets it."""
+        """At the first instant that the worker may; the provider counts it as early or as late as
+        the jitter lets it.
+        """
         process = self.some([p for p in self.processes if p.begun], place)
         job = process.begun.pop(place % len(process.begun))
         if job.send_at is not None:
             self.mono = max(self.mono, job.clock.monotonic_at(job.send_at))
         if self.mono >= job.lease_ends:
-            answer = wire.Answer(response=None, sent_at=None, sent=False, dropped=True, error="too late")
+            answer = client.Answer(
+                response=None, sent_at=None, sent=False, dropped=True, error="too late"
+            )
         else:
             sent_at, counted = self.mono, self.mono + min(transit, takes)
             self.count(counted)
             self.mono += takes
-            answer = wire.Answer(response=response(200, {}, b"{}"), sent_at=sent_at, sent=True)
+            answer = client.Answer(response=response(200, {}, b"{}"), sent_at=sent_at, sent=True)
         process.answered.append(executor._report_of(job, job.sound_rule, answer))
 
     @precondition(lambda self: any(p.answered for p in self.processes))
@@ -246,18 +268,22 @@ class Cluster(RuleBasedStateMachine):
         for i in range(len(self.counted)):
             for j in range(i + BURST, len(self.counted)):
                 allowed = BURST + (self.counted[j] - self.counted[i]) * PER_SECOND
-                assert j - i + 1 <= allowed + 1e-3, f"{j - i + 1} where the bucket had {allowed:.3f}"
+                assert j - i + 1 <= allowed + 1e-3, (
+                    f"{j - i + 1} where the bucket had {allowed:.3f}"
+                )
 
     def all_agree(self) -> bool:
         """Whether nobody moves the ledger any more, where all look as often as dispensers do."""
-        before = RuleState.objects.get(rule=clockwork.FRAME).passes
+        before = RuleState.objects.get(rule=clock_jumps.FRAME).passes
         for place in range(len(self.processes)):
             self.one_looks(place)
         self.mono += 0.5
-        return before == RuleState.objects.get(rule=clockwork.FRAME).passes
+        return before == RuleState.objects.get(rule=clock_jumps.FRAME).passes
 
     def come_to_rest(self) -> None:
-        """Whatever was done to the clock: a window after all was answered, and all have looked, there is all the room."""
+        """Whatever was done to the clock: a window after all was answered, and all have looked,
+        there is all the room.
+        """
         for place in range(len(self.processes)):
             self.one_looks(place)
         while self.messages:
@@ -269,7 +295,9 @@ class Cluster(RuleBasedStateMachine):
         assert any(self.all_agree() for _ in range(4)), "the processes go on moving the ledger"
         self.mono += WINDOW + JITTER + 0.01
         self.chosen(0)
-        count = sum(len(release("default", ["r"]).released) for _ in range(2))  # the first may learn that others saw more
+        count = sum(
+            len(release("default", ["r"]).released) for _ in range(2)
+        )  # the first may learn that others saw more
         assert count == AT_MOST, f"{count} of {AT_MOST} a window after the last one"
 
 
@@ -286,5 +314,9 @@ def test_no_window_is_over_and_none_stalls_whoever_meets_a_jump_first(settings: 
 
 def chosen(examples: int) -> settings:
     return settings(
-        max_examples=examples, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )

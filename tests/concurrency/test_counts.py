@@ -1,4 +1,6 @@
-"""What speed rests on, as counts and never as times: statements per pass, per begin and per record, messages per attempt."""
+"""What speed rests on, as counts and never as times: statements per pass, per begin and per record,
+messages per attempt.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from django.db import connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Rule, SlidingWindow, TokenBucket, executor, publisher
-from callqueue.handlers import wire
+from callqueue import Rule, SlidingWindow, TokenBucket
+from callqueue.dispatch import publisher
+from callqueue.dispatch.release_pass import Pass, ensure_states, release
+from callqueue.execution import executor
+from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.releasing import Pass, ensure_states, release
 from tests.support.behaviour import Vendor
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,19 +37,27 @@ def rules(settings: Any) -> None:
         pytest.skip("SQLite takes so few values a statement that large batches are several there")
     settings.CALLQUEUE = {"RULES": RULES}
     ensure_states("default", list(RULES))
-    for rule in RULES:  # the first pass of a process looks at the clock, and what a pass remembers is written once
+    for rule in (
+        RULES
+    ):  # the first pass of a process looks at the clock, and what a pass remembers is written once
         release("default", [rule])
 
 
 @pytest.fixture
 def vendor(monkeypatch: pytest.MonkeyPatch) -> Vendor:
     vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
+    monkeypatch.setattr(client, "request", vendor.request)
     return vendor
 
 
 def send(count: int, rule: str = "plain") -> None:
-    calls = [{"call_data": {"method": "post", "params": {"url": "http://vendor.example/"}}, "key": f"k{i}"} for i in range(count)]
+    calls = [
+        {
+            "call_data": {"method": "post", "params": {"url": "http://vendor.example/"}},
+            "key": f"k{i}",
+        }
+        for i in range(count)
+    ]
     CallQueue.objects.send_many(calls, rule=rule)
 
 
@@ -66,7 +78,9 @@ def test_a_pass_makes_as_many_statements_for_two_hundred_calls_as_for_two(rule: 
     send(200, rule)
     many, other = a_pass(rule)
     assert (len(one.released), len(other.released)) == (2, 200)
-    assert many <= few + {"spread": 1, "keyed": 1}.get(rule, 0)  # an update a queue; the keys' turns, once they are remembered
+    assert many <= few + {"spread": 1, "keyed": 1}.get(
+        rule, 0
+    )  # an update a queue; the keys' turns, once they are remembered
 
 
 def test_a_pass_is_no_dearer_where_much_waits() -> None:
@@ -77,7 +91,9 @@ def test_a_pass_is_no_dearer_where_much_waits() -> None:
     assert many == few <= 10, few
 
 
-def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries(vendor: Vendor) -> None:
+def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries(
+    vendor: Vendor,
+) -> None:
     counts = []
     for count in (2, 32):
         send(count)
@@ -89,11 +105,15 @@ def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries
 
 
 @pytest.mark.parametrize(("attempts", "messages"), [(1, 1), (4, 4), (5, 3), (80, 4), (500, 16)])
-def test_attempts_share_messages_once_there_are_enough_of_them(attempts: int, messages: int) -> None:
+def test_attempts_share_messages_once_there_are_enough_of_them(
+    attempts: int, messages: int
+) -> None:
     send(attempts)
     packed = publisher.pack(release("default", ["plain"]).released)
     assert len(packed) == messages
-    assert sorted(pk for _, ids in packed for pk in ids) == sorted({pk for _, ids in packed for pk in ids})
+    assert sorted(pk for _, ids in packed for pk in ids) == sorted(
+        {pk for _, ids in packed for pk in ids}
+    )
     assert sum(len(ids) for _, ids in packed) == attempts
 
 
@@ -112,7 +132,9 @@ def test_workers_that_are_behind_get_full_messages(vendor: Vendor) -> None:
 
 def test_a_send_is_one_insert() -> None:
     count, _ = statements(
-        lambda: CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="plain")
+        lambda: CallQueue.objects.send(
+            {"method": "get", "params": {"url": "http://vendor.example/"}}, rule="plain"
+        )
     )
     assert count == 1
 

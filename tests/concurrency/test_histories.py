@@ -1,7 +1,9 @@
-"""Histories of settings: deployments, rollbacks, rules linked and unlinked, several at once; and an adversary who counts.
+"""Histories of settings: deployments, rollbacks, rules linked and unlinked, several at once; and an
+adversary who counts.
 
-Hypothesis chooses the steps; every pass is the real one. What each attempt was charged to is noted by this file alone: the
-limits that any dispenser alive had for its rule when it was released. CALLQUEUE_EXAMPLES=200 looks longer.
+Hypothesis chooses the steps; every pass is the real one. What each attempt was charged to is noted
+by this file alone: the limits that any dispenser alive had for its rule when it was released.
+CALLQUEUE_EXAMPLES=200 looks longer.
 """
 
 from __future__ import annotations
@@ -15,23 +17,19 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-
-from callqueue import (
-    Concurrency,
-    FixedWindow,
-    Rule,
-    SlidingWindow,
-    TokenBucket,
-    agreement,
-    clockwork,
-    conf,
-    database,
-    publisher,
-    tallies,
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
 )
-from callqueue.budgets import bind, key_part
-from callqueue.limits import Limit
+
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database
+from callqueue.dispatch import publisher
+from callqueue.ledger import agreement, clock_jumps, tallies
+from callqueue.limits.budgets import bind, key_part
+from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, KeyTurn, RuleState, Tally
 from tests.support.dispensers import Process
 from tests.support.length import examples
@@ -41,14 +39,27 @@ STEPS = 40
 ACCOUNT, LINK = SlidingWindow("4/m", name="account"), SlidingWindow("900/h", name="link")
 OWN, LONGER, SMALLER = SlidingWindow("3/m"), SlidingWindow("5/10m"), SlidingWindow("2/m")
 KEYED, NAMED = SlidingWindow("2/m", per="key"), SlidingWindow("3/m", per="part")
-BUCKET, BURST, DAY, ONCE = TokenBucket("3/m", burst=3), TokenBucket("3/m", burst=5), FixedWindow("6/d"), Concurrency(2)
+BUCKET, BURST, DAY, ONCE = (
+    TokenBucket("3/m", burst=3),
+    TokenBucket("3/m", burst=5),
+    FixedWindow("6/d"),
+    Concurrency(2),
+)
 SETTINGS = [
     {"a": Rule(limits=[ACCOUNT]), "b": Rule(limits=[ACCOUNT])},
     {"b": Rule(limits=[ACCOUNT])},
     {"a": Rule(limits=[ACCOUNT]), "b": Rule(limits=[OWN])},
-    {"a": Rule(limits=[SlidingWindow("2/m", name="account")]), "b": Rule(limits=[OWN, LINK]), "c": Rule(limits=[LINK, KEYED])},
+    {
+        "a": Rule(limits=[SlidingWindow("2/m", name="account")]),
+        "b": Rule(limits=[OWN, LINK]),
+        "c": Rule(limits=[LINK, KEYED]),
+    },
     {"a": Rule(limits=[LONGER]), "b": Rule(limits=[OWN, LINK]), "c": Rule(limits=[LINK, SMALLER])},
-    {"a": Rule(limits=[KEYED]), "b": Rule(limits=[NAMED, ACCOUNT]), "c": Rule(limits=[KEYED, ACCOUNT])},
+    {
+        "a": Rule(limits=[KEYED]),
+        "b": Rule(limits=[NAMED, ACCOUNT]),
+        "c": Rule(limits=[KEYED, ACCOUNT]),
+    },
     {"a": Rule(limits=[NAMED, ONCE]), "b": Rule(limits=[BUCKET]), "c": Rule(limits=[DAY])},
     {"a": Rule(limits=[OWN]), "b": Rule(limits=[BURST, LINK]), "c": Rule(limits=[ACCOUNT, DAY])},
     {"a": Rule(limits=[LINK]), "b": Rule(limits=[OWN, LINK])},
@@ -58,14 +69,23 @@ SETTINGS = [
     {"a": Rule(), "b": Rule(limits=[SMALLER]), "c": Rule(limits=[OWN])},
 ]
 ANY = st.integers(0, len(SETTINGS) - 1)
-FAMILIES = [[0, 1], [0, 2, 1], [3, 4], [5, 6, 7], [8, 9], [10, 11]]  # those that differ in one thing or two
+FAMILIES = [
+    [0, 1],
+    [0, 2, 1],
+    [3, 4],
+    [5, 6, 7],
+    [8, 9],
+    [10, 11],
+]  # those that differ in one thing or two
 KEYS = [{"key": "K1", "part": "P1"}, {"key": "K1", "part": "P2"}, {"key": "K2", "part": "P1"}]
 PROCESSES = st.sampled_from([0, 0, 0, 0, 1, 2])
-real_monotonic = clockwork.monotonic
+real_monotonic = clock_jumps.monotonic
 
 
 class Histories(RuleBasedStateMachine):
-    """Up to three dispensers, each with settings of its own; workers that answer late, or not; an operator."""
+    """Up to three dispensers, each with settings of its own; workers that answer late, or not; an
+    operator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,10 +101,10 @@ class Histories(RuleBasedStateMachine):
         for model in (CallAttempt, CallQueue, Hold, RuleState, DispenserState, KeyTurn, Tally):
             model.objects.all().delete()
         enter = self.patches.enter_context
-        enter(patch.object(clockwork, "_watches", {}))
+        enter(patch.object(clock_jumps, "_watches", {}))
         enter(patch.object(agreement, "_books", {}))
         enter(patch.object(database, "ahead", timedelta(0)))
-        enter(patch.object(clockwork, "monotonic", lambda: real_monotonic() + self.later))
+        enter(patch.object(clock_jumps, "monotonic", lambda: real_monotonic() + self.later))
         enter(patch.object(tallies, "COARSE", 2))  # so that small windows are tallied too
         enter(patch.object(tallies, "ROOMY", 1))
         self.deploy(0, 0)
@@ -100,7 +120,12 @@ class Histories(RuleBasedStateMachine):
         process.book = bind(SETTINGS[self.pool[which % len(self.pool)]])
         process.joins()
 
-    @rule(number=PROCESSES, which=st.integers(0, 2), name=st.sampled_from("abbc"), count=st.integers(1, 2))
+    @rule(
+        number=PROCESSES,
+        which=st.integers(0, 2),
+        name=st.sampled_from("abbc"),
+        count=st.integers(1, 2),
+    )
     def release_after_deploying(self, number: int, which: int, name: str, count: int) -> None:
         self.deploy(number, which)
         self.send(name, KEYS[0], count)
@@ -112,10 +137,21 @@ class Histories(RuleBasedStateMachine):
         if number in self.processes:
             self.processes.pop(number).leave()
 
-    @rule(what=st.sampled_from([("a", "account", "3/m"), ("a", "account", None), ("b", "b#0", "1/m"), ("b", "b#0", None)]))
+    @rule(
+        what=st.sampled_from(
+            [
+                ("a", "account", "3/m"),
+                ("a", "account", None),
+                ("b", "b#0", "1/m"),
+                ("b", "b#0", None),
+            ]
+        )
+    )
     def change(self, what: tuple[str, str, str | None]) -> None:
         name, limit, rate = what
-        known = {b.id for process in self.processes.values() for b in process.book.budgets.get(name, ())}
+        known = {
+            b.id for process in self.processes.values() for b in process.book.budgets.get(name, ())
+        }
         if limit not in known:
             return
         agreement.set_rate("default", limit, rate)
@@ -135,9 +171,13 @@ class Histories(RuleBasedStateMachine):
             return
         before = set(CallAttempt.objects.values_list("pk", flat=True))
         self.processes[number].goes()
-        new = [attempt for attempt in CallAttempt.objects.order_by("pk") if attempt.pk not in before]
+        new = [
+            attempt for attempt in CallAttempt.objects.order_by("pk") if attempt.pk not in before
+        ]
         for attempt in new:
-            self.charged[attempt.pk] = {b.id for process in self.alive() for b in process.book.budgets.get(attempt.rule, ())}
+            self.charged[attempt.pk] = {
+                b.id for process in self.alive() for b in process.book.budgets.get(attempt.rule, ())
+            }
         if new:
             self.judge(new)
 
@@ -145,12 +185,21 @@ class Histories(RuleBasedStateMachine):
     def answer(self, count: int) -> None:
         now = database.clock("default")
         pks = list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True)[:count])
-        CallAttempt.objects.filter(pk__in=pks).update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+        CallAttempt.objects.filter(pk__in=pks).update(
+            started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
+        )
 
     @rule(count=st.integers(1, 2))
     def undo(self, count: int) -> None:
         with patch.object(conf, "current", lambda: Settings):
-            publisher.undo("default", list(CallAttempt.objects.unbegun().order_by("-pk").values_list("pk", flat=True)[:count]))
+            publisher.undo(
+                "default",
+                list(
+                    CallAttempt.objects.unbegun()
+                    .order_by("-pk")
+                    .values_list("pk", flat=True)[:count]
+                ),
+            )
 
     @rule(seconds=st.sampled_from([1.0, 10.0, 45.0, 58.0, 61.0, 300.0, 700.0]))
     def pass_time(self, seconds: float) -> None:
@@ -176,7 +225,13 @@ class Histories(RuleBasedStateMachine):
                 concerned = {value_of(limit, a) for a in new if budget.id in self.charged[a.pk]}
                 used = Counter(value_of(limit, a) for a in mine if counts(limit, a, at))
                 for value in concerned:
-                    assert used[value] <= limit.capacity, (process.name, budget.id, limit, value, used)
+                    assert used[value] <= limit.capacity, (
+                        process.name,
+                        budget.id,
+                        limit,
+                        value,
+                        used,
+                    )
 
 
 def value_of(limit: Limit, attempt: CallAttempt) -> str:
@@ -190,7 +245,9 @@ def counts(limit: Limit, attempt: CallAttempt, at: int) -> bool:
     ended = database.to_us(attempt.finished_at)
     if isinstance(limit, Concurrency):
         return False
-    if isinstance(limit, TokenBucket):  # at once: what was taken less than a token's time ago cannot have come back
+    if isinstance(
+        limit, TokenBucket
+    ):  # at once: what was taken less than a token's time ago cannot have come back
         return ended > at - limit.period_us // limit.n
     if isinstance(limit, FixedWindow):
         return ended >= limit.window(at)[0]
@@ -204,7 +261,11 @@ class _Settings:
         return getattr(real_current(), name)
 
     book = bind(
-        {"a": Rule(limits=[KEYED, NAMED, OWN]), "b": Rule(limits=[KEYED, NAMED, OWN]), "c": Rule(limits=[KEYED, NAMED, OWN])}
+        {
+            "a": Rule(limits=[KEYED, NAMED, OWN]),
+            "b": Rule(limits=[KEYED, NAMED, OWN]),
+            "c": Rule(limits=[KEYED, NAMED, OWN]),
+        }
     )
 
     @property
@@ -223,5 +284,10 @@ Settings = _Settings()
 @pytest.mark.fault
 def test_whatever_the_history_no_window_is_over() -> None:
     health = list(HealthCheck)
-    chosen = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=health)
+    chosen = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=health,
+    )
     run_state_machine_as_test(Histories, settings=chosen)

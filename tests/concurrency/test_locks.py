@@ -1,4 +1,6 @@
-"""A row that somebody has locked delays its own call only, and nobody's transaction is the victim of another's order."""
+"""A row that somebody has locked delays its own call only, and nobody's transaction is the victim
+of another's order.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,23 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
-from callqueue import Rule, beginning, cleanup, dispenser, events, executor, publisher, recording, recovery, states, waiting
-from callqueue.dispenser import Dispenser
+from callqueue import Rule, events, states
+from callqueue.dispatch import dispenser, publisher
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.execution import claim, executor, results
+from callqueue.ledger import ready_calls
+from callqueue.maintenance import cleanup, recovery
 from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue
-from callqueue.releasing import ensure_states, release
-from tests.concurrency.test_races import PATIENCE, answered, end_leases, fresh, released_by, together
+from tests.concurrency.test_races import (
+    PATIENCE,
+    answered,
+    end_leases,
+    fresh,
+    released_by,
+    together,
+)
 from tests.support import hammer
 from tests.support.behaviour import Vendor, send
 from tests.support.locking import held_by_a_host, until_one_waits_for_a_lock, waiting_for_nobody
@@ -39,7 +52,9 @@ def row_locks() -> None:
 def told_of_ends() -> Iterator[list[int]]:
     """The calls that `call_finished` names."""
     told: list[int] = []
-    events.call_finished.connect(lambda call_id, **_: told.append(call_id), weak=False, dispatch_uid="told")
+    events.call_finished.connect(
+        lambda call_id, **_: told.append(call_id), weak=False, dispatch_uid="told"
+    )
     try:
         yield told
     finally:
@@ -94,7 +109,7 @@ def test_what_nobody_began_is_taken_back_beside_a_call_that_is_locked(rules: Rul
 def test_what_fell_silent_ends_beside_a_call_that_is_locked(rules: Rules) -> None:
     rules(r=Rule())
     locked, free = send("r"), send("r")
-    assert len(beginning.begin("default", released_by("r"))) == 2
+    assert len(claim.begin("default", released_by("r"))) == 2
     end_leases()
     with held_by_a_host(locked.pk), waiting_for_nobody():
         assert recovery.end_lost("default") == 1
@@ -115,8 +130,12 @@ def test_a_refused_publish_is_undone_beside_a_call_that_is_locked(rules: Rules) 
     assert recovery.void_unbegun("default") == 1
 
 
-def test_the_others_of_a_message_are_made_beside_a_call_that_is_locked(rules: Rules, remote: Vendor) -> None:
-    """Selected for update by a host, it is made as well, and its answer is recorded; what it becomes is written afterwards."""
+def test_the_others_of_a_message_are_made_beside_a_call_that_is_locked(
+    rules: Rules, remote: Vendor
+) -> None:
+    """Selected for update by a host, it is made as well, and its answer is recorded; what it
+    becomes is written afterwards.
+    """
     rules(r=Rule())
     calls = [send("r", method="post") for _ in range(32)]
     ids = released_by("r")
@@ -136,29 +155,38 @@ def test_the_others_of_a_message_are_made_beside_a_call_that_is_locked(rules: Ru
 
 
 @pytest.mark.parametrize("status", [500, 429, 200])
-def test_what_is_written_afterwards_is_what_would_have_been_written(rules: Rules, status: int) -> None:
+def test_what_is_written_afterwards_is_what_would_have_been_written(
+    rules: Rules, status: int
+) -> None:
     rules(r=Rule())
-    first, second = send("r", method="get", callback="shop.told"), send("r", method="get", callback="shop.told")
-    jobs = {job.pk: job for job in beginning.begin("default", released_by("r"))}
+    first, second = (
+        send("r", method="get", callback="shop.told"),
+        send("r", method="get", callback="shop.told"),
+    )
+    jobs = {job.pk: job for job in claim.begin("default", released_by("r"))}
     reports = [answered(jobs[call.pk], status) for call in (first, second)]
     reports[1].ending = type(reports[0].ending)(**{**vars(reports[0].ending), "call_id": second.pk})
     with held_by_a_host(second.pk), waiting_for_nobody():
-        assert recording.record("default", reports) == 2
+        assert results.record("default", reports) == 2
     own = {"id", "idempotency_key", "created_dt", "finished_at_dt", "callback_pending", "due_at_dt"}
     CallQueue.objects.update(callback_pending=False)
     recovery.recover("default")
     row, other = (CallQueue.objects.filter(pk=call.pk).values().get() for call in (first, second))
     assert (row["finished_at_dt"] is None) == (other["finished_at_dt"] is None)
-    assert abs(row["due_at_dt"] - other["due_at_dt"]) < timedelta(milliseconds=5)  # each counts back from its own answer
-    assert {k: v for k, v in row.items() if k not in own} == {k: v for k, v in other.items() if k not in own}
+    assert abs(row["due_at_dt"] - other["due_at_dt"]) < timedelta(
+        milliseconds=5
+    )  # each counts back from its own answer
+    assert {k: v for k, v in row.items() if k not in own} == {
+        k: v for k, v in other.items() if k not in own
+    }
 
 
 def test_a_call_that_went_on_or_is_gone_is_not_ended_afterwards(rules: Rules) -> None:
     rules(r=Rule())
     moved, gone = send("r"), send("r")
-    reports = [answered(job) for job in beginning.begin("default", released_by("r"))]
+    reports = [answered(job) for job in claim.begin("default", released_by("r"))]
     with held_by_a_host(moved.pk, gone.pk), waiting_for_nobody():
-        recording.record("default", reports)
+        results.record("default", reports)
     CallQueue.objects.filter(pk=moved.pk).update(status=Status.NEW, ready=True)
     CallQueue.objects.filter(pk=gone.pk).delete()
     released_by("r")
@@ -186,7 +214,9 @@ def test_the_others_of_a_message_are_begun_beside_a_cancel_that_has_not_committe
     assert len(remote.requests) == 31
 
 
-def test_a_worker_gives_back_what_becomes_free_while_it_looks(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gives_back_what_becomes_free_while_it_looks(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule())
     call = send("r")
     ids = released_by("r")
@@ -197,7 +227,9 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(rules: Rules, monk
     assert statuses(call) == [Status.NEW]
 
 
-def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others(rules: Rules) -> None:
+def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others(
+    rules: Rules,
+) -> None:
     rules(r=Rule())
     locked = send("r", not_before=timezone.now() + timedelta(hours=1))
     CallQueue.objects.update(due_at_dt=timezone.now() - PAST)
@@ -211,13 +243,15 @@ def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others
     assert fresh(locked).ready
 
 
-def test_a_full_promotion_is_followed_by_the_next_at_once(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_promotion_is_followed_by_the_next_at_once(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule())
     send("r", not_before=timezone.now() + timedelta(hours=1))
     CallQueue.objects.update(due_at_dt=timezone.now() - PAST)
     running = Dispenser()
     running.run_once(care=False)
-    monkeypatch.setattr(waiting, "PROMOTED", 1)
+    monkeypatch.setattr(ready_calls, "PROMOTED", 1)
     assert running._care() == 0
 
 
@@ -246,7 +280,9 @@ def test_a_dispenser_looks_ever_less_often_for_a_ready_call_that_is_locked(rules
     assert lane.vain == 0
 
 
-def test_a_dispenser_looks_ever_less_often_at_a_rule_whose_row_is_locked(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dispenser_looks_ever_less_often_at_a_rule_whose_row_is_locked(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule())
     send("r")
     running = Dispenser(publish=lambda *_: True)
@@ -272,7 +308,9 @@ def test_cleanup_goes_on_beside_a_batch_that_is_locked_whole(rules: Rules) -> No
     calls = [send("r") for _ in range(6)]
     for days, call in enumerate(reversed(calls), start=10):
         ended = timezone.now() - timedelta(days=days)
-        CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE, ready=False, finished_at_dt=ended)
+        CallQueue.objects.filter(pk=call.pk).update(
+            status=Status.DONE, ready=False, finished_at_dt=ended
+        )
     oldest = [call.pk for call in calls[-2:]]
     with held_by_a_host(*oldest), waiting_for_nobody():
         assert cleanup.clean("default", batch_size=2).calls == 4
@@ -285,32 +323,43 @@ def test_cleanup_goes_on_beside_a_batch_that_is_locked_whole(rules: Rules) -> No
 
 @pytest.mark.parametrize("end", ["undo", "void", "lost", "record"])
 def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: str) -> None:
-    """Other code made the call NEW, and its second attempt is on the wire: the first one's end is no reason for a third."""
+    """Other code made the call NEW, and its second attempt is on the wire: the first one's end is
+    no reason for a third.
+    """
     rules(r=Rule())
     call = send("r")
     first = released_by("r")
-    jobs = beginning.begin("default", first) if end in ("lost", "record") else []
+    jobs = claim.begin("default", first) if end in ("lost", "record") else []
     CallQueue.objects.update(status=Status.NEW, ready=True)
-    (second,) = beginning.begin("default", released_by("r"))
+    (second,) = claim.begin("default", released_by("r"))
     if end == "undo":
         assert publisher.undo("default", first) == 0
     elif end == "record":
-        assert recording.record("default", [answered(jobs[0], 500)]) == 1
+        assert results.record("default", [answered(jobs[0], 500)]) == 1
     else:
         CallAttempt.objects.filter(pk__in=first).update(lease_until=timezone.now() - PAST)
         assert recovery.recover("default") == 0
-    ended = {"undo": states.VOIDED, "void": states.VOIDED, "lost": states.LOST, "record": states.ERRORED}[end]
+    ended = {
+        "undo": states.VOIDED,
+        "void": states.VOIDED,
+        "lost": states.LOST,
+        "record": states.ERRORED,
+    }[end]
     assert list(call.attempts.values_list("outcome", flat=True)) == [ended, states.OPEN]
     assert statuses(call) == [Status.DISPATCHED]
-    assert recording.record("default", [answered(second)]) == 1
+    assert results.record("default", [answered(second)]) == 1
     assert statuses(call) == [Status.DONE]
 
 
 # --- One order of locks
 
 
-def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cancel saw the call waiting, and waited for the pass that released it: it has the row when the publish is undone."""
+def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancel saw the call waiting, and waited for the pass that released it: it has the row
+    when the publish is undone.
+    """
     rules(r=Rule())
     call = send("r")
     released, has_the_row, is_undone = threading.Event(), threading.Event(), threading.Event()
@@ -398,14 +447,18 @@ def test_sends_of_the_same_unique_keys_in_another_order_do_not_deadlock(rules: R
     rules(r=Rule())
     for number in range(15):
         keys = [f"{number}-{i}" for i in range(30)]
-        one, other = together(lambda keys=keys: ids_by_key(keys), lambda keys=keys: ids_by_key(keys[::-1]))
+        one, other = together(
+            lambda keys=keys: ids_by_key(keys), lambda keys=keys: ids_by_key(keys[::-1])
+        )
         assert one == other
 
 
 def ids_by_key(keys: list[str]) -> dict[str, int]:
     data = {"method": "get", "params": {"url": "http://vendor.example/"}}
     with transaction.atomic():
-        calls = CallQueue.objects.send_many([{"call_data": data, "unique_key": key} for key in keys], rule="r", batch_size=7)
+        calls = CallQueue.objects.send_many(
+            [{"call_data": data, "unique_key": key} for key in keys], rule="r", batch_size=7
+        )
     assert [call.unique_key for call in calls] == keys
     return {str(call.unique_key): call.pk for call in calls}
 
@@ -420,14 +473,22 @@ def test_under_every_isolation_a_unique_key_gives_its_call_or_the_databases_own_
 ) -> None:
     rules(r=Rule())
     with connection.cursor() as cursor:
-        which = "CHARACTERISTICS AS TRANSACTION" if connection.vendor == "postgresql" else "TRANSACTION"
+        which = (
+            "CHARACTERISTICS AS TRANSACTION" if connection.vendor == "postgresql" else "TRANSACTION"
+        )
         cursor.execute(f"SET SESSION {which} ISOLATION LEVEL {level}")
     others: list[int] = []
     try:
         with transaction.atomic():
-            assert CallQueue.objects.count() == 0  # from here on the transaction sees what there is now
+            assert (
+                CallQueue.objects.count() == 0
+            )  # from here on the transaction sees what there is now
             in_another_connection(lambda: others.append(send("r", unique_key="order-1").pk))
-            mine = ids_by_key(["order-0", "order-1"])["order-1"] if many else send("r", unique_key="order-1").pk
+            mine = (
+                ids_by_key(["order-0", "order-1"])["order-1"]
+                if many
+                else send("r", unique_key="order-1").pk
+            )
     except DatabaseError as error:
         assert is_serialization_error(error), error
         assert level != "READ COMMITTED"
@@ -438,11 +499,15 @@ def test_under_every_isolation_a_unique_key_gives_its_call_or_the_databases_own_
 
 
 def in_another_connection(work: Callable[[], Any]) -> None:
-    """What a serializable transaction's reads keep out (MariaDB's) is not waited for: there is nothing to find then."""
+    """What a serializable transaction's reads keep out (MariaDB's) is not waited for: there is
+    nothing to find then.
+    """
     if connection.vendor == "mysql":
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT @@session.transaction_isolation" if not connection.mysql_is_mariadb else "SELECT @@tx_isolation"
+                "SELECT @@session.transaction_isolation"
+                if not connection.mysql_is_mariadb
+                else "SELECT @@tx_isolation"
             )
             if cursor.fetchone()[0] == "SERIALIZABLE":
                 pytest.skip("another sender waits for a serializable transaction to end")

@@ -1,6 +1,8 @@
-"""Threads with connections of their own, at the same rows at the same time: one of them wins, and no limit is exceeded.
+"""Threads with connections of their own, at the same rows at the same time: one of them wins, and
+no limit is exceeded.
 
-They meet at barriers, and where an interleaving matters, events put them into it; nothing waits for time to pass.
+They meet at barriers, and where an interleaving matters, events put them into it; nothing waits for
+time to pass.
 """
 
 from __future__ import annotations
@@ -16,27 +18,15 @@ import pytest
 from django.db import DatabaseError, connection, connections, transaction
 from django.utils import timezone
 
-from callqueue import (
-    Concurrency,
-    Retry,
-    Rule,
-    SlidingWindow,
-    beginning,
-    callbacks,
-    clockwork,
-    conf,
-    database,
-    executor,
-    holds,
-    messages,
-    recording,
-    recovery,
-    states,
-)
+from callqueue import Concurrency, Retry, Rule, SlidingWindow, callbacks, conf, database, states
+from callqueue import broker as messages
+from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
+from callqueue.execution import claim, executor, results
+from callqueue.execution.results import Report
+from callqueue.ledger import clock_jumps, holds
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
-from callqueue.recording import Report
-from callqueue.releasing import release
 from tests.support.behaviour import Vendor, response, send
 from tests.support.locking import until_one_waits_for_a_lock
 
@@ -53,7 +43,9 @@ def row_locks() -> None:
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run these at the same time, each in a thread; what they returned. The first exception that one raised is raised."""
+    """Run these at the same time, each in a thread; what they returned. The first exception that
+    one raised is raised.
+    """
     barrier = threading.Barrier(len(works))
     ends: list[Any] = [None] * len(works)
     errors: list[BaseException] = []
@@ -67,19 +59,25 @@ def together(*works: Callable[[], Any]) -> list[Any]:
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=one, args=(place,), daemon=True) for place in range(len(works))]
+    threads = [
+        threading.Thread(target=one, args=(place,), daemon=True) for place in range(len(works))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs: a deadlock that the database does not see"
+    assert not any(thread.is_alive() for thread in threads), (
+        "a thread hangs: a deadlock that the database does not see"
+    )
     if errors:
         raise errors[0]
     return ends
 
 
 def released_by(rule: str) -> list[int]:
-    """The attempts that one pass over the rule's group releases; another dispenser at work is waited for."""
+    """The attempts that one pass over the rule's group releases; another dispenser at work is
+    waited for.
+    """
     for _ in range(500):
         made = release("default", conf.current().book.groups[rule])
         if not made.busy:
@@ -87,9 +85,11 @@ def released_by(rule: str) -> list[int]:
     raise AssertionError("the group stays locked")
 
 
-def answered(job: beginning.Job, status: int = 200) -> Report:
+def answered(job: claim.Job, status: int = 200) -> Report:
     """The report of an answer, as the executor makes it."""
-    answer = executor.wire.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
+    answer = executor.client.Answer(
+        response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True
+    )
     return executor._report_of(job, job.sound_rule, answer)
 
 
@@ -106,7 +106,9 @@ def test_dispensers_that_share_a_budget_release_it_once(rules: Rules) -> None:
     rules(a=Rule(limits=[account]), b=Rule(limits=[account, SlidingWindow("2/h", per="key")]))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 60, rule="a")
-    CallQueue.objects.send_many([{"call_data": url, "key": f"k{i % 9}"} for i in range(60)], rule="b")
+    CallQueue.objects.send_many(
+        [{"call_data": url, "key": f"k{i % 9}"} for i in range(60)], rule="b"
+    )
     group = conf.current().book.groups["a"]
 
     def dispenser() -> int:
@@ -178,7 +180,9 @@ def test_senders_of_a_unique_key_beside_its_end_make_at_most_one_more(rules: Rul
     for number in range(ROUNDS):
         key = f"order-{number}"
         first = send("r", unique_key=key)
-        sent = together(lambda call=first: call.cancel(), *[lambda key=key: send("r", unique_key=key).pk] * 6)
+        sent = together(
+            lambda call=first: call.cancel(), *[lambda key=key: send("r", unique_key=key).pk] * 6
+        )
         assert len({pk for pk in sent[1:] if pk != first.pk}) <= 1
         assert CallQueue.objects.filter(active_key=key).count() <= 1
 
@@ -189,7 +193,9 @@ def test_requeues_of_calls_with_one_unique_key_revive_one(rules: Rules) -> None:
     for _ in range(6):
         calls.append(send("r", unique_key="order"))
         calls[-1].cancel()
-    counts = together(*[lambda pk=call.pk: CallQueue.objects.filter(pk=pk).requeue() for call in calls])
+    counts = together(
+        *[lambda pk=call.pk: CallQueue.objects.filter(pk=pk).requeue() for call in calls]
+    )
     assert sum(counts) == CallQueue.objects.new().count() == 1
 
 
@@ -200,17 +206,23 @@ def test_of_cancel_and_begin_exactly_one_wins(rules: Rules) -> None:
         call = send("r")
         ids = released_by("r")
         cancelled, jobs = together(
-            lambda pk=call.pk: CallQueue.objects.filter(pk=pk).cancel(), lambda ids=ids: beginning.begin("default", ids)
+            lambda pk=call.pk: CallQueue.objects.filter(pk=pk).cancel(),
+            lambda ids=ids: claim.begin("default", ids),
         )
         assert cancelled + len(jobs) == 1
         attempt = fresh(call).attempts.get()
-        assert (attempt.outcome == states.VOIDED, attempt.started_at is None) == (bool(cancelled), bool(cancelled))
+        assert (attempt.outcome == states.VOIDED, attempt.started_at is None) == (
+            bool(cancelled),
+            bool(cancelled),
+        )
         assert fresh(call).status == (states.CANCELLED if cancelled else states.DISPATCHED)
         won["cancel" if cancelled else "begin"] += 1
     assert sum(won.values()) == ROUNDS
 
 
-def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(rules: Rules, row_locks: None) -> None:
+def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(
+    rules: Rules, row_locks: None
+) -> None:
     rules(r=Rule())
     call, other = send("r"), send("r")
     ids = released_by("r")
@@ -225,7 +237,7 @@ def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(rules: Rules, row_
     def begin() -> list[int]:
         assert voided.wait(PATIENCE)
         try:
-            return [job.pk for job in beginning.begin("default", ids)]
+            return [job.pk for job in claim.begin("default", ids)]
         finally:
             begun_the_other.set()
 
@@ -235,20 +247,22 @@ def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(rules: Rules, row_
     assert fresh(call).attempts.get().outcome == states.VOIDED
 
 
-def test_a_cancel_between_a_workers_look_and_its_begin_wins(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_between_a_workers_look_and_its_begin_wins(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if database.returns_updated("default"):
         pytest.skip("looks and begins in one statement")
     rules(r=Rule())
     call = send("r")
     ids = released_by("r")
-    looked, cancelled = halted(monkeypatch, beginning, "_take")
+    looked, cancelled = halted(monkeypatch, claim, "_take")
 
     def cancel() -> None:
         assert looked.wait(PATIENCE)
         CallQueue.objects.get(pk=call.pk).cancel()
         cancelled.set()
 
-    jobs, _ = together(lambda: beginning.begin("default", ids), cancel)
+    jobs, _ = together(lambda: claim.begin("default", ids), cancel)
     assert jobs == []
     assert fresh(call).status == states.CANCELLED
     assert fresh(call).attempts.get().outcome == states.VOIDED
@@ -270,7 +284,9 @@ def test_of_a_begin_and_a_recovery_of_the_unbegun_exactly_one_wins(rules: Rules)
         call = send("r", priority=9)
         ids = [pk for pk in released_by("r") if CallAttempt.objects.get(pk=pk).call_id == call.pk]
         end_leases()
-        jobs, undone = together(lambda ids=ids: beginning.begin("default", ids), lambda: recovery.void_unbegun("default"))
+        jobs, undone = together(
+            lambda ids=ids: claim.begin("default", ids), lambda: recovery.void_unbegun("default")
+        )
         assert len(jobs) + undone == 1
         assert fresh(call).status == (states.DISPATCHED if jobs else states.NEW)
         CallQueue.objects.filter(pk=call.pk).delete()
@@ -281,25 +297,29 @@ def test_recoveries_at_once_take_each_call_back_once(rules: Rules) -> None:
     lost, unbegun = [send("r", method="get") for _ in range(8)], [send("r") for _ in range(8)]
     ids = released_by("r")
     of_lost = CallAttempt.objects.filter(call__in=lost)
-    assert len(beginning.begin("default", list(of_lost.values_list("pk", flat=True)))) == len(lost)
+    assert len(claim.begin("default", list(of_lost.values_list("pk", flat=True)))) == len(lost)
     end_leases()
     counts = together(*[lambda: recovery.recover("default")] * 5)
     assert sum(counts) == len(ids) == 16
     assert {fresh(call).failed_count for call in lost} == {1}
     assert {fresh(call).status for call in lost} == {states.ERROR}
     assert {fresh(call).status for call in unbegun} == {states.NEW}
-    assert Counter(CallAttempt.objects.values_list("outcome", flat=True)) == {states.LOST: 8, states.VOIDED: 8}
+    assert Counter(CallAttempt.objects.values_list("outcome", flat=True)) == {
+        states.LOST: 8,
+        states.VOIDED: 8,
+    }
 
 
 def test_of_a_record_and_a_recovery_exactly_one_counts(rules: Rules) -> None:
     rules(r=Rule())
     for _ in range(ROUNDS):
         call = send("r")
-        (job,) = beginning.begin("default", released_by("r"))
+        (job,) = claim.begin("default", released_by("r"))
         end_leases()
         report = answered(job)
         recorded, ended = together(
-            lambda report=report: recording.record("default", [report]), lambda: recovery.end_lost("default")
+            lambda report=report: results.record("default", [report]),
+            lambda: recovery.end_lost("default"),
         )
         assert recorded + ended == 1
         assert fresh(call).status == (states.DONE if recorded else states.UNKNOWN)
@@ -310,7 +330,7 @@ def test_a_late_record_changes_nothing_of_a_call_that_was_requeued(rules: Rules)
     rules(r=Rule())
     for _ in range(ROUNDS):
         call = send("r")
-        (job,) = beginning.begin("default", released_by("r"))
+        (job,) = claim.begin("default", released_by("r"))
         end_leases()
         recovery.recover("default")
         report = answered(job)
@@ -319,8 +339,12 @@ def test_a_late_record_changes_nothing_of_a_call_that_was_requeued(rules: Rules)
             CallQueue.objects.get(pk=call.pk).requeue()
             return len(released_by("r"))
 
-        recorded, again = together(lambda report=report: recording.record("default", [report]), requeue_and_release)
-        again = again or len(released_by("r"))  # a pass leaves out a row that the record is just looking at
+        recorded, again = together(
+            lambda report=report: results.record("default", [report]), requeue_and_release
+        )
+        again = again or len(
+            released_by("r")
+        )  # a pass leaves out a row that the record is just looking at
         assert (recorded, again) == (0, 1)
         assert fresh(call).status == states.DISPATCHED
         assert [a.outcome for a in fresh(call).attempts.all()] == [states.LOST, states.OPEN]
@@ -331,7 +355,7 @@ def test_of_a_requeue_and_a_record_that_failed_the_call_neither_is_lost(rules: R
     rules(r=Rule(retry=Retry(max_attempts=1)))
     for _ in range(ROUNDS):
         call = send("r")
-        (job,) = beginning.begin("default", released_by("r"))
+        (job,) = claim.begin("default", released_by("r"))
         report = answered(job, 500)
 
         def requeue(call: CallQueue = call) -> bool:
@@ -341,11 +365,15 @@ def test_of_a_requeue_and_a_record_that_failed_the_call_neither_is_lost(rules: R
                 return False
             return True
 
-        recorded, requeued = together(lambda report=report: recording.record("default", [report]), requeue)
+        recorded, requeued = together(
+            lambda report=report: results.record("default", [report]), requeue
+        )
         assert recorded == 1
         call = fresh(call)
         assert call.attempts.get().outcome == states.ERRORED
-        assert (call.status, call.failed_count) == ((states.NEW, 0) if requeued else (states.FAILED, 1))
+        assert (call.status, call.failed_count) == (
+            (states.NEW, 0) if requeued else (states.FAILED, 1)
+        )
         call.delete()
 
 
@@ -370,7 +398,9 @@ def test_calls_that_someone_has_locked_are_passed_over(rules: Rules, row_locks: 
     assert [CallAttempt.objects.get(pk=pk).call_id for pk in ids] == [second.pk]
 
 
-def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(rules: Rules, remote: Vendor) -> None:
+def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(retry=Retry(base=0, jitter=False)))
     calls = [send("r", method="get") for _ in range(30)]
     remote.answers["/"] = iter_answers()
@@ -386,12 +416,20 @@ def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(rules: 
             CallQueue.objects.all().cancel()
             CallQueue.objects.cancelled().requeue()
 
-    together(dispenser, dispenser, operator, operator, lambda: [recovery.recover("default") for _ in range(6)])
+    together(
+        dispenser,
+        dispenser,
+        operator,
+        operator,
+        lambda: [recovery.recover("default") for _ in range(6)],
+    )
     recovery.recover("default")  # ends what an operator had locked when it was answered
     for call in calls:
         attempts = list(fresh(call).attempts.all())
         assert [a.number for a in attempts] == list(range(1, len(attempts) + 1))
-        assert (fresh(call).status == states.DISPATCHED) == any(a.outcome == states.OPEN for a in attempts)
+        assert (fresh(call).status == states.DISPATCHED) == any(
+            a.outcome == states.OPEN for a in attempts
+        )
     assert sum(a.started_at is not None for a in CallAttempt.objects.all()) == len(remote.requests)
 
 
@@ -399,9 +437,14 @@ def test_a_callback_that_is_being_sent_is_sent_by_nobody_else(
     rules: Rules, row_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    call, others = send("r", callback="shop.told"), [send("r", callback="shop.told") for _ in range(2)]
+    call, others = (
+        send("r", callback="shop.told"),
+        [send("r", callback="shop.told") for _ in range(2)],
+    )
     long_ago = timezone.now() - callbacks.LEFT - timedelta(seconds=60)
-    CallQueue.objects.update(status=states.DONE, ready=False, callback_pending=True, finished_at_dt=long_ago)
+    CallQueue.objects.update(
+        status=states.DONE, ready=False, callback_pending=True, finished_at_dt=long_ago
+    )
     told: list[int] = []
     monkeypatch.setattr(messages, "send_by_name", lambda app, name, args: told.append(args[0]))
     came, may_go = halted(monkeypatch, messages, "send_by_name")
@@ -431,7 +474,9 @@ def iter_answers() -> Callable[[], int]:
     return answer
 
 
-def halted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> tuple[threading.Event, threading.Event]:
+def halted(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> tuple[threading.Event, threading.Event]:
     """Whoever comes to this function sets the first event and goes on when the second is set."""
     came, may_go = threading.Event(), threading.Event()
     real = getattr(module, name)
@@ -452,7 +497,9 @@ def halted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> tuple[thr
 def test_a_hold_that_another_makes_longer_meanwhile_stays_as_long(
     rules: Rules, monkeypatch: pytest.MonkeyPatch, seconds: int | None
 ) -> None:
-    """Two answers ask for holds at once; the longer one, or one without an end, is written between the other's look and write."""
+    """Two answers ask for holds at once; the longer one, or one without an end, is written between
+    the other's look and write.
+    """
     rules(r=Rule())
     now = database.clock("default")
     longer = None if seconds is None else now + timedelta(seconds=seconds)
@@ -468,7 +515,9 @@ def test_a_hold_that_another_makes_longer_meanwhile_stays_as_long(
         return found
 
     monkeypatch.setattr(manager, "get_or_create", and_then_another)
-    holds.lay("default", ["r"], "rule", "", now + timedelta(seconds=5), "shorter", source="provider")
+    holds.lay(
+        "default", ["r"], "rule", "", now + timedelta(seconds=5), "shorter", source="provider"
+    )
     hold = Hold.objects.get()
     assert (hold.until, hold.reason) == (longer, "longer")
 
@@ -478,22 +527,31 @@ def test_holds_laid_at_once_are_the_longest_of_them(rules: Rules) -> None:
     for _ in range(ROUNDS):
         now = database.clock("default")
         ends = [now + timedelta(seconds=seconds) for seconds in (5, 60, 20, 40)]
-        together(*[lambda end=end: holds.lay("default", ["r"], "rule", "", end, "", source="provider") for end in ends])
+        together(
+            *[
+                lambda end=end: holds.lay("default", ["r"], "rule", "", end, "", source="provider")
+                for end in ends
+            ]
+        )
         assert Hold.objects.get().until == max(ends)
         holds.lift("default", "r")
 
 
-def test_nobody_moves_the_ledger_while_an_instant_is_being_written(rules: Rules, row_locks: None) -> None:
-    """And many may write at once. Who waited for the ledger to be moved reads the clock, and how far it was, after that."""
+def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
+    rules: Rules, row_locks: None
+) -> None:
+    """And many may write at once. Who waited for the ledger to be moved reads the clock, and how
+    far it was, after that.
+    """
     rules(r=Rule())
     both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
-    frame = RuleState.objects.filter(rule=clockwork.FRAME)
+    frame = RuleState.objects.filter(rule=clock_jumps.FRAME)
     shown: list[Any] = []
-    found: list[clockwork.Reading] = []
+    found: list[clock_jumps.Reading] = []
 
     def write() -> None:
         with database.writing("default"):
-            clockwork.held("default")
+            clock_jumps.held("default")
             both.wait(PATIENCE)
             assert tried.wait(PATIENCE)
 
@@ -512,7 +570,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(rules: Rules,
     def write_after() -> None:
         assert moved.wait(PATIENCE)
         with database.writing("default"):
-            found.append(clockwork.held("default"))
+            found.append(clock_jumps.held("default"))
 
     together(write, write, move, write_after)
     assert found[0].moved == 7

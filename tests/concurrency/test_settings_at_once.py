@@ -1,4 +1,6 @@
-"""Dispensers with different settings, at work at once; the provider counts every instant at which a call was sent."""
+"""Dispensers with different settings, at work at once; the provider counts every instant at which a
+call was sent.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection
 
-from callqueue import Rule, SlidingWindow, agreement, control, database, states
+from callqueue import Rule, SlidingWindow, database, states
+from callqueue.ledger import agreement
 from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
+from callqueue.operations import control
 from tests.support.dispensers import Process
 from tests.support.processes import Processes
 from tests.support.verdicts import Late
@@ -81,11 +85,19 @@ def released_since(instant: datetime) -> list[datetime]:
 
 
 def most_in_a_second(instants: list[datetime]) -> int:
-    return max((sum(1 for at in instants if 0 <= (at - first).total_seconds() < 1.0) for first in instants), default=0)
+    return max(
+        (
+            sum(1 for at in instants if 0 <= (at - first).total_seconds() < 1.0)
+            for first in instants
+        ),
+        default=0,
+    )
 
 
 @pytest.mark.parametrize("strict_first", [True, False])
-def test_from_the_moment_the_strict_one_has_joined_nobody_releases_more(rules: Any, strict_first: bool) -> None:
+def test_from_the_moment_the_strict_one_has_joined_nobody_releases_more(
+    rules: Any, strict_first: bool
+) -> None:
     rules(r=LOOSE)
     CallQueue.objects.send_many([URL] * 2000, rule="r")
     strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
@@ -99,7 +111,9 @@ def test_from_the_moment_the_strict_one_has_joined_nobody_releases_more(rules: A
     assert most_in_a_second(released_since(since)) <= 2
 
 
-def test_they_come_and_go_and_nobody_ever_releases_more_than_those_that_are_there(rules: Any) -> None:
+def test_they_come_and_go_and_nobody_ever_releases_more_than_those_that_are_there(
+    rules: Any,
+) -> None:
     """Strict ones come and go beside a loose one; while any is there, two a second."""
     rules(r=LOOSE)
     CallQueue.objects.send_many([URL] * 3000, rule="r")
@@ -115,7 +129,9 @@ def test_they_come_and_go_and_nobody_ever_releases_more_than_those_that_are_ther
             end = database.clock("default")
             wait_for(lambda end=end: len(released_since(end)) > 20)  # type: ignore[misc]
     for since, until in spans:
-        within = CallAttempt.objects.filter(released_at__gt=since, released_at__lt=until, finished_at__isnull=False)
+        within = CallAttempt.objects.filter(
+            released_at__gt=since, released_at__lt=until, finished_at__isnull=False
+        )
         assert most_in_a_second(sorted(within.values_list("finished_at", flat=True))) <= 2
 
 

@@ -1,7 +1,9 @@
-"""Dispenser, workers and recovery against an adversary, who loses and repeats messages, kills workers and stops the clock.
+"""Dispenser, workers and recovery against an adversary, who loses and repeats messages, kills
+workers and stops the clock.
 
-Every step runs the real code on the real database; hypothesis chooses the steps. The provider is a list of instants: what it
-counts is counted here, by a loop over that list. CALLQUEUE_EXAMPLES=200 looks longer.
+Every step runs the real code on the real database; hypothesis chooses the steps. The provider is a
+list of instants: what it counts is counted here, by a loop over that list. CALLQUEUE_EXAMPLES=200
+looks longer.
 """
 
 from __future__ import annotations
@@ -18,28 +20,27 @@ import pytest
 from django.db import connection
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-
-from callqueue import (
-    Concurrency,
-    Retry,
-    Rule,
-    SlidingWindow,
-    beginning,
-    clockwork,
-    control,
-    database,
-    executor,
-    publisher,
-    recovery,
-    waiting,
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
 )
-from callqueue.beginning import Job
+
+from callqueue import Concurrency, Retry, Rule, SlidingWindow, database
+from callqueue.dispatch import publisher
+from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
-from callqueue.handlers import wire
+from callqueue.execution import claim, executor
+from callqueue.execution.claim import Job
+from callqueue.execution.http import client
+from callqueue.execution.results import Report
+from callqueue.ledger import clock_jumps, ready_calls
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
-from callqueue.recording import Report
-from callqueue.releasing import ensure_states, release
+from callqueue.operations import control
 from tests.support.behaviour import response
 from tests.support.length import examples
 
@@ -52,11 +53,24 @@ LEASE, GRACE, TOTAL = 20.0, 3.0, 6.0
 # What each step may do to a call, and nothing else may.
 MOVES = {
     "release": {(Status.NEW, Status.DISPATCHED), (Status.ERROR, Status.DISPATCHED)},
-    "record": {(Status.DISPATCHED, to) for to in (Status.DONE, Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.NEW)},
-    "recover": {(Status.DISPATCHED, to) for to in (Status.NEW, Status.ERROR, Status.FAILED, Status.UNKNOWN)},
+    "record": {
+        (Status.DISPATCHED, to)
+        for to in (Status.DONE, Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.NEW)
+    },
+    "recover": {
+        (Status.DISPATCHED, to) for to in (Status.NEW, Status.ERROR, Status.FAILED, Status.UNKNOWN)
+    },
     "cancel": {(was, Status.CANCELLED) for was in (Status.NEW, Status.ERROR, Status.DISPATCHED)},
     "requeue": {
-        (was, Status.NEW) for was in (Status.ERROR, Status.FAILED, Status.CANCELLED, Status.UNKNOWN, Status.EXPIRED, Status.DONE)
+        (was, Status.NEW)
+        for was in (
+            Status.ERROR,
+            Status.FAILED,
+            Status.CANCELLED,
+            Status.UNKNOWN,
+            Status.EXPIRED,
+            Status.DONE,
+        )
     },
 }
 ANSWERS = st.sampled_from([200, 200, 200, 404, 429, 500, None])
@@ -64,7 +78,9 @@ PLACES = st.integers(0, 10**6)
 
 
 class Queue(RuleBasedStateMachine):
-    """Calls under three limits, one dispenser's passes, any number of workers, and what the provider saw."""
+    """Calls under three limits, one dispenser's passes, any number of workers, and what the
+    provider saw.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +88,12 @@ class Queue(RuleBasedStateMachine):
         self.messages: list[list[int]] = []
         self.begun: list[Job] = []
         self.reports: list[Report] = []
-        self.seen: list[tuple[float, int, int, str]] = []  # the provider's: instant, call, attempt, key
-        self.may_send: defaultdict[int, bool] = defaultdict(lambda: True)  # of calls that must not be made twice
+        self.seen: list[
+            tuple[float, int, int, str]
+        ] = []  # the provider's: instant, call, attempt, key
+        self.may_send: defaultdict[int, bool] = defaultdict(
+            lambda: True
+        )  # of calls that must not be made twice
         self.known: dict[int, int] = {}
         self.complaints: list[str] = []
         self.paused = False
@@ -84,13 +104,13 @@ class Queue(RuleBasedStateMachine):
             model.objects.all().delete()
         ensure_states("default", ["r"])
         self.later = 0.0
-        real = clockwork.monotonic
+        real = clock_jumps.monotonic
         enter = self.patches.enter_context
-        enter(patch.object(clockwork, "_watches", {}))
+        enter(patch.object(clock_jumps, "_watches", {}))
         enter(patch.object(database, "ahead", timedelta(0)))
-        enter(patch.object(clockwork, "monotonic", lambda: real() + self.later))
+        enter(patch.object(clock_jumps, "monotonic", lambda: real() + self.later))
         enter(patch.object(time, "sleep", self.pass_time))
-        enter(patch.object(wire, "request", self.serve))
+        enter(patch.object(client, "request", self.serve))
         for key in ("", "a", "b"):
             self.send("get", key, 3)
 
@@ -103,22 +123,32 @@ class Queue(RuleBasedStateMachine):
         self.later += seconds
         database.ahead = timedelta(seconds=self.later)
 
-    def serve(self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any) -> wire.Answer:
-        """The wire: waits as the real one does, tells the provider, and brings its answer after a while."""
+    def serve(
+        self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any
+    ) -> client.Answer:
+        """The wire: waits as the real one does, tells the provider, and brings its answer after a
+        while.
+        """
         try:
             gate.wait()
-        except wire.Dropped as error:
-            return wire.Answer(response=None, sent_at=None, sent=False, dropped=True, error=str(error))
-        job, sent_at = self.current, clockwork.monotonic()
+        except client.Dropped as error:
+            return client.Answer(
+                response=None, sent_at=None, sent=False, dropped=True, error=str(error)
+            )
+        job, sent_at = self.current, clock_jumps.monotonic()
         self.arrive(job, method)
         self.pass_time(self.latency)
         if self.answer is None:
-            return wire.Answer(response=None, sent_at=sent_at, sent=True, error="no answer")
+            return client.Answer(response=None, sent_at=sent_at, sent=True, error="no answer")
         headers = {"Retry-After": "3"} if self.answer == 429 else {}
-        return wire.Answer(response=response(self.answer, headers, b"{}"), sent_at=sent_at, sent=True)
+        return client.Answer(
+            response=response(self.answer, headers, b"{}"), sent_at=sent_at, sent=True
+        )
 
     def arrive(self, job: Job, method: str) -> None:
-        """What the provider sees. Judged by an invariant: the executor would take an assertion for a call that failed."""
+        """What the provider sees. Judged by an invariant: the executor would take an assertion for
+        a call that failed.
+        """
         if method == "post" and not self.may_send[job.pk]:
             self.complaints.append(f"call {job.pk} is not idempotent, and goes twice")
         if job.attempt_id in {attempt for _, _, attempt, _ in self.seen}:
@@ -128,7 +158,11 @@ class Queue(RuleBasedStateMachine):
 
     # What the application and its operators do.
 
-    @rule(method=st.sampled_from(["get", "post"]), key=st.sampled_from(["", "a", "b"]), count=st.integers(1, 4))
+    @rule(
+        method=st.sampled_from(["get", "post"]),
+        key=st.sampled_from(["", "a", "b"]),
+        count=st.integers(1, 4),
+    )
     def send(self, method: str, key: str, count: int) -> None:
         data = {"method": method, "params": {"url": "http://vendor.example/"}}
         for call in CallQueue.objects.send_many([data] * count, rule="r", key=key):
@@ -138,8 +172,12 @@ class Queue(RuleBasedStateMachine):
     @rule(place=PLACES)
     def cancel(self, place: int) -> None:
         call = self.some_call(place)
-        had_begun = call.attempts.filter(started_at__isnull=False, finished_at__isnull=True).exists()
-        may = call.status in (Status.NEW, Status.ERROR) or (call.status == Status.DISPATCHED and not had_begun)
+        had_begun = call.attempts.filter(
+            started_at__isnull=False, finished_at__isnull=True
+        ).exists()
+        may = call.status in (Status.NEW, Status.ERROR) or (
+            call.status == Status.DISPATCHED and not had_begun
+        )
         assert_transition(call.cancel, may)
         self.settle("cancel")
 
@@ -175,7 +213,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        waiting.promote("default")
+        ready_calls.promote("default")
         made = release("default", ["r"])
         assert not made.busy
         assert not (self.paused and made.released), "released although the rule is paused"
@@ -193,7 +231,7 @@ class Queue(RuleBasedStateMachine):
         ids = self.messages[place % len(self.messages)]
         if not is_repeated:
             self.messages.remove(ids)
-        for job in beginning.begin("default", ids):
+        for job in claim.begin("default", ids):
             assert job.pk in self.known, "a worker began a call that was deleted"
             assert self.known[job.pk] == Status.DISPATCHED
             self.begun.append(job)
@@ -203,7 +241,11 @@ class Queue(RuleBasedStateMachine):
     @rule(place=PLACES, answer=ANSWERS, latency=st.sampled_from([0.0, 0.1, 2.0]))
     def make(self, place: int, answer: int | None, latency: float) -> None:
         """A worker makes its call and has the answer in hand."""
-        self.current, self.answer, self.latency = self.begun.pop(place % len(self.begun)), answer, latency
+        self.current, self.answer, self.latency = (
+            self.begun.pop(place % len(self.begun)),
+            answer,
+            latency,
+        )
         self.reports.append(executor._make(self.current))
         self.settle("make")
 
@@ -221,7 +263,9 @@ class Queue(RuleBasedStateMachine):
     @rule(place=PLACES)
     def kill_a_worker(self, place: int) -> None:
         """Before its call, or with the answer in hand."""
-        hands: list[Any] = self.begun if self.begun and (place % 2 or not self.reports) else self.reports
+        hands: list[Any] = (
+            self.begun if self.begun and (place % 2 or not self.reports) else self.reports
+        )
         hands.pop(place // 2 % len(hands))
 
     @rule()
@@ -263,7 +307,9 @@ class Queue(RuleBasedStateMachine):
         assert all(listed == list(range(1, len(listed) + 1)) for listed in numbers.values())
         of_calls = Counter(CallAttempt.objects.open().values_list("call_id", flat=True))
         assert max(of_calls.values(), default=0) <= 1
-        assert {pk for pk in of_calls if pk in self.known} == {pk for pk, s in self.known.items() if s == Status.DISPATCHED}
+        assert {pk for pk in of_calls if pk in self.known} == {
+            pk for pk, s in self.known.items() if s == Status.DISPATCHED
+        }
 
     @invariant()
     def the_provider_has_nothing_to_complain_about(self) -> None:
@@ -282,7 +328,9 @@ class Queue(RuleBasedStateMachine):
         assert not voided & {attempt for _, _, attempt, _ in self.seen}
 
     def settle(self, step: str) -> None:
-        """Compare the calls' states with those before the step: only this step's moves may have happened."""
+        """Compare the calls' states with those before the step: only this step's moves may have
+        happened.
+        """
         now = dict(CallQueue.objects.values_list("pk", "status"))
         moves = {(self.known[pk], status) for pk, status in now.items() if status != self.known[pk]}
         assert moves <= MOVES.get(step, set()), f"{step} made {moves}"
@@ -313,7 +361,9 @@ def assert_transition(change: Callable[[], None], is_legal: bool) -> None:
 
 
 @pytest.mark.fault
-def test_whatever_happens_the_limits_hold_and_no_call_is_made_twice(settings: Any, transactional_db: None) -> None:
+def test_whatever_happens_the_limits_hold_and_no_call_is_made_twice(
+    settings: Any, transactional_db: None
+) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("the same code, on the database that it is meant for first")
     settings.CALLQUEUE = {
@@ -335,5 +385,9 @@ def test_whatever_happens_the_limits_hold_and_no_call_is_made_twice(settings: An
 
 def chosen(examples: int) -> settings:
     return settings(
-        max_examples=examples, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )

@@ -11,8 +11,9 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
-from callqueue import Rule, database, wakeup
-from callqueue.dispenser import Dispenser
+from callqueue import Rule, database
+from callqueue.dispatch import listener
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.models import CallQueue
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,7 +51,7 @@ def send() -> Any:
 def bell() -> Any:
     """A bell that is armed: its first wait looks again at once."""
     connection.ensure_connection()
-    bell = wakeup.Bell("default")
+    bell = listener.Bell("default")
     assert bell.wait(threading.Event(), 5)
     yield bell
     bell.close()
@@ -64,9 +65,15 @@ def test_a_send_ends_the_wait(bell: Any) -> None:
 def test_senders_name_a_few_rules_and_leave_many_to_a_look(bell: Any, settings: Any) -> None:
     names = [f"r{i}" for i in range(database.TOLD + 1)]
     settings.CALLQUEUE = {"RULES": {name: Rule() for name in names}}
-    in_thread(lambda: CallQueue.objects.send_many([{"call_data": CALL, "rule": name} for name in names[1:]]))
+    in_thread(
+        lambda: CallQueue.objects.send_many(
+            [{"call_data": CALL, "rule": name} for name in names[1:]]
+        )
+    )
     assert bell.wait(threading.Event(), 20) == set(names[1:])
-    in_thread(lambda: CallQueue.objects.send_many([{"call_data": CALL, "rule": name} for name in names]))
+    in_thread(
+        lambda: CallQueue.objects.send_many([{"call_data": CALL, "rule": name} for name in names])
+    )
     assert bell.wait(threading.Event(), 20) == {""}
 
 
@@ -96,9 +103,11 @@ def test_a_busy_dispenser_is_not_rung_for(bell: Any) -> None:
     assert not database.wait_for_word("default", 0.05)
 
 
-def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_is_an_ordinary_one() -> None:
+def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_is_an_ordinary_one() -> (
+    None
+):
     connection.ensure_connection()
-    bell, sent, may_commit = wakeup.Bell("default"), threading.Event(), threading.Event()
+    bell, sent, may_commit = listener.Bell("default"), threading.Event(), threading.Event()
 
     def send_slowly() -> None:
         with transaction.atomic():
@@ -120,7 +129,7 @@ def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_
 def test_only_one_dispenser_is_woken(bell: Any) -> None:
     def other() -> set[str]:
         connection.ensure_connection()
-        return wakeup.Bell("default").wait(threading.Event(), 0.02)
+        return listener.Bell("default").wait(threading.Event(), 0.02)
 
     assert in_thread(other) == set()
 
@@ -129,7 +138,10 @@ def test_a_dispenser_that_looks_rarely_releases_at_once(settings: Any) -> None:
     settings.CALLQUEUE = {"DISPENSER": {"POLL": 30.0}}
     stop, released = threading.Event(), threading.Event()
     thread = threading.Thread(
-        target=lambda: (Dispenser(publish=lambda *_: released.set() or True).run(stop=stop), connection.close())
+        target=lambda: (
+            Dispenser(publish=lambda *_: released.set() or True).run(stop=stop),
+            connection.close(),
+        )
     )
     thread.start()
     while not _is_armed():

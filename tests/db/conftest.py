@@ -1,4 +1,6 @@
-"""Fixtures of the behaviour suite. What needs models is imported inside: this file is read before Django is set up."""
+"""Fixtures of the behaviour suite. What needs models is imported inside: this file is read before
+Django is set up.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
     """The vendor of calls made in this process."""
-    from callqueue.handlers import wire
+    from callqueue.execution.http import client
     from tests.support.behaviour import Vendor
 
     vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
+    monkeypatch.setattr(client, "request", vendor.request)
     return vendor
 
 
@@ -35,7 +37,9 @@ def rules(settings: Any, db: None) -> Callable[..., None]:
 
 @pytest.fixture
 def trusted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody begins anything, and is trusted to begin all of it soon: of limits alone it depends what is released."""
-    from callqueue import outflow
+    """Nobody begins anything, and is trusted to begin all of it soon: of limits alone it depends
+    what is released.
+    """
+    from callqueue.dispatch import backpressure
 
-    monkeypatch.setattr(outflow, "LEAST", 1_000_000)
+    monkeypatch.setattr(backpressure, "LEAST", 1_000_000)

@@ -13,12 +13,15 @@ from django.db.models import F
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, beginning, conf, executor, recovery
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, conf
+from callqueue.dispatch.release_pass import LEAD
 from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
-from callqueue.handlers import Context, wire
+from callqueue.execution import claim, executor
+from callqueue.execution.http import client
+from callqueue.handlers import Context
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.releasing import LEAD
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, response, run, send
 
@@ -57,7 +60,9 @@ def test_every_verb_of_requests_is_a_method(rules: Rules, remote: Vendor) -> Non
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
 
 
-def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(rules: Rules, remote: Vendor) -> None:
+def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(retry=QUICK))
     answers = iter([500, 503, 200])
     remote.answers["/"] = lambda: next(answers)
@@ -69,7 +74,11 @@ def test_a_failed_attempt_is_retried_and_nothing_of_it_is_erased(rules: Rules, r
     run(), run()
     call = fresh(call)
     assert (call.status, call.failed_count) == (Status.DONE, 2)
-    assert [(a.number, a.response_status) for a in call.attempts.all()] == [(1, 500), (2, 503), (3, 200)]
+    assert [(a.number, a.response_status) for a in call.attempts.all()] == [
+        (1, 500),
+        (2, 503),
+        (3, 200),
+    ]
 
 
 def test_after_the_last_attempt_it_has_failed(rules: Rules, remote: Vendor) -> None:
@@ -118,7 +127,9 @@ def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
     rules: Rules, remote: Vendor, method: str, on_lost: str, status: int
 ) -> None:
     rules(r=Rule(on_lost=on_lost))
-    remote.answers["/"] = wire.Answer(response=None, sent_at=None, sent=True, error="read timeout")
+    remote.answers["/"] = client.Answer(
+        response=None, sent_at=None, sent=True, error="read timeout"
+    )
     call = send("r", method=method)
     run()
     assert fresh(call).status == status
@@ -126,7 +137,7 @@ def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
 
 def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    remote.answers["/"] = wire.Answer(response=None, sent_at=None, error="connection refused")
+    remote.answers["/"] = client.Answer(response=None, sent_at=None, error="connection refused")
     call = send("r")
     run()
     assert fresh(call).status == Status.ERROR
@@ -134,15 +145,21 @@ def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor)
 
 def test_a_refused_address_is_final(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    remote.answers["/"] = wire.Answer(response=None, sent_at=None, refused=True, error="10.0.0.1 is private")
+    remote.answers["/"] = client.Answer(
+        response=None, sent_at=None, refused=True, error="10.0.0.1 is private"
+    )
     call = send("r")
     run()
     call = fresh(call)
     assert (call.status, call.error_message) == (Status.FAILED, "10.0.0.1 is private")
 
 
-def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=Retry(max_attempts=2, base=0.0, jitter=False)), g=Rule(idempotency_header=None))
+def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(
+        r=Rule(retry=Retry(max_attempts=2, base=0.0, jitter=False)), g=Rule(idempotency_header=None)
+    )
     remote.answers["/"] = 500
     call = send("r")
     run(), run()
@@ -171,7 +188,9 @@ def test_no_retry_once_the_idempotency_key_is_too_old(rules: Rules, remote: Vend
     assert "idempotency" in call.error_message
 
 
-def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(rules: Rules, remote: Vendor) -> None:
+def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
     remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
     call, same = send("r", key="T1"), send("r", "/same", key="T1", priority=-1)
@@ -240,9 +259,17 @@ def classify(answer: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("say", "status"),
-    [("done", Status.DONE), ("later", Status.ERROR), ("held", Status.ERROR), ("over", Status.FAILED), ("raise", Status.DONE)],
+    [
+        ("done", Status.DONE),
+        ("later", Status.ERROR),
+        ("held", Status.ERROR),
+        ("over", Status.FAILED),
+        ("raise", Status.DONE),
+    ],
 )
-def test_a_rule_may_judge_answers_itself(rules: Rules, remote: Vendor, say: str, status: int) -> None:
+def test_a_rule_may_judge_answers_itself(
+    rules: Rules, remote: Vendor, say: str, status: int
+) -> None:
     rules(r=Rule(classify=classify))
     remote.answers["/"] = (200, {}, {"say": say})
     call = send("r")
@@ -261,7 +288,12 @@ def test_a_classify_that_fails_leaves_the_default_verdict(rules: Rules, remote: 
 
 
 def test_settle_corrects_the_charge(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1000/m", unit="tokens")], settle=lambda answer: {"tokens": answer.json()["used"]}))
+    rules(
+        r=Rule(
+            limits=[SlidingWindow("1000/m", unit="tokens")],
+            settle=lambda answer: {"tokens": answer.json()["used"]},
+        )
+    )
     remote.answers["/"] = (200, {}, {"used": 100})
     for _ in range(2):
         send("r", cost={"tokens": 900})
@@ -291,7 +323,9 @@ def test_a_handler_makes_calls_of_its_own_kind(rules: Rules, own_handlers: list[
     rules(r=Rule(retry=QUICK))
     good = CallQueue.objects.send({"method": "sms", "params": {"to": "1"}}, rule="r", key="T1")
     bad = CallQueue.objects.send({"method": "sms", "params": {"to": "2", "fail": True}}, rule="r")
-    never = CallQueue.objects.send({"method": "sms", "params": {"to": "3", "give up": True}}, rule="r")
+    never = CallQueue.objects.send(
+        {"method": "sms", "params": {"to": "3", "give up": True}}, rule="r"
+    )
     run()
     assert fresh(good).status == Status.DONE
     assert fresh(good).attempts.get().response_body == '{"sent": "1"}'
@@ -316,10 +350,16 @@ def test_mail_is_sent(rules: Rules) -> None:
     run()
     assert fresh(call).status == Status.DONE
     (message,) = mail.outbox
-    assert (message.to, message.cc, message.subject) == (["a@example.com"], ["c@example.com"], "Hello")
+    assert (message.to, message.cc, message.subject) == (
+        ["a@example.com"],
+        ["c@example.com"],
+        "Hello",
+    )
 
 
-def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(rules: Rules, remote: Vendor) -> None:
+def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(), gone=Rule())
     orphan, handlerless, sound = send("gone"), send("r"), send("r")
     CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
@@ -339,7 +379,9 @@ def test_waiting_calls_of_a_removed_rule_fail_with_the_reason(rules: Rules) -> N
     call = send("gone")
     rules(r=Rule())
     run()
-    assert fresh(call).status == Status.NEW  # a newer release may know the rule: ours waits some seconds
+    assert (
+        fresh(call).status == Status.NEW
+    )  # a newer release may know the rule: ours waits some seconds
     CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(seconds=11))
     run()
     call = fresh(call)
@@ -349,8 +391,13 @@ def test_waiting_calls_of_a_removed_rule_fail_with_the_reason(rules: Rules) -> N
 
 def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    waiting, released = send("r", expires_at=in_an_hour()), send("r", "/released", expires_at=in_an_hour(), priority=1)
-    CallQueue.objects.filter(pk=waiting.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
+    waiting, released = (
+        send("r", expires_at=in_an_hour()),
+        send("r", "/released", expires_at=in_an_hour(), priority=1),
+    )
+    CallQueue.objects.filter(pk=waiting.pk).update(
+        expires_at_dt=timezone.now() - timedelta(seconds=1)
+    )
     (call,) = release()
     CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
     executor.execute("default", list(call.attempts.values_list("pk", flat=True)), inline=True)
@@ -393,32 +440,50 @@ def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vend
 
 
 def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
-    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may be ahead of its slot."""
+    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may
+    be ahead of its slot.
+    """
     rules(r=Rule(total_timeout=7, limits=[SlidingWindow("1000/s")]), slow=Rule(total_timeout=70))
     with travel(hours=1):
         send("r"), send("slow")
         release()
-        CallAttempt.objects.filter(rule="r").update(send_at=F("released_at") + timedelta(seconds=LEAD))
-        jobs = {job.rule_name: job for job in beginning.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))}
+        CallAttempt.objects.filter(rule="r").update(
+            send_at=F("released_at") + timedelta(seconds=LEAD)
+        )
+        jobs = {
+            job.rule_name: job
+            for job in claim.begin(
+                "default", list(CallAttempt.objects.values_list("pk", flat=True))
+            )
+        }
     for name, timeout in (("r", 7), ("slow", 70)):
-        attempt, own = CallAttempt.objects.get(rule=name), jobs[name].lease_ends - jobs[name].clock.before
+        attempt, own = (
+            CallAttempt.objects.get(rule=name),
+            jobs[name].lease_ends - jobs[name].clock.before,
+        )
         written = (attempt.lease_until - attempt.started_at).total_seconds()
         assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
         assert own - 0.001 <= written <= own + LEAD
 
 
 @pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])
-def test_what_was_begun_and_fell_silent_is_retried_or_unknown(rules: Rules, method: str, status: int) -> None:
+def test_what_was_begun_and_fell_silent_is_retried_or_unknown(
+    rules: Rules, method: str, status: int
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
     call = send("r", method=method)
     release()
-    CallAttempt.objects.update(started_at=timezone.now(), lease_until=timezone.now() - timedelta(seconds=1))
+    CallAttempt.objects.update(
+        started_at=timezone.now(), lease_until=timezone.now() - timedelta(seconds=1)
+    )
     assert recovery.recover("default") == 1
     call = fresh(call)
     assert call.status == status
     assert call.attempts.get().outcome == "lost"
     send("r")
-    assert release() == []  # it may have reached the provider: charged until its lease's end, then it ages
+    assert (
+        release() == []
+    )  # it may have reached the provider: charged until its lease's end, then it ages
 
 
 def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> None:
@@ -440,7 +505,9 @@ def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
     for status in (Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.CANCELLED, Status.EXPIRED):
         call = send("r")
-        CallQueue.objects.filter(pk=call.pk).update(status=status, failed_count=3, finished_at_dt=timezone.now())
+        CallQueue.objects.filter(pk=call.pk).update(
+            status=status, failed_count=3, finished_at_dt=timezone.now()
+        )
         call.requeue()
         assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
     for status in (Status.NEW, Status.DISPATCHED, Status.DONE):
@@ -494,14 +561,18 @@ def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
         ("a", "a\u200b"),
     ],
 )
-def test_keys_that_differ_in_case_accents_or_spaces_are_two(rules: Rules, one: str, other: str) -> None:
+def test_keys_that_differ_in_case_accents_or_spaces_are_two(
+    rules: Rules, one: str, other: str
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h", per="key")]))
     first, second = send("r", unique_key=one, key=one), send("r", unique_key=other, key=other)
     assert first != second
     assert set(release()) == {first, second}
 
 
-def test_while_an_unfinished_call_carries_the_key_send_returns_it(rules: Rules, remote: Vendor) -> None:
+def test_while_an_unfinished_call_carries_the_key_send_returns_it(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule())
     first = send("r", unique_key="order-1")
     assert send("r", unique_key="order-1") == first
@@ -529,8 +600,18 @@ def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None
         ({"method": "pust", "params": {}}, {}, InvalidCall, "method"),
         ({"method": "post", "params": {}}, {}, InvalidCall, "url"),
         ({"method": "post", "params": {"url": "ftp://vendor.example/"}}, {}, InvalidCall, "url"),
-        ({"method": "post", "params": {"url": "http://vendor.example/", "timeout": 3}}, {}, InvalidCall, "timeout"),
-        ({"method": "post", "params": {"url": "http://evil.example/"}}, {}, NotAllowed, "evil.example"),
+        (
+            {"method": "post", "params": {"url": "http://vendor.example/", "timeout": 3}},
+            {},
+            InvalidCall,
+            "timeout",
+        ),
+        (
+            {"method": "post", "params": {"url": "http://evil.example/"}},
+            {},
+            NotAllowed,
+            "evil.example",
+        ),
         (good, {"rule": "rr"}, UnknownRule, "'r'"),
         (good, {"cost": -1}, InvalidCall, "cost"),
         (good, {"cost": 6}, InvalidCall, "cost"),
@@ -595,9 +676,14 @@ def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
     assert sorted(told) == [(done.pk, "done"), (failed.pk, "failed")]
 
 
-def test_secrets_are_resolved_in_the_worker_and_stored_nowhere(rules: Rules, remote: Vendor) -> None:
+def test_secrets_are_resolved_in_the_worker_and_stored_nowhere(
+    rules: Rules, remote: Vendor
+) -> None:
     rules({"SECRETS": {"TOKEN": "s3cr3t-value"}}, r=Rule())
-    data = {"method": "post", "params": {"url": "http://vendor.example/", "headers": {"Authorization": Secret("TOKEN")}}}
+    data = {
+        "method": "post",
+        "params": {"url": "http://vendor.example/", "headers": {"Authorization": Secret("TOKEN")}},
+    }
     call = CallQueue.objects.send(data, rule="r")
     remote.answers["/"] = (400, {"X-Echo": "s3cr3t-value"}, b"you sent s3cr3t-value")
     run()
@@ -608,7 +694,9 @@ def test_secrets_are_resolved_in_the_worker_and_stored_nowhere(rules: Rules, rem
     assert "[secret]" in attempt.response_body
 
 
-def test_encrypted_calls_are_made_and_unreadable_ones_fail_by_themselves(rules: Rules, remote: Vendor, settings: Any) -> None:
+def test_encrypted_calls_are_made_and_unreadable_ones_fail_by_themselves(
+    rules: Rules, remote: Vendor, settings: Any
+) -> None:
     from cryptography.fernet import Fernet
     from django.db import connection
 
@@ -634,11 +722,19 @@ def test_encrypted_calls_are_made_and_unreadable_ones_fail_by_themselves(rules: 
     assert "ENCRYPTION_KEYS" in fresh(second).error_message
 
 
-def test_truncated_and_broken_bodies_are_told_with_the_attempt(rules: Rules, remote: Vendor) -> None:
+def test_truncated_and_broken_bodies_are_told_with_the_attempt(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule())
-    remote.answers["/cut"] = wire.Answer(response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True)
-    remote.answers["/broken"] = wire.Answer(
-        response=response(200, {}, b"x"), sent_at=None, sent=True, broken=True, error="the body broke off"
+    remote.answers["/cut"] = client.Answer(
+        response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True
+    )
+    remote.answers["/broken"] = client.Answer(
+        response=response(200, {}, b"x"),
+        sent_at=None,
+        sent=True,
+        broken=True,
+        error="the body broke off",
     )
     cut, broken, reads = send("r", "/cut"), send("r", "/broken"), send("r", "/broken", "get")
     run()
@@ -661,11 +757,15 @@ def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules
     call = CallQueue.objects.send({"method": "note", "params": {}}, rule="r")
     assert call is not None
     release()
-    (job,) = beginning.begin("default", [call.attempts.get().pk])
+    (job,) = claim.begin("default", [call.attempts.get().pk])
     job.lease_ends = 0.0
     executor._record("default", [executor._make(job)])
     assert not noted
-    assert (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome) == (Status.NEW, 0, "voided")
+    assert (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome) == (
+        Status.NEW,
+        0,
+        "voided",
+    )
 
 
 def note(params: Any, context: Context) -> None:

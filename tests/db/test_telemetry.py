@@ -1,4 +1,6 @@
-"""OpenTelemetry: the span that sent a call is carried in its row, and each attempt is a span linked to it."""
+"""OpenTelemetry: the span that sent a call is carried in its row, and each attempt is a span linked
+to it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from callqueue import Retry, Rule, tracing
-from callqueue.handlers import wire
+from callqueue import Retry, Rule, telemetry
+from callqueue.execution.http import client
 from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, run, send
 
@@ -23,10 +25,20 @@ class RecordedSpan(trace.NonRecordingSpan):
     """A span that keeps what it is told, as a tracer of the SDK would."""
 
     def __init__(
-        self, context: trace.SpanContext, name: str = "", kind: Any = None, links: Any = (), attributes: Any = None
+        self,
+        context: trace.SpanContext,
+        name: str = "",
+        kind: Any = None,
+        links: Any = (),
+        attributes: Any = None,
     ) -> None:
         super().__init__(context)
-        self.name, self.kind, self.links, self.attributes = name, kind, list(links), dict(attributes or {})
+        self.name, self.kind, self.links, self.attributes = (
+            name,
+            kind,
+            list(links),
+            dict(attributes or {}),
+        )
         self.status: Any = None
         self.ended = False
 
@@ -51,7 +63,9 @@ class Recorder(trace.TracerProvider):
 
     @contextmanager
     def start_as_current_span(self, name: str, **options: Any) -> Iterator[RecordedSpan]:
-        span = RecordedSpan(trace.SpanContext(1, len(self.spans) + 1, is_remote=False), name, **options)
+        span = RecordedSpan(
+            trace.SpanContext(1, len(self.spans) + 1, is_remote=False), name, **options
+        )
         self.spans.append(span)
         with trace.use_span(span):
             yield span
@@ -80,7 +94,9 @@ def test_the_span_that_sends_is_remembered(rules: Rules) -> None:
 def test_calls_sent_by_the_thousand_remember_it_too(rules: Rules) -> None:
     rules(r=Rule())
     with trace.use_span(RecordedSpan(SENDER)):
-        CallQueue.objects.send_many([{"method": "get", "params": {"url": "http://vendor.example/"}}] * 2, rule="r")
+        CallQueue.objects.send_many(
+            [{"method": "get", "params": {"url": "http://vendor.example/"}}] * 2, rule="r"
+        )
     assert CallQueue.objects.exclude(trace_context=None).count() == 2
 
 
@@ -91,13 +107,22 @@ def test_without_a_recording_span_nothing_is(rules: Rules) -> None:
         assert send("r").trace_context is None
 
 
-def test_each_attempt_is_a_span_linked_to_the_sender(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+def test_each_attempt_is_a_span_linked_to_the_sender(
+    rules: Rules, remote: Vendor, recorder: Recorder
+) -> None:
     rules(r=Rule(queues="q"))
     call = sent_inside_a_span("r", "/charges?token=secret")
     run()
     (span,) = recorder.spans
-    assert (span.name, span.kind, span.ended, span.status) == ("POST", trace.SpanKind.CLIENT, True, None)
-    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [(0xABC, 0xDEF)]
+    assert (span.name, span.kind, span.ended, span.status) == (
+        "POST",
+        trace.SpanKind.CLIENT,
+        True,
+        None,
+    )
+    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [
+        (0xABC, 0xDEF)
+    ]
     assert span.attributes == {
         "callqueue.rule": "r",
         "callqueue.call_id": call.pk,
@@ -110,7 +135,9 @@ def test_each_attempt_is_a_span_linked_to_the_sender(rules: Rules, remote: Vendo
     }
 
 
-def test_the_request_is_made_inside_the_span(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+def test_the_request_is_made_inside_the_span(
+    rules: Rules, remote: Vendor, recorder: Recorder
+) -> None:
     rules(r=Rule())
     inside: list[Any] = []
     remote.answers["/"] = lambda: (inside.append(trace.get_current_span()), 200)[1]
@@ -148,29 +175,43 @@ def test_a_tracer_that_fails_after_the_request_leaves_its_answer(
     assert len(remote.requests) == 1
 
 
-def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(
+    rules: Rules, remote: Vendor, recorder: Recorder
+) -> None:
     rules(r=Rule(retry=Retry(base=0)))
     remote.answers["/"] = 503
     send("r")
     run(), run()
     first, second = recorder.spans
     assert first.status.status_code is trace.StatusCode.ERROR
-    assert (first.attributes["error.type"], first.attributes["http.response.status_code"]) == ("503", 503)
-    assert (second.attributes["callqueue.attempt"], second.attributes["http.request.resend_count"]) == (2, 1)
+    assert (first.attributes["error.type"], first.attributes["http.response.status_code"]) == (
+        "503",
+        503,
+    )
+    assert (
+        second.attributes["callqueue.attempt"],
+        second.attributes["http.request.resend_count"],
+    ) == (2, 1)
     assert first.links == []
 
 
-def test_no_answer_is_an_error_without_a_status(rules: Rules, remote: Vendor, recorder: Recorder) -> None:
+def test_no_answer_is_an_error_without_a_status(
+    rules: Rules, remote: Vendor, recorder: Recorder
+) -> None:
     rules(r=Rule())
-    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
+    remote.answers["/"] = lambda: client.Answer(None, None, error="read timeout", sent=True)
     send("r")
     run()
     assert recorder.spans[0].attributes["error.type"] == "lost"
     assert "http.response.status_code" not in recorder.spans[0].attributes
 
 
-@pytest.mark.parametrize("text", ["", "00-zz-1-01", "00-00-00-00", "garbage", f"00-{0:032x}-{1:016x}-01"])
-def test_a_trace_context_that_is_none_makes_no_link(rules: Rules, remote: Vendor, recorder: Recorder, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "00-zz-1-01", "00-00-00-00", "garbage", f"00-{0:032x}-{1:016x}-01"]
+)
+def test_a_trace_context_that_is_none_makes_no_link(
+    rules: Rules, remote: Vendor, recorder: Recorder, text: str
+) -> None:
     rules(r=Rule())
     call = send("r")
     CallQueue.objects.filter(pk=call.pk).update(trace_context=text)
@@ -178,14 +219,16 @@ def test_a_trace_context_that_is_none_makes_no_link(rules: Rules, remote: Vendor
     assert recorder.spans[0].links == []
 
 
-def test_where_it_is_not_installed_nothing_is_wrapped(rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_not_installed_nothing_is_wrapped(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    tracing._opentelemetry.cache_clear()
+    telemetry._opentelemetry.cache_clear()
     try:
-        assert tracing.current() is None
-        assert tracing.traced(run) is run  # type: ignore[arg-type]
+        assert telemetry.current() is None
+        assert telemetry.traced(run) is run  # type: ignore[arg-type]
         rules(r=Rule())
         send("r")
         assert run() == 1
     finally:
-        tracing._opentelemetry.cache_clear()
+        telemetry._opentelemetry.cache_clear()

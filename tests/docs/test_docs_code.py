@@ -1,7 +1,9 @@
-"""The documentation's code: every complete block is executed, every command line and document in it is checked.
+"""The documentation's code: every complete block is executed, every command line and document in it
+is checked.
 
-A ```python block of docs/ is complete: it is executed by itself, in a namespace of its own, without a database. One that
-cannot be stands after a line `<!-- no-run -->`, and is compiled only. tests/docs/test_tutorial.py follows the tutorial.
+A ```python block of docs/ is complete: it is executed by itself, in a namespace of its own, without
+a database. One that cannot be stands after a line `<!-- no-run -->`, and is compiled only.
+tests/docs/test_tutorial.py follows the tutorial.
 """
 
 from __future__ import annotations
@@ -19,9 +21,14 @@ from callqueue import conf, handlers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts and p.parent.name != "tutorial")
+PAGES = sorted(
+    p for p in DOCS.rglob("*.md") if "_build" not in p.parts and p.parent.name != "tutorial"
+)
 PROSE = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(DOCS / "tutorial").glob("*.md")]
-BLOCK = re.compile(r"^(?P<mark><!-- no-run -->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?P<mark><!-- no-run -->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 COMMAND = re.compile(r"(?:manage\.py +|`)(callqueue_[a-z]+)\b([^`\n#]*)")
 
 
@@ -79,10 +86,16 @@ def test_every_command_has_the_options_that_are_named(page: Path) -> None:
     known, text = get_commands(), page.read_text(encoding="utf-8")
     wrong = [name for name in re.findall(r"manage\.py (callqueue_\w+)", text) if name not in known]
     for name, rest in COMMAND.findall(text):
-        if name not in known:  # a table, an index, a metric or a fixture; after "manage.py" it would be a mistake
+        if (
+            name not in known
+        ):  # a table, an index, a metric or a fixture; after "manage.py" it would be a mistake
             continue
         options = options_of(name)
-        wrong += [f"{name} {option}" for option in re.findall(r"(?<!\S)\[?(--[a-z-]+)", rest) if option not in options]
+        wrong += [
+            f"{name} {option}"
+            for option in re.findall(r"(?<!\S)\[?(--[a-z-]+)", rest)
+            if option not in options
+        ]
     assert wrong == []
 
 
@@ -101,12 +114,18 @@ def test_the_archive_moves_done_calls_and_leaves_the_others() -> None:
     request = {"method": "get", "params": {"url": "http://vendor.example/"}}
     done, failed, young = CallQueue.objects.send_many([request] * 3)
     ten_days_ago = timezone.now() - timedelta(days=10)
-    CallQueue.objects.filter(pk__in=[done.pk, failed.pk]).update(finished_at_dt=ten_days_ago, status=CallQueue.Status.DONE)
+    CallQueue.objects.filter(pk__in=[done.pk, failed.pk]).update(
+        finished_at_dt=ten_days_ago, status=CallQueue.Status.DONE
+    )
     CallQueue.objects.filter(pk=failed.pk).update(status=CallQueue.Status.FAILED)
-    CallQueue.objects.filter(pk=young.pk).update(finished_at_dt=timezone.now(), status=CallQueue.Status.DONE)
+    CallQueue.objects.filter(pk=young.pk).update(
+        finished_at_dt=timezone.now(), status=CallQueue.Status.DONE
+    )
     with connection.cursor() as cursor:
         for sql in statements:
-            cursor.execute(sql.replace("'2026-11-01'", "'2000-01-01'").replace("'2026-12-01'", "'2200-01-01'"))
+            cursor.execute(
+                sql.replace("'2026-11-01'", "'2000-01-01'").replace("'2026-12-01'", "'2200-01-01'")
+            )
         cursor.execute("SELECT id FROM callqueue_archive")
         assert cursor.fetchall() == [(done.pk,)]
     assert set(CallQueue.objects.values_list("pk", flat=True)) == {failed.pk, young.pk}
@@ -122,7 +141,9 @@ def page(name: str) -> str:
 
 
 def unnamed(names: Any, text: str) -> list[str]:
-    return sorted(name for name in names if not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text))
+    return sorted(
+        name for name in names if not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text)
+    )
 
 
 def test_every_setting_is_in_the_reference() -> None:
@@ -135,22 +156,24 @@ def test_every_field_of_rules_and_limits_is_in_the_reference() -> None:
     from callqueue import Breaker, Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
 
     kinds = (Rule, Retry, Breaker, SlidingWindow, FixedWindow, TokenBucket, Concurrency)
-    names = {f.name for kind in kinds for f in fields(kind) if f.init} | {kind.__name__ for kind in kinds}
+    names = {f.name for kind in kinds for f in fields(kind) if f.init} | {
+        kind.__name__ for kind in kinds
+    }
     assert unnamed(names, page("rules.md")) == []
 
 
 def test_every_argument_of_send_is_in_the_reference() -> None:
-    from callqueue import intake
     from callqueue.handlers import BUILT_IN, HTTP_METHODS
+    from callqueue.sending import intake
 
     assert unnamed([*intake.ARGUMENTS, *HTTP_METHODS, *BUILT_IN], page("sending.md")) == []
 
 
 def test_every_parameter_of_a_call_is_in_the_reference() -> None:
-    from callqueue import callcheck
+    from callqueue.sending import validation
 
-    names = [*callcheck._HTTP_PARAMS, *callcheck._ELSEWHERE]
-    names += [name for names in callcheck._PARAMS.values() for name in names]
+    names = [*validation._HTTP_PARAMS, *validation._ELSEWHERE]
+    names += [name for names in validation._PARAMS.values() for name in names]
     assert unnamed(names, page("sending.md")) == []
 
 
@@ -159,13 +182,17 @@ def test_every_state_and_outcome_is_in_the_reference() -> None:
     from callqueue.models import CallQueue
 
     assert unnamed(CallQueue.Status.names, page("states.md")) == []
-    assert [outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("attempts.md")] == []
+    assert [
+        outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("attempts.md")
+    ] == []
 
 
 def test_every_column_is_in_the_reference() -> None:
     from callqueue.models import CallAttempt, CallQueue
 
-    assert unnamed((f.name for f in CallQueue._meta.fields if f.name != "id"), page("states.md")) == []
+    assert (
+        unnamed((f.name for f in CallQueue._meta.fields if f.name != "id"), page("states.md")) == []
+    )
     columns = {f.name for f in CallAttempt._meta.fields} - {"id", "calls"}
     assert unnamed(columns, page("attempts.md")) == []
 
@@ -174,7 +201,9 @@ def test_every_command_and_option_is_in_the_reference() -> None:
     from django.core.management.base import BaseCommand
 
     commands = [name for name, app in get_commands().items() if app == "callqueue"]
-    usual = {o for a in BaseCommand().create_parser("manage.py", "x")._actions for o in a.option_strings}
+    usual = {
+        o for a in BaseCommand().create_parser("manage.py", "x")._actions for o in a.option_strings
+    }
     options = {option for name in commands for option in options_of(name) - usual}
     assert len(commands) >= 12
     assert unnamed([*commands, *options], page("commands.md")) == []
@@ -196,7 +225,13 @@ def test_every_signal_is_in_the_reference() -> None:
 
     from callqueue import events
 
-    assert unnamed((name for name, value in vars(events).items() if isinstance(value, Signal)), page("events.md")) == []
+    assert (
+        unnamed(
+            (name for name, value in vars(events).items() if isinstance(value, Signal)),
+            page("events.md"),
+        )
+        == []
+    )
 
 
 def test_every_metric_is_in_the_reference() -> None:
@@ -212,9 +247,11 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_every_task_is_in_the_reference() -> None:
-    from callqueue.schedule import beat_schedule
+    from callqueue.integrations.beat_schedule import beat_schedule
 
-    names = re.findall(r'name="(callqueue\.\w+)"', (ROOT / "callqueue" / "tasks.py").read_text(encoding="utf-8"))
+    names = re.findall(
+        r'name="(callqueue\.\w+)"', (ROOT / "callqueue" / "tasks.py").read_text(encoding="utf-8")
+    )
     assert unnamed([*names, *beat_schedule()], page("tasks.md")) == []
 
 
@@ -224,7 +261,9 @@ def test_every_permission_is_in_the_reference() -> None:
     wanted = set()
     for model in apps.get_app_config("callqueue").get_models():
         meta = model._meta
-        wanted |= {f"{action}_{meta.model_name}" for action in meta.default_permissions} | {name for name, _ in meta.permissions}
+        wanted |= {f"{action}_{meta.model_name}" for action in meta.default_permissions} | {
+            name for name, _ in meta.permissions
+        }
     text = page("permissions.md")
     assert sorted(name for name in wanted if name not in text) == []
 

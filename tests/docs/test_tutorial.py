@@ -1,4 +1,6 @@
-"""The tutorial, followed to the letter in a new project: its files are written, its shell session is executed."""
+"""The tutorial, followed to the letter in a new project: its files are written, its shell session
+is executed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PORT_OF_THE_PAGE = "9000"
 
 
 def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 class Project:
@@ -32,18 +36,31 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, str(free_port())
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "CALLQUEUE_"))}
-        self.environment = {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("DJANGO_", "CALLQUEUE_"))
+        }
+        self.environment = {
+            **kept,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
         self.session = ""
         self.run("-m", "django", "startproject", "myshop", ".")
 
     def follow(self, blocks: list[str]) -> None:
-        """Write the blocks that are files, appending to those that are there; keep the rest for the shell."""
+        """Write the blocks that are files, appending to those that are there; keep the rest for the
+        shell.
+        """
         for block in blocks:
             block = block.replace(PORT_OF_THE_PAGE, self.port)
             first, _, rest = block.partition("\n")
             if first.startswith("# file: "):
-                with (self.folder / first.removeprefix("# file: ")).open("a", encoding="utf-8") as file:
+                with (self.folder / first.removeprefix("# file: ")).open(
+                    "a", encoding="utf-8"
+                ) as file:
                     file.write(rest)
             else:
                 self.session += block
@@ -51,7 +68,9 @@ class Project:
     def run(self, *arguments: str, text: str = "") -> str:
         command = [sys.executable, *arguments]
         streams = {"input": text, "capture_output": True, "text": True}
-        done = subprocess.run(command, cwd=self.folder, env=self.environment, timeout=120, check=False, **streams)
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, timeout=120, check=False, **streams
+        )
         assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -66,7 +85,10 @@ def vendor(project: Project) -> Iterator[None]:
     """The page's own vendor, listening."""
     project.follow(python_blocks(TUTORIAL))
     process = subprocess.Popen(
-        [sys.executable, "vendor.py"], cwd=project.folder, env=project.environment, stderr=subprocess.DEVNULL
+        [sys.executable, "vendor.py"],
+        cwd=project.folder,
+        env=project.environment,
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_for_port(project.port, process)
@@ -91,7 +113,12 @@ def wait_for_port(port: str, process: subprocess.Popen[bytes]) -> None:
 def test_the_tutorial_s_code_does_what_the_page_says(project: Project) -> None:
     project.run("manage.py", "migrate", "--verbosity", "0")
     (project.folder / "session.py").write_text(project.session, encoding="utf-8")
-    project.run("manage.py", "shell", "--command", "exec(compile(open('session.py').read(), 'session.py', 'exec'), globals())")
+    project.run(
+        "manage.py",
+        "shell",
+        "--command",
+        "exec(compile(open('session.py').read(), 'session.py', 'exec'), globals())",
+    )
 
 
 def test_the_readme_s_code_is_python() -> None:

@@ -1,4 +1,6 @@
-"""Fixtures of the fault suite. `make faults` runs it at length, `make test` in a short form: see `length`."""
+"""Fixtures of the fault suite. `make faults` runs it at length, `make test` in a short form: see
+`length`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """All of this folder is marked `fault`, before anyone chooses by marks; what is `slow` as well is left to `make faults`."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """All of this folder is marked `fault`, before anyone chooses by marks; what is `slow` as well
+    is left to `make faults`.
+    """
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("fault")
@@ -35,7 +41,9 @@ def length(request: pytest.FixtureRequest) -> Callable[[Any, Any], Any]:
 
 
 @pytest.fixture
-def stage(processes: Processes, vendor: Recorder, configure: Callable[[str], None], tmp_path: Path) -> Iterator[Stage]:
+def stage(
+    processes: Processes, vendor: Recorder, configure: Callable[[str], None], tmp_path: Path
+) -> Iterator[Stage]:
     """Workers, dispensers and a vendor, on any broker (or on `broker`)."""
     from tests.faults.stage import Stage
 

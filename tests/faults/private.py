@@ -1,7 +1,9 @@
-"""Servers of a test's own, to be stopped, killed and started again: PostgreSQL, PgBouncer, Redis, RabbitMQ.
+"""Servers of a test's own, to be stopped, killed and started again: PostgreSQL, PgBouncer, Redis,
+RabbitMQ.
 
-Out: a server on a free port of loopback, its data in a temporary folder, nothing of it left afterwards. Skips the test where
-the program is not installed. Never touches the machine's own servers.
+Out: a server on a free port of loopback, its data in a temporary folder, nothing of it left
+afterwards. Skips the test where the program is not installed. Never touches the machine's own
+servers.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Private:
     program = ""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="callqueue-private-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="callqueue-private-", ignore_cleanup_errors=True
+        )
         self.home = Path(self._folder.name)
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
@@ -105,18 +109,26 @@ class Private:
         deadline = time.monotonic() + PATIENCE
         while not is_so():
             gone = self.process is None or self.process.poll() is not None
-            assert not gone and time.monotonic() < deadline, f"{type(self).__name__} did not {what}:\n{self.log()}"
+            assert not gone and time.monotonic() < deadline, (
+                f"{type(self).__name__} did not {what}:\n{self.log()}"
+            )
             time.sleep(0.05)
 
 
 def program(*places: str) -> str:
-    """The first of these programs that is installed (a name or a pattern of paths); the test is skipped without one."""
+    """The first of these programs that is installed (a name or a pattern of paths); the test is
+    skipped without one.
+    """
     for place in places:
         if "/" in place:
             found = sorted(Path("/").glob(place.lstrip("/")))
             if found:
                 return str(found[-1])
-        elif (path := shutil.which(place, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")) is not None:
+        elif (
+            path := shutil.which(
+                place, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+            )
+        ) is not None:
             return path
     pytest.skip(f"{places[0].rpartition('/')[2]} is not installed")
 
@@ -152,9 +164,23 @@ class Postgres(Private):
         return self._account
 
     def command(self) -> Sequence[str | Path]:
-        settings = ["max_connections=200", "log_min_messages=error"]  # and durable, as by default: what was committed stays
+        settings = [
+            "max_connections=200",
+            "log_min_messages=error",
+        ]  # and durable, as by default: what was committed stays
         options = [part for setting in settings for part in ("-c", setting)]
-        return [self.binaries / "postgres", "-D", self.data, "-p", str(self.port), "-h", "127.0.0.1", "-k", self.home, *options]
+        return [
+            self.binaries / "postgres",
+            "-D",
+            self.data,
+            "-p",
+            str(self.port),
+            "-h",
+            "127.0.0.1",
+            "-k",
+            self.home,
+            *options,
+        ]
 
     def answers(self) -> bool:
         import psycopg2
@@ -167,7 +193,9 @@ class Postgres(Private):
     def connect(self, name: str = "postgres") -> Any:
         import psycopg2
 
-        connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="postgres", dbname=name, connect_timeout=2)
+        connection = psycopg2.connect(
+            host="127.0.0.1", port=self.port, user="postgres", dbname=name, connect_timeout=2
+        )
         connection.autocommit = True
         return connection
 
@@ -179,7 +207,9 @@ class Postgres(Private):
             connection.close()
 
     def stop(self) -> None:
-        """`pg_ctl stop -m immediate`: no clean-up, recovery from the write-ahead log at the next start."""
+        """`pg_ctl stop -m immediate`: no clean-up, recovery from the write-ahead log at the next
+        start.
+        """
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(PATIENCE)
@@ -194,7 +224,9 @@ class Postgres(Private):
 
 
 class PgBouncer(Private):
-    """PgBouncer in transaction mode: a connection of Django's is another server connection at every transaction."""
+    """PgBouncer in transaction mode: a connection of Django's is another server connection at every
+    transaction.
+    """
 
     def __init__(self, server_port: int) -> None:
         super().__init__()
@@ -221,7 +253,13 @@ class PgBouncer(Private):
         import psycopg2
 
         with suppress(psycopg2.OperationalError):
-            psycopg2.connect(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres", connect_timeout=2).close()
+            psycopg2.connect(
+                host="127.0.0.1",
+                port=self.port,
+                user="postgres",
+                dbname="postgres",
+                connect_timeout=2,
+            ).close()
             return True
         return False
 
@@ -237,7 +275,17 @@ class Redis(Private):
         self.binary = program("redis-server", "valkey-server")
 
     def command(self) -> Sequence[str | Path]:
-        return [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        return [
+            self.binary,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
 
     def client(self) -> Any:
         import redis
@@ -257,15 +305,23 @@ class Redis(Private):
 
 
 class RabbitMQ(Private):
-    """A RabbitMQ node of its own, with an Erlang port mapper of its own; what it promised to keep outlives a kill."""
+    """A RabbitMQ node of its own, with an Erlang port mapper of its own; what it promised to keep
+    outlives a kill.
+    """
 
     mapper: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        self.binary = program("/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server", "rabbitmq-server")
+        self.binary = program(
+            "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server", "rabbitmq-server"
+        )
         self.mapper_port = free_port()
         mapper = [program("epmd"), "-port", str(self.mapper_port), "-address", "127.0.0.1"]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
         self.mapper = subprocess.Popen(mapper, start_new_session=True, **quiet)
 
     def environment(self) -> dict[str, str]:
@@ -291,7 +347,9 @@ class RabbitMQ(Private):
         from kombu import Connection
 
         with suppress(OSError):
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()  # kombu would sleep between two tries
+            socket.create_connection(
+                ("127.0.0.1", self.port), timeout=1
+            ).close()  # kombu would sleep between two tries
             with Connection(self.url, connect_timeout=5) as connection:
                 connection.connect()
             return True
@@ -301,7 +359,13 @@ class RabbitMQ(Private):
         """rabbitmqctl, on this node."""
         binary = Path(self.binary).with_name("rabbitmqctl")
         name = f"callqueue{self.port}@localhost"
-        subprocess.run([binary, "-n", name, *arguments], env=self.environment(), check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            [binary, "-n", name, *arguments],
+            env=self.environment(),
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
 
     def close(self) -> None:
         self.kill()

@@ -1,8 +1,10 @@
-"""Kills or freezes the process it is loaded into, at a chosen point of the core: what no signal from outside can time.
+"""Kills or freezes the process it is loaded into, at a chosen point of the core: what no signal
+from outside can time.
 
-In: CALLQUEUE_TEST_SABOTAGE, a folder. A file `<point>` there names what is to happen ("child", "group", "stop", "exit") and
-how many times, one word a line; each line is used up once, whatever process comes by. Workers and dispensers of a test load it
-as a Django app (see tests.faults.stage). Nothing of it is in the package.
+In: CALLQUEUE_TEST_SABOTAGE, a folder. A file `<point>` there names what is to happen ("child",
+"group", "stop", "exit") and how many times, one word a line; each line is used up once, whatever
+process comes by. Workers and dispensers of a test load it as a Django app (see tests.faults.stage).
+Nothing of it is in the package.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def left(folder: Path) -> list[str]:
 
 
 def strike(point: str) -> None:
-    """Do the next deed planted at this point, if any. Taking it is a rename: one process only gets it."""
+    """Do the next deed planted at this point, if any. Taking it is a rename: one process only gets
+    it.
+    """
     folder = Path(os.environ["CALLQUEUE_TEST_SABOTAGE"])
     for path in sorted(folder.glob(f"{point}.*")):
         with suppress(FileNotFoundError):
@@ -74,17 +78,19 @@ class Sabotage(AppConfig):
     path = str(Path(__file__).parent)
 
     def ready(self) -> None:
-        from callqueue import beginning, cleanup, dispenser, executor, publisher, recording, releasing
-        from callqueue.dispenser import Dispenser
+        from callqueue.dispatch import dispenser, publisher, release_pass
+        from callqueue.dispatch.dispenser import Dispenser
+        from callqueue.execution import claim, executor, results
+        from callqueue.maintenance import cleanup
 
         dispenser.HEARTBEAT = 1.0  # a test waits for signs of life
 
-        _before(beginning, "begin", "before-begin")
+        _before(claim, "begin", "before-begin")
         _before(executor.SlotGate, "wait", "before-socket")
         _before(executor, "_record", "before-record")
-        _before(recording, "columns_of_call", "inside-record")
+        _before(results, "columns_of_call", "inside-record")
         _after(executor, "_record", "after-record")
-        _after(releasing, "_charge", "inside-release")
+        _after(release_pass, "_charge", "inside-release")
         _before(publisher, "pack", "before-publish")
         _before(publisher, "_options", "inside-publish")
         _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))
@@ -101,7 +107,9 @@ def _before(owner: Any, name: str, point: str) -> None:
     setattr(owner, name, wrapped)
 
 
-def _after(owner: Any, name: str, point: str, when: Callable[[Any], bool] = lambda result: True) -> None:
+def _after(
+    owner: Any, name: str, point: str, when: Callable[[Any], bool] = lambda result: True
+) -> None:
     original = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:

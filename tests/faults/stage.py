@@ -1,8 +1,10 @@
-"""A scene for faults: a rule with short leases, a vendor, processes that come back when they are killed, and a judge.
+"""A scene for faults: a rule with short leases, a vendor, processes that come back when they are
+killed, and a judge.
 
-The judge goes by the vendor's record: every committed call reached one final state; a call that is not idempotent arrived at
-most once, else the call says UNKNOWN; an idempotent one at least once; one idempotency key for all attempts of a call; no
-window over the limit; nothing open past its lease and one round of recovery.
+The judge goes by the vendor's record: every committed call reached one final state; a call that is
+not idempotent arrived at most once, else the call says UNKNOWN; an idempotent one at least once;
+one idempotency key for all attempts of a call; no window over the limit; nothing open past its
+lease and one round of recovery.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_n
 
 Status = CallQueue.Status
 FINAL = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.UNKNOWN)
-RECOVERY = 3.0  # seconds that a round of recovery may take to come by on a busy machine, every half second as it should
+# seconds that a round of recovery may take to come by on a busy machine, every half second as it
+# should
+RECOVERY = 3.0
 RELEASE, GRACE, TOTAL = 1.5, 0.5, 2.0
-STUCK = 25.0  # seconds beyond a call's leases in which something must have happened to it, or it never will
+# seconds beyond a call's leases in which something must have happened to it, or it never will
+STUCK = 25.0
 
 SETTINGS = """
 CALLQUEUE = {{
@@ -43,7 +48,9 @@ CALLQUEUE = {{
 
 @dataclass
 class Stage:
-    """One rule `r` of so many calls a second on one queue; workers and dispensers; calls to a vendor that records."""
+    """One rule `r` of so many calls a second on one queue; workers and dispensers; calls to a
+    vendor that records.
+    """
 
     processes: Processes
     vendor: Recorder
@@ -53,16 +60,27 @@ class Stage:
     rate: int = 100
     numbers: dict[int, int] = field(default_factory=dict)
 
-    def rule(self, rate: int = 100, *, total: float = TOTAL, release: float = RELEASE, more: str = "", extra: str = "") -> None:
+    def rule(
+        self,
+        rate: int = 100,
+        *,
+        total: float = TOTAL,
+        release: float = RELEASE,
+        more: str = "",
+        extra: str = "",
+    ) -> None:
         """Settings of everything that is started from now on."""
         self.rate, self.release, self.total = rate, release, total
         queue = self.processes.broker.queue("one")
         values = {"release": release, "grace": GRACE, "rate": rate, "total": total}
-        source = SETTINGS.format(**values, queue=queue, more=f", {more}" if more else "", extra=extra)
+        source = SETTINGS.format(
+            **values, queue=queue, more=f", {more}" if more else "", extra=extra
+        )
         self.configure(source)
         folder = self.processes.folder
         app = "from tests.settings import INSTALLED_APPS\nINSTALLED_APPS = [*INSTALLED_APPS, 'tests.faults.sabotage.Sabotage']\n"
-        app += "CELERY_WORKER_LOST_WAIT = 1.0\n"  # else a killed child's place in the pool stays taken for ten seconds
+        # else a killed child's place in the pool stays taken for ten seconds
+        app += "CELERY_WORKER_LOST_WAIT = 1.0\n"
         settings = (folder / "settings_of_this_test.py").read_text("utf-8")
         self.processes.configure(settings + app, name="settings_with_sabotage")
         self.processes.environment["CALLQUEUE_TEST_SABOTAGE"] = str(self.folder)
@@ -76,17 +94,36 @@ class Stage:
         sabotage.plant(self.folder, point, *deeds)
 
     def wait_until_struck(self, seconds: float = 30.0) -> None:
-        wait_until(lambda: not sabotage.left(self.folder), seconds, lambda: f"never struck: {sabotage.left(self.folder)}")
+        wait_until(
+            lambda: not sabotage.left(self.folder),
+            seconds,
+            lambda: f"never struck: {sabotage.left(self.folder)}",
+        )
 
     # --- Calls
 
-    def send(self, count: int = 1, path: str = "/ok", method: str = "post", rule: str = "r", **options: Any) -> list[CallQueue]:
-        """Calls that the vendor's record can be told apart by: each has a number of its own in its URL."""
+    def send(
+        self,
+        count: int = 1,
+        path: str = "/ok",
+        method: str = "post",
+        rule: str = "r",
+        **options: Any,
+    ) -> list[CallQueue]:
+        """Calls that the vendor's record can be told apart by: each has a number of its own in its
+        URL.
+        """
         manager = CallQueue.objects.db_manager(self.alias)
         first = len(self.numbers)
         joint = "&" if "?" in path else "?"
         data = [
-            {"method": method, "params": {"url": self.vendor.url(f"{path}{joint}call={first + i}"), "json": {"n": first + i}}}
+            {
+                "method": method,
+                "params": {
+                    "url": self.vendor.url(f"{path}{joint}call={first + i}"),
+                    "json": {"n": first + i},
+                },
+            }
             for i in range(count)
         ]
         calls = manager.send_many(data, rule=rule, **options)
@@ -101,12 +138,23 @@ class Stage:
 
     def arrivals_of(self, call: CallQueue) -> list[Arrival]:
         number = str(self.numbers[call.pk])
-        return [arrival for arrival in self.vendor.arrivals() if arrival.query.get("call") == number]
+        return [
+            arrival for arrival in self.vendor.arrivals() if arrival.query.get("call") == number
+        ]
 
     # --- Processes
 
-    def worker(self, concurrency: int = 2, arguments: Sequence[str] = (), *, wait: bool = True, pool: str = "prefork") -> Running:
-        return self.processes.worker("one", concurrency=concurrency, arguments=arguments, wait=wait, pool=pool)
+    def worker(
+        self,
+        concurrency: int = 2,
+        arguments: Sequence[str] = (),
+        *,
+        wait: bool = True,
+        pool: str = "prefork",
+    ) -> Running:
+        return self.processes.worker(
+            "one", concurrency=concurrency, arguments=arguments, wait=wait, pool=pool
+        )
 
     def dispenser(self) -> Running:
         return self.processes.dispenser()
@@ -118,36 +166,62 @@ class Stage:
     # --- Waiting
 
     def wait_for_all(self, seconds: float = 30.0) -> None:
-        """Return once every call has ended. One that nothing happens to any more is a Verdict, whatever the machine."""
+        """Return once every call has ended. One that nothing happens to any more is a Verdict,
+        whatever the machine.
+        """
         until_none_is_left(self._left, seconds, stuck=STUCK + self.release + self.total + GRACE)
 
     def _left(self) -> Any:
-        """What has not ended: a count by status, how many attempts there are, and the first that are open. None: all has."""
+        """What has not ended: a count by status, how many attempts there are, and the first that
+        are open. None: all has.
+        """
         if not self.calls().exclude(status__in=FINAL).exists():
             return None
-        return Counter(self.calls().values_list("status", flat=True)), self.attempts().count(), self.open_attempts()
+        return (
+            Counter(self.calls().values_list("status", flat=True)),
+            self.attempts().count(),
+            self.open_attempts(),
+        )
 
     def wait_for_status(self, call: CallQueue, *statuses: int, seconds: float = 20.0) -> None:
         def has_it() -> bool:
             call.refresh_from_db()
             return call.status in statuses
 
-        wait_until(has_it, seconds, lambda: f"{call} is not {statuses}: {call.error_message}, {list(call.attempts.values())}")
+        wait_until(
+            has_it,
+            seconds,
+            lambda: (
+                f"{call} is not {statuses}: {call.error_message}, {list(call.attempts.values())}"
+            ),
+        )
 
     def open_attempts(self) -> list[Any]:
-        return list(self.attempts().open().values("pk", "call_id", "number", "started_at", "lease_until", "worker")[:5])
+        return list(
+            self.attempts()
+            .open()
+            .values("pk", "call_id", "number", "started_at", "lease_until", "worker")[:5]
+        )
 
     # --- The judge
 
     @verdict()
-    def judge(self, *, unknown_allowed: bool = True, recovery: float | None = RECOVERY) -> Counter[str]:
-        """Everything that must be true after any fault, by the vendor's record; the count of each final state."""
+    def judge(
+        self, *, unknown_allowed: bool = True, recovery: float | None = RECOVERY
+    ) -> Counter[str]:
+        """Everything that must be true after any fault, by the vendor's record; the count of each
+        final state.
+        """
         by_number: dict[str, list[Arrival]] = {}
         arrivals = self.vendor.arrivals()
         for arrival in arrivals:
             by_number.setdefault(arrival.query["call"], []).append(arrival)
-        ended = list(self.calls().values_list("pk", "status", "method", "error_message", named=True))
-        assert {call.pk for call in ended} == set(self.numbers), "calls have vanished, or come from nowhere"
+        ended = list(
+            self.calls().values_list("pk", "status", "method", "error_message", named=True)
+        )
+        assert {call.pk for call in ended} == set(self.numbers), (
+            "calls have vanished, or come from nowhere"
+        )
         for call in ended:
             seen = by_number.pop(str(self.numbers[call.pk]), [])
             self._judge_call(call, seen, unknown_allowed)
@@ -177,7 +251,11 @@ class Stage:
 
     def _judge_leases(self, recovery: float) -> None:
         late = timedelta(seconds=recovery)
-        for attempt in self.attempts().exclude(lease_until=None).values("pk", "outcome", "finished_at", "lease_until"):
+        for attempt in (
+            self.attempts()
+            .exclude(lease_until=None)
+            .values("pk", "outcome", "finished_at", "lease_until")
+        ):
             with on_a_quiet_machine():
                 assert attempt["finished_at"] <= attempt["lease_until"] + late, attempt
 
@@ -222,7 +300,9 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float, story: Callable[[], str] = lambda: "it never came") -> None:
+def wait_until(
+    is_so: Callable[[], bool], seconds: float, story: Callable[[], str] = lambda: "it never came"
+) -> None:
     """Look every twentieth of a second; Late, with the story, when the time is up."""
     deadline = time.monotonic() + seconds
     while not is_so():

@@ -12,7 +12,7 @@ import pytest
 from celery import current_app
 from django.utils import timezone
 
-from callqueue import outflow
+from callqueue.dispatch import backpressure
 from callqueue.models import CallAttempt, CallQueue
 from tests.faults import private
 from tests.faults.stage import Stage, Status, wait_until
@@ -72,7 +72,9 @@ def staged(
 
 @pytest.mark.slow
 def test_rabbitmq_is_away_for_a_while(staged: Any, rabbitmq_node: private.RabbitMQ) -> None:
-    """Dispensers and workers find it again by themselves; what was released meanwhile is undone and goes again."""
+    """Dispensers and workers find it again by themselves; what was released meanwhile is undone and
+    goes again.
+    """
     stage = staged(rabbitmq_node)
     worker = stage.worker(concurrency=2)
     stage.dispenser()
@@ -91,7 +93,9 @@ def test_rabbitmq_is_away_for_a_while(staged: Any, rabbitmq_node: private.Rabbit
 
 
 @pytest.mark.slow
-def test_rabbitmq_is_killed_with_many_in_flight(staged: Any, rabbitmq_node: private.RabbitMQ, length: Length) -> None:
+def test_rabbitmq_is_killed_with_many_in_flight(
+    staged: Any, rabbitmq_node: private.RabbitMQ, length: Length
+) -> None:
     """In flight: charged, in the broker or at the workers, and not answered."""
     stage = staged(rabbitmq_node)
     many = length(200, 1000)
@@ -136,7 +140,9 @@ def test_redis_is_flushed(staged: Any, redis_server: private.Redis) -> None:
 
 
 def test_a_visibility_timeout_shorter_than_a_call(staged: Any, redis_server: private.Redis) -> None:
-    """Redis hands the message of a call under way to another worker, which finds it begun and leaves it."""
+    """Redis hands the message of a call under way to another worker, which finds it begun and
+    leaves it.
+    """
     stage = staged(redis_server)
     at_once = '"unacked_restore_interval": 1, "unacked_restore_throttle": 1'
     options = f'CELERY_BROKER_TRANSPORT_OPTIONS = {{"visibility_timeout": 1, {at_once}}}'
@@ -172,7 +178,9 @@ def test_a_message_that_is_delivered_twice(stage: Stage) -> None:
 
 
 def test_an_old_message_after_a_requeue(stage: Stage) -> None:
-    """The requeued call has another attempt: the old attempt's message makes nothing, before it and after it."""
+    """The requeued call has another attempt: the old attempt's message makes nothing, before it and
+    after it.
+    """
     call = stage.send(path="/ok", method="post")[0]
     dispenser = stage.dispenser()
     wait_until(lambda: call.attempts.count() == 1, 10)
@@ -192,7 +200,9 @@ def test_an_old_message_after_a_requeue(stage: Stage) -> None:
 
 
 def test_messages_of_older_and_newer_code(stage: Stage) -> None:
-    """One id instead of a list, and an argument that this release does not know, as others deploy it."""
+    """One id instead of a list, and an argument that this release does not know, as others deploy
+    it.
+    """
     worker = stage.worker(concurrency=2)
     dispenser = stage.dispenser()
     stage.processes.manage("callqueue_pause", "r")
@@ -237,7 +247,9 @@ class Trap:
 
 @pytest.mark.slow
 def test_a_broker_that_takes_no_more_messages(staged: Any, rabbitmq_node: private.RabbitMQ) -> None:
-    """Its disk is full, so it blocks whoever publishes: calls wait in the table, and go when there is room again."""
+    """Its disk is full, so it blocks whoever publishes: calls wait in the table, and go when there
+    is room again.
+    """
     stage = staged(rabbitmq_node)
     stage.rule(release=60.0)
     stage.add_settings('CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}')
@@ -261,7 +273,9 @@ def deliver(stage: Stage, ids: Any, **more: Any) -> None:
     """A message of make_api_call as any release might send it."""
     with stage.processes.broker.connection() as connection:
         queue = stage.processes.broker.queue("one")
-        current_app.send_task("callqueue.make_api_call", (ids,), more, queue=queue, connection=connection)
+        current_app.send_task(
+            "callqueue.make_api_call", (ids,), more, queue=queue, connection=connection
+        )
 
 
 def released_without_message() -> list[int]:
@@ -271,10 +285,12 @@ def released_without_message() -> list[int]:
     return list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
 
 
-def test_a_publish_that_fails_is_undone_at_once(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_that_fails_is_undone_at_once(
+    transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Well before its lease, and nothing is charged for it."""
     from callqueue import Rule, SlidingWindow, tasks
-    from callqueue.dispenser import Dispenser
+    from callqueue.dispatch.dispenser import Dispenser
     from tests.support import behaviour
 
     settings.CALLQUEUE = {"RULES": {"default": Rule(limits=[SlidingWindow("5/h")])}}
@@ -287,19 +303,23 @@ def test_a_publish_that_fails_is_undone_at_once(transactional_db: None, settings
     Dispenser().run_once()
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.NEW}
     assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"voided"}
-    assert CallAttempt.objects.filter(finished_at__lt=timezone.now() + timedelta(seconds=5)).count() == len(calls)
+    assert CallAttempt.objects.filter(
+        finished_at__lt=timezone.now() + timedelta(seconds=5)
+    ).count() == len(calls)
     monkeypatch.undo()
     assert len(behaviour.release()) == 5, "what never left was charged"
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"], indirect=True)
 def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Length) -> None:
-    """RabbitMQ drops messages whose attempts were taken back; Redis keeps one a lease. Whoever comes back has it all at once."""
+    """RabbitMQ drops messages whose attempts were taken back; Redis keeps one a lease. Whoever
+    comes back has it all at once.
+    """
     stage.rule(1000, release=1.0)
     stage.send(400, method="get")
     dispenser = stage.dispenser()
     gone = stage.attempts().filter(outcome="voided")
-    wait_until(lambda: gone.count() >= outflow.LEAST + length(3, 30), 120)
+    wait_until(lambda: gone.count() >= backpressure.LEAST + length(3, 30), 120)
     if broker.kind == "rabbitmq":
         wait_until(lambda: broker.waiting("one") <= 1, 30)
     assert broker.waiting("one") <= stage.attempts().count() <= gone.count() + 1

@@ -1,4 +1,6 @@
-"""The database server's clock is set by hours and days while calls go out: never over the limit, and no stall."""
+"""The database server's clock is set by hours and days while calls go out: never over the limit,
+and no stall.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ RATE = 20
 
 
 class PostgresOfAnotherTime(private.Postgres):
-    """A PostgreSQL whose clock is this machine's and so many seconds more or less, as `set_clock` says."""
+    """A PostgreSQL whose clock is this machine's and so many seconds more or less, as `set_clock`
+    says.
+    """
 
     def prepare(self) -> None:
         self.library = private.program(*LIBRARIES)
@@ -29,7 +33,12 @@ class PostgresOfAnotherTime(private.Postgres):
 
     def environment(self) -> dict[str, str]:
         faked = {"LD_PRELOAD": self.library, "FAKETIME_TIMESTAMP_FILE": str(self.offset)}
-        return {**super().environment(), **faked, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        return {
+            **super().environment(),
+            **faked,
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
 
     def set_clock(self, seconds: float) -> None:
         new = Path(f"{self.offset}.new")
@@ -54,13 +63,19 @@ def stage(at: Callable[..., Stage], server: private.Postgres) -> Stage:  # noqa:
     ("dispensers", "path", "jumps"),
     [
         (1, "/ok", [5, 0, HOUR, 0, -HOUR, 0, DAY, 0, -DAY, 0, 7 * DAY]),
-        (2, "/delay?s=0.4", [0.05, 0, -0.05, 0.45, 0, -0.45, 0, HOUR, HOUR + 0.05, 0, -7 * DAY, 0, 7 * DAY]),
+        (
+            2,
+            "/delay?s=0.4",
+            [0.05, 0, -0.05, 0.45, 0, -0.45, 0, HOUR, HOUR + 0.05, 0, -7 * DAY, 0, 7 * DAY],
+        ),
     ],
 )
 def test_the_clock_is_set_while_calls_go_out(
     stage: Stage, server: PostgresOfAnotherTime, dispensers: int, path: str, jumps: list[float]
 ) -> None:
-    """With calls under way, whose answers are recorded by a clock that has been set since they were begun."""
+    """With calls under way, whose answers are recorded by a clock that has been set since they were
+    begun.
+    """
     stage.rule(RATE)
     for _ in range(2):
         stage.worker(concurrency=4)

@@ -1,4 +1,6 @@
-"""A PostgreSQL of the test's own that crashes, disconnects, turns read-only, and comes back older than it was."""
+"""A PostgreSQL of the test's own that crashes, disconnects, turns read-only, and comes back older
+than it was.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,16 @@ def database(server: private.Postgres, request: pytest.FixtureRequest) -> Iterat
 
 @pytest.fixture
 def at(
-    transactional_db: None, any_broker: Broker, vendor: Recorder, settings: Any, database: str, tmp_path: Path
+    transactional_db: None,
+    any_broker: Broker,
+    vendor: Recorder,
+    settings: Any,
+    database: str,
+    tmp_path: Path,
 ) -> Iterator[Callable[..., Stage]]:
-    """`at(url, server)`: a stage whose processes have their database at `url`, and this process at the server, for now."""
+    """`at(url, server)`: a stage whose processes have their database at `url`, and this process at
+    the server, for now.
+    """
     processes, before = Processes(any_broker), dict(connection.settings_dict)
 
     def configure(source: str) -> None:
@@ -77,7 +86,13 @@ def at(
     def staged(url: str, direct: private.Postgres) -> Stage:
         processes.environment["CALLQUEUE_TEST_PG_URL"] = url
         processes.environment["CALLQUEUE_TEST_DB_NAME"] = database
-        own = {"HOST": "127.0.0.1", "PORT": str(direct.port), "NAME": database, "USER": "postgres", "PASSWORD": ""}
+        own = {
+            "HOST": "127.0.0.1",
+            "PORT": str(direct.port),
+            "NAME": database,
+            "USER": "postgres",
+            "PASSWORD": "",
+        }
         connection.close()
         connection.settings_dict.update(own)
         folder = tmp_path / "sabotage"
@@ -100,7 +115,9 @@ def stage(at: Callable[..., Stage], server: private.Postgres) -> Stage:
     return at(server.url, server)
 
 
-def test_postgresql_crashes_and_comes_back(stage: Stage, server: private.Postgres, length: Length) -> None:
+def test_postgresql_crashes_and_comes_back(
+    stage: Stage, server: private.Postgres, length: Length
+) -> None:
     """`stop -m immediate` under load: workers and dispensers reconnect by themselves."""
     stage.worker(concurrency=2)
     dispenser = stage.dispenser()
@@ -138,7 +155,9 @@ def test_answers_in_hand_while_the_database_is_away(stage: Stage, server: privat
 
 
 @pytest.mark.slow
-def test_all_connections_are_terminated(stage: Stage, server: private.Postgres, database: str, length: Length) -> None:
+def test_all_connections_are_terminated(
+    stage: Stage, server: private.Postgres, database: str, length: Length
+) -> None:
     """Again and again, as an administrator or a failover would."""
     stage.rule(40)
     worker = stage.worker(concurrency=2)
@@ -147,7 +166,9 @@ def test_all_connections_are_terminated(stage: Stage, server: private.Postgres, 
         stage.send(length(30, 120), method=method)
     for _ in range(length(5, 25)):
         time.sleep(0.4)
-        server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+        server.execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+        )
         connection.close()
     stage.wait_for_all(90)
     assert worker.is_alive()
@@ -156,7 +177,9 @@ def test_all_connections_are_terminated(stage: Stage, server: private.Postgres, 
 
 
 @pytest.mark.slow
-def test_the_database_is_read_only_for_a_while(stage: Stage, server: private.Postgres, database: str) -> None:
+def test_the_database_is_read_only_for_a_while(
+    stage: Stage, server: private.Postgres, database: str
+) -> None:
     """As after a failover to a copy: nothing goes out that could not be written down."""
     stage.worker(concurrency=2)
     dispenser = stage.dispenser()
@@ -164,14 +187,18 @@ def test_the_database_is_read_only_for_a_while(stage: Stage, server: private.Pos
     stage.vendor.wait_for(10)
     stage.wait_for_all()
     server.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
-    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    server.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+    )
     connection.close()
     dispenser.wait_for_log("database_away")
     seen = stage.vendor.count()
     with pytest.raises(Exception, match="read-only"):
         stage.send(1)
     server.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
-    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    server.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+    )
     connection.close()
     assert stage.vendor.count() == seen
     stage.send(10)
@@ -179,7 +206,9 @@ def test_the_database_is_read_only_for_a_while(stage: Stage, server: private.Pos
     assert stage.judge(unknown_allowed=False) == {"DONE": 20}
 
 
-def test_behind_pgbouncer_in_transaction_mode(at: Callable[..., Stage], server: private.Postgres, length: Length) -> None:
+def test_behind_pgbouncer_in_transaction_mode(
+    at: Callable[..., Stage], server: private.Postgres, length: Length
+) -> None:
     """Every transaction may have another server connection: nothing of a session may be counted on."""
     with private.PgBouncer(server.port) as bouncer:
         stage = at(bouncer.url, server)
@@ -199,11 +228,17 @@ def test_behind_pgbouncer_in_transaction_mode(at: Callable[..., Stage], server: 
             assert cursor.fetchone() == (0,)
 
 
-def test_a_restored_backup_is_noticed_and_held(stage: Stage, server: private.Postgres, database: str) -> None:
-    """The ledger is older than what the dispenser wrote into it: every rule is held for a whole window of its own."""
+def test_a_restored_backup_is_noticed_and_held(
+    stage: Stage, server: private.Postgres, database: str
+) -> None:
+    """The ledger is older than what the dispenser wrote into it: every rule is held for a whole
+    window of its own.
+    """
     stage.rule(20)  # calls a WINDOW
     source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
-    stage.processes.configure(source.replace('"20/s"', f'"20/{WINDOW:g}s"'), name="settings_with_sabotage")
+    stage.processes.configure(
+        source.replace('"20/s"', f'"20/{WINDOW:g}s"'), name="settings_with_sabotage"
+    )
     stage.worker(concurrency=2)
     dispenser = stage.dispenser()
     wait_until(lambda: _beats(stage) > 0, 20)
@@ -218,7 +253,9 @@ def test_a_restored_backup_is_noticed_and_held(stage: Stage, server: private.Pos
     wait_until(lambda: _beats(stage) != beats, 20)  # a sign of life that the backup does not know
     connection.close()
     server.execute(f"UPDATE pg_database SET datallowconn = false WHERE datname = '{database}'")
-    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    server.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+    )
     server.execute(f"DROP DATABASE {database} WITH (FORCE)")
     server.execute(f"CREATE DATABASE {database}")
     subprocess.run(
@@ -235,8 +272,12 @@ def test_a_restored_backup_is_noticed_and_held(stage: Stage, server: private.Pos
     never_over([arrival.at for arrival in arrivals], 20, WINDOW)
     repeated = [arrival.idempotency_key for arrival in arrivals]
     with verdict():
-        assert {arrival.query["call"] for arrival in arrivals} == {str(n) for n in range(40)}, "a call is lost"
-        assert len(repeated) > len(set(repeated)) == 40, "calls of the gap go again under the same key"
+        assert {arrival.query["call"] for arrival in arrivals} == {str(n) for n in range(40)}, (
+            "a call is lost"
+        )
+        assert len(repeated) > len(set(repeated)) == 40, (
+            "calls of the gap go again under the same key"
+        )
 
 
 def _beats(stage: Stage) -> float:

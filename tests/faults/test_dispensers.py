@@ -17,7 +17,9 @@ POINTS = ["inside-release", "before-publish", "inside-publish", "after-publish"]
 
 
 def test_a_dispenser_is_killed_at_every_point_of_a_release(stage: Stage, length: Length) -> None:
-    """What was charged and never published comes back when its lease is over; what never committed never happened."""
+    """What was charged and never published comes back when its lease is over; what never committed
+    never happened.
+    """
     stage.worker(concurrency=4)
     rounds = length(1, 10)
     with stage.keep(stage.dispenser) as keeper:
@@ -49,7 +51,9 @@ def test_a_dispenser_that_is_told_to_go_ends_cleanly_and_another_goes_on(stage: 
 
 @pytest.mark.slow
 def test_a_frozen_dispenser_holds_up_nobody(stage: Stage) -> None:
-    """Frozen inside its transaction, it holds its rule's lock until the database ends the transaction."""
+    """Frozen inside its transaction, it holds its rule's lock until the database ends the
+    transaction.
+    """
     stage.plant("inside-release", "stop")
     stage.worker(concurrency=2)
     frozen = stage.dispenser()

@@ -27,22 +27,34 @@ def die(params, context):
 
 
 @pytest.mark.parametrize(
-    ("on_lost", "status", "times"), [("retry", Status.FAILED, 2), pytest.param("auto", Status.UNKNOWN, 1, marks=pytest.mark.slow)]
+    ("on_lost", "status", "times"),
+    [("retry", Status.FAILED, 2), pytest.param("auto", Status.UNKNOWN, 1, marks=pytest.mark.slow)],
 )
-def test_a_handler_that_ends_its_process(stage: Stage, tmp_path: Path, on_lost: str, status: Status, times: int) -> None:
-    """Bounded, then FAILED, where the rule says that what was lost may be made again; else made once, and UNKNOWN."""
+def test_a_handler_that_ends_its_process(
+    stage: Stage, tmp_path: Path, on_lost: str, status: Status, times: int
+) -> None:
+    """Bounded, then FAILED, where the rule says that what was lost may be made again; else made
+    once, and UNKNOWN.
+    """
     (stage.processes.folder / "dying_handler.py").write_text(DYING, "utf-8")
-    stage.rule(total=1.0, more=f'on_lost="{on_lost}"', extra='"HANDLERS": {"die": "dying_handler.die"},')
+    stage.rule(
+        total=1.0, more=f'on_lost="{on_lost}"', extra='"HANDLERS": {"die": "dying_handler.die"},'
+    )
     source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
-    stage.processes.configure(source.replace("max_attempts=60", "max_attempts=2"), name="settings_with_sabotage")
+    stage.processes.configure(
+        source.replace("max_attempts=60", "max_attempts=2"), name="settings_with_sabotage"
+    )
     worker = stage.worker(concurrency=1)
     stage.dispenser()
     said = tmp_path / "said"
     dying = CallQueue.objects.send({"method": "die", "params": {"path": str(said)}}, rule="r")
     assert dying is not None
     stage.wait_for_status(dying, status, seconds=40)
-    assert dying.attempts.filter(outcome="lost").count() == times  # what no worker took in time was voided, and does not count
-    # A process that has no turn for its whole lease between the fence and the handler has lost its attempt without calling it.
+    assert (
+        dying.attempts.filter(outcome="lost").count() == times
+    )  # what no worker took in time was voided, and does not count
+    # A process that has no turn for its whole lease between the fence and the handler has lost its
+    # attempt without calling it.
     assert 1 <= len(said.read_text().split()) <= times
     assert worker.is_alive()
     sound = stage.send()[0]
@@ -58,7 +70,9 @@ def test_a_cleanup_is_killed_half_way_under_load(stage: Stage, length: Length) -
     stage.dispenser()
     stage.send(length(100, 1000))
     stage.plant("inside-cleanup", "child")
-    killed = stage.processes.manage("callqueue_cleanup", "--batch-size", "2000", "--no-progress", timeout=300)
+    killed = stage.processes.manage(
+        "callqueue_cleanup", "--batch-size", "2000", "--no-progress", timeout=300
+    )
     assert killed.returncode == -9
     left = Counter(CallQueue.objects.filter(error_message="old").values_list("status", flat=True))
     assert left[Status.DONE] == many * 6 // 10 - 2000
@@ -67,7 +81,12 @@ def test_a_cleanup_is_killed_half_way_under_load(stage: Stage, length: Length) -
     again = stage.processes.manage("callqueue_cleanup", "--no-progress", timeout=600)
     assert again.returncode == 0, again.stderr
     left = Counter(CallQueue.objects.filter(error_message="old").values_list("status", flat=True))
-    assert left == {Status.FAILED: many // 10, Status.UNKNOWN: many // 10, Status.CANCELLED: many // 10, Status.NEW: many // 10}
+    assert left == {
+        Status.FAILED: many // 10,
+        Status.UNKNOWN: many // 10,
+        Status.CANCELLED: many // 10,
+        Status.NEW: many // 10,
+    }
     orphans = CallAttempt.objects.filter(~Exists(CallQueue.objects.filter(pk=OuterRef("call_id"))))
     assert orphans.count() == 0
     CallQueue.objects.filter(error_message="old").delete()
@@ -76,7 +95,9 @@ def test_a_cleanup_is_killed_half_way_under_load(stage: Stage, length: Length) -
 
 
 def age_them(many: int) -> None:
-    """Calls that ended two days ago, six of ten DONE, and one of ten that waits for next year; each with an attempt."""
+    """Calls that ended two days ago, six of ten DONE, and one of ten that waits for next year; each
+    with an attempt.
+    """
     from django.db import connection
 
     status = "(ARRAY[3, 3, 3, 3, 3, 3, 4, 7, 5, 0])[1 + n %% 10]"

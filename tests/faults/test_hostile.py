@@ -1,4 +1,6 @@
-"""A hostile vendor and a leaky environment, against real workers: answers without end, proxies, and what the broker sees."""
+"""A hostile vendor and a leaky environment, against real workers: answers without end, proxies, and
+what the broker sees.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,19 @@ import pytest
 
 from callqueue import Rule
 from callqueue.exceptions import InvalidCall
-from callqueue.handlers import wire
+from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 from callqueue.texts import decoded
 from tests.faults.stage import Stage, Status, children_of, wait_until
 from tests.support.verdicts import on_a_quiet_machine
 
 GIGABYTE = 1 << 30
 MOST_MEMORY = 80 << 20  # bytes by which a worker may grow for a body that it may read a megabyte of
-FLAT = 24 << 20  # bytes by which a process may grow over thousands of what it refuses or cannot read
-LOOPBACK = wire.Policy(allowed_networks=("127.0.0.0/8",))
+FLAT = (
+    24 << 20
+)  # bytes by which a process may grow over thousands of what it refuses or cannot read
+LOOPBACK = client.Policy(allowed_networks=("127.0.0.0/8",))
 PAYLOAD = "patient-zero-payload"
 
 
@@ -76,7 +80,11 @@ def folded(how: str) -> bytes:
     import brotli
 
     zeros = b"\0" * (128 << 20)
-    return gzip.compress(zeros, compresslevel=1) if how == "gzip" else bytes(brotli.compress(zeros, quality=1))
+    return (
+        gzip.compress(zeros, compresslevel=1)
+        if how == "gzip"
+        else bytes(brotli.compress(zeros, quality=1))
+    )
 
 
 def a_gzip_bomb() -> Iterator[bytes]:
@@ -93,7 +101,9 @@ def a_brotli_bomb() -> Iterator[bytes]:
 
 def nested_gzip() -> Iterator[bytes]:
     body = gzip.compress(folded("gzip"))
-    yield b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    yield b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     yield body
 
 
@@ -141,7 +151,9 @@ def peak_memory(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def test_answers_without_end_cost_little_time_and_little_memory(stage: Stage, hostile: Hostile) -> None:
+def test_answers_without_end_cost_little_time_and_little_memory(
+    stage: Stage, hostile: Hostile
+) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("only Linux tells a process's peak memory")
     stage.rule(total=2.5, release=60.0)
@@ -151,7 +163,9 @@ def test_answers_without_end_cost_little_time_and_little_memory(stage: Stage, ho
     (child,) = children_of(worker.pid)
     before = peak_memory(child)
     calls = {
-        path: CallQueue.objects.send({"method": "post", "params": {"url": hostile.url(path)}}, rule="r", unique_key=path)
+        path: CallQueue.objects.send(
+            {"method": "post", "params": {"url": hostile.url(path)}}, rule="r", unique_key=path
+        )
         for path in BODIES
     }
     wait_until(lambda: not CallQueue.objects.filter(status__in=(0, 1, 2)).exists(), 60)
@@ -165,7 +179,9 @@ def test_answers_without_end_cost_little_time_and_little_memory(stage: Stage, ho
         with on_a_quiet_machine():
             assert (attempt.finished_at - attempt.started_at).total_seconds() < 2.5 + 1.0, path
         assert len(attempt.response_body) <= 4096
-        expected = Status.UNKNOWN if path.startswith("header") else Status.DONE  # a status counts, a half head does not
+        expected = (
+            Status.UNKNOWN if path.startswith("header") else Status.DONE
+        )  # a status counts, a half head does not
         assert call.status == expected, (path, call.status, call.error_message)
         assert attempt.error_message, f"{path}: the attempt does not say what was wrong"
 
@@ -175,8 +191,12 @@ def resident() -> int:
 
 
 @pytest.mark.django_db
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory")
-def test_no_refused_send_and_no_answers_charset_stays_in_memory(length: Callable[[Any, Any], Any], settings: Any) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory"
+)
+def test_no_refused_send_and_no_answers_charset_stays_in_memory(
+    length: Callable[[Any, Any], Any], settings: Any
+) -> None:
     """Every one is another: its host, and the charset that it claims, as long as they like."""
     settings.CALLQUEUE = {"RULES": {"r": Rule()}}
     count, long = length((2000, 20_000), (100_000, 2000))
@@ -184,11 +204,16 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(length: Callable
 
     def refuse(number: int) -> None:
         with pytest.raises(InvalidCall):
-            CallQueue.objects.send({"method": "get", "params": {"url": f"https://{number}{padding}/"}}, rule="r")
+            CallQueue.objects.send(
+                {"method": "get", "params": {"url": f"https://{number}{padding}/"}}, rule="r"
+            )
 
     def answer(number: int) -> None:
-        response = wire.request(
-            "get", {"url": server.url(str(number))}, policy=LOOPBACK, timeouts=wire.Timeouts(5, 5, 10)
+        response = client.request(
+            "get",
+            {"url": server.url(str(number))},
+            policy=LOOPBACK,
+            timeouts=client.Timeouts(5, 5, 10),
         ).response
         assert response is not None
         assert response.text == decoded(response.content, response.encoding) == "ok"
@@ -200,7 +225,7 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(length: Callable
         before = resident()
         for number in range(200, count):
             refuse(number), answer(number)
-        wire.close_idle()
+        client.close_idle()
     assert resident() - before < FLAT
 
 
@@ -234,11 +259,18 @@ class Claiming:
                 peer.sendall(head % (request.split(b" ")[1].lstrip(b"/"), self.padding))
 
 
-def test_proxies_and_netrc_of_the_environment_are_ignored(stage: Stage, hostile: Hostile, tmp_path: Path) -> None:
+def test_proxies_and_netrc_of_the_environment_are_ignored(
+    stage: Stage, hostile: Hostile, tmp_path: Path
+) -> None:
     proxy = f"http://127.0.0.1:{hostile.port}"
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         stage.processes.environment |= {name: proxy, name.lower(): proxy}
-    stage.processes.environment |= {"NO_PROXY": "", "no_proxy": "", "NETRC": str(tmp_path / "netrc"), "HOME": str(tmp_path)}
+    stage.processes.environment |= {
+        "NO_PROXY": "",
+        "no_proxy": "",
+        "NETRC": str(tmp_path / "netrc"),
+        "HOME": str(tmp_path),
+    }
     (tmp_path / "netrc").write_text("default login someone password netrc-password\n")
     (tmp_path / ".netrc").write_text("default login someone password netrc-password\n")
     stage.worker(concurrency=1)
@@ -275,7 +307,9 @@ def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
 
 
 def test_a_dump_and_the_logs_of_a_real_run_hold_no_payload(stage: Stage, tmp_path: Path) -> None:
-    """PostgreSQL's own dump, and all that workers and dispensers said, with Celery at its most talkative."""
+    """PostgreSQL's own dump, and all that workers and dispensers said, with Celery at its most
+    talkative.
+    """
     import subprocess
 
     from cryptography.fernet import Fernet
@@ -288,13 +322,20 @@ def test_a_dump_and_the_logs_of_a_real_run_hold_no_payload(stage: Stage, tmp_pat
     stage.rule(extra=extra)
     worker = stage.worker(concurrency=1, arguments=["--loglevel", "DEBUG"])
     dispenser = stage.dispenser()
-    params = {"json": {"patient": PAYLOAD, "token": Secret("KEY")}, "headers": {"Authorization": Secret("KEY")}}
+    params = {
+        "json": {"patient": PAYLOAD, "token": Secret("KEY")},
+        "headers": {"Authorization": Secret("KEY")},
+    }
     for path in ("/echo", "/status/400", "/fail/1/x", "/reset", "/truncate"):
-        CallQueue.objects.send({"method": "put", "params": {"url": stage.vendor.url(path), **params}}, rule="r")
+        CallQueue.objects.send(
+            {"method": "put", "params": {"url": stage.vendor.url(path), **params}}, rule="r"
+        )
     wait_until(lambda: not CallQueue.objects.exclude(status__in=(3, 4, 7, 2)).exists(), 30)
     where = connection.settings_dict
     address = ["-h", where["HOST"], "-p", str(where["PORT"]), "-U", where["USER"]]
-    dumped = subprocess.run([dumper, *address, where["NAME"]], check=True, capture_output=True, text=True, timeout=60).stdout
+    dumped = subprocess.run(
+        [dumper, *address, where["NAME"]], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
     assert "callqueue_callattempt" in dumped
     for text in (PAYLOAD, "sk-live-5e1f-secret"):
         assert text not in dumped

@@ -1,4 +1,6 @@
-"""Five minutes of everybody at the same calls at once: no deadlock reaches anybody, and nothing is left half done."""
+"""Five minutes of everybody at the same calls at once: no deadlock reaches anybody, and nothing is
+left half done.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import executor
-from callqueue.handlers import wire
-from callqueue.releasing import ensure_states
+from callqueue.dispatch.release_pass import ensure_states
+from callqueue.execution import executor
+from callqueue.execution.http import client
 from tests.support import hammer
 from tests.support.behaviour import Vendor
 
@@ -26,7 +28,7 @@ def test_five_minutes_of_everybody_at_the_same_calls(
     settings.CALLQUEUE = hammer.SETTINGS
     ensure_states("default", list(hammer.SETTINGS["RULES"]))
     vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
+    monkeypatch.setattr(client, "request", vendor.request)
     monkeypatch.setattr(executor, "LOCKED", (0.0,))
     everybody = hammer.Hammer(vendor)
     everybody.run(length(5, 300))

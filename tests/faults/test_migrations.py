@@ -1,4 +1,6 @@
-"""Migrations forward and back on a full table while the application sends, and old code on new tables."""
+"""Migrations forward and back on a full table while the application sends, and old code on new
+tables.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LONGEST_WAIT = 2.0  # seconds that a send may wait for a migration
 
 
 def migrations() -> list[str]:
-    return sorted(name for app, name in MigrationLoader(connection).disk_migrations if app == "callqueue")
+    return sorted(
+        name for app, name in MigrationLoader(connection).disk_migrations if app == "callqueue"
+    )
 
 
 @pytest.fixture
@@ -29,7 +33,9 @@ def migrated(transactional_db: None) -> Any:
     call_command("migrate", "callqueue", verbosity=0)
 
 
-def test_forward_and_back_on_a_full_table_while_calls_are_sent(migrated: None, length: Length, settings: Any) -> None:
+def test_forward_and_back_on_a_full_table_while_calls_are_sent(
+    migrated: None, length: Length, settings: Any
+) -> None:
     """To the first migration and back to the newest: no row is lost, and nobody waits for long."""
     names = migrations()
     age_them(length(20_000, 300_000))
@@ -49,25 +55,37 @@ def test_forward_and_back_on_a_full_table_while_calls_are_sent(migrated: None, l
 
 def test_all_the_way_back_and_forward_again(migrated: None) -> None:
     call_command("migrate", "callqueue", "zero", verbosity=0)
-    assert not [table for table in connection.introspection.table_names() if table.startswith("callqueue_")]
+    assert not [
+        table for table in connection.introspection.table_names() if table.startswith("callqueue_")
+    ]
     call_command("migrate", "callqueue", verbosity=0)
     assert CallQueue.objects.count() == 0
 
 
 def test_old_code_runs_on_new_tables(migrated: None) -> None:
-    """Whatever a migration has added has a default in the database, or may be empty: old senders know nothing of it."""
+    """Whatever a migration has added has a default in the database, or may be empty: old senders
+    know nothing of it.
+    """
     for name in migrations():
-        call = old_model(name).objects.create(rule="r", call_data={"method": "get", "params": {}}, ready=False)
+        call = old_model(name).objects.create(
+            rule="r", call_data={"method": "get", "params": {}}, ready=False
+        )
         assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.NEW
 
 
 def old_model(migration: str) -> Any:
     """CallQueue as the code of that migration's time knew it."""
-    return MigrationLoader(connection).project_state(("callqueue", migration)).apps.get_model("callqueue", "CallQueue")
+    return (
+        MigrationLoader(connection)
+        .project_state(("callqueue", migration))
+        .apps.get_model("callqueue", "CallQueue")
+    )
 
 
 class Sending:
-    """A thread that goes on inserting calls, as the oldest code would, and notes how long it had to wait for that."""
+    """A thread that goes on inserting calls, as the oldest code would, and notes how long it had to
+    wait for that.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model, self.errors = model, list[BaseException]()
@@ -93,7 +111,9 @@ class Sending:
             while not self._stop.wait(0.01):
                 began = time.monotonic()
                 with transaction.atomic():
-                    self.model.objects.create(rule="r", call_data={"method": "get", "params": {}}, ready=False)
+                    self.model.objects.create(
+                        rule="r", call_data={"method": "get", "params": {}}, ready=False
+                    )
                 self.longest = max(self.longest, time.monotonic() - began)
                 self.count += 1
         except BaseException as error:

@@ -1,4 +1,6 @@
-"""A network that breaks at every point of a call: the total timeout holds, and not sent is told from sent and unanswered."""
+"""A network that breaks at every point of a call: the total timeout holds, and not sent is told
+from sent and unanswered.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def ended(stage: Stage) -> dict[str, CallQueue]:
     """Every kind of trouble, for a call that may be repeated and for one that may not, all at once."""
     stage.rule(200, total=TOTAL, more="connect_timeout=1.0")
     source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
-    stage.processes.configure(source.replace("max_attempts=60", "max_attempts=2"), name="settings_with_sabotage")
+    stage.processes.configure(
+        source.replace("max_attempts=60", "max_attempts=2"), name="settings_with_sabotage"
+    )
     calls: dict[str, CallQueue] = {}
     for trouble, path in {
         "reset": "/reset",
@@ -51,25 +55,46 @@ def ended(stage: Stage) -> dict[str, CallQueue]:
 
 
 def test_trouble_of_every_kind_ends_as_it_should(stage: Stage, ended: dict[str, CallQueue]) -> None:
-    found = {name: (Status(call.status).name, call.attempts.count()) for name, call in ended.items()}
+    found = {
+        name: (Status(call.status).name, call.attempts.count()) for name, call in ended.items()
+    }
     repeated, once = ("FAILED", 2), ("UNKNOWN", 1)
     expected: dict[str, Any] = {}
-    for trouble in ("reset", "close", "half", "half a 500", "drip", "hang", "nxdomain", "nobody", "no tls"):
+    for trouble in (
+        "reset",
+        "close",
+        "half",
+        "half a 500",
+        "drip",
+        "hang",
+        "nxdomain",
+        "nobody",
+        "no tls",
+    ):
         expected[f"get {trouble}"] = repeated
     for trouble in ("reset", "close", "hang"):  # sent, and no answer
         expected[f"post {trouble}"] = once
     for trouble in ("nxdomain", "nobody", "no tls"):  # never sent
         expected[f"post {trouble}"] = repeated
-    expected |= {"post half": ("DONE", 1), "post drip": ("DONE", 1), "post half a 500": repeated}  # the status decides
+    expected |= {
+        "post half": ("DONE", 1),
+        "post drip": ("DONE", 1),
+        "post half a 500": repeated,
+    }  # the status decides
     assert found == expected
     for name, call in ended.items():
         if call.pk in stage.numbers:
             assert len(stage.arrivals_of(call)) == call.attempts.count(), name
     for name in ("post half", "post drip"):
-        assert ended[name].attempts.get().error_message, f"{name}: the attempt does not say that the body is not whole"
+        assert ended[name].attempts.get().error_message, (
+            f"{name}: the attempt does not say that the body is not whole"
+        )
     for name in ("post nxdomain", "post nobody", "post no tls"):
         assert set(ended[name].attempts.values_list("sent_at", flat=True)) == {None}, name
     late = timedelta(seconds=TOTAL + 1.0)
     with on_a_quiet_machine():
         for attempt in CallAttempt.objects.all():
-            assert attempt.finished_at - attempt.started_at < late, (attempt.call_id, attempt.error_message)
+            assert attempt.finished_at - attempt.started_at < late, (
+                attempt.call_id,
+                attempt.error_message,
+            )

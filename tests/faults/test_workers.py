@@ -49,7 +49,10 @@ def test_a_whole_worker_is_killed_at_every_point_of_a_call(stage: Stage, length:
 def test_a_worker_is_killed_while_the_server_holds_the_answer(stage: Stage) -> None:
     stage.dispenser()
     worker = stage.worker(concurrency=2)
-    post, put = stage.send(path="/hold/a", method="post")[0], stage.send(path="/hold/a", method="put")[0]
+    post, put = (
+        stage.send(path="/hold/a", method="post")[0],
+        stage.send(path="/hold/a", method="put")[0],
+    )
     stage.vendor.wait_for(2)
     worker.kill()
     stage.worker(concurrency=2)
@@ -62,7 +65,9 @@ def test_a_worker_is_killed_while_the_server_holds_the_answer(stage: Stage) -> N
 
 
 def test_random_kills_under_load(stage: Stage, length: Length) -> None:
-    """Children, whole workers and dispensers, at random; the seed makes the choices, the machine the moments."""
+    """Children, whole workers and dispensers, at random; the seed makes the choices, the machine
+    the moments.
+    """
     kills, seed = length((6, 20261120), (200, 20261121))
     dice = random.Random(seed)
     stage.rule(40 if kills < 50 else 60)
@@ -74,19 +79,27 @@ def test_random_kills_under_load(stage: Stage, length: Length) -> None:
         while killed < kills:
             if stage.calls().filter(status__in=(0, 1, 2)).count() < 60:
                 for method in ("post", "put", "get"):
-                    stage.send(20, path=dice.choice(["/ok", "/delay?s=0.1", "/delay?s=0.5"]), method=method)
-            wanted = seen + dice.randrange(1, 12)  # calls go on between two kills: what dies while it starts tells nothing
+                    stage.send(
+                        20, path=dice.choice(["/ok", "/delay?s=0.1", "/delay?s=0.5"]), method=method
+                    )
+            wanted = seen + dice.randrange(
+                1, 12
+            )  # calls go on between two kills: what dies while it starts tells nothing
             wait_until(lambda wanted=wanted: stage.vendor.count() >= wanted, 60)
             time.sleep(dice.uniform(0.0, 0.1))
             killed += strike_at_random(dice, keeper)
             seen = stage.vendor.count()
         stage.wait_for_all(60)
-    counts = stage.judge(recovery=10)  # a dispenser that is killed again and again recovers when it is back
+    counts = stage.judge(
+        recovery=10
+    )  # a dispenser that is killed again and again recovers when it is back
     assert counts["DONE"] > 2 * kills
 
 
 def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
-    """Mostly a pool child; one time in ten a whole worker or the dispenser. 0 where there was nobody to kill."""
+    """Mostly a pool child; one time in ten a whole worker or the dispenser. 0 where there was
+    nobody to kill.
+    """
     if dice.random() < 0.1:
         victim = dice.choice(keeper.running)
         with suppress(ProcessLookupError):
@@ -102,10 +115,15 @@ def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGQUIT, id="SIGQUIT", marks=pytest.mark.slow)],
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGQUIT, id="SIGQUIT", marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_that_is_told_to_go_loses_nothing(stage: Stage, number: signal.Signals) -> None:
-    """SIGTERM: calls under way are finished. SIGQUIT drops them: those that may be repeated are, the others are UNKNOWN."""
+    """SIGTERM: calls under way are finished. SIGQUIT drops them: those that may be repeated are,
+    the others are UNKNOWN.
+    """
     stage.dispenser()
     worker = stage.worker(concurrency=2)
     stage.send(4, path="/delay?s=1", method="post")
@@ -121,7 +139,11 @@ def test_a_worker_that_is_told_to_go_loses_nothing(stage: Stage, number: signal.
 
 
 POOLS = ["prefork", "threads", "solo", "gevent"]
-FIRST = [(signal.SIGTERM, "prefork"), (signal.SIGQUIT, "prefork"), (signal.SIGTERM, "threads")]  # of those told to go
+FIRST = [
+    (signal.SIGTERM, "prefork"),
+    (signal.SIGQUIT, "prefork"),
+    (signal.SIGTERM, "threads"),
+]  # of those told to go
 FULL = 128  # calls that are released at once, and make a few messages of many
 
 
@@ -157,14 +179,21 @@ def test_a_worker_that_ends_after_every_message(stage: Stage) -> None:
 
 
 TOLD_TO_GO = [
-    pytest.param(number, pool, id=f"{number.name}-{pool}", marks=[] if (number, pool) in FIRST else pytest.mark.slow)
+    pytest.param(
+        number,
+        pool,
+        id=f"{number.name}-{pool}",
+        marks=[] if (number, pool) in FIRST else pytest.mark.slow,
+    )
     for number in (signal.SIGTERM, signal.SIGQUIT)
     for pool in POOLS
 ]
 
 
 @pytest.mark.parametrize(("number", "pool"), TOLD_TO_GO)
-def test_a_worker_is_told_to_go_in_the_middle_of_a_message(stage: Stage, pool: str, number: signal.Signals) -> None:
+def test_a_worker_is_told_to_go_in_the_middle_of_a_message(
+    stage: Stage, pool: str, number: signal.Signals
+) -> None:
     """Warm: all of it is finished. Cold: only what was on the wire is UNKNOWN."""
     stage.rule(FULL * 2, total=6.0)
     stage.send(FULL // 2, path="/delay?s=1.5", method="post")
@@ -185,7 +214,9 @@ def test_a_worker_is_told_to_go_in_the_middle_of_a_message(stage: Stage, pool: s
 def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None:
     """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else."""
     stage.rule(FULL * 2, total=6.0)
-    for path in ("/hold/k", "/ok") * (FULL // 8):  # some of either in every message, however many it carries
+    for path in ("/hold/k", "/ok") * (
+        FULL // 8
+    ):  # some of either in every message, however many it carries
         stage.send(4, path=path, method="post")
     worker = stage.worker(concurrency=1)
     stage.dispenser()
@@ -194,7 +225,12 @@ def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None
     for child in children_of(worker.pid):
         os.kill(child, signal.SIGKILL)
     stage.worker(concurrency=4)
-    wait_until(lambda: stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists(), 60)
+    wait_until(
+        lambda: (
+            stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists()
+        ),
+        60,
+    )
     stage.judge()
     _unknown_were_sent(stage)
 
@@ -212,7 +248,12 @@ def test_a_second_sigterm_loses_nothing(stage: Stage) -> None:
     stage.vendor.release()
     worker.wait(30)
     stage.worker(concurrency=4)
-    wait_until(lambda: stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists(), 40)
+    wait_until(
+        lambda: (
+            stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists()
+        ),
+        40,
+    )
     stage.judge()
 
 
@@ -221,12 +262,17 @@ def test_a_worker_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Sta
     stage.rule(total=1.0)
     stage.dispenser()
     frozen = stage.worker(concurrency=2)
-    post, put = stage.send(path="/hold/f", method="post")[0], stage.send(path="/hold/f", method="put")[0]
+    post, put = (
+        stage.send(path="/hold/f", method="post")[0],
+        stage.send(path="/hold/f", method="put")[0],
+    )
     stage.vendor.wait_for(2)
     frozen.freeze()
     stage.vendor.release()
     stage.worker(concurrency=2)
-    time.sleep(2 * (stage.total + GRACE))  # twice the lease, as the clock has it: nothing else marks that time
+    time.sleep(
+        2 * (stage.total + GRACE)
+    )  # twice the lease, as the clock has it: nothing else marks that time
     wait_until(lambda: stage.vendor.release() >= 0 and _status(put) == Status.DONE, 20)
     stage.wait_for_status(post, Status.UNKNOWN)
     frozen.thaw()
@@ -244,7 +290,9 @@ def test_a_worker_frozen_before_the_socket_sends_nothing_when_it_wakes(stage: St
     frozen = stage.worker(concurrency=1)
     post = stage.send(method="post")[0]
     stage.wait_until_struck()
-    behind = stage.send(4, method="post")  # in messages behind it, which it has taken and never begun
+    behind = stage.send(
+        4, method="post"
+    )  # in messages behind it, which it has taken and never begun
     stage.wait_for_status(post, Status.UNKNOWN)
     stage.worker(concurrency=2)
     for call in behind:

@@ -1,6 +1,8 @@
-"""The wheel holds what the app needs and nothing else, says what it is, and its types hold outside of this project.
+"""The wheel holds what the app needs and nothing else, says what it is, and its types hold outside
+of this project.
 
-`make wheel` runs this with the tools it needs (CALLQUEUE_TEST_WHEEL); `make test` has none of them, and skips it.
+`make wheel` runs this with the tools it needs (CALLQUEUE_TEST_WHEEL); `make test` has none of them,
+and skips it.
 """
 
 from __future__ import annotations
@@ -119,7 +121,16 @@ def needed(module: str) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     needed("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(folder),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     (path,) = folder.glob("*.whl")
     with zipfile.ZipFile(path) as opened:
@@ -133,15 +144,21 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 def test_it_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
-    tracked = subprocess.run(["git", "ls-files", "callqueue"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    tracked = subprocess.run(
+        ["git", "ls-files", "callqueue"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     if tracked.returncode or not tracked.stdout:
         pytest.skip("not a checkout: nothing says which files belong to the package")
     names = set(wheel.namelist())
-    missing = [name for name in tracked.stdout.split() if (ROOT / name).exists() and name not in names]
+    missing = [
+        name for name in tracked.stdout.split() if (ROOT / name).exists() and name not in names
+    ]
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["py.typed", "templates/", "static/", "migrations/0001_initial.py"])
+@pytest.mark.parametrize(
+    "name", ["py.typed", "templates/", "static/", "migrations/0001_initial.py"]
+)
 def test_it_holds_what_is_not_code_too(wheel: zipfile.ZipFile, name: str) -> None:
     assert any(path.startswith(f"callqueue/{name}") for path in wheel.namelist())
 
@@ -157,7 +174,11 @@ def test_it_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert len(tops) == 2
     assert tops - {"callqueue"} == {top for top in tops if top.endswith(".dist-info")}
-    assert not [name for name in wheel.namelist() if "test_" in name or "__pycache__" in name or name.endswith(".pyc")]
+    assert not [
+        name
+        for name in wheel.namelist()
+        if "test_" in name or "__pycache__" in name or name.endswith(".pyc")
+    ]
 
 
 def test_it_says_what_it_is(metadata: Message) -> None:
@@ -168,7 +189,11 @@ def test_it_says_what_it_is(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload()
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    needed = {line.split(">")[0].strip() for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
+    needed = {
+        line.split(">")[0].strip()
+        for line in metadata.get_all("Requires-Dist", [])
+        if "extra ==" not in line
+    }
     assert needed == {"arrow", "celery", "django", "idna", "requests", "tzdata", "urllib3"}
 
 
@@ -198,13 +223,24 @@ def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("user")
     (folder / "shop.py").write_text(USER)
     (folder / "careless.py").write_text(USER + WRONG)
-    (folder / "shop_settings.py").write_text('INSTALLED_APPS = ["django.contrib.contenttypes", "callqueue"]\nSECRET_KEY = "x"\n')
-    (folder / "mypy.ini").write_text(f"[mypy]\nstrict = True\nfollow_imports = silent\n{SETUPS[request.param]}")
+    (folder / "shop_settings.py").write_text(
+        'INSTALLED_APPS = ["django.contrib.contenttypes", "callqueue"]\nSECRET_KEY = "x"\n'
+    )
+    (folder / "mypy.ini").write_text(
+        f"[mypy]\nstrict = True\nfollow_imports = silent\n{SETUPS[request.param]}"
+    )
     paths = f"{folder}{os.pathsep}{ROOT}"
-    environment = {**os.environ, "MYPYPATH": paths, "PYTHONPATH": paths, "MYPY_CACHE_DIR": str(folder / "cache")}
+    environment = {
+        **os.environ,
+        "MYPYPATH": paths,
+        "PYTHONPATH": paths,
+        "MYPY_CACHE_DIR": str(folder / "cache"),
+    }
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "shop.py", "careless.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     return done.stdout + done.stderr
 
 
@@ -217,6 +253,10 @@ def test_a_typed_application_passes_mypy_strict(checked: str) -> None:
 @pytest.mark.slow
 def test_mistakes_of_an_application_are_found(checked: str) -> None:
     first = len(USER.splitlines()) + 2
-    numbers = {int(line.split(":")[1]) for line in checked.splitlines() if line.startswith("careless.py") and ": error:" in line}
+    numbers = {
+        int(line.split(":")[1])
+        for line in checked.splitlines()
+        if line.startswith("careless.py") and ": error:" in line
+    }
     mistakes = len(WRONG.strip().splitlines())
     assert numbers == set(range(first, first + mistakes)), checked

@@ -9,14 +9,17 @@ from typing import Any
 
 import requests
 
-from callqueue import database, executor
-from callqueue.dispenser import Dispenser
-from callqueue.handlers import wire
+from callqueue import database
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution import executor
+from callqueue.execution.http import client
 from callqueue.models import CallQueue
 
 
 class Vendor:
-    """Answers calls in memory. `answers` maps a path to a status, (status, headers, body), an Answer, or a function."""
+    """Answers calls in memory. `answers` maps a path to a status, (status, headers, body), an
+    Answer, or a function.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -25,7 +28,9 @@ class Vendor:
     def paths(self) -> list[str]:
         return [path for _, path, _ in self.requests]
 
-    def request(self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None) -> wire.Answer:
+    def request(
+        self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None
+    ) -> client.Answer:
         path = "/" + params["url"].split("/", 3)[3]
         if gate is not None:
             gate.wait()
@@ -34,10 +39,12 @@ class Vendor:
         answer = self.answers.get(path, 200)
         if callable(answer):
             answer = answer()
-        if isinstance(answer, wire.Answer):
+        if isinstance(answer, client.Answer):
             return answer
         status, headers, body = answer if isinstance(answer, tuple) else (answer, {}, b"{}")
-        return wire.Answer(response=response(status, headers, body), sent_at=time.monotonic(), sent=True)
+        return client.Answer(
+            response=response(status, headers, body), sent_at=time.monotonic(), sent=True
+        )
 
 
 def response(status: int, headers: dict[str, str], body: bytes | object) -> requests.Response:
@@ -50,7 +57,9 @@ def response(status: int, headers: dict[str, str], body: bytes | object) -> requ
 
 def send(rule: str = "default", path: str = "/", method: str = "post", **options: Any) -> CallQueue:
     """One call to the vendor."""
-    call = CallQueue.objects.send({"method": method, "params": {"url": f"http://vendor.example{path}"}}, rule=rule, **options)
+    call = CallQueue.objects.send(
+        {"method": method, "params": {"url": f"http://vendor.example{path}"}}, rule=rule, **options
+    )
     assert call is not None
     return call
 
@@ -59,10 +68,11 @@ def run() -> int:
     """Release what may go now and make those calls, in this process; the count of attempts."""
     made: list[int] = []
     now = database.clock("default")
-    # What is due this very moment is due: a worker's reading of the clock errs late, by a millisecond or so.
-    CallQueue.objects.waiting().filter(due_at_dt__range=(now, now + timedelta(milliseconds=50))).update(
-        due_at_dt=now - timedelta(seconds=1)
-    )
+    # What is due this very moment is due: a worker's reading of the clock errs late, by a
+    # millisecond or so.
+    CallQueue.objects.waiting().filter(
+        due_at_dt__range=(now, now + timedelta(milliseconds=50))
+    ).update(due_at_dt=now - timedelta(seconds=1))
 
     def here(using: str, messages: Any) -> bool:
         for _, ids in messages:
@@ -75,10 +85,18 @@ def run() -> int:
 
 
 def release() -> list[CallQueue]:
-    """Release what may go now, to workers that never come; the calls, in the order of their attempts."""
+    """Release what may go now, to workers that never come; the calls, in the order of their
+    attempts.
+    """
     ids: list[int] = []
-    Dispenser(publish=lambda using, messages: bool(ids.extend(i for _, some in messages for i in some)) or True).run_once()
+    Dispenser(
+        publish=lambda using, messages: (
+            bool(ids.extend(i for _, some in messages for i in some)) or True
+        )
+    ).run_once()
     from callqueue.models import CallAttempt
 
-    calls = CallQueue.objects.in_bulk(CallAttempt.objects.filter(pk__in=ids).values_list("call_id", flat=True))
+    calls = CallQueue.objects.in_bulk(
+        CallAttempt.objects.filter(pk__in=ids).values_list("call_id", flat=True)
+    )
     return [calls[a.call_id] for a in CallAttempt.objects.filter(pk__in=ids).order_by("pk")]

@@ -1,8 +1,8 @@
 """A broker for one test: RabbitMQ, Redis or a folder, and nothing of it left afterwards.
 
-In: the kind. Out: a Broker, whose `environment()` points a worker at it and whose `queue()` gives names of its own.
-Shares the machine's servers with others: it deletes only queues that it named, and flushes only a Redis database
-that was empty when it claimed it.
+In: the kind. Out: a Broker, whose `environment()` points a worker at it and whose `queue()` gives
+names of its own. Shares the machine's servers with others: it deletes only queues that it named,
+and flushes only a Redis database that was empty when it claimed it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,21 @@ class Broker:
     def environment(self) -> dict[str, str]:
         """What tests/settings.py reads."""
         folder = {"CALLQUEUE_TEST_BROKER_FOLDER": str(self.folder)} if self.folder else {}
-        return {"CALLQUEUE_TEST_BROKER_URL": self.url, "CALLQUEUE_TEST_QUEUE": self.queue(), **folder}
+        return {
+            "CALLQUEUE_TEST_BROKER_URL": self.url,
+            "CALLQUEUE_TEST_QUEUE": self.queue(),
+            **folder,
+        }
 
     def transport_options(self) -> dict[str, Any]:
         if self.folder is None:
             return {}
         messages, control = self.folder / "messages", self.folder / "control"
-        return {"data_folder_in": str(messages), "data_folder_out": str(messages), "control_folder": str(control)}
+        return {
+            "data_folder_in": str(messages),
+            "data_folder_out": str(messages),
+            "control_folder": str(control),
+        }
 
     def connection(self) -> Connection:
         return Connection(self.url, transport_options=self.transport_options(), connect_timeout=5)
@@ -55,12 +63,18 @@ class Broker:
     def waiting(self, queue: str) -> int:
         """How many messages are in the queue of that short name."""
         with self.connection() as connection:
-            return int(connection.default_channel.queue_declare(f"{self.prefix}{queue}", passive=True).message_count)
+            return int(
+                connection.default_channel.queue_declare(
+                    f"{self.prefix}{queue}", passive=True
+                ).message_count
+            )
 
     def send(self, app: Celery, task: str, *args: Any, queue: str = "celery") -> str:
         """Send a task to a worker of this broker, whatever broker the application itself has."""
         with self.connection() as connection:
-            return str(app.send_task(task, args=args, queue=self.queue(queue), connection=connection).id)
+            return str(
+                app.send_task(task, args=args, queue=self.queue(queue), connection=connection).id
+            )
 
 
 @contextmanager
@@ -85,7 +99,9 @@ def _redis(prefix: str) -> Iterator[Broker]:
 
     base = servers.address("redis")
     for number in REDIS_DATABASES:
-        client = redis.Redis(host=base.host, port=int(base.port), password=base.password or None, db=number)
+        client = redis.Redis(
+            host=base.host, port=int(base.port), password=base.password or None, db=number
+        )
         with client:
             if not _claim(client, prefix):
                 continue

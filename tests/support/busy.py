@@ -1,7 +1,8 @@
-"""Servers that keep whoever calls them busy with what is no answer: `python -m tests.support.busy` serves them all.
+"""Servers that keep whoever calls them busy with what is no answer: `python -m tests.support.busy`
+serves them all.
 
-GET /0 and on answers with the head of that entry of BUSY and then the same again and again; any other path soon, with 200.
-Prints its port, and ends with its standard input.
+GET /0 and on answers with the head of that entry of BUSY and then the same again and again; any
+other path soon, with 200. Prints its port, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ SOON = 0.02  # seconds that the answers of a normal server take
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The address of such a server, in a process of its own: what it takes to be a nuisance is not measured with the rest."""
-    process = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """The address of such a server, in a process of its own: what it takes to be a nuisance is not
+    measured with the rest.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

@@ -1,4 +1,5 @@
-"""What can be translated, and what is: the marks in the source as `makemessages` finds them, and the entries of a .po file.
+"""What can be translated, and what is: the marks in the source as `makemessages` finds them, and
+the entries of a .po file.
 
 Needs none of gettext's programs. Changes nothing.
 """
@@ -34,7 +35,11 @@ class Entry(NamedTuple):
 def marked(source: str) -> Iterator[Message]:
     """The messages marked in Python source."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in MARKS:
+        if (
+            not isinstance(node, ast.Call)
+            or not isinstance(node.func, ast.Name)
+            or node.func.id not in MARKS
+        ):
             continue
         name = node.func.id
         texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
@@ -53,12 +58,16 @@ TEMPLATE_MARK = re.compile(rf"\b(pgettext|gettext|_)\(\s*{TEXT}(?:\s*,\s*{TEXT})
 
 def marked_in_template(path: Path) -> Iterator[Message]:
     for match in TEMPLATE_MARK.finditer(templatize(path.read_text("utf-8"), origin=str(path))):
-        first, second = (None if text is None else ast.literal_eval(text) for text in match.group(2, 3))
+        first, second = (
+            None if text is None else ast.literal_eval(text) for text in match.group(2, 3)
+        )
         yield Message(first, second, None) if match[1] == "pgettext" else Message(None, first, None)
 
 
 def every_mark() -> set[Message]:
-    found = {message for path in PACKAGE.rglob("*.py") for message in marked(path.read_text("utf-8"))}
+    found = {
+        message for path in PACKAGE.rglob("*.py") for message in marked(path.read_text("utf-8"))
+    }
     return found | {message for path in TEMPLATES for message in marked_in_template(path)}
 
 
@@ -74,7 +83,9 @@ def entries(path: Path) -> list[Entry]:
             keyword, _, rest = line.partition(" ")
             name, rest = (name, line) if line.startswith('"') else (keyword, rest)
             fields[name] = fields.get(name, "") + ast.literal_eval(rest)
-        texts = tuple(value for keyword, value in sorted(fields.items()) if keyword.startswith("msgstr"))
+        texts = tuple(
+            value for keyword, value in sorted(fields.items()) if keyword.startswith("msgstr")
+        )
         message = Message(fields.get("msgctxt"), fields["msgid"], fields.get("msgid_plural"))
         found.append(Entry(message, texts, "#, fuzzy" in block))
     return found

@@ -1,7 +1,9 @@
-"""Cuts this process's connection to the database, has it refuse a statement, or is a time limit, at one statement of all.
+"""Cuts this process's connection to the database, has it refuse a statement, or is a time limit, at
+one statement of all.
 
-In: the number of the moment, counted from 1 while the block lasts, and what happens there. Out: whether that moment came. The
-connection is really cut, by the server, where there is one; what SQLite says instead is that it is locked.
+In: the number of the moment, counted from 1 while the block lasts, and what happens there. Out:
+whether that moment came. The connection is really cut, by the server, where there is one; what
+SQLite says instead is that it is locked.
 """
 
 from __future__ import annotations
@@ -45,11 +47,18 @@ class Cut:
 
 @contextmanager
 def cut(number: int, deed: str) -> Iterator[Cut]:
-    """Do the deed at this moment of this thread's connection: before it, after it (the answer is lost), or a conflict instead."""
+    """Do the deed at this moment of this thread's connection: before it, after it (the answer is
+    lost), or a conflict instead.
+    """
     made, thread, commit = Cut(number, deed), threading.get_ident(), BaseDatabaseWrapper._commit
 
     def statement(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        return _strike(made, sql, lambda: execute(sql, params, many, context), lambda: execute(_conflict(), None, False, context))
+        return _strike(
+            made,
+            sql,
+            lambda: execute(sql, params, many, context),
+            lambda: execute(_conflict(), None, False, context),
+        )
 
     def committing(self: Any) -> Any:
         if self.alias != "default" or threading.get_ident() != thread:
@@ -90,7 +99,9 @@ def _strike(made: Cut, what: str, do: Any, refuse: Any) -> Any:
 
 
 def kill_this_connection() -> None:
-    """As an administrator, a failover or a firewall would: it is gone when this returns, and this side knows nothing of it."""
+    """As an administrator, a failover or a firewall would: it is gone when this returns, and this
+    side knows nothing of it.
+    """
     raw = connection.connection
     other = connection.copy("default")
     try:

@@ -1,22 +1,28 @@
-"""Dispensers with settings of their own in one process, as of different releases, for tests of what is in force among them."""
+"""Dispensers with settings of their own in one process, as of different releases, for tests of what
+is in force among them.
+"""
 
 from __future__ import annotations
 
 from callqueue import Rule
-from callqueue.budgets import Book, bind
-from callqueue.dispenser import Dispenser
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.limits.budgets import Book, bind
 from callqueue.models import CallAttempt
 
 
 class Process(Dispenser):
-    """A dispenser of that name with these rules, whose attempts no worker takes. `book` may be replaced: its settings change."""
+    """A dispenser of that name with these rules, whose attempts no worker takes. `book` may be
+    replaced: its settings change.
+    """
 
     def __init__(self, name: str, **rules: Rule) -> None:
         self.book: Book = bind(rules)
         super().__init__("default", name=name, settings=lambda: self.book, publish=lambda *_: True)
 
     def goes(self) -> dict[str, int]:
-        """How many calls of each rule it releases now, after a look at the others as it makes every few seconds."""
+        """How many calls of each rule it releases now, after a look at the others as it makes every
+        few seconds.
+        """
         newest = CallAttempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
         self._is_outdated |= self.seat.look()
         self.run_once(care=False)

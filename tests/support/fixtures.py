@@ -33,7 +33,9 @@ def vendor(vendor_process: Recorder) -> Recorder:
 
 @pytest.fixture(params=brokers.KINDS)
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """Each broker in turn; `parametrize("broker", ["redis"], indirect=True)` chooses. Skips where none answers."""
+    """Each broker in turn; `parametrize("broker", ["redis"], indirect=True)` chooses. Skips where
+    none answers.
+    """
     yield from _open_broker(request.param, request)
 
 
@@ -54,7 +56,9 @@ def _open_broker(kind: str, request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 @pytest.fixture
 def processes(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[Processes]:
-    """Workers and dispensers on this test's broker (`any_broker`, unless it asks for `broker`) and database."""
+    """Workers and dispensers on this test's broker (`any_broker`, unless it asks for `broker`) and
+    database.
+    """
     name = "broker" if "broker" in request.fixturenames else "any_broker"
     started = Processes(request.getfixturevalue(name))
     yield started
@@ -65,7 +69,8 @@ def processes(transactional_db: None, request: pytest.FixtureRequest) -> Iterato
 
 @pytest.fixture
 def configure(processes: Processes, settings: Any) -> Callable[[str], None]:
-    """`configure(source)`: settings for this process and for those started from now on, as Python source.
+    """`configure(source)`: settings for this process and for those started from now on, as Python
+    source.
 
     The source finds Rule, Retry, timedelta and the limits imported.
     """

@@ -1,7 +1,8 @@
-"""Everybody at the same calls at once, each with a connection of his own: hosts, operators, dispensers, workers, chores.
+"""Everybody at the same calls at once, each with a connection of his own: hosts, operators,
+dispensers, workers, chores.
 
-Whatever reaches a host or an operator is a failure, a deadlock above all. In: seconds. Out: how often each did its work; and
-then nothing is left that only one of two rows says.
+Whatever reaches a host or an operator is a failure, a deadlock above all. In: seconds. Out: how
+often each did its work; and then nothing is left that only one of two rows says.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from typing import Any
 
 from django.db import OperationalError, connections, transaction
 
-from callqueue import Retry, Rule, SlidingWindow, bulk, cleanup, executor, publisher, recovery, states
+from callqueue import Retry, Rule, SlidingWindow, states
+from callqueue.dispatch import publisher
+from callqueue.dispatch.release_pass import release
+from callqueue.execution import executor
+from callqueue.maintenance import cleanup, recovery
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue
-from callqueue.releasing import release
+from callqueue.operations import bulk
 from tests.support.behaviour import Vendor
 
 SETTINGS = {
     "RULES": {
-        "r": Rule(limits=[SlidingWindow("2000/s")], retry=Retry(max_attempts=3, base=0.01, jitter=False)),
+        "r": Rule(
+            limits=[SlidingWindow("2000/s")], retry=Retry(max_attempts=3, base=0.01, jitter=False)
+        ),
         "keyed": Rule(limits=[SlidingWindow("500/s", per="key")], on_lost="retry"),
     },
     "LEASE": {"RELEASE": 0.5, "GRACE": 30},
@@ -52,21 +59,45 @@ class Hammer:
             *([self.send_many] * 2),
             *([self.cancel, self.requeue, self.select_and_cancel] * 2),
             *([self.dispense, self.work] * 2),
-            *[self.bulk_cancel, self.bulk_requeue, self.clean, self.recover, self.hold, self.send_one],
+            *[
+                self.bulk_cancel,
+                self.bulk_requeue,
+                self.clean,
+                self.recover,
+                self.hold,
+                self.send_one,
+            ],
         ]
-        threads = [threading.Thread(target=self._again_and_again, args=(turn,), daemon=True) for turn in everybody]
+        threads = [
+            threading.Thread(target=self._again_and_again, args=(turn,), daemon=True)
+            for turn in everybody
+        ]
         for thread in threads:
             thread.start()
         self._stop.wait(seconds)
         self._stop.set()
         for thread in threads:
             thread.join(PATIENCE)
-            assert not thread.is_alive(), "somebody hangs: a deadlock that the database does not see"
+            assert not thread.is_alive(), (
+                "somebody hangs: a deadlock that the database does not see"
+            )
 
     def judge(self) -> None:
-        """Nobody failed, everybody had a turn, and calls and attempts agree once the last leases are over."""
+        """Nobody failed, everybody had a turn, and calls and attempts agree once the last leases
+        are over.
+        """
         assert not self.errors, f"{len(self.errors)} failed: {self.errors[0]}"
-        names = {"send_many", "cancel", "requeue", "dispense", "work", "clean", "recover", "bulk_cancel", "bulk_requeue"}
+        names = {
+            "send_many",
+            "cancel",
+            "requeue",
+            "dispense",
+            "work",
+            "clean",
+            "recover",
+            "bulk_cancel",
+            "bulk_requeue",
+        }
         assert names <= set(self.turns), f"no turn: {names - set(self.turns)}"
         time.sleep(2 * SETTINGS["LEASE"]["RELEASE"])  # type: ignore[index]
         recovery.recover("default")
@@ -75,7 +106,9 @@ class Hammer:
         dispatched = set(CallQueue.objects.dispatched().values_list("pk", flat=True))
         assert set(open_of) == dispatched == set()
         active = Counter(
-            CallQueue.objects.filter(status__in=states.UNFINISHED).exclude(unique_key=None).values_list("unique_key")
+            CallQueue.objects.filter(status__in=states.UNFINISHED)
+            .exclude(unique_key=None)
+            .values_list("unique_key")
         )
         assert not active or max(active.values()) == 1
 
@@ -91,13 +124,19 @@ class Hammer:
             connections.close_all()
 
     def _one(self, turn: Callable[[], Any]) -> str:
-        """What was done. InnoDB locks gaps in a unique index: its victim comes again, be it a process of ours or a transaction of
-        a host's own. What is a transaction by itself never raises that.
+        """What was done. InnoDB locks gaps in a unique index: its victim comes again, be it a
+        process of ours or a transaction of a host's own. What is a transaction by itself never
+        raises that.
         """
         try:
             turn()
         except OperationalError as error:
-            if turn.__name__ not in ("dispense", "work", "recover", "select_and_cancel") or error.args[:1] != (1213,):
+            if turn.__name__ not in (
+                "dispense",
+                "work",
+                "recover",
+                "select_and_cancel",
+            ) or error.args[:1] != (1213,):
                 raise
             return "deadlock"
         return turn.__name__
@@ -113,7 +152,15 @@ class Hammer:
         if CallQueue.objects.count() > WHOLE:
             return
         keys = self.random.sample(KEYS, 12)
-        items = [{"call_data": DATA, "unique_key": key, "rule": self.random.choice(["r", "keyed"]), "key": key} for key in keys]
+        items = [
+            {
+                "call_data": DATA,
+                "unique_key": key,
+                "rule": self.random.choice(["r", "keyed"]),
+                "key": key,
+            }
+            for key in keys
+        ]
         calls = CallQueue.objects.send_many([*items, DATA], rule="r", batch_size=5)
         assert [call.unique_key for call in calls] == [*keys, None]
 
@@ -139,7 +186,13 @@ class Hammer:
         time.sleep(0.1)
 
     def bulk_cancel(self) -> None:
-        bulk.cancel("default", bulk.Pick((states.NEW, states.ERROR, states.DISPATCHED), rule=self.random.choice(["r", "keyed"])))
+        bulk.cancel(
+            "default",
+            bulk.Pick(
+                (states.NEW, states.ERROR, states.DISPATCHED),
+                rule=self.random.choice(["r", "keyed"]),
+            ),
+        )
         time.sleep(0.1)
 
     def bulk_requeue(self) -> None:

@@ -1,7 +1,9 @@
-"""Hosts of a test's own on this one machine: network namespaces with an address each, on a bridge, to be cut off and mended.
+"""Hosts of a test's own on this one machine: network namespaces with an address each, on a bridge,
+to be cut off and mended.
 
-In: how many. Out: a Network, whose own address every host reaches, and which forwards ports there to servers of loopback.
-Needs root and `ip`; NotPermitted says why it cannot be. Leaves no namespace, link or thread behind.
+In: how many. Out: a Network, whose own address every host reaches, and which forwards ports there
+to servers of loopback. Needs root and `ip`; NotPermitted says why it cannot be. Leaves no
+namespace, link or thread behind.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ class Host:
 
     def command(self, **environment: str) -> list[str]:
         """What runs the rest of a command line on this host."""
-        return ["ip", "netns", "exec", self.space, "env", *(f"{name}={value}" for name, value in environment.items())]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.space,
+            "env",
+            *(f"{name}={value}" for name, value in environment.items()),
+        ]
 
     def cut(self) -> None:
         """Nothing comes or goes from now on; nobody is told."""
@@ -40,14 +49,19 @@ class Host:
 
 
 class Network:
-    """A bridge with an address of its own (198.18.0.0/15 is for measurements), and hosts on it, for as long as it is open."""
+    """A bridge with an address of its own (198.18.0.0/15 is for measurements), and hosts on it, for
+    as long as it is open.
+    """
 
     def __init__(self, hosts: int) -> None:
         self._name = f"cq{secrets.token_hex(3)}"
         self._net = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}"
         self.address = f"{self._net}.1"
         self.range = f"{self._net}.0/24"
-        self.hosts = [Host(f"{self._name}h{n}", f"{self._net}.{10 + n}", f"{self._name}h{n}") for n in range(hosts)]
+        self.hosts = [
+            Host(f"{self._name}h{n}", f"{self._net}.{10 + n}", f"{self._name}h{n}")
+            for n in range(hosts)
+        ]
         self._forwards: list[Forward] = []
 
     def __enter__(self) -> Network:
@@ -79,13 +93,32 @@ class Network:
         _ip("link", "set", self._name, "up")
         for host in self.hosts:
             _ip("netns", "add", host.space)
-            _ip("link", "add", host.cable, "type", "veth", "peer", "name", "eth0", "netns", host.space)
+            _ip(
+                "link",
+                "add",
+                host.cable,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                host.space,
+            )
             _ip("link", "set", host.cable, "master", self._name, "up")
             _ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", "eth0")
             _ip("-n", host.space, "link", "set", "lo", "up")
             _ip("-n", host.space, "link", "set", "eth0", "up")
-            # What is sent while the host is cut off is gone: it does not wait for an ARP answer until it is back.
-            _ip("netns", "exec", host.space, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/neigh/eth0/unres_qlen_bytes")
+            # What is sent while the host is cut off is gone: it does not wait for an ARP answer
+            # until it is back.
+            _ip(
+                "netns",
+                "exec",
+                host.space,
+                "sh",
+                "-c",
+                "echo 0 > /proc/sys/net/ipv4/neigh/eth0/unres_qlen_bytes",
+            )
 
 
 class Forward:

@@ -1,4 +1,6 @@
-"""How long a run is: `make test` leaves out what is slow in the folders that ask for it, `make faults` runs it all."""
+"""How long a run is: `make test` leaves out what is slow in the folders that ask for it, `make
+faults` runs it all.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ AT_LENGTH = "CALLQUEUE_TEST_AT_LENGTH"
 
 
 def examples(short: int, long: int) -> int:
-    """How many examples hypothesis makes up: fewer in `make test` than in `make faults`; CALLQUEUE_EXAMPLES says it for both."""
-    return int(os.environ.get("CALLQUEUE_EXAMPLES") or (long if os.environ.get(AT_LENGTH) else short))
+    """How many examples hypothesis makes up: fewer in `make test` than in `make faults`;
+    CALLQUEUE_EXAMPLES says it for both.
+    """
+    return int(
+        os.environ.get("CALLQUEUE_EXAMPLES") or (long if os.environ.get(AT_LENGTH) else short)
+    )
 
 
 def is_at_length(config: pytest.Config) -> bool:
@@ -30,13 +36,17 @@ def note(config: pytest.Config) -> None:
 
 
 @contextmanager
-def slow_ones_left_out(config: pytest.Config, items: list[pytest.Item], folder: Path) -> Iterator[None]:
+def slow_ones_left_out(
+    config: pytest.Config, items: list[pytest.Item], folder: Path
+) -> Iterator[None]:
     """Around pytest's own choice by marks: what is slow in this folder is left to `make faults`.
 
     Left out after all have looked: a file may hold slow tests only.
     """
     yield
-    slow = [item for item in items if folder in item.path.parents and item.get_closest_marker("slow")]
+    slow = [
+        item for item in items if folder in item.path.parents and item.get_closest_marker("slow")
+    ]
     if slow and not is_at_length(config):
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]

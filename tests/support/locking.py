@@ -1,4 +1,6 @@
-"""A host's transaction that holds rows while a test goes on, and statements that must not wait for it."""
+"""A host's transaction that holds rows while a test goes on, and statements that must not wait for
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PATIENCE = 30  # seconds after which a thread that waits for another one has los
 
 @contextmanager
 def held_by_a_host(*pks: int, first: Callable[[], Any] = lambda: None) -> Iterator[None]:
-    """Another connection's transaction has these calls' rows locked, and has done what `first` does."""
+    """Another connection's transaction has these calls' rows locked, and has done what `first`
+    does.
+    """
     has_them, may_end = threading.Event(), threading.Event()
 
     def host() -> None:
@@ -45,7 +49,10 @@ def held_by_a_host(*pks: int, first: Callable[[], Any] = lambda: None) -> Iterat
 @contextmanager
 def waiting_for_nobody() -> Iterator[None]:
     """In this thread a statement that waits for a lock fails, after a second or two."""
-    name, value = {"postgresql": ("lock_timeout", "'1500ms'"), "mysql": ("innodb_lock_wait_timeout", "2")}[connection.vendor]
+    name, value = {
+        "postgresql": ("lock_timeout", "'1500ms'"),
+        "mysql": ("innodb_lock_wait_timeout", "2"),
+    }[connection.vendor]
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION {name} = {value}")
     try:
@@ -63,4 +70,6 @@ def until_one_waits_for_a_lock() -> None:
     end = time.monotonic() + PATIENCE
     while not database.rows("default", waiting)[0][0]:
         assert time.monotonic() < end, "nobody waits for a lock"
-        time.sleep(0.15)  # MariaDB renews what it shows only where nobody asked for a tenth of a second
+        time.sleep(
+            0.15
+        )  # MariaDB renews what it shows only where nobody asked for a tenth of a second

@@ -1,8 +1,8 @@
 """Real workers, dispensers and commands in processes of their own, for as long as a test lasts.
 
-In: a broker, the database of the test, settings as source text. Out: Running processes, whose log can be read and
-waited for, and which can be stopped, killed, frozen and thawed. Each leads a process group, and none outlives
-`Processes.close()`.
+In: a broker, the database of the test, settings as source text. Out: Running processes, whose log
+can be read and waited for, and which can be stopped, killed, frozen and thawed. Each leads a
+process group, and none outlives `Processes.close()`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,22 @@ STOP_SECONDS = 15.0
 class Running:
     """A process that was started, and what it has said so far (both streams)."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], log: Path
+    ) -> None:
         self.name = name
         self.path = log
         self._lines: list[str] = []
         self._said = threading.Condition()
         self._ended = False
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
+        streams = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, start_new_session=True, **streams
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -54,7 +62,9 @@ class Running:
         return self.process.poll() is None
 
     def wait_for_log(self, text: str, timeout: float = READY_SECONDS, *, times: int = 1) -> None:
-        """Return once so many lines hold that; Late, with the log, if it ends or the time is up before."""
+        """Return once so many lines hold that; Late, with the log, if it ends or the time is up
+        before.
+        """
         with self._said:
             self._said.wait_for(lambda: self._ended or self._has_said(text, times), timeout)
             found = self._has_said(text, times)
@@ -116,7 +126,9 @@ class Running:
 
 
 class Processes:
-    """Starts processes that share this test's database, broker and settings; the last thing to do is `close()`."""
+    """Starts processes that share this test's database, broker and settings; the last thing to do
+    is `close()`.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -126,7 +138,9 @@ class Processes:
         self.environment = self._environment()
 
     def configure(self, source: str, name: str = "settings_of_this_test") -> None:
-        """What is started from now on has these settings too: Python source, upper-case names count."""
+        """What is started from now on has these settings too: Python source, upper-case names
+        count.
+        """
         (self.folder / f"{name}.py").write_text(source, encoding="utf-8")
         self.environment["CALLQUEUE_TEST_SETTINGS"] = name
 
@@ -139,19 +153,32 @@ class Processes:
         wait: bool = True,
         inside: Sequence[str] = (),
     ) -> Running:
-        """A Celery worker on these queues (short names), ready for work; `inside` is a command that runs the rest of its line."""
+        """A Celery worker on these queues (short names), ready for work; `inside` is a command that
+        runs the rest of its line.
+        """
         names = ",".join(self.broker.queue(queue) for queue in queues or ("celery",))
         number = len(self.started)
         quiet = ["--without-gossip", "--without-mingle", "--loglevel=INFO"]
-        size = ["--concurrency", str(concurrency), "--pool", pool, "--hostname", f"w{number}-{self.broker.prefix}@%h"]
+        size = [
+            "--concurrency",
+            str(concurrency),
+            "--pool",
+            pool,
+            "--hostname",
+            f"w{number}-{self.broker.prefix}@%h",
+        ]
         celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
-        worker = self.start("worker", [*inside, *celery, "worker", "--queues", names, *size, *quiet, *arguments])
+        worker = self.start(
+            "worker", [*inside, *celery, "worker", "--queues", names, *size, *quiet, *arguments]
+        )
         if wait:
             worker.wait_for_log(" ready.")
         return worker
 
     def dispenser(self, *arguments: str) -> Running:
-        return self.start("dispenser", [sys.executable, "-m", "django", "callqueue_dispenser", *arguments])
+        return self.start(
+            "dispenser", [sys.executable, "-m", "django", "callqueue_dispenser", *arguments]
+        )
 
     def beat(self, *arguments: str) -> Running:
         schedule = ["--schedule", str(self.folder / "schedule"), "--pidfile", "", "--loglevel=INFO"]
@@ -164,11 +191,15 @@ class Processes:
         self.started.append(running)
         return running
 
-    def manage(self, *arguments: str, timeout: float = 60.0, text: str = "") -> subprocess.CompletedProcess[str]:
+    def manage(
+        self, *arguments: str, timeout: float = 60.0, text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a management command to its end, `text` on its standard input."""
         command = [sys.executable, "-m", "django", *arguments]
         streams = {"input": text, "capture_output": True, "text": True}
-        return subprocess.run(command, cwd=ROOT, env=self.environment, timeout=timeout, check=False, **streams)
+        return subprocess.run(
+            command, cwd=ROOT, env=self.environment, timeout=timeout, check=False, **streams
+        )
 
     def logs(self) -> str:
         return "\n".join(f"--- {running.name}\n{running.log[-4000:]}" for running in self.started)

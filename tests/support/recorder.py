@@ -1,9 +1,11 @@
-"""A vendor for tests: an HTTP/1.1 server in a process of its own that records every request and misbehaves on demand.
+"""A vendor for tests: an HTTP/1.1 server in a process of its own that records every request and
+misbehaves on demand.
 
-In: requests, whose path chooses the behaviour (BEHAVIOURS). Out: the record, as JSON lines at `/_record`; instants
-are of the machine's monotonic clock, so they compare between processes. A request's is that at which its last byte reached
-the machine, as the kernel stamped it: on a busy machine this process may come to read it much later.
-`python -m tests.support.recorder --port 0` prints its port. It never decides whether a test passes.
+In: requests, whose path chooses the behaviour (BEHAVIOURS). Out: the record, as JSON lines at
+`/_record`; instants are of the machine's monotonic clock, so they compare between processes. A
+request's is that at which its last byte reached the machine, as the kernel stamped it: on a busy
+machine this process may come to read it much later. `python -m tests.support.recorder --port 0`
+prints its port. It never decides whether a test passes.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Arrival:
 
 
 class Recorder:
-    """The server, started and stopped: `with Recorder() as vendor: vendor.url("/ok")`. Dies with this process."""
+    """The server, started and stopped: `with Recorder() as vendor: vendor.url("/ok")`. Dies with
+    this process.
+    """
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self.port = port
@@ -75,7 +79,9 @@ class Recorder:
         place = ["--host", self.host, "--port", str(self.port)]
         command = [sys.executable, "-m", "tests.support.recorder", *place, "--until-stdin-closes"]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         return self
@@ -105,7 +111,9 @@ class Recorder:
         return int(json.loads(self._ask("GET", "/_count"))["count"])
 
     def wait_for(self, count: int, timeout: float = 30.0) -> list[Arrival]:
-        """All arrivals, once there are `count`; TimeoutError otherwise. Waits at the server, without polling."""
+        """All arrivals, once there are `count`; TimeoutError otherwise. Waits at the server,
+        without polling.
+        """
         asked = f"/_wait?{urlencode({'count': count, 'timeout': timeout})}"
         seen = int(json.loads(self._ask("GET", asked, timeout + 10))["count"])
         if seen < count:
@@ -122,7 +130,9 @@ class Recorder:
 
     def _ask(self, method: str, target: str, timeout: float = 30.0) -> str:
         request = urllib.request.Request(f"http://{self.host}:{self.port}{target}", method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as response:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            request, timeout=timeout
+        ) as response:
             return str(response.read().decode())
 
     def __enter__(self) -> Recorder:
@@ -135,18 +145,30 @@ class Recorder:
 def highest_in_window(instants: Iterable[float], window: float) -> int:
     """The most instants that any half-open interval of length `window` holds."""
     ordered = sorted(instants)
-    return max((bisect.bisect_left(ordered, at + window) - index for index, at in enumerate(ordered)), default=0)
+    return max(
+        (bisect.bisect_left(ordered, at + window) - index for index, at in enumerate(ordered)),
+        default=0,
+    )
 
 
 def used_share(
-    instants: Iterable[float], limit: int, window: float, *, start: float | None = None, end: float | None = None
+    instants: Iterable[float],
+    limit: int,
+    window: float,
+    *,
+    start: float | None = None,
+    end: float | None = None,
 ) -> float:
-    """The share of `limit` per `window` that was used from the first instant to the last, or from `start` to `end`.
+    """The share of `limit` per `window` that was used from the first instant to the last, or from
+    `start` to `end`.
 
-    The burst that fills the first window is free and not counted, so this is at most 1 where the limit was kept, and
-    exactly 1 only where the last instant could not have been any sooner. 0 where there is no time to speak of.
+    The burst that fills the first window is free and not counted, so this is at most 1 where the
+    limit was kept, and exactly 1 only where the last instant could not have been any sooner. 0
+    where there is no time to speak of.
     """
-    ordered = sorted(at for at in instants if (start is None or at >= start) and (end is None or at <= end))
+    ordered = sorted(
+        at for at in instants if (start is None or at >= start) and (end is None or at <= end)
+    )
     if not ordered:
         return 0.0
     span = (ordered[-1] if end is None else end) - (ordered[0] if start is None else start)
@@ -157,7 +179,9 @@ def used_share(
 
 
 class Entry:
-    """One line of the record; the head is kept as it came and read only when somebody asks for the record."""
+    """One line of the record; the head is kept as it came and read only when somebody asks for the
+    record.
+    """
 
     __slots__ = ("answered_at", "at", "body", "connection", "head", "peer", "status")
 
@@ -218,7 +242,9 @@ class Memory:
         self.windows.clear()
 
     def admits(self, name: str, limit: int, window: float, now: float) -> float:
-        """0 and a place in the window, or the seconds until there will be one: an exact sliding window."""
+        """0 and a place in the window, or the seconds until there will be one: an exact sliding
+        window.
+        """
         taken = self.windows.setdefault(name, deque())
         while taken and taken[0] <= now - window:
             taken.popleft()
@@ -238,17 +264,24 @@ class Memory:
 # The server: when something arrived.
 
 SO_TIMESTAMPNS = 35  # of Linux; the socket module does not name it
-SURE = 50e-6  # seconds within which the two clocks must have been read for the one to be told from the other
+# seconds within which the two clocks must have been read for the one to be told from the other
+SURE = 50e-6
 
 
 class StampedSocket(socket.socket):
-    """A connection that knows when the kernel received what was read last (None where the kernel does not say)."""
+    """A connection that knows when the kernel received what was read last (None where the kernel
+    does not say).
+    """
 
     arrived_at: float | None = None
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         data, told, _flags, _address = self.recvmsg(size, socket.CMSG_SPACE(16), flags)
-        stamps = [value for level, kind, value in told if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS)]
+        stamps = [
+            value
+            for level, kind, value in told
+            if (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS)
+        ]
         self.arrived_at = monotonic_at(*struct.unpack("qq", stamps[0][:16])) if stamps else None
         return data
 
@@ -266,7 +299,9 @@ async def accept_for_ever(server: socket.socket, memory: Memory) -> None:
     loop = asyncio.get_running_loop()
     while True:
         accepted, _address = await loop.sock_accept(server)
-        stamped = StampedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        stamped = StampedSocket(
+            accepted.family, accepted.type, accepted.proto, fileno=accepted.detach()
+        )
         stamped.setblocking(False)
         await loop.connect_accepted_socket(partial(Connection, memory, stamped), stamped)
 
@@ -291,7 +326,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.peer = (transport.get_extra_info("peername") or ("",))[0]  # none where the other side is gone already
+        self.peer = (transport.get_extra_info("peername") or ("",))[
+            0
+        ]  # none where the other side is gone already
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
@@ -324,7 +361,14 @@ class Connection(asyncio.Protocol):
         behaviour = BEHAVIOURS.get(name, not_found)
         behaviour(self, rest, dict(parse_qsl(query)) if query else {})
 
-    def answer(self, status: int, document: Any = None, headers: Sequence[tuple[str, str]] = (), *, close: bool = False) -> None:
+    def answer(
+        self,
+        status: int,
+        document: Any = None,
+        headers: Sequence[tuple[str, str]] = (),
+        *,
+        close: bool = False,
+    ) -> None:
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.transport.write(response_head(status, len(content), headers, close=close))
         if self.method != "HEAD":
@@ -343,17 +387,23 @@ class Connection(asyncio.Protocol):
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something unless the client has gone by then."""
-        asyncio.get_running_loop().call_later(seconds, lambda: None if self.transport.is_closing() else action())
+        asyncio.get_running_loop().call_later(
+            seconds, lambda: None if self.transport.is_closing() else action()
+        )
 
     def reset(self) -> None:
         """Close with RST rather than FIN."""
         linger = struct.pack("ii", 1, 0)
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, linger
+        )
         self.transport.abort()
 
 
 def take_request(buffer: bytearray) -> tuple[bytes, bytes] | None:
-    """The head and body of the first whole request, taken out of the buffer; None until it is whole."""
+    """The head and body of the first whole request, taken out of the buffer; None until it is
+    whole.
+    """
     end = buffer.find(b"\r\n\r\n")
     if end < 0:
         return (b"!head too long", b"") if len(buffer) > LARGEST_REQUEST else None
@@ -400,11 +450,20 @@ def take_chunked(buffer: bytearray, head: bytes, position: int) -> tuple[bytes, 
             return head, bytes(body)
 
 
-def response_head(status: int, length: int, headers: Sequence[tuple[str, str]], *, close: bool = False) -> bytes:
+def response_head(
+    status: int, length: int, headers: Sequence[tuple[str, str]], *, close: bool = False
+) -> bytes:
     if status == 200 and not headers and not close:
-        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % length
+        return (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % length
+        )
     reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
-    lines = [f"HTTP/1.1 {status} {reason}", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines = [
+        f"HTTP/1.1 {status} {reason}",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    ]
     lines += [f"{name}: {value}" for name, value in headers]
     lines += ["Connection: close"] if close else []
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -558,12 +617,16 @@ def control(connection: Connection, path: str, query: Query) -> None:
     elif path == "/_count":
         connection.answer(200, {"count": len(memory.entries)})
     elif path == "/_wait":
-        asyncio.get_running_loop().create_task(wait(connection, int(query["count"]), float(query["timeout"])))
+        asyncio.get_running_loop().create_task(
+            wait(connection, int(query["count"]), float(query["timeout"]))
+        )
     elif path == "/_clear" and connection.method == "POST":
         memory.clear()
         connection.answer(200, {})
     elif path.startswith("/_control/release") and connection.method == "POST":
-        connection.answer(200, {"released": memory.release(path.removeprefix("/_control/release").strip("/"))})
+        connection.answer(
+            200, {"released": memory.release(path.removeprefix("/_control/release").strip("/"))}
+        )
     else:
         connection.answer(404, {"error": "no such control"})
 
@@ -591,7 +654,9 @@ async def serve(host: str, port: int, *, until_stdin_closes: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     if until_stdin_closes:
-        loop.add_reader(sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set())  # type: ignore[attr-defined]
+        loop.add_reader(
+            sys.stdin.fileno(), lambda: None if sys.stdin.buffer.raw.read(1) else ended.set()
+        )  # type: ignore[attr-defined]
     await ended.wait()
     accepting.cancel()
     server.close()
@@ -610,7 +675,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A recording HTTP server for tests.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the process that started it does")
+    parser.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="end when the process that started it does",
+    )
     options = parser.parse_args()
     asyncio.run(serve(options.host, options.port, until_stdin_closes=options.until_stdin_closes))
 

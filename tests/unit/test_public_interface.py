@@ -16,12 +16,20 @@ from django.urls import reverse
 
 import callqueue
 from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket, conf
-from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, NotAllowed, UnknownRule
+from callqueue.exceptions import (
+    CallQueueError,
+    IllegalTransition,
+    InvalidCall,
+    NotAllowed,
+    UnknownRule,
+)
 from callqueue.models import CallAttempt, CallQueue
 
 NAMES = """Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule Session
 SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
-COMMANDS = """dispenser cleanup status send requeue cancel pause resume schedule audit simulate doctor"""
+COMMANDS = (
+    """dispenser cleanup status send requeue cancel pause resume schedule audit simulate doctor"""
+)
 
 
 def test_every_public_name_is_importable_from_the_package() -> None:
@@ -48,7 +56,12 @@ def test_models_have_their_columns() -> None:
     response_headers response_body error_message worker"""
     assert set(call.split()) <= {f.name for f in CallQueue._meta.get_fields()}
     assert set(attempt.split()) <= {f.name for f in CallAttempt._meta.get_fields()}
-    assert {p[0] for p in CallQueue._meta.permissions} == {"requeue_call", "edit_call", "cancel_call", "control_rule"}
+    assert {p[0] for p in CallQueue._meta.permissions} == {
+        "requeue_call",
+        "edit_call",
+        "cancel_call",
+        "control_rule",
+    }
 
 
 def test_send_takes_keywords_only() -> None:
@@ -60,7 +73,17 @@ def test_send_takes_keywords_only() -> None:
 
 
 def test_querysets_are_named_for_what_they_hold() -> None:
-    for name in ["new", "due", "dispatched", "error", "failed", "unknown", "done", "cancelled", "expired"]:
+    for name in [
+        "new",
+        "due",
+        "dispatched",
+        "error",
+        "failed",
+        "unknown",
+        "done",
+        "cancelled",
+        "expired",
+    ]:
         assert callable(getattr(CallQueue.objects, name))
 
 
@@ -87,7 +110,13 @@ def test_defaults_of_a_rule_and_its_retry() -> None:
     assert (rule.connect_timeout, rule.read_timeout, rule.total_timeout) == (3.05, 27, 60)
     assert (rule.priority, rule.idempotency_header, rule.on_lost) == (0, "Idempotency-Key", "auto")
     assert rule.idempotency_ttl == timedelta(hours=24)
-    assert (retry.max_attempts, retry.base, retry.factor, retry.cap, retry.jitter) == (3, 1.0, 2.0, 600.0, True)
+    assert (retry.max_attempts, retry.base, retry.factor, retry.cap, retry.jitter) == (
+        3,
+        1.0,
+        2.0,
+        600.0,
+        True,
+    )
     assert retry.statuses == (408, 425, 429, 500, 502, 503, 504)
     assert (retry.max_hold, retry.max_rate_limited) == (21600.0, 20)
 
@@ -97,11 +126,22 @@ def test_defaults_of_the_settings(settings: object) -> None:
     config = conf.current()
     assert list(config.rules) == ["default"]
     assert config.rules["default"].limits[0].rate == "100/h"  # type: ignore[attr-defined]
-    assert (config.interval, config.poll, config.release_lease, config.grace) == (1.0, 0.05, 300, 30)
-    assert (config.max_call_bytes, config.max_response_bytes, config.keep_response_bytes) == (262144, 1048576, 4096)
+    assert (config.interval, config.poll, config.release_lease, config.grace) == (
+        1.0,
+        0.05,
+        300,
+        30,
+    )
+    assert (config.max_call_bytes, config.max_response_bytes, config.keep_response_bytes) == (
+        262144,
+        1048576,
+        4096,
+    )
 
 
-@pytest.mark.parametrize("rate", ["ten/s", "5/0s", "0/s", "5", "5/", "/s", "5/y", "-5/s", "5/s ", "5.5/s", None, 5])
+@pytest.mark.parametrize(
+    "rate", ["ten/s", "5/0s", "0/s", "5", "5/", "/s", "5/y", "-5/s", "5/s ", "5.5/s", None, 5]
+)
 def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
     for make in (SlidingWindow, FixedWindow, lambda r: TokenBucket(r, burst=1)):
         with pytest.raises(ImproperlyConfigured, match=r"rate: "):
@@ -128,18 +168,32 @@ def test_a_rule_says_which_field_is_wrong(field: str, value: object) -> None:
     ("make", "said"),
     [
         (lambda: Rule(limts=[]), "Rule: there is no field 'limts'; did you mean 'limits'?"),  # type: ignore[call-arg]
-        (lambda: Retry(max_attemps=3), "Retry: there is no field 'max_attemps'; did you mean 'max_attempts'?"),  # type: ignore[call-arg]
-        (lambda: SlidingWindow("1/s", pr="key"), "SlidingWindow: there is no field 'pr'; did you mean 'per'?"),  # type: ignore[call-arg]
-        (lambda: Concurrency(1, zzz=1), "Concurrency: there is no field 'zzz'; there are per, name, unit"),  # type: ignore[call-arg]
+        (
+            lambda: Retry(max_attemps=3),
+            "Retry: there is no field 'max_attemps'; did you mean 'max_attempts'?",
+        ),  # type: ignore[call-arg]
+        (
+            lambda: SlidingWindow("1/s", pr="key"),
+            "SlidingWindow: there is no field 'pr'; did you mean 'per'?",
+        ),  # type: ignore[call-arg]
+        (
+            lambda: Concurrency(1, zzz=1),
+            "Concurrency: there is no field 'zzz'; there are per, name, unit",
+        ),  # type: ignore[call-arg]
     ],
 )
-def test_a_field_that_is_none_is_refused_with_the_nearest(make: Callable[[], object], said: str) -> None:
+def test_a_field_that_is_none_is_refused_with_the_nearest(
+    make: Callable[[], object], said: str
+) -> None:
     with pytest.raises(ImproperlyConfigured) as refusal:
         make()
     assert said in str(refusal.value)
 
 
-@pytest.mark.parametrize("hosts", ["api.example.com", ["*.example.com", "*"], ["::1", "[::1]", "127.0.0.1", "bücher.example"]])
+@pytest.mark.parametrize(
+    "hosts",
+    ["api.example.com", ["*.example.com", "*"], ["::1", "[::1]", "127.0.0.1", "bücher.example"]],
+)
 def test_hosts_are_names_patterns_and_addresses(hosts: object) -> None:
     assert Rule(hosts=hosts).hosts  # type: ignore[arg-type]
 
@@ -176,7 +230,9 @@ def test_a_limit_says_what_is_wrong(limit: object) -> None:
         ([], "CALLQUEUE"),
     ],
 )  # fmt: skip
-def test_a_system_check_names_the_place_and_suggests(settings: object, given: object, said: str) -> None:
+def test_a_system_check_names_the_place_and_suggests(
+    settings: object, given: object, said: str
+) -> None:
     from callqueue.checks import check_settings
 
     settings.CALLQUEUE = given  # type: ignore[attr-defined]
@@ -186,7 +242,10 @@ def test_a_system_check_names_the_place_and_suggests(settings: object, given: ob
 def test_a_handler_that_cannot_be_imported_is_a_check_error(settings: object) -> None:
     from callqueue.checks import check_handlers
 
-    settings.CALLQUEUE = {"HANDLERS": {"sms": "no.such.handler"}, "RULES": {"a": Rule(classify="no.such.thing")}}  # type: ignore[attr-defined]
+    settings.CALLQUEUE = {
+        "HANDLERS": {"sms": "no.such.handler"},
+        "RULES": {"a": Rule(classify="no.such.thing")},
+    }  # type: ignore[attr-defined]
     assert len(check_handlers()) == 2
 
 

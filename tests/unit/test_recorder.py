@@ -32,7 +32,9 @@ def vendor(server: Recorder) -> Recorder:
 
 def test_a_request_is_recorded_with_all_that_matters(vendor: Recorder) -> None:
     before = time.monotonic()
-    answer = requests.post(vendor.url("/ok", a="1"), json={"b": 2}, headers={"Idempotency-Key": "k"}, timeout=5)
+    answer = requests.post(
+        vendor.url("/ok", a="1"), json={"b": 2}, headers={"Idempotency-Key": "k"}, timeout=5
+    )
     (arrival,) = vendor.arrivals()
     assert answer.json() == {"ok": True}
     assert (arrival.method, arrival.path, arrival.query) == ("POST", "/ok", {"a": "1"})
@@ -119,7 +121,9 @@ def test_any_status_can_be_had(vendor: Recorder, code: int) -> None:
 
 def test_fail_twice_fails_twice_for_each_id(vendor: Recorder) -> None:
     for name in ("a", "b"):
-        codes = [requests.get(vendor.url(f"/fail-twice/{name}"), timeout=5).status_code for _ in range(4)]
+        codes = [
+            requests.get(vendor.url(f"/fail-twice/{name}"), timeout=5).status_code for _ in range(4)
+        ]
         assert codes == [500, 500, 200, 200]
 
 
@@ -156,7 +160,9 @@ def test_a_drip_comes_byte_by_byte(vendor: Recorder) -> None:
 
 def test_a_held_request_is_answered_when_released(vendor: Recorder) -> None:
     answers: list[requests.Response] = []
-    caller = threading.Thread(target=lambda: answers.append(requests.get(vendor.url("/hold/a"), timeout=10)))
+    caller = threading.Thread(
+        target=lambda: answers.append(requests.get(vendor.url("/hold/a"), timeout=10))
+    )
     caller.start()
     vendor.wait_for(1)
     assert vendor.release("b") == 0
@@ -194,14 +200,18 @@ def test_the_server_ends_when_its_parent_lets_go() -> None:
 
 
 def test_the_server_is_fast_enough_to_measure_with(vendor: Recorder) -> None:
-    """2,000 requests a second is four times what any test sends, and leaves room for a busy machine."""
+    """2,000 requests a second is four times what any test sends, and leaves room for a busy
+    machine.
+    """
     pipelined = b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n" * 2000
     with socket.create_connection(("127.0.0.1", vendor.port)) as client:
         client.sendall(pipelined)
         received = b""
         while received.count(b"HTTP/1.1 200") < 2000:
             received += client.recv(1 << 20)
-    answered = [arrival.answered_at for arrival in vendor.arrivals() if arrival.answered_at is not None]
+    answered = [
+        arrival.answered_at for arrival in vendor.arrivals() if arrival.answered_at is not None
+    ]
     assert len(answered) == 2000
     assert max(answered) - min(answered) < 1.0 or os.getloadavg()[0] > 8
 

@@ -14,7 +14,9 @@ from tests.support import servers
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL is expected where nothing listens."""
     monkeypatch.delenv(servers.EMBEDDED, raising=False)
-    monkeypatch.setenv("CALLQUEUE_TEST_PG_URL", f"postgresql://postgres@127.0.0.1:{servers.free_port()}")
+    monkeypatch.setenv(
+        "CALLQUEUE_TEST_PG_URL", f"postgresql://postgres@127.0.0.1:{servers.free_port()}"
+    )
 
 
 @pytest.mark.usefixtures("no_server")
@@ -22,7 +24,9 @@ def test_a_server_is_brought_where_none_answers_and_taken_away_again() -> None:
     before = os.environ["CALLQUEUE_TEST_PG_URL"]
     with servers.postgresql() as kind:
         url = servers.postgresql_url()
-        connection = psycopg2.connect(host=url.host, port=url.port, user=url.user, dbname="postgres")
+        connection = psycopg2.connect(
+            host=url.host, port=url.port, user=url.user, dbname="postgres"
+        )
         connection.close()
         with servers.postgresql() as inside:
             assert (kind, inside, servers.postgresql_url()) == ("embedded", "embedded", url)
@@ -43,5 +47,9 @@ def test_a_server_that_lets_nobody_in_is_not_used(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(servers.LOG_IN, "redis", refuse)
     with servers.socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setenv("CALLQUEUE_TEST_REDIS_URL", f"redis://127.0.0.1:{listening.getsockname()[1]}")
-        assert "refuses us (PermissionError); set CALLQUEUE_TEST_REDIS_URL" in servers.refusal("redis")
+        monkeypatch.setenv(
+            "CALLQUEUE_TEST_REDIS_URL", f"redis://127.0.0.1:{listening.getsockname()[1]}"
+        )
+        assert "refuses us (PermissionError); set CALLQUEUE_TEST_REDIS_URL" in servers.refusal(
+            "redis"
+        )

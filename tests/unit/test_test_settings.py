@@ -1,4 +1,6 @@
-"""The tests' own ground: a database that works, and a Celery application that the shared tasks find."""
+"""The tests' own ground: a database that works, and a Celery application that the shared tasks
+find.
+"""
 
 from __future__ import annotations
 

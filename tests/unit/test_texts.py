@@ -42,10 +42,15 @@ def test_halves_that_meet_are_joined_and_others_replaced() -> None:
     assert storable("a\ud83d\ude00b") == "a😀b"
     assert storable("a\ud83d") == "a\ufffd"
     assert storable("\ude00\ud83db\0") == "\ufffd\ufffdb"
-    assert storable_json({"\ud83d": ["\0a", {"b": "\ude00"}, 5, None]}) == {"\ufffd": ["a", {"b": "\ufffd"}, 5, None]}
+    assert storable_json({"\ud83d": ["\0a", {"b": "\ude00"}, 5, None]}) == {
+        "\ufffd": ["a", {"b": "\ufffd"}, 5, None]
+    }
 
 
-@given(st.text() | st.sampled_from(sorted(set(encodings.aliases.aliases) | set(HOSTILE))), st.binary(max_size=200))
+@given(
+    st.text() | st.sampled_from(sorted(set(encodings.aliases.aliases) | set(HOSTILE))),
+    st.binary(max_size=200),
+)
 def test_a_body_has_a_text_whatever_charset_it_claims(label: str, raw: bytes) -> None:
     text = decoded(raw, label)
     assert text == storable(text)

@@ -1,4 +1,6 @@
-"""Whatever a person reads in the admin can be translated, and is: German, whole, and compiled as it is written."""
+"""Whatever a person reads in the admin can be translated, and is: German, whole, and compiled as it
+is written.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_every_string_is_translated_for_sure(po: Path) -> None:
         assert len(entry.translations) == (2 if entry.message.plural else 1), entry
         for text in entry.translations:
             assert text, entry
-            assert sorted(PLACEHOLDER.findall(text)) == sorted(PLACEHOLDER.findall(entry.message.text)), entry
+            assert sorted(PLACEHOLDER.findall(text)) == sorted(
+                PLACEHOLDER.findall(entry.message.text)
+            ), entry
             assert re.findall(r"</?\w+", text) == re.findall(r"</?\w+", entry.message.text), entry
 
 
@@ -47,12 +51,18 @@ def test_what_is_compiled_is_what_is_written(po: Path) -> None:
     written: dict[str | tuple[str, int], str] = {}
     for message, texts, _ in entries(po):
         key = message.text if message.context is None else f"{message.context}\x04{message.text}"
-        written |= {(key, place): text for place, text in enumerate(texts)} if message.plural else {key: texts[0]}
+        written |= (
+            {(key, place): text for place, text in enumerate(texts)}
+            if message.plural
+            else {key: texts[0]}
+        )
     assert {key: text for key, text in compiled._catalog.items() if key} == written  # type: ignore[attr-defined]
 
 
 class Words(HTMLParser):
-    """The words that a page would show without asking the catalogue: text, and attributes that are read out."""
+    """The words that a page would show without asking the catalogue: text, and attributes that are
+    read out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +81,8 @@ class Words(HTMLParser):
 
 
 UNSEEN = re.compile(
-    r"{% blocktranslate.*?{% endblocktranslate %}|{% block (?:bodyclass|coltype) %}.*?{% endblock %}|{%.*?%}|{{.*?}}", re.DOTALL
+    r"{% blocktranslate.*?{% endblocktranslate %}|{% block (?:bodyclass|coltype) %}.*?{% endblock %}|{%.*?%}|{{.*?}}",
+    re.DOTALL,
 )
 
 

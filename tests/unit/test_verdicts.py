@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.verdicts import FORGIVEN, Late, Verdict, never_over, on_a_quiet_machine, until_none_is_left, verdict
+from tests.support.verdicts import (
+    FORGIVEN,
+    Late,
+    Verdict,
+    never_over,
+    on_a_quiet_machine,
+    until_none_is_left,
+    verdict,
+)
 
 
 def test_a_verdict_is_never_forgiven() -> None:
@@ -26,7 +34,9 @@ def test_each_failure_keeps_its_kind_and_its_words() -> None:
 
 def test_one_too_many_in_any_window_is_a_verdict() -> None:
     never_over([0.0, 0.4, 1.0, 1.4], 2, 1.0)
-    with pytest.raises(Verdict, match="3 in a window of 1 s that allows 2; between them 0.4000, 0.5900"):
+    with pytest.raises(
+        Verdict, match="3 in a window of 1 s that allows 2; between them 0.4000, 0.5900"
+    ):
         never_over([0.0, 0.4, 0.99, 1.5], 2, 1.0)
 
 

@@ -1,7 +1,9 @@
-"""A thread's door to the network: a requests adapter, and the connections that it keeps for a moment.
+"""A thread's door to the network: a requests adapter, and the connections that it keeps for a
+moment.
 
-A journey and a target enter; requests asks the adapter to send, and gets a response whose body is still to be read.
-Never keeps a cookie, never retries, and never gives a connection to a call that would not have been let through to it.
+A journey and a target enter; requests asks the adapter to send, and gets a response whose body is
+still to be read. Never keeps a cookie, never retries, and never gives a connection to a call that
+would not have been let through to it.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from urllib3.response import BaseHTTPResponse
 from urllib3.util.ssl_ import create_urllib3_context
 
-from callqueue.handlers.connection import IDLE_SECONDS, Connection, SecureConnection
-from callqueue.handlers.journey import Failed, Journey, Target, now
+from callqueue.execution.http.connection import IDLE_SECONDS, Connection, SecureConnection
+from callqueue.execution.http.deadline import Failed, Journey, Target, now
 
 IDLE_CONNECTIONS = 16
 _thread = threading.local()
 
 
 def this_thread() -> tuple[requests.Session, Door]:
-    """The session and the door of this thread. A test may have put another adapter into the session."""
+    """The session and the door of this thread. A test may have put another adapter into the
+    session.
+    """
     try:
         return _thread.session, _thread.door
     except AttributeError:
@@ -50,8 +54,8 @@ def close_idle() -> None:
 class Door(HTTPAdapter):
     """A thread's way out: an adapter, and the connections it keeps for a moment.
 
-    A connection is kept for calls to the same place under the same verify and allowed networks, so whoever reuses it
-    would have been let through to its address too.
+    A connection is kept for calls to the same place under the same verify and allowed networks, so
+    whoever reuses it would have been let through to its address too.
     """
 
     journey: Journey
@@ -76,7 +80,9 @@ class Door(HTTPAdapter):
     def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
         return request.path_url
 
-    def urlopen(self, method: str, url: str, body: Any = None, headers: Any = None, **_: Any) -> BaseHTTPResponse:
+    def urlopen(
+        self, method: str, url: str, body: Any = None, headers: Any = None, **_: Any
+    ) -> BaseHTTPResponse:
         """What requests asks of a pool: send, and come back with the head of the answer."""
         connection = self.connection = self._take()
         connection.journey = self.journey
@@ -139,7 +145,9 @@ def _context(verify: bool | str) -> ssl.SSLContext:
     try:
         context.load_verify_locations(**{"capath" if os.path.isdir(where) else "cafile": where})
     except OSError as error:
-        raise Failed(f"the certificates to trust cannot be read from {where}: {error.strerror or error}") from None
+        raise Failed(
+            f"the certificates to trust cannot be read from {where}: {error.strerror or error}"
+        ) from None
     return context
 
 

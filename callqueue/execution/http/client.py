@@ -1,8 +1,10 @@
-"""The HTTP wire: makes one request, bounded in time, bytes and reach, and tells exactly how far it got.
+"""The HTTP wire: makes one request, bounded in time, bytes and reach, and tells exactly how far it
+got.
 
-Params as requests.request takes them enter, with what may be called and how long it may take; an Answer leaves. The
-address that was checked is the one that is connected to. Never retries, never keeps cookies between calls, never
-reads proxies or passwords from the environment, and never raises for what a network or a server did.
+Params as requests.request takes them enter, with what may be called and how long it may take; an
+Answer leaves. The address that was checked is the one that is connected to. Never retries, never
+keeps cookies between calls, never reads proxies or passwords from the environment, and never raises
+for what a network or a server did.
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ from requests.utils import default_headers
 from urllib3.exceptions import DecodeError, HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from callqueue.handlers.addresses import host_refusal, literal_address, refusal
-from callqueue.handlers.door import close_idle, this_thread
-from callqueue.handlers.journey import (
+from callqueue.execution.http.adapter import close_idle, this_thread
+from callqueue.execution.http.deadline import (
     Dropped,
     Failed,
     Flooded,
@@ -37,7 +38,8 @@ from callqueue.handlers.journey import (
     now,
     refuse_to_compose,
 )
-from callqueue.scrubbing import holds
+from callqueue.security.addresses import host_refusal, literal_address, refusal
+from callqueue.security.scrubbing import holds
 from callqueue.texts import charset
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
@@ -53,13 +55,16 @@ class Answer:
 
     response: requests.Response | None
     sent_at: float | None
-    error: str = ""  # why there is no response, or why its body is not whole; holds no query string and no header
+    # why there is no response, or why its body is not whole; holds no query string and no header
+    error: str = ""
     sent: bool = False  # any byte of a request may have reached the network
     refused: bool = False  # by policy, for good: nothing arrived at the refused place
     truncated: bool = False  # the body was cut at max_response_bytes
     broken: bool = False  # the body broke off, or ran past a timeout
     dropped: bool = False  # the gate raised Dropped
-    redirects: int = 0  # how many were followed; perhaps one of them never got as far as the network
+    redirects: int = (
+        0  # how many were followed; perhaps one of them never got as far as the network
+    )
 
 
 def request(
@@ -70,10 +75,11 @@ def request(
     timeouts: Timeouts,
     gate: Gate | None = None,
 ) -> Answer:
-    """Make the call. `params`: url, params, data, json, headers, cookies, auth, as requests.request takes them.
+    """Make the call. `params`: url, params, data, json, headers, cookies, auth, as requests.request
+    takes them.
 
-    The response is the last one: a 3xx where redirects are not followed, or where the next hop is refused. Whatever
-    the gate raises besides Dropped is raised.
+    The response is the last one: a 3xx where redirects are not followed, or where the next hop is
+    refused. Whatever the gate raises besides Dropped is raised.
     """
     journey = Journey(policy, timeouts, Gate() if gate is None else gate)
     answer = Answer(None, None)
@@ -83,7 +89,9 @@ def request(
         answer.error, answer.refused = str(failure), failure.is_final
     except Dropped as dropped:
         answer.error, answer.dropped = str(dropped) or "dropped before it was sent", True
-    except requests.RequestException as error:  # only from an adapter that a test has put in place of ours
+    except (
+        requests.RequestException
+    ) as error:  # only from an adapter that a test has put in place of ours
         answer.error = type(error).__name__
         journey.is_sent = journey.is_sent or not isinstance(error, requests.ConnectTimeout)
     answer.sent, answer.sent_at = journey.is_sent, journey.gate.sent_at
@@ -94,17 +102,22 @@ def request(
 
 
 def _is_brotli_bounded() -> bool:
-    """Whether the Brotli that urllib3 has found, if any, can be told where to stop: 1.2 and later can."""
+    """Whether the Brotli that urllib3 has found, if any, can be told where to stop: 1.2 and later
+    can.
+    """
     brotli = getattr(urllib3.response, "brotli", None)
     try:
-        return brotli is None or brotli.Decompressor().process(b"", output_buffer_limit=1) is not None
+        return (
+            brotli is None or brotli.Decompressor().process(b"", output_buffer_limit=1) is not None
+        )
     except (TypeError, AttributeError):
         return False
 
 
 _IS_BROTLI_BOUNDED = _is_brotli_bounded()
 _DEFAULT_HEADERS = dict(default_headers())  # User-Agent and what can be decoded, as requests has it
-# What is neither asked for nor unfolded: Zstandard's own window may be 128 MB, whatever is taken out of it at once.
+# What is neither asked for nor unfolded: Zstandard's own window may be 128 MB, whatever is taken
+# out of it at once.
 _UNBOUNDED = {}
 if getattr(urllib3.response, "HAS_ZSTD", False):
     _UNBOUNDED["zstd"] = "Zstandard's window has no bound of ours"
@@ -131,7 +144,9 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
     try:
         prepared.prepare_method(method)
         prepared.prepare_url(params["url"], params.get("params"))
-        prepared.prepare_headers(_DEFAULT_HEADERS | _without_none(headers) if headers else _DEFAULT_HEADERS)
+        prepared.prepare_headers(
+            _DEFAULT_HEADERS | _without_none(headers) if headers else _DEFAULT_HEADERS
+        )
         if cookies:
             prepared.prepare_cookies(cookies)
         prepared.prepare_body(params.get("data"), None, params.get("json"))
@@ -150,7 +165,9 @@ def _without_none(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _travel(journey: Journey, prepared: requests.PreparedRequest, answer: Answer) -> None:
-    """Hop until there is an answer that is not followed. The answer holds how far this got, whatever is raised."""
+    """Hop until there is an answer that is not followed. The answer holds how far this got,
+    whatever is raised.
+    """
     history: list[requests.Response] = []
     while True:
         target = _check(prepared.url, journey.policy, is_redirected=bool(history))
@@ -172,9 +189,15 @@ def _check(url: str | None, policy: Policy, *, is_redirected: bool) -> Target:
     """Refuse whatever can be refused without resolving the name."""
     parts = urlsplit(url or "")
     found: Target | str = "the URL has no host that can be read"
-    if len(parts.scheme) + len(parts.netloc) <= LONGEST_AUTHORITY:  # no cache keeps what a stranger makes as long as he likes
+    if (
+        len(parts.scheme) + len(parts.netloc) <= LONGEST_AUTHORITY
+    ):  # no cache keeps what a stranger makes as long as he likes
         found = _target(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
-    if is_redirected and isinstance(found, Target) and host_refusal(found.host, policy.closed_hosts) is None:
+    if (
+        is_redirected
+        and isinstance(found, Target)
+        and host_refusal(found.host, policy.closed_hosts) is None
+    ):
         found = f"the host {found.host} is another rule's, with limits of its own"
     if isinstance(found, str):
         raise Refused(f"a redirect was not followed: {found}" if is_redirected else found)
@@ -182,10 +205,16 @@ def _check(url: str | None, policy: Policy, *, is_redirected: bool) -> Target:
 
 
 @lru_cache(maxsize=1024)
-def _target(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[str]) -> Target | str:
+def _target(
+    scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[str]
+) -> Target | str:
     """Where to connect, or why not."""
     if scheme not in ("http", "https"):
-        return f"the scheme {scheme[:20]!r} is neither http nor https" if scheme else "the URL has no scheme"
+        return (
+            f"the scheme {scheme[:20]!r} is neither http nor https"
+            if scheme
+            else "the URL has no scheme"
+        )
     if "@" in netloc:
         return "the URL holds a user or a password; use auth"
     try:
@@ -197,14 +226,20 @@ def _target(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[s
         return "the URL has no host that can be read"
     address = literal_address(host)
     port = port if port is not None else 443 if scheme == "https" else 80
-    why = host_refusal(host, hosts, port) or (refusal(address, networks) if address is not None else None)
+    why = host_refusal(host, hosts, port) or (
+        refusal(address, networks) if address is not None else None
+    )
     if why is not None:
         return why
     return Target(scheme, host if address is None else str(address), port)
 
 
-def _hop(journey: Journey, target: Target, prepared: requests.PreparedRequest, answer: Answer) -> requests.Response:
-    """One request and its answer, the body read. The adapter is ours, unless a test has put another in its place."""
+def _hop(
+    journey: Journey, target: Target, prepared: requests.PreparedRequest, answer: Answer
+) -> requests.Response:
+    """One request and its answer, the body read. The adapter is ours, unless a test has put another
+    in its place.
+    """
     session, door = this_thread()
     policy, timeouts = journey.policy, journey.timeouts
     began, in_gate = now(), journey.in_gate
@@ -212,10 +247,16 @@ def _hop(journey: Journey, target: Target, prepared: requests.PreparedRequest, a
     try:
         adapter = session.get_adapter(prepared.url or "")
         response = adapter.send(
-            prepared, stream=True, timeout=(timeouts.connect, timeouts.read), verify=policy.verify, proxies={}
+            prepared,
+            stream=True,
+            timeout=(timeouts.connect, timeouts.read),
+            verify=policy.verify,
+            proxies={},
         )
         response.elapsed = timedelta(seconds=now() - began - (journey.in_gate - in_gate))
-        if response.encoding is not None:  # what a hook reads as text is looked up by no name of the server's
+        if (
+            response.encoding is not None
+        ):  # what a hook reads as text is looked up by no name of the server's
             response.encoding = charset(response.encoding)
         response._content = _read(response, journey, answer)
         response._content_consumed = True  # type: ignore[attr-defined]
@@ -234,8 +275,16 @@ _CREDENTIAL = re.compile(
     r"|otp$|^host$",
     re.IGNORECASE,
 )
-_CREDENTIAL_VALUE = re.compile(r"(bearer|basic|token|digest|negotiate|apikey|hmac\S*|aws4\S*)\s", re.IGNORECASE)
-_OF_THE_BODY = ("Content-Length", "Content-Type", "Content-Encoding", "Content-Language", "Transfer-Encoding")
+_CREDENTIAL_VALUE = re.compile(
+    r"(bearer|basic|token|digest|negotiate|apikey|hmac\S*|aws4\S*)\s", re.IGNORECASE
+)
+_OF_THE_BODY = (
+    "Content-Length",
+    "Content-Type",
+    "Content-Encoding",
+    "Content-Language",
+    "Transfer-Encoding",
+)
 
 
 def _location(response: requests.Response) -> str | None:
@@ -269,29 +318,41 @@ def _redirected(
 
 
 def _leave_secrets(onward: requests.PreparedRequest, policy: Policy) -> None:
-    """Take what is secret out of a request to another origin; Refused where it cannot be taken out, or may go nowhere else."""
+    """Take what is secret out of a request to another origin; Refused where it cannot be taken out,
+    or may go nowhere else.
+    """
     if policy.is_bound:
-        raise Refused("a redirect was not followed: it leads to another origin, and a secret of the call is bound to its places")
+        raise Refused(
+            "a redirect was not followed: it leads to another origin, and a secret of the call is bound to its places"
+        )
     for name, value in list(onward.headers.items()):
         text = _text(value)
         if _CREDENTIAL.search(name) or _CREDENTIAL_VALUE.match(text) or holds(text, policy.secrets):
             del onward.headers[name]
     body = onward.body.decode("utf-8", "replace") if isinstance(onward.body, bytes) else onward.body
     if isinstance(body, str) and holds(body, policy.secrets):
-        raise Refused("a redirect was not followed: it leads to another origin, and the body holds a secret")
+        raise Refused(
+            "a redirect was not followed: it leads to another origin, and the body holds a secret"
+        )
 
 
 def _method_after(status: int, method: str) -> str:
-    """RFC 9110 section 15.4, as browsers and requests have it: a POST is not repeated unless 307 or 308 says so."""
+    """RFC 9110 section 15.4, as browsers and requests have it: a POST is not repeated unless 307 or
+    308 says so.
+    """
     if status in (302, 303) and method != "HEAD":
         return "GET"
     return "GET" if status == 301 and method == "POST" else method
 
 
 def _is_same_origin(one: str, other: str) -> bool:
-    """Same scheme, host and port; from http to https on their default ports counts as the same, as in requests."""
+    """Same scheme, host and port; from http to https on their default ports counts as the same, as
+    in requests.
+    """
     before, after = _origin(one), _origin(other)
-    return before == after or (before == ("http", after[1], 80) and after == ("https", before[1], 443))
+    return before == after or (
+        before == ("http", after[1], 80) and after == ("https", before[1], 443)
+    )
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -300,7 +361,11 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
         port = parts.port
     except ValueError:
         return "", None, None
-    return parts.scheme, parts.hostname, port if port is not None else {"http": 80, "https": 443}.get(parts.scheme)
+    return (
+        parts.scheme,
+        parts.hostname,
+        port if port is not None else {"http": 80, "https": 443}.get(parts.scheme),
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -334,7 +399,9 @@ def _read(response: requests.Response, journey: Journey, answer: Answer) -> byte
 
 
 def _next_piece(raw: BaseHTTPResponse, wanted: int) -> bytes:
-    """Up to `wanted` decoded bytes, as soon as there are some; none at the end. What is compressed unfolds bounded."""
+    """Up to `wanted` decoded bytes, as soon as there are some; none at the end. What is compressed
+    unfolds bounded.
+    """
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         raw.close()  # an empty body is whole, whatever its encoding
@@ -342,7 +409,9 @@ def _next_piece(raw: BaseHTTPResponse, wanted: int) -> bytes:
     for name in _codings(encoding or ""):
         if name in _UNBOUNDED:
             raise DecodeError(_UNBOUNDED[name])
-    return raw.read1(min(wanted, _PIECE if encoding is None else _FOLDED_PIECE), decode_content=True)
+    return raw.read1(
+        min(wanted, _PIECE if encoding is None else _FOLDED_PIECE), decode_content=True
+    )
 
 
 def _why_broken(error: Exception, journey: Journey) -> str:

@@ -1,7 +1,9 @@
-"""Connections to checked addresses: resolve, refuse, connect, pass the gate, send, and read within the deadline.
+"""Connections to checked addresses: resolve, refuse, connect, pass the gate, send, and read within
+the deadline.
 
-A composed request enters; the head of an answer leaves, its body still to be read, or Failed with the reason. The
-address that was checked is the one that is connected to. Never sends before the gate has been passed.
+A composed request enters; the head of an answer leaves, its body still to be read, or Failed with
+the reason. The address that was checked is the one that is connected to. Never sends before the
+gate has been passed.
 """
 
 from __future__ import annotations
@@ -24,12 +26,22 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
-from callqueue.handlers.addresses import literal_address, refusal
-from callqueue.handlers.journey import Failed, Flooded, Journey, Refused, Target, now, refuse_to_compose
+from callqueue.execution.http.deadline import (
+    Failed,
+    Flooded,
+    Journey,
+    Refused,
+    Target,
+    now,
+    refuse_to_compose,
+)
+from callqueue.security.addresses import literal_address, refusal
 
-IDLE_SECONDS = 1.5  # servers close idle connections; one that closes while a POST goes out leaves its fate unknown
+# servers close idle connections; one that closes while a POST goes out leaves its fate unknown
+IDLE_SECONDS = 1.5
 MOST_INTERIM = 20  # interim answers (100, 102, 103) before the one that counts
-LOOKUPS = 64  # names being resolved at once, in this process: a resolver that hangs must not eat all threads
+# names being resolved at once, in this process: a resolver that hangs must not eat all threads
+LOOKUPS = 64
 _PIECE = 65536
 _UNNOTICED = 0.001  # seconds in a gate that need no second look at the connection
 _NOTHING_LATER = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
@@ -39,7 +51,8 @@ _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 class Connection(HTTPConnection):
     """A connection to a checked address that keeps to a journey's deadline and passes its gate.
 
-    In this order: compose (no network), depart (connect, gate, send), arrive (the head of the answer).
+    In this order: compose (no network), depart (connect, gate, send), arrive (the head of the
+    answer).
     """
 
     journey: Journey
@@ -58,10 +71,14 @@ class Connection(HTTPConnection):
         except (HTTPException, ValueError, TypeError) as error:
             refuse_to_compose(error)
         if self._response_options is not None:  # urllib3 logs this URL where headers are malformed
-            self._response_options = self._response_options._replace(request_url=url.partition("?")[0])
+            self._response_options = self._response_options._replace(
+                request_url=url.partition("?")[0]
+            )
 
     def send(self, data: Any) -> None:
-        """http.client hands over what it composed. It goes out in one piece, once the gate has been passed."""
+        """http.client hands over what it composed. It goes out in one piece, once the gate has been
+        passed.
+        """
         self._outgoing.append(data)
 
     def depart(self) -> None:
@@ -102,7 +119,9 @@ class Connection(HTTPConnection):
             late = journey.why_late("connect", journey.timeouts.connect)
             raise Failed(f"connecting to {self._name} took longer than {late}") from None
         except (OSError, HTTPError) as error:
-            raise Failed(f"no {'TLS ' * self.is_secure}connection to {self._name}: {_reason(error)}") from None
+            raise Failed(
+                f"no {'TLS ' * self.is_secure}connection to {self._name}: {_reason(error)}"
+            ) from None
 
     def _new_conn(self) -> socket.socket:
         """Resolve, refuse, connect: to one of the very addresses that were checked."""
@@ -111,7 +130,9 @@ class Connection(HTTPConnection):
         for place in places:
             why = refusal(str(place.where[0]), journey.policy.allowed_networks)
             if why is not None:
-                raise Refused(why if place.is_literal else f"the host {self._dns_host} resolves: {why}")
+                raise Refused(
+                    why if place.is_literal else f"the host {self._dns_host} resolves: {why}"
+                )
         error: OSError = OSError("the name has no addresses")
         for place in places:
             try:
@@ -135,10 +156,13 @@ class Connection(HTTPConnection):
         return sock
 
     def _transmit(self) -> None:
-        """Send what was composed. Where that breaks off, an answer that is there already counts for more."""
+        """Send what was composed. Where that breaks off, an answer that is there already counts for
+        more.
+        """
         journey, outgoing = self.journey, self._outgoing
         before = journey.gate.sent_at, journey.is_sent
-        # Ahead of the send: what strikes from outside, such as a task's time limit, must not find it unmarked.
+        # Ahead of the send: what strikes from outside, such as a task's time limit, must not find
+        # it unmarked.
         journey.gate.sent_at, journey.is_sent = now(), True
         try:
             self._bound_delivery()
@@ -147,15 +171,21 @@ class Connection(HTTPConnection):
                 self._push(memoryview(data))
             self._is_complete = True
         except OSError as error:
-            if not self._sent_bytes and not self.is_secure:  # TLS may have sent a part of what it did not take
+            if (
+                not self._sent_bytes and not self.is_secure
+            ):  # TLS may have sent a part of what it did not take
                 journey.gate.sent_at, journey.is_sent = before
-            if not self._sent_bytes or (isinstance(error, TimeoutError) and not wait_for_read(self.sock, 0)):
+            if not self._sent_bytes or (
+                isinstance(error, TimeoutError) and not wait_for_read(self.sock, 0)
+            ):
                 raise Failed(f"sending to {self._name} failed: {self._why_slow(error)}") from None
         finally:
             self._outgoing = []
 
     def _bound_delivery(self) -> None:
-        """Should this process die, the kernel is not to deliver the request after the attempt's lease, which is longer."""
+        """Should this process die, the kernel is not to deliver the request after the attempt's
+        lease, which is longer.
+        """
         if _USER_TIMEOUT is not None:
             left = self.journey.left(self.journey.timeouts.total)
             self.sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(left * 1000)))
@@ -175,7 +205,9 @@ class Connection(HTTPConnection):
                 self.journey.left(0)
 
     def _wait_for_room(self, wanted: Exception) -> None:
-        """Until the socket takes more. TimeoutError where it does not; OSError where the server wants no more."""
+        """Until the socket takes more. TimeoutError where it does not; OSError where the server
+        wants no more.
+        """
         bound = self.journey.left(self.journey.timeouts.read)
         if isinstance(wanted, ssl.SSLWantReadError):
             is_ready = wait_for_read(self.sock, bound)
@@ -214,9 +246,13 @@ class Connection(HTTPConnection):
         except Flooded as flood:
             raise Failed(f"no answer from {self._name}: {flood}") from None
         except (HTTPException, HTTPError, ValueError) as error:
-            raise Failed(f"the answer of {self._name} is not HTTP ({type(error).__name__})") from None
+            raise Failed(
+                f"the answer of {self._name} is not HTTP ({type(error).__name__})"
+            ) from None
 
-    def response_class(self, sock: socket.socket, *_: Any, method: str | None = None, **__: Any) -> HTTPResponse:  # type: ignore[override]
+    def response_class(  # type: ignore[override]
+        self, sock: socket.socket, *_: Any, method: str | None = None, **__: Any
+    ) -> HTTPResponse:
         """What http.client makes of the socket, which it reads no longer than the journey lasts."""
         head = _Head(cast(socket.socket, _Bounded(sock, self.journey)), method=method)
         head.journey = self.journey
@@ -227,14 +263,17 @@ class Connection(HTTPConnection):
         return str(Target("", self.host, self.port))
 
     def is_stale(self) -> bool:
-        """Nothing may be waiting in an idle connection: neither its end, nor an answer that nobody asked for."""
+        """Nothing may be waiting in an idle connection: neither its end, nor an answer that nobody
+        asked for.
+        """
         sock = self.sock
         return sock is None or wait_for_read(sock, 0)
 
     def abandon(self) -> None:
         """Close, and take back what the kernel has not delivered yet.
 
-        Else it would go on trying, and a request that was counted as lost would arrive after its place had gone to another.
+        Else it would go on trying, and a request that was counted as lost would arrive after its
+        place had gone to another.
         """
         if self.sock is not None:
             with suppress(OSError):  # closed already, where TLS came to nothing
@@ -274,12 +313,16 @@ class SecureConnection(Connection, HTTPSConnection):
 
 
 class _Bounded(io.RawIOBase):
-    """A socket's reading side. Each read waits no longer than the journey has left, so a slow drip ends with it."""
+    """A socket's reading side. Each read waits no longer than the journey has left, so a slow drip
+    ends with it.
+    """
 
     def __init__(self, sock: socket.socket, journey: Journey) -> None:
         self._sock = sock
         self._journey = journey
-        self._raw = sock.makefile("rb", buffering=0)  # keeps the socket open for as long as the body is read
+        self._raw = sock.makefile(
+            "rb", buffering=0
+        )  # keeps the socket open for as long as the body is read
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """What http.client asks of a socket."""
@@ -300,7 +343,9 @@ class _Bounded(io.RawIOBase):
 
 
 class _Head(HTTPResponse):
-    """An answer that passes over every interim one (100, 102, 103), not over 100 alone, and over so many only."""
+    """An answer that passes over every interim one (100, 102, 103), not over 100 alone, and over so
+    many only.
+    """
 
     journey: Journey
     _interim = 0
@@ -326,7 +371,12 @@ def _reason(error: Exception) -> str:
     """Short, without the objects that urllib3 puts into its texts."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate not accepted, {error.verify_message}"
-    return str(getattr(error, "strerror", None) or getattr(error, "reason", None) or error or type(error).__name__)
+    return str(
+        getattr(error, "strerror", None)
+        or getattr(error, "reason", None)
+        or error
+        or type(error).__name__
+    )
 
 
 # --- Names
@@ -342,13 +392,21 @@ _lookups = threading.BoundedSemaphore(LOOKUPS)
 
 
 def _resolve(host: str, port: int, journey: Journey) -> list[_Place]:
-    """Every address of a host, itself where it is one. Failed where there are none, or where it takes too long."""
+    """Every address of a host, itself where it is one. Failed where there are none, or where it
+    takes too long.
+    """
     address = literal_address(host)
     if address is not None:
-        found = socket.getaddrinfo(str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        found = socket.getaddrinfo(
+            str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
     else:
         found = _looked_up(host, port, journey)
-    return list(dict.fromkeys(_Place(family, where, address is not None) for family, _, _, _, where in found))
+    return list(
+        dict.fromkeys(
+            _Place(family, where, address is not None) for family, _, _, _, where in found
+        )
+    )
 
 
 def _looked_up(host: str, port: int, journey: Journey) -> list[Any]:
@@ -370,13 +428,17 @@ def _looked_up(host: str, port: int, journey: Journey) -> list[Any]:
 
 def _start_lookup(host: str, port: int, outcome: SimpleQueue[Any]) -> None:
     try:
-        threading.Thread(target=_look_up, args=(host, port, outcome, _lookups), daemon=True, name="lookup").start()
+        threading.Thread(
+            target=_look_up, args=(host, port, outcome, _lookups), daemon=True, name="lookup"
+        ).start()
     except RuntimeError as error:  # no more threads
         _lookups.release()
         outcome.put(error)
 
 
-def _look_up(host: str, port: int, outcome: SimpleQueue[Any], slots: threading.BoundedSemaphore) -> None:
+def _look_up(
+    host: str, port: int, outcome: SimpleQueue[Any], slots: threading.BoundedSemaphore
+) -> None:
     try:
         outcome.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except Exception as error:

@@ -1,4 +1,5 @@
-"""What one call may do and how long it may take: policy, timeouts, gate, and the deadline that all hops share.
+"""What one call may do and how long it may take: policy, timeouts, gate, and the deadline that all
+hops share.
 
 The words that the rooms of the wire have in common. Nothing here touches a network.
 """
@@ -12,11 +13,13 @@ from typing import NamedTuple, NoReturn
 
 import requests
 
-from callqueue import clockwork
+from callqueue.ledger import clock_jumps
 
-clock = clockwork.monotonic
+clock = clock_jumps.monotonic
 MOST_TURNS = 32_768  # reads and chunks that an answer may come in, besides one for each KiB of it
-WASTE = 512 * 1024  # bytes off the network that are no body: heads, chunks' sizes, trailers, what unfolds to nothing
+WASTE = (
+    512 * 1024
+)  # bytes off the network that are no body: heads, chunks' sizes, trailers, what unfolds to nothing
 _SPELL = 64  # turns after which other threads get theirs
 _REST = 0.001  # seconds that they get
 
@@ -28,10 +31,12 @@ def now() -> float:
 
 @dataclass(frozen=True)
 class Policy:
-    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are CIDR ranges.
+    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
+    CIDR ranges.
 
-    At most `redirects` are followed, and none to one of `closed_hosts`. `secrets` are values that the request holds and that
-    stay with its origin; where they are bound to places, no redirect leaves it.
+    At most `redirects` are followed, and none to one of `closed_hosts`. `secrets` are values that
+    the request holds and that stay with its origin; where they are bound to places, no redirect
+    leaves it.
     """
 
     allowed_hosts: tuple[str, ...] = ("*",)
@@ -46,7 +51,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds: for one connection, between two bytes, and from name resolution to the last byte, all hops together."""
+    """Seconds: for one connection, between two bytes, and from name resolution to the last byte,
+    all hops together.
+    """
 
     connect: float = 3.05
     read: float = 27
@@ -56,18 +63,19 @@ class Timeouts:
 class Gate:
     """The last door before the socket. This one is always open.
 
-    `sent_at` is the clockwork.monotonic() just after the last byte of the request, of the latest hop; None before that.
-    `ends` is when the journey must have ended, whatever its timeouts say.
+    `sent_at` is the clockwork.monotonic() just after the last byte of the request, of the latest
+    hop; None before that. `ends` is when the journey must have ended, whatever its timeouts say.
     """
 
     sent_at: float | None = None
     ends: float = math.inf
 
     def wait(self) -> None:
-        """Return when the first byte may go, or raise Dropped. Called once per hop, connected and composed.
+        """Return when the first byte may go, or raise Dropped. Called once per hop, connected and
+        composed.
 
-        The time spent here counts against no timeout. Called once more where the server hung up meanwhile: then
-        nothing of this hop has been sent, and there is a new connection.
+        The time spent here counts against no timeout. Called once more where the server hung up
+        meanwhile: then nothing of this hop has been sent, and there is a new connection.
         """
 
 
@@ -115,7 +123,9 @@ class Target(NamedTuple):
 
 
 class Journey:
-    """One call with all its hops: what it may do, when it must have ended, and whether anything was sent."""
+    """One call with all its hops: what it may do, when it must have ended, and whether anything was
+    sent.
+    """
 
     def __init__(self, policy: Policy, timeouts: Timeouts, gate: Gate) -> None:
         self.policy = policy
@@ -169,4 +179,8 @@ class Journey:
         return f"the {bound_name} timeout of {bound:g} s"
 
     def _whole(self) -> str:
-        return "the lease" if self.deadline == self.gate.ends else f"the total timeout of {self.timeouts.total:g} s"
+        return (
+            "the lease"
+            if self.deadline == self.gate.ends
+            else f"the total timeout of {self.timeouts.total:g} s"
+        )

@@ -1,4 +1,6 @@
-"""callqueue_audit: the highest use of every limit in any window, from the ledger, beside what the limit allows."""
+"""callqueue_audit: the highest use of every limit in any window, from the ledger, beside what the
+limit allows.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.audit import Audit, audit
 from callqueue.management.base import CallQueueCommand, duration, problem
+from callqueue.management.progress import progress
 from callqueue.management.table import table
-from callqueue.progress import progress
+from callqueue.operations.audit import Audit, audit
 
 
 class Command(CallQueueCommand):
@@ -18,7 +20,12 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--since", default="24h", metavar="24h", help="attempts that ended no longer ago (default: 24h)")
+        parser.add_argument(
+            "--since",
+            default="24h",
+            metavar="24h",
+            help="attempts that ended no longer ago (default: 24h)",
+        )
         parser.add_argument("--json", action="store_true", help="one JSON document")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
@@ -28,17 +35,34 @@ class Command(CallQueueCommand):
             result = audit(using, since=since)
         if options["json"]:
             limits = [asdict(finding) for finding in result.findings]
-            self.say_json({"since": result.since.isoformat(), "attempts": result.attempts, "limits": limits})
+            self.say_json(
+                {"since": result.since.isoformat(), "attempts": result.attempts, "limits": limits}
+            )
         else:
             self._say_table(result)
         if result.exceeded:
-            raise problem("exceeded: " + ", ".join(f"{f.name} of {f.rule} ({f.highest}/{f.allowed})" for f in result.exceeded))
+            raise problem(
+                "exceeded: "
+                + ", ".join(
+                    f"{f.name} of {f.rule} ({f.highest}/{f.allowed})" for f in result.exceeded
+                )
+            )
 
     def _say_table(self, result: Audit) -> None:
         self.say(f"{result.attempts} attempts since {result.since:%Y-%m-%d %H:%M:%S %Z}")
         rows = [
-            [f.rule, f.name, f.value, f"{f.highest}", f"{f.allowed}", f"{f.used_share:.0%}", "EXCEEDED" if f.exceeded else ""]
+            [
+                f.rule,
+                f.name,
+                f.value,
+                f"{f.highest}",
+                f"{f.allowed}",
+                f"{f.used_share:.0%}",
+                "EXCEEDED" if f.exceeded else "",
+            ]
             for f in result.findings
         ]
-        for line in table(["rule", "limit", "worst of", "highest", "allowed", "used", ""], rows, right={3, 4, 5}):
+        for line in table(
+            ["rule", "limit", "worst of", "highest", "allowed", "used", ""], rows, right={3, 4, 5}
+        ):
             self.say(line)

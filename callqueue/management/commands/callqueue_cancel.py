@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from callqueue import bulk, states
+from callqueue import states
 from callqueue.management.bulk import BulkCommand
+from callqueue.operations import bulk
 
 
 class Command(BulkCommand):

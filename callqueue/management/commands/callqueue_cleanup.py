@@ -6,9 +6,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import cleanup, database, recovery
+from callqueue import database
+from callqueue.maintenance import cleanup, recovery
 from callqueue.management.base import CallQueueCommand, duration, wrong_use
-from callqueue.progress import progress
+from callqueue.management.progress import progress
 
 LOCKS = (
     "--vacuum-full rewrites the tables of calls and attempts, and locks each against all reading and writing meanwhile: "
@@ -22,12 +23,30 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--older-than", metavar="7d", help="replaces RETENTION for every final status")
-        parser.add_argument("--batch-size", type=int, default=cleanup.BATCH, metavar="N", help="rows a transaction deletes")
-        parser.add_argument("--dry-run", action="store_true", help="say what would be deleted, and change nothing")
-        parser.add_argument("--vacuum", action="store_true", help="vacuum afterwards; locks nothing")
-        parser.add_argument("--vacuum-full", action="store_true", help="rewrite the tables; locks them against all use")
-        parser.add_argument("--no-progress", action="store_true", help="no progress bar, even in a terminal")
+        parser.add_argument(
+            "--older-than", metavar="7d", help="replaces RETENTION for every final status"
+        )
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            default=cleanup.BATCH,
+            metavar="N",
+            help="rows a transaction deletes",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say what would be deleted, and change nothing"
+        )
+        parser.add_argument(
+            "--vacuum", action="store_true", help="vacuum afterwards; locks nothing"
+        )
+        parser.add_argument(
+            "--vacuum-full",
+            action="store_true",
+            help="rewrite the tables; locks them against all use",
+        )
+        parser.add_argument(
+            "--no-progress", action="store_true", help="no progress bar, even in a terminal"
+        )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         older_than = duration(options["older_than"])
@@ -50,12 +69,16 @@ class Command(CallQueueCommand):
         if options["dry_run"]:
             self.say(f"would delete {_counts(cleaned)}; nothing was changed")
         else:
-            self.say(f"recovered {recovered} calls, deleted {_counts(cleaned)}{_reclaimed(options)}")
+            self.say(
+                f"recovered {recovered} calls, deleted {_counts(cleaned)}{_reclaimed(options)}"
+            )
 
     def _recover(self, using: str, wanted: bool) -> int:
         with progress("recovering", wanted=wanted) as bar:
             total = 0
-            while count := database.persist(using, lambda: recovery.recover(using), during="recovery"):
+            while count := database.persist(
+                using, lambda: recovery.recover(using), during="recovery"
+            ):
                 total += count
                 bar.update(total)
         return total

@@ -9,9 +9,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import conf, doctor, publisher
-from callqueue.dispenser import Dispenser
+from callqueue import conf
+from callqueue.dispatch import publisher
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.management.base import CallQueueCommand, problem, wrong_use
+from callqueue.operations import doctor
 
 
 class Command(CallQueueCommand):
@@ -21,8 +23,12 @@ class Command(CallQueueCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--once", action="store_true", help="release what may go now, and end")
-        parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end after so many seconds")
-        parser.add_argument("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these rules")
+        parser.add_argument(
+            "--for", dest="seconds", type=float, metavar="SECONDS", help="end after so many seconds"
+        )
+        parser.add_argument(
+            "--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these rules"
+        )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rules = options["rules"] or []
@@ -58,7 +64,10 @@ class Command(CallQueueCommand):
     def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
         stop = threading.Event()
         dispenser = Dispenser(using, rules=rules)
-        before = {number: signal.signal(number, lambda *_: _set(stop)) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.signal(number, lambda *_: _set(stop))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")
         try:
             dispenser.run(stop=stop, seconds=seconds)

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import doctor
 from callqueue.management.base import CallQueueCommand, problem
+from callqueue.operations import doctor
 
 
 class Command(CallQueueCommand):
@@ -28,7 +28,9 @@ class Command(CallQueueCommand):
             for check in checks:
                 self._say_check(check)
         if wrong:
-            raise problem(f"{len(wrong)} of {len(checks)} checks found something: {', '.join(wrong)}")
+            raise problem(
+                f"{len(wrong)} of {len(checks)} checks found something: {', '.join(wrong)}"
+            )
 
     def _say_check(self, check: doctor.Check) -> None:
         mark = self.style.SUCCESS("ok  ") if check.ok else self.style.ERROR("WRONG")

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import control
 from callqueue.management.base import CallQueueCommand, duration, key_of
+from callqueue.operations import control
 
 
 class Command(CallQueueCommand):
@@ -16,8 +16,12 @@ class Command(CallQueueCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("rule", metavar="RULE")
-        parser.add_argument("--key", metavar="K", help="only this key; several named ones as a JSON mapping")
-        parser.add_argument("--for", dest="length", metavar="10m", help="for so long (default: until it is resumed)")
+        parser.add_argument(
+            "--key", metavar="K", help="only this key; several named ones as a JSON mapping"
+        )
+        parser.add_argument(
+            "--for", dest="length", metavar="10m", help="for so long (default: until it is resumed)"
+        )
         parser.add_argument("--reason", default="", help="shown wherever the hold is")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
@@ -26,4 +30,7 @@ class Command(CallQueueCommand):
         rule, key = options["rule"], key_of(options["key"])
         control.pause(using, rule, key=key, seconds=seconds, reason=options["reason"])
         scope = f"{rule}, key {options['key']}" if key else rule
-        self.say(f"paused {scope} " + (f"for {options['length']}" if length is not None else "until it is resumed"))
+        self.say(
+            f"paused {scope} "
+            + (f"for {options['length']}" if length is not None else "until it is resumed")
+        )

@@ -7,9 +7,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import bulk, states
+from callqueue import states
 from callqueue.management.base import wrong_use
 from callqueue.management.bulk import BulkCommand
+from callqueue.operations import bulk
 
 TWICE = "Some of these may have reached their API already, and would be made twice. "
 
@@ -20,14 +21,20 @@ class Command(BulkCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--again", action="store_true", help="with --status done: make calls once more that succeeded")
+        parser.add_argument(
+            "--again",
+            action="store_true",
+            help="with --status done: make calls once more that succeeded",
+        )
 
     def statuses_help(self) -> str:
         return "error, failed, unknown, cancelled, expired, and done with --again (default: failed)"
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         if "done" in (options["statuses"] or ()) and not options["again"]:
-            raise wrong_use("--status done: these calls succeeded; to make them once more on purpose, add --again")
+            raise wrong_use(
+                "--status done: these calls succeeded; to make them once more on purpose, add --again"
+            )
         pick = self.pick(options, (states.FAILED,), (*states.REQUEUABLE, states.DONE))
         warning = TWICE if {states.UNKNOWN, states.DONE} & set(pick.statuses) else ""
         self.act(using, options, pick, partial(bulk.requeue, again=options["again"]), warning)

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import control
 from callqueue.management.base import CallQueueCommand, key_of
+from callqueue.operations import control
 
 
 class Command(CallQueueCommand):
@@ -16,7 +16,9 @@ class Command(CallQueueCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("rule", metavar="RULE")
-        parser.add_argument("--key", metavar="K", help="only this key; several named ones as a JSON mapping")
+        parser.add_argument(
+            "--key", metavar="K", help="only this key; several named ones as a JSON mapping"
+        )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rule, key = options["rule"], key_of(options["key"])

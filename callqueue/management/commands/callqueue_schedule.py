@@ -15,8 +15,17 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--interval", type=float, metavar="SECONDS", help="between two runs of the dispenser task")
-        parser.add_argument("--queue", metavar="Q", help="the Celery queue of these tasks (default: Celery's default queue)")
+        parser.add_argument(
+            "--interval",
+            type=float,
+            metavar="SECONDS",
+            help="between two runs of the dispenser task",
+        )
+        parser.add_argument(
+            "--queue",
+            metavar="Q",
+            help="the Celery queue of these tasks (default: Celery's default queue)",
+        )
         parser.add_argument("--remove", action="store_true", help="delete the tasks instead")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
@@ -25,8 +34,9 @@ class Command(CallQueueCommand):
                 'django-celery-beat is not installed: pip install "django-callqueue[beat]" and add "django_celery_beat" to '
                 "INSTALLED_APPS; or use CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()"
             )
-        from callqueue import conf, periodic
-        from callqueue.schedule import beat_schedule
+        from callqueue import conf
+        from callqueue.integrations import periodic
+        from callqueue.integrations.beat_schedule import beat_schedule
 
         interval = conf.current().interval if options["interval"] is None else options["interval"]
         if not 0.05 <= interval <= 86400:

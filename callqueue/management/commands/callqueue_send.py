@@ -10,10 +10,10 @@ from typing import IO, Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import feed
 from callqueue.management.base import CallQueueCommand, first_line, problem, wrong_use
-from callqueue.progress import progress
-from callqueue.redaction import printable
+from callqueue.management.progress import progress
+from callqueue.security.redaction import printable
+from callqueue.sending import importer
 
 
 class Command(CallQueueCommand):
@@ -25,16 +25,24 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="- is standard input")
+        parser.add_argument(
+            "file", nargs="?", default="-", metavar="FILE", help="- is standard input"
+        )
         parser.add_argument("--rule", metavar="R", help="the rule of calls that name none")
         parser.add_argument(
-            "--secrets", action="store_true", help='let the file name secrets: {"$secret": NAME} in params is one, not data'
+            "--secrets",
+            action="store_true",
+            help='let the file name secrets: {"$secret": NAME} in params is one, not data',
         )
-        parser.add_argument("--skip-bad", action="store_true", help="send the good lines; exits 1 if any was skipped")
+        parser.add_argument(
+            "--skip-bad",
+            action="store_true",
+            help="send the good lines; exits 1 if any was skipped",
+        )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         with _opened(options["file"]) as source, progress("sending") as bar:
-            fed = feed.feed(
+            fed = importer.feed(
                 source,
                 using=using,
                 rule=options["rule"],
@@ -44,7 +52,9 @@ class Command(CallQueueCommand):
                 progress=bar.update,
             )
         if fed.refused and not options["skip_bad"]:
-            raise problem(f"{fed.refused} of {fed.lines} lines are bad; nothing was sent (--skip-bad sends the others)")
+            raise problem(
+                f"{fed.refused} of {fed.lines} lines are bad; nothing was sent (--skip-bad sends the others)"
+            )
         discarded = f", {fed.discarded} discarded by the router" if fed.discarded else ""
         self.say(f"sent {fed.sent} calls{discarded}")
         if fed.refused:
@@ -56,11 +66,11 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
     """The file, or standard input; what cannot be sought is copied first."""
     with tempfile.TemporaryFile() as copy:
         if name == "-":
-            yield feed.rereadable(sys.stdin.buffer, copy)
+            yield importer.rereadable(sys.stdin.buffer, copy)
             return
         try:
             file = open(name, "rb")  # noqa: SIM115
         except OSError as error:
             raise wrong_use(f"{name}: {error.strerror or first_line(error)}") from None
         with file:
-            yield feed.rereadable(file, copy)
+            yield importer.rereadable(file, copy)

@@ -7,9 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import agreement, conf, database, pacing
+from callqueue import conf, database
+from callqueue.ledger import agreement
+from callqueue.limits.simulation import simulate
 from callqueue.management.base import CallQueueCommand, wrong_use
-from callqueue.simulate import simulate
+from callqueue.operations import latency as pacing
 
 
 class Command(CallQueueCommand):
@@ -19,15 +21,30 @@ class Command(CallQueueCommand):
         super().add_arguments(parser)
         parser.add_argument("--rule", required=True, metavar="R")
         parser.add_argument("--calls", required=True, type=int, metavar="N")
-        parser.add_argument("--latency", type=float, default=0.2, metavar="0.2", help="seconds that the API takes to answer")
-        parser.add_argument("--keys", type=int, default=1, metavar="N", help="spread over so many keys (default: 1)")
-        parser.add_argument("--cost", default="1", metavar="1", help="of each call: calls, or unit=n, as in tokens=1500")
+        parser.add_argument(
+            "--latency",
+            type=float,
+            default=0.2,
+            metavar="0.2",
+            help="seconds that the API takes to answer",
+        )
+        parser.add_argument(
+            "--keys", type=int, default=1, metavar="N", help="spread over so many keys (default: 1)"
+        )
+        parser.add_argument(
+            "--cost",
+            default="1",
+            metavar="1",
+            help="of each call: calls, or unit=n, as in tokens=1500",
+        )
         parser.add_argument("--json", action="store_true", help="one JSON document")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rule, calls, latency = options["rule"], options["calls"], options["latency"]
         if not 0 <= calls <= 10_000_000 or not 0 <= latency <= 86400 or options["keys"] < 1:
-            raise wrong_use("--calls is from 0 to 10,000,000, --latency from 0 to 86400 seconds, --keys at least 1")
+            raise wrong_use(
+                "--calls is from 0 to 10,000,000, --latency from 0 to 86400 seconds, --keys at least 1"
+            )
         conf.current().rule(rule)
         book = agreement.book_in_force(using)
         start = database.to_us(database.clock(using))
@@ -48,9 +65,20 @@ class Command(CallQueueCommand):
             raise wrong_use(f"--cost: {error}") from None
         if options["json"]:
             seconds = round(found.seconds, 3)
-            self.say_json({"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": found.binding_limit})
+            self.say_json(
+                {
+                    "rule": rule,
+                    "calls": calls,
+                    "seconds": seconds,
+                    "binding_limit": found.binding_limit,
+                }
+            )
             return
-        binds = f"the limit that binds is {found.binding_limit}" if found.binding_limit else "no limit binds"
+        binds = (
+            f"the limit that binds is {found.binding_limit}"
+            if found.binding_limit
+            else "no limit binds"
+        )
         self.say(f"{calls} calls under {rule} take {_length(found.seconds)}; {binds}")
 
 

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from callqueue.management.base import CallQueueCommand, wrong_use
 from callqueue.management.table import table
-from callqueue.overview import overview
-from callqueue.redaction import printable
+from callqueue.operations.status_report import overview
+from callqueue.security.redaction import printable
 
 EVERY = 1.0
 CLEAR = "\x1b[H\x1b[J"  # the cursor to the corner, and everything below it gone
@@ -27,8 +27,12 @@ class Command(CallQueueCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--json", action="store_true", help="one JSON document")
-        parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
-        parser.add_argument("--call", type=int, metavar="ID", help="why this call waits, and for how long")
+        parser.add_argument(
+            "--watch", action="store_true", help="show it again every second, until Ctrl-C"
+        )
+        parser.add_argument(
+            "--call", type=int, metavar="ID", help="why this call waits, and for how long"
+        )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         if options["watch"] and options["json"]:
@@ -46,7 +50,9 @@ class Command(CallQueueCommand):
         try:
             while True:
                 lines = [f"{timezone.localtime():%H:%M:%S}", *_lines(overview(using))]
-                self.stdout.write((CLEAR if self.stdout.isatty() else "") + "\n".join(map(printable, lines)))
+                self.stdout.write(
+                    (CLEAR if self.stdout.isatty() else "") + "\n".join(map(printable, lines))
+                )
                 self.stdout.flush()
                 time.sleep(EVERY)
         except KeyboardInterrupt:
@@ -65,7 +71,14 @@ class Command(CallQueueCommand):
         found = call.forecast()
         if as_json:
             release_at = found.release_at.isoformat() if found.release_at else None
-            self.say_json({"call": pk, "reason": found.reason, "position": found.position, "release_at": release_at})
+            self.say_json(
+                {
+                    "call": pk,
+                    "reason": found.reason,
+                    "position": found.position,
+                    "release_at": release_at,
+                }
+            )
             return
         place = f", number {found.position} in its rule" if found.position else ""
         self.say(f"call {pk}{place}: {found.reason}; it goes {_when(found.release_at)}")
@@ -100,7 +113,11 @@ def _figures(rule: Mapping[str, Any]) -> list[str]:
 
 
 def _limit(limit: Mapping[str, Any]) -> str:
-    per = f" per {limit['per']}" if limit["per"] != "rule" and f"per {limit['per']}" not in limit["name"] else ""
+    per = (
+        f" per {limit['per']}"
+        if limit["per"] != "rule" and f"per {limit['per']}" not in limit["name"]
+        else ""
+    )
     rate = f" {limit['rate']}" if str(limit["rate"]) not in limit["name"] else ""
     return f"    {limit['name']}{rate}{per}: {limit['used']} used, {limit['free']} free"
 
@@ -129,8 +146,14 @@ def _human(seconds: float) -> str:
         return "in a few seconds"  # arrow calls that "just now", as if it were over
     if abs(seconds) < 3600:
         return then.humanize(now)
-    return then.humanize(now, granularity=["hour", "minute"] if abs(seconds) < 2 * 86400 else ["day"])
+    return then.humanize(
+        now, granularity=["hour", "minute"] if abs(seconds) < 2 * 86400 else ["day"]
+    )
 
 
 def _when(instant: datetime | None) -> str:
-    return "nobody can say when" if instant is None else f"{arrow.get(instant).humanize()} ({instant:%Y-%m-%d %H:%M:%S %Z})"
+    return (
+        "nobody can say when"
+        if instant is None
+        else f"{arrow.get(instant).humanize()} ({instant:%Y-%m-%d %H:%M:%S %Z})"
+    )

@@ -1,4 +1,6 @@
-"""Sends calls one at a time at irregular intervals, and prints the instants just before each as JSON."""
+"""Sends calls one at a time at irregular intervals, and prints the instants just before each as
+JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Celery without us: a task that makes the call with a session of its process. No table, no limit, no record.
+"""Celery without us: a task that makes the call with a session of its process. No table, no limit,
+no record.
 
-As a program: `python -m tests.benchmarks.rivals.raw enqueue URL COUNT`, or `loop URL COUNT` for the bare session.
+As a program: `python -m tests.benchmarks.rivals.raw enqueue URL COUNT`, or `loop URL COUNT` for the
+bare session.
 """
 
 from __future__ import annotations

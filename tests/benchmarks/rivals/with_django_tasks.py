@@ -1,4 +1,6 @@
-"""django-tasks-db: Django settings, and a program: `python with_django_tasks.py migrate | enqueue URL COUNT | db_worker`."""
+"""django-tasks-db: Django settings, and a program: `python with_django_tasks.py migrate | enqueue
+URL COUNT | db_worker`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Procrastinate: `python with_procrastinate.py schema | enqueue URL COUNT`; its worker takes `--app with_procrastinate.app`."""
+"""Procrastinate: `python with_procrastinate.py schema | enqueue URL COUNT`; its worker takes `--app
+with_procrastinate.app`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The admin as staff use it: what they see, what they may do, what is written down, and what never gets out."""
+"""The admin as staff use it: what they see, what they may do, what is written down, and what never
+gets out.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clockwork
-from callqueue.admin import acting, listing, showing
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
+from callqueue.admin import actions, call_page, changelist
+from callqueue.ledger import clock_jumps
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -37,9 +40,13 @@ def _nothing_remembered() -> None:
 
 def log_in(*permissions: str, is_superuser: bool = False) -> Client:
     """A client of someone with these permissions of the app."""
-    user = User.objects.create_user(f"user{User.objects.count()}", password="x", is_staff=True, is_superuser=is_superuser)
+    user = User.objects.create_user(
+        f"user{User.objects.count()}", password="x", is_staff=True, is_superuser=is_superuser
+    )
     for name in permissions:
-        user.user_permissions.add(Permission.objects.get(content_type__app_label="callqueue", codename=name))
+        user.user_permissions.add(
+            Permission.objects.get(content_type__app_label="callqueue", codename=name)
+        )
     client = Client()
     client.force_login(user)
     return client
@@ -57,7 +64,9 @@ def text_of(response: Any) -> str:
 def ended(status: int, **fields: Any) -> CallQueue:
     """A call in a final state, as if it had been made."""
     call = send(**{name: fields.pop(name) for name in ("rule", "path", "key") if name in fields})
-    CallQueue.objects.filter(pk=call.pk).update(status=status, ready=False, finished_at_dt=timezone.now(), **fields)
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=status, ready=False, finished_at_dt=timezone.now(), **fields
+    )
     return CallQueue.objects.get(pk=call.pk)
 
 
@@ -73,12 +82,22 @@ def do(client: Client, action: str, *calls: CallQueue, **more: Any) -> Any:
 # --- the list
 
 
-def test_the_list_shows_each_call_with_its_status_and_last_error(rules: Rules, root: Client) -> None:
+def test_the_list_shows_each_call_with_its_status_and_last_error(
+    rules: Rules, root: Client
+) -> None:
     rules(pay=Rule())
-    call = ended(Status.FAILED, rule="pay", key="tenant-7", error_message="HTTP 500 from vendor.example")
+    call = ended(
+        Status.FAILED, rule="pay", key="tenant-7", error_message="HTTP 500 from vendor.example"
+    )
     text = text_of(root.get(reverse(CHANGELIST)))
     assert page_of(call) in text
-    for shown in ("cq-failed", "tenant-7", "vendor.example", "post", "HTTP 500 from vendor.example"):
+    for shown in (
+        "cq-failed",
+        "tenant-7",
+        "vendor.example",
+        "post",
+        "HTTP 500 from vendor.example",
+    ):
         assert shown in text
 
 
@@ -95,7 +114,9 @@ def test_the_list_shows_each_call_with_its_status_and_last_error(rules: Rules, r
         ("q=tenant", set()),
     ],
 )
-def test_filters_and_search_find_exactly_what_they_name(rules: Rules, root: Client, query: str, found: set[str]) -> None:
+def test_filters_and_search_find_exactly_what_they_name(
+    rules: Rules, root: Client, query: str, found: set[str]
+) -> None:
     rules(pay=Rule(), ship=Rule())
     calls = {
         "failed": ended(Status.FAILED, rule="pay", key="tenant-1"),
@@ -127,7 +148,14 @@ def test_dates_are_offered_between_the_first_call_and_the_last(rules: Rules, roo
 
 
 @pytest.mark.parametrize(
-    "query", ["created_dt__year=x", "created_dt__year=2026&created_dt__month=77", "status__exact=x", "p=99", "q=%00"]
+    "query",
+    [
+        "created_dt__year=x",
+        "created_dt__year=2026&created_dt__month=77",
+        "status__exact=x",
+        "p=99",
+        "q=%00",
+    ],
 )
 def test_nonsense_in_the_address_is_no_error(rules: Rules, root: Client, query: str) -> None:
     send()
@@ -137,12 +165,14 @@ def test_nonsense_in_the_address_is_no_error(rules: Rules, root: Client, query: 
 def test_a_filter_without_an_index_looks_through_the_newest_calls_and_says_so(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "WINDOW", 3)
-    monkeypatch.setattr(listing.database, "estimated_rows", lambda using, table: 1_000_000)
+    monkeypatch.setattr(changelist, "WINDOW", 3)
+    monkeypatch.setattr(changelist.database, "estimated_rows", lambda using, table: 1_000_000)
     rules(pay=Rule())
     calls = [send("pay") for _ in range(6)]
     for place, call in enumerate(calls):
-        CallQueue.objects.filter(pk=call.pk).update(created_dt=calls[0].created_dt + timedelta(milliseconds=10 * place))
+        CallQueue.objects.filter(pk=call.pk).update(
+            created_dt=calls[0].created_dt + timedelta(milliseconds=10 * place)
+        )
     text = text_of(root.get(f"{reverse(CHANGELIST)}?rule__exact=pay"))
     assert [page_of(call) in text for call in calls] == [False] * 3 + [True] * 3
     assert "Among the newest 3 calls" in text
@@ -154,8 +184,8 @@ def test_a_filter_without_an_index_looks_through_the_newest_calls_and_says_so(
 def test_large_tables_are_estimated_and_large_filters_counted_no_further_than_needed(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "COUNTED", 2)
-    monkeypatch.setattr(listing.database, "estimated_rows", lambda using, table: 1_234_567)
+    monkeypatch.setattr(changelist, "COUNTED", 2)
+    monkeypatch.setattr(changelist.database, "estimated_rows", lambda using, table: 1_234_567)
     for _ in range(4):
         send()
     assert "about 1,234,567 calls" in text_of(root.get(reverse(CHANGELIST)))
@@ -165,21 +195,38 @@ def test_large_tables_are_estimated_and_large_filters_counted_no_further_than_ne
 # --- one call
 
 
-def test_the_page_of_a_call_shows_the_request_and_every_attempt_with_its_response(rules: Rules, root: Client) -> None:
+def test_the_page_of_a_call_shows_the_request_and_every_attempt_with_its_response(
+    rules: Rules, root: Client
+) -> None:
     rules(pay=Rule())
     call = ended(Status.FAILED, rule="pay", error_message="HTTP 500")
     for number in (1, 2):
         attempt(call, number, response_status=500 + number, response_body=f"body of {number}")
     text = text_of(root.get(page_of(call)))
-    for shown in ("http://vendor.example/", "Attempt 1", "Attempt 2", "status 501", "body of 2", "X-Served-By", "curl"):
+    for shown in (
+        "http://vendor.example/",
+        "Attempt 1",
+        "Attempt 2",
+        "status 501",
+        "body of 2",
+        "X-Served-By",
+        "curl",
+    ):
         assert shown in text
 
 
 def attempt(call: CallQueue, number: int = 1, **fields: Any) -> CallAttempt:
     now = timezone.now()
-    given = {"outcome": "failed", "response_status": 500, "response_headers": {"X-Served-By": "w1"}, **fields}
+    given = {
+        "outcome": "failed",
+        "response_status": 500,
+        "response_headers": {"X-Served-By": "w1"},
+        **fields,
+    }
     times = {"released_at": now, "started_at": now, "sent_at": now, "finished_at": now}
-    return CallAttempt.objects.create(call=call, number=number, rule=call.rule, key=call.key, **times, **given)
+    return CallAttempt.objects.create(
+        call=call, number=number, rule=call.rule, key=call.key, **times, **given
+    )
 
 
 def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
@@ -195,8 +242,16 @@ def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
         },
         rule="pay",
     )
-    attempt(call, response_headers={"Set-Cookie": "hidden-cookie"}, response_body='{"access_token": "hidden-answer"}')
-    pages = [page_of(call), reverse("admin:callqueue_callqueue_edit", args=[call.pk]), reverse(CHANGELIST)]
+    attempt(
+        call,
+        response_headers={"Set-Cookie": "hidden-cookie"},
+        response_body='{"access_token": "hidden-answer"}',
+    )
+    pages = [
+        page_of(call),
+        reverse("admin:callqueue_callqueue_edit", args=[call.pk]),
+        reverse(CHANGELIST),
+    ]
     pages += [reverse("admin:callqueue_callattempt_change", args=[call.attempts.get().pk])]
     for page in pages:
         response = root.get(page)
@@ -210,7 +265,14 @@ def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
 def test_nothing_from_a_call_or_a_provider_is_taken_as_html(rules: Rules, root: Client) -> None:
     rules({"ALLOWED_HOSTS": ["*"]}, pay=Rule(limits=[SlidingWindow("1/h", per="key")]))
     call = CallQueue.objects.send(
-        {"method": "post", "params": {"url": "https://vendor.example/", "json": {"x": XSS}, "headers": {"X": "</pre><script>"}}},
+        {
+            "method": "post",
+            "params": {
+                "url": "https://vendor.example/",
+                "json": {"x": XSS},
+                "headers": {"X": "</pre><script>"},
+            },
+        },
         rule="pay",
         key=XSS,
         unique_key=XSS,
@@ -221,13 +283,21 @@ def test_nothing_from_a_call_or_a_provider_is_taken_as_html(rules: Rules, root: 
     Hold.objects.create(rule="pay", per="key", value=XSS, reason=XSS)
     edit = reverse("admin:callqueue_callqueue_edit", args=[call.pk])
     CallQueue.objects.filter(pk=call.pk).update(status=Status.ERROR)
-    for page in (reverse(CHANGELIST), page_of(call), edit, reverse(DASHBOARD), reverse("admin:callqueue_hold_changelist")):
+    for page in (
+        reverse(CHANGELIST),
+        page_of(call),
+        edit,
+        reverse(DASHBOARD),
+        reverse("admin:callqueue_hold_changelist"),
+    ):
         text = text_of(root.get(page))
         assert "<script>alert" not in text
         assert "<img src=x" not in text
         assert "</pre><script>" not in text
     assert "&lt;script&gt;alert" in text_of(root.get(page_of(call)))
-    text = text_of(root.post(edit, {"call_data": f'{{"method": "post", "params": {{"url": "{XSS[:20]}"}}}}'}))
+    text = text_of(
+        root.post(edit, {"call_data": f'{{"method": "post", "params": {{"url": "{XSS[:20]}"}}}}'})
+    )
     assert "<script>alert" not in text
 
 
@@ -243,7 +313,7 @@ def test_a_waiting_call_says_why_it_waits(rules: Rules, root: Client) -> None:
 def test_the_reason_is_fetched_after_the_page_where_there_are_many_attempts(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(showing.database, "estimated_rows", lambda using, table: 1_000_000)
+    monkeypatch.setattr(call_page.database, "estimated_rows", lambda using, table: 1_000_000)
     rules(pay=Rule())
     call = send("pay")
     Hold.objects.create(rule="pay", reason="the provider is down")
@@ -259,7 +329,9 @@ def test_the_reason_is_fetched_after_the_page_where_there_are_many_attempts(
 def test_a_call_that_does_not_exist_leads_back_to_the_index(rules: Rules, root: Client) -> None:
     for name in ("change", "edit"):
         for pk in ("999999999", "x", "9" * 30):
-            assert root.get(reverse(f"admin:callqueue_callqueue_{name}", args=[pk])).status_code == 302
+            assert (
+                root.get(reverse(f"admin:callqueue_callqueue_{name}", args=[pk])).status_code == 302
+            )
 
 
 def test_calls_are_neither_added_nor_changed_by_form(rules: Rules, root: Client) -> None:
@@ -281,7 +353,9 @@ def test_failed_calls_are_requeued_at_once_and_each_is_logged(rules: Rules, root
 
 
 @pytest.mark.parametrize("status", [Status.UNKNOWN, Status.DONE])
-def test_what_may_have_been_made_already_is_asked_about_once(rules: Rules, root: Client, status: int) -> None:
+def test_what_may_have_been_made_already_is_asked_about_once(
+    rules: Rules, root: Client, status: int
+) -> None:
     call = ended(status)
     asked = do(root, "requeue_calls", call)
     assert "twice" in text_of(asked) or "second time" in text_of(asked)
@@ -318,12 +392,19 @@ def test_waiting_calls_are_cancelled_and_begun_ones_are_left(rules: Rules, root:
     assert LogEntry.objects.count() == 2
 
 
-def test_all_that_match_are_done_in_batches(rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting, "BATCH", 4)
-    monkeypatch.setattr(acting, "LOGGED", 8)
+def test_all_that_match_are_done_in_batches(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "BATCH", 4)
+    monkeypatch.setattr(actions, "LOGGED", 8)
     calls = [ended(Status.FAILED) for _ in range(14)]
     kept = ended(Status.CANCELLED)
-    data = {"action": "requeue_calls", "_selected_action": [calls[0].pk], "select_across": "1", "index": "0"}
+    data = {
+        "action": "requeue_calls",
+        "_selected_action": [calls[0].pk],
+        "select_across": "1",
+        "index": "0",
+    }
     response = root.post(f"{reverse(CHANGELIST)}?status__exact=4", data, follow=True)
     assert "14 calls requeued" in text_of(response)
     assert CallQueue.objects.get(pk=kept.pk).status == Status.CANCELLED
@@ -333,9 +414,13 @@ def test_all_that_match_are_done_in_batches(rules: Rules, root: Client, monkeypa
 
 def test_one_call_is_requeued_and_cancelled_from_its_page(rules: Rules, root: Client) -> None:
     call = ended(Status.FAILED)
-    text = text_of(root.post(reverse("admin:callqueue_callqueue_requeue", args=[call.pk]), follow=True))
+    text = text_of(
+        root.post(reverse("admin:callqueue_callqueue_requeue", args=[call.pk]), follow=True)
+    )
     assert "Requeued; it was failed" in text
-    text = text_of(root.post(reverse("admin:callqueue_callqueue_cancel", args=[call.pk]), follow=True))
+    text = text_of(
+        root.post(reverse("admin:callqueue_callqueue_cancel", args=[call.pk]), follow=True)
+    )
     assert "Cancelled; it was new" in text
     assert CallQueue.objects.get(pk=call.pk).status == Status.CANCELLED
     assert LogEntry.objects.count() == 2
@@ -357,7 +442,9 @@ def test_nothing_is_done_by_get_or_without_the_token(rules: Rules, root: Client)
     paths = {
         reverse("admin:callqueue_callqueue_requeue", args=[failed.pk]): {},
         reverse("admin:callqueue_callqueue_cancel", args=[waiting.pk]): {},
-        reverse("admin:callqueue_callqueue_edit", args=[failed.pk]): {"call_data": json.dumps(failed.call_data)},
+        reverse("admin:callqueue_callqueue_edit", args=[failed.pk]): {
+            "call_data": json.dumps(failed.call_data)
+        },
         reverse(CHANGELIST): {"action": "requeue_calls", "_selected_action": [failed.pk]},
         reverse(DASHBOARD): {"do": "pause", "rule": "default"},
     }
@@ -385,16 +472,30 @@ def test_staff_who_may_view_see_everything_and_can_do_nothing(rules: Rules) -> N
     do(viewer, "cancel_calls", waiting)
     do(viewer, "delete_selected", waiting, post="yes")
     for name, call in (("requeue", failed), ("cancel", waiting), ("edit", failed)):
-        assert viewer.post(reverse(f"admin:callqueue_callqueue_{name}", args=[call.pk])).status_code == 403
+        assert (
+            viewer.post(reverse(f"admin:callqueue_callqueue_{name}", args=[call.pk])).status_code
+            == 403
+        )
     assert viewer.post(reverse(DASHBOARD), {"do": "pause", "rule": "default"}).status_code == 403
-    assert viewer.post(reverse("admin:callqueue_callqueue_delete", args=[failed.pk]), {"post": "yes"}).status_code == 403
-    assert dict(CallQueue.objects.values_list("pk", "status")) == {failed.pk: Status.FAILED, waiting.pk: Status.NEW}
+    assert (
+        viewer.post(
+            reverse("admin:callqueue_callqueue_delete", args=[failed.pk]), {"post": "yes"}
+        ).status_code
+        == 403
+    )
+    assert dict(CallQueue.objects.values_list("pk", "status")) == {
+        failed.pk: Status.FAILED,
+        waiting.pk: Status.NEW,
+    }
     assert not Hold.objects.exists()
     assert not LogEntry.objects.exists()
 
 
 def test_each_permission_allows_its_own_act_and_no_other(rules: Rules) -> None:
-    requeuer, canceller = log_in("view_callqueue", "requeue_call"), log_in("view_callqueue", "cancel_call")
+    requeuer, canceller = (
+        log_in("view_callqueue", "requeue_call"),
+        log_in("view_callqueue", "cancel_call"),
+    )
     editor = log_in("view_callqueue", "edit_call")
     failed, waiting = ended(Status.FAILED), send()
     editing = reverse("admin:callqueue_callqueue_edit", args=[failed.pk])
@@ -418,20 +519,43 @@ def test_each_permission_allows_its_own_act_and_no_other(rules: Rules) -> None:
     assert CallQueue.objects.get(pk=again.pk).status == Status.NEW
 
 
-def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_holds(rules: Rules) -> None:
+def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_holds(
+    rules: Rules,
+) -> None:
     rules(pay=Rule(limits=[SlidingWindow("100/h", per="key")]))
     call, other = send("pay", key="tenant-1"), send("pay")
     Hold.objects.create(rule="pay", reason="why-of-rule")
     Hold.objects.create(rule="pay", per="key", value="tenant-1", reason="why-of-key")
-    Hold.objects.create(rule="pay", per="key", value="tenant-gone", reason="why-gone", until=timezone.now() + timedelta(hours=1))
+    Hold.objects.create(
+        rule="pay",
+        per="key",
+        value="tenant-gone",
+        reason="why-gone",
+        until=timezone.now() + timedelta(hours=1),
+    )
     root = log_in("view_callqueue", "view_rulestate", "view_hold", "control_rule")
     act(root, do="pause", rule="pay", key="tenant-2", reason="why-of-form")
-    forecasts = [reverse("admin:callqueue_callqueue_forecast", args=[pk]) for pk in (call.pk, other.pk)]
-    pages = [page_of(call), page_of(other), *forecasts, reverse(DASHBOARD), reverse("admin:callqueue_dashboard_live")]
+    forecasts = [
+        reverse("admin:callqueue_callqueue_forecast", args=[pk]) for pk in (call.pk, other.pk)
+    ]
+    pages = [
+        page_of(call),
+        page_of(other),
+        *forecasts,
+        reverse(DASHBOARD),
+        reverse("admin:callqueue_dashboard_live"),
+    ]
     history = reverse("admin:callqueue_rulestate_history", args=["pay"])
     RuleState.objects.get_or_create(rule="pay")
     told = "".join(text_of(root.get(page)) for page in [*pages, history])
-    for hidden in ("why-of-rule", "why-of-key", "why-gone", "why-of-form", "tenant-gone", "tenant-2"):
+    for hidden in (
+        "why-of-rule",
+        "why-of-key",
+        "why-gone",
+        "why-of-form",
+        "tenant-gone",
+        "tenant-2",
+    ):
         assert hidden in told
     viewer = log_in("view_callqueue", "view_rulestate", "control_rule")
     told = "".join(text_of(viewer.get(page)) for page in pages)
@@ -445,12 +569,19 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
 def test_staff_without_permissions_see_nothing(rules: Rules) -> None:
     call = send()
     nobody = log_in()
-    for path in (reverse(CHANGELIST), page_of(call), reverse(DASHBOARD), reverse("admin:callqueue_dashboard_live")):
+    for path in (
+        reverse(CHANGELIST),
+        page_of(call),
+        reverse(DASHBOARD),
+        reverse("admin:callqueue_dashboard_live"),
+    ):
         assert nobody.get(path).status_code == 403
     assert Client().get(reverse(DASHBOARD)).status_code == 302
 
 
-def test_a_superuser_deletes_calls_and_their_attempts_stay_for_the_ledger(rules: Rules, root: Client) -> None:
+def test_a_superuser_deletes_calls_and_their_attempts_stay_for_the_ledger(
+    rules: Rules, root: Client
+) -> None:
     call = ended(Status.DONE)
     attempt(call, outcome="succeeded")
     assert "Are you sure" in text_of(do(root, "delete_selected", call))
@@ -489,7 +620,11 @@ def secretive() -> CallQueue:
             "method": "post",
             "params": {
                 "url": "https://vendor.example/v1?token=t0psecret",
-                "headers": {"Authorization": "Bearer abcdefgh", "X-Key": Secret("KEY"), "X-Plain": "1"},
+                "headers": {
+                    "Authorization": "Bearer abcdefgh",
+                    "X-Key": Secret("KEY"),
+                    "X-Plain": "1",
+                },
                 "json": {"items": [{"password": "p4ss", "n": 1}]},
             },
         },
@@ -520,14 +655,21 @@ def test_an_edited_call_keeps_what_was_not_shown(with_secret: None, root: Client
     assert fresh.call_data == expected
     assert fresh.idempotency_key != call.idempotency_key
     changed = "params.headers.X-Plain, params.json.items[0].n"
-    assert LogEntry.objects.get().change_message == f"Edited and requeued; it was failed. Changed: {changed}."
+    assert (
+        LogEntry.objects.get().change_message
+        == f"Edited and requeued; it was failed. Changed: {changed}."
+    )
 
 
 def test_an_unchanged_call_keeps_its_idempotency_key(with_secret: None, root: Client) -> None:
     call = secretive()
     edit(root, call, lambda data: None)
     fresh = CallQueue.objects.get(pk=call.pk)
-    assert (fresh.status, fresh.call_data, fresh.idempotency_key) == (Status.NEW, call.call_data, call.idempotency_key)
+    assert (fresh.status, fresh.call_data, fresh.idempotency_key) == (
+        Status.NEW,
+        call.call_data,
+        call.idempotency_key,
+    )
 
 
 def test_an_edit_names_no_secret_whatever_is_typed(with_secret: None, root: Client) -> None:
@@ -596,11 +738,23 @@ def test_an_edit_is_refused_where_it_would_leak_or_send_would_refuse(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[" * 5000, '"x"', '{"a":' * 300 + "1" + "}" * 300, '{"method": ["get"], "params": {}}']
+    "text",
+    [
+        "",
+        "{",
+        "[" * 5000,
+        '"x"',
+        '{"a":' * 300 + "1" + "}" * 300,
+        '{"method": ["get"], "params": {}}',
+    ],
 )
-def test_what_is_not_a_request_is_refused_with_the_text_kept(with_secret: None, root: Client, text: str) -> None:
+def test_what_is_not_a_request_is_refused_with_the_text_kept(
+    with_secret: None, root: Client, text: str
+) -> None:
     call = secretive()
-    response = root.post(reverse("admin:callqueue_callqueue_edit", args=[call.pk]), {"call_data": text})
+    response = root.post(
+        reverse("admin:callqueue_callqueue_edit", args=[call.pk]), {"call_data": text}
+    )
     assert response.status_code == 400
     assert response.context["text"] == text
 
@@ -608,16 +762,34 @@ def test_what_is_not_a_request_is_refused_with_the_text_kept(with_secret: None, 
 # What says where a call goes or what it runs stays, whether or not anything in it is hidden.
 OPEN_CALLS: dict[str, dict[str, Any]] = {
     "get": {"url": "https://vendor.example/v1", "params": {"page": 1}},
-    "send_email": {"to": ["a@shop.example"], "subject": "Paid", "message": "Thanks", "from_email": "shop@shop.example"},
-    "celery_task": {"name": "shop.tasks.ship", "args": [1], "kwargs": {"fast": True}, "options": {"task_id": "t-1"}},
-    "django_task": {"path": "shop.tasks.ship", "args": [1], "kwargs": {}, "queue_name": "default", "backend": "default"},
+    "send_email": {
+        "to": ["a@shop.example"],
+        "subject": "Paid",
+        "message": "Thanks",
+        "from_email": "shop@shop.example",
+    },
+    "celery_task": {
+        "name": "shop.tasks.ship",
+        "args": [1],
+        "kwargs": {"fast": True},
+        "options": {"task_id": "t-1"},
+    },
+    "django_task": {
+        "path": "shop.tasks.ship",
+        "args": [1],
+        "kwargs": {},
+        "queue_name": "default",
+        "backend": "default",
+    },
 }
 
 
 def stored(method: str, params: Any) -> CallQueue:
     """A call that has failed, as any code may have written it."""
     data = {"method": method, "params": params}
-    return CallQueue.objects.create(call_data=data, method=method, status=Status.FAILED, finished_at_dt=timezone.now())
+    return CallQueue.objects.create(
+        call_data=data, method=method, status=Status.FAILED, finished_at_dt=timezone.now()
+    )
 
 
 def put(name: str, value: Any) -> Callable[[Any], None]:
@@ -627,8 +799,20 @@ def put(name: str, value: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("method", "change"),
     [
-        ("get", lambda data: {"method": "celery_task", "params": {"name": "accounts.make_superuser", "args": [1]}}),
-        ("get", lambda data: {"method": "send_email", "params": {"to": ["x@y.example"], "message": "m"}}),
+        (
+            "get",
+            lambda data: {
+                "method": "celery_task",
+                "params": {"name": "accounts.make_superuser", "args": [1]},
+            },
+        ),
+        (
+            "get",
+            lambda data: {
+                "method": "send_email",
+                "params": {"to": ["x@y.example"], "message": "m"},
+            },
+        ),
         ("get", lambda data: {"method": "delete", "params": data["params"]}),
         ("get", put("url", "https://evil.example/v1")),
         ("get", put("url", "http://vendor.example/v1")),
@@ -646,13 +830,21 @@ def put(name: str, value: Any) -> Callable[[Any], None]:
         ("send_email", put("reply_to", ["x@y.example"])),
         ("celery_task", put("name", "accounts.make_superuser")),
         ("celery_task", put("options", {"link": [{"task": "accounts.make_superuser"}]})),
-        ("celery_task", lambda data: {"method": "django_task", "params": {**data["params"], "path": "os.system"}}),
+        (
+            "celery_task",
+            lambda data: {
+                "method": "django_task",
+                "params": {**data["params"], "path": "os.system"},
+            },
+        ),
         ("django_task", put("path", "os.system")),
         ("django_task", put("backend", "other")),
         ("django_task", put("queue_name", "other")),
     ],
 )
-def test_an_edit_never_makes_another_kind_of_call(rules: Rules, root: Client, method: str, change: Callable[[Any], Any]) -> None:
+def test_an_edit_never_makes_another_kind_of_call(
+    rules: Rules, root: Client, method: str, change: Callable[[Any], Any]
+) -> None:
     rules({"SECRETS": {"KEY": "v4lue"}}, default=Rule())
     call = stored(method, OPEN_CALLS[method])
     response = edit(root, call, change)
@@ -685,10 +877,20 @@ def test_the_rest_of_a_call_may_be_edited_and_the_log_names_its_path(
     assert fresh.status == Status.NEW
     assert json.dumps(fresh.call_data["params"][name]) == json.dumps(value), "1 is not True"
     assert fresh.idempotency_key != call.idempotency_key
-    assert LogEntry.objects.get().change_message == f"Edited and requeued; it was failed. Changed: {path}."
+    assert (
+        LogEntry.objects.get().change_message
+        == f"Edited and requeued; it was failed. Changed: {path}."
+    )
 
 
-PAIRS = [["user", "bob"], ["password", "hunter2-real"], ["tag", "a"], ["tag", "b"], ["token", "t0k-1"], ["token", "t0k-2"]]
+PAIRS = [
+    ["user", "bob"],
+    ["password", "hunter2-real"],
+    ["tag", "a"],
+    ["tag", "b"],
+    ["token", "t0k-1"],
+    ["token", "t0k-2"],
+]
 
 
 @pytest.mark.parametrize("place", ["data", "params"])
@@ -728,11 +930,19 @@ def test_pairs_in_another_order_keep_their_own_values(rules: Rules, root: Client
         data["params"]["data"] = [pairs[4], pairs[1], ["user", "eve"], pairs[5], ["new", "1"]]
 
     assert "edited and requeued" in text_of(edit(root, call, change))
-    expected = [["token", "t0k-1"], ["password", "hunter2-real"], ["user", "eve"], ["token", "t0k-2"], ["new", "1"]]
+    expected = [
+        ["token", "t0k-1"],
+        ["password", "hunter2-real"],
+        ["user", "eve"],
+        ["token", "t0k-2"],
+        ["new", "1"],
+    ]
     assert CallQueue.objects.get(pk=call.pk).call_data["params"]["data"] == expected
 
 
-def test_items_of_a_list_keep_what_was_hidden_in_them_wherever_they_are_put(rules: Rules, root: Client) -> None:
+def test_items_of_a_list_keep_what_was_hidden_in_them_wherever_they_are_put(
+    rules: Rules, root: Client
+) -> None:
     rules(default=Rule())
     items = [{"user": name, "password": f"of-{name}"} for name in ("ann", "bob", "eve")]
     call = stored("post", {"url": "https://vendor.example/", "json": items})
@@ -742,11 +952,19 @@ def test_items_of_a_list_keep_what_was_hidden_in_them_wherever_they_are_put(rule
     edit(root, call, lambda data: data["params"]["json"].__delitem__(0))
     assert CallQueue.objects.get(pk=call.pk).call_data["params"]["json"] == items[1::-1]
     CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
-    refused = edit(root, call, lambda data: data["params"].__setitem__("json", [{"user": "zoe", "password": "[redacted]"}]))
+    refused = edit(
+        root,
+        call,
+        lambda data: data["params"].__setitem__(
+            "json", [{"user": "zoe", "password": "[redacted]"}]
+        ),
+    )
     assert refused.status_code == 400, "whose password that is, nobody can say"
 
 
-def test_what_only_a_handler_understands_is_not_edited_where_something_is_hidden(rules: Rules, root: Client) -> None:
+def test_what_only_a_handler_understands_is_not_edited_where_something_is_hidden(
+    rules: Rules, root: Client
+) -> None:
     rules({"HANDLERS": {"sms": f"{__name__}.page_of"}}, default=Rule())
     call = stored("sms", {"to": "+49", "token": "t0k-1"})
     refused = edit(root, call, put("to", "+1"))
@@ -808,9 +1026,17 @@ def test_the_dashboard_shows_where_every_rule_stands(rules: Rules, root: Client)
 
 def test_the_last_hour_is_counted_by_minute(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
-    for status, minutes in ((Status.DONE, 0), (Status.DONE, 5), (Status.FAILED, 5), (Status.UNKNOWN, 5), (Status.DONE, 90)):
+    for status, minutes in (
+        (Status.DONE, 0),
+        (Status.DONE, 5),
+        (Status.FAILED, 5),
+        (Status.UNKNOWN, 5),
+        (Status.DONE, 90),
+    ):
         call = ended(status, rule="pay")
-        CallQueue.objects.filter(pk=call.pk).update(finished_at_dt=timezone.now() - timedelta(minutes=minutes))
+        CallQueue.objects.filter(pk=call.pk).update(
+            finished_at_dt=timezone.now() - timedelta(minutes=minutes)
+        )
     for _ in range(2):  # the second time from the cache
         row = looked_at(root, "pay", lambda row: row.plot)
         assert (row.plot.total_done, row.plot.total_failed, row.plot.top) == (2, 2, 3)
@@ -819,7 +1045,9 @@ def test_the_last_hour_is_counted_by_minute(rules: Rules, root: Client) -> None:
 def looked_at(client: Client, rule: str, plot_of: Callable[[Any], Any]) -> Any:
     """The rule's row once its plot is counted: a look counts no more than it has time for."""
     for _ in range(200):
-        (row,) = (row for row in client.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == rule)
+        (row,) = (
+            row for row in client.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == rule
+        )
         if "cq-bar-unknown" not in plot_of(row).drawn:
             return row
     raise AssertionError("200 looks did not count an hour")
@@ -828,7 +1056,12 @@ def looked_at(client: Client, rule: str, plot_of: Callable[[Any], Any]) -> Any:
 def test_the_last_hour_of_a_key_is_counted_by_attempts(rules: Rules, root: Client) -> None:
     """Whatever a call costs, it is one attempt; and another key's attempts are not counted."""
     rules(chat=Rule(limits=[SlidingWindow("100/h", per="key")]))
-    for key, outcome, minutes in (("a", "succeeded", 0), ("a", "failed", 5), ("a", "succeeded", 5), ("a", "succeeded", 90)):
+    for key, outcome, minutes in (
+        ("a", "succeeded", 0),
+        ("a", "failed", 5),
+        ("a", "succeeded", 5),
+        ("a", "succeeded", 90),
+    ):
         answered(key, outcome, timedelta(minutes=minutes))
     answered("b", "failed", timedelta())
     for _ in range(2):
@@ -868,7 +1101,9 @@ def act(client: Client, **fields: str) -> str:
 def test_a_rule_is_paused_and_resumed(rules: Rules) -> None:
     rules(pay=Rule())
     operator = log_in("view_callqueue", "view_hold", "control_rule")
-    assert "Paused until" in act(operator, do="pause", rule="pay", **{"for": "10m"}, reason="maintenance")
+    assert "Paused until" in act(
+        operator, do="pause", rule="pay", **{"for": "10m"}, reason="maintenance"
+    )
     hold = Hold.objects.get()
     assert hold.reason == "maintenance"
     assert timedelta(minutes=9) < hold.until - timezone.now() <= timedelta(minutes=10)
@@ -930,7 +1165,9 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
         {},
     ],
 )
-def test_what_makes_no_sense_changes_nothing_and_says_why(rules: Rules, root: Client, fields: dict[str, str]) -> None:
+def test_what_makes_no_sense_changes_nothing_and_says_why(
+    rules: Rules, root: Client, fields: dict[str, str]
+) -> None:
     rules(pay=Rule(limits=[SlidingWindow("100/h")]))
     assert re.search("Nothing was (changed|done)", act(root, **fields))
     assert not Hold.objects.exists()
@@ -953,7 +1190,12 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(rules: Rules, root: Cl
     ],
 )
 def test_what_if(rules: Rules, asked: str, said: str) -> None:
-    four = [FixedWindow("1/s"), SlidingWindow("5/m", per="key"), TokenBucket("3/s", burst=2, per="key"), Concurrency(2)]
+    four = [
+        FixedWindow("1/s"),
+        SlidingWindow("5/m", per="key"),
+        TokenBucket("3/s", burst=2, per="key"),
+        Concurrency(2),
+    ]
     rules(pay=Rule(limits=[SlidingWindow("100/h")]), many=Rule(limits=four))
     response = log_in("view_callqueue").get(f"{reverse('admin:callqueue_simulate')}?{asked}")
     assert response.status_code == 200
@@ -965,10 +1207,10 @@ def test_what_if(rules: Rules, asked: str, said: str) -> None:
 
 
 def test_the_row_of_the_clocks_jumps_is_no_rule(rules: Rules, root: Client) -> None:
-    RuleState.objects.get_or_create(rule=clockwork.FRAME)
+    RuleState.objects.get_or_create(rule=clock_jumps.FRAME)
     response = root.get(reverse("admin:callqueue_rulestate_changelist"))
     assert response.status_code == 200
-    assert clockwork.FRAME not in {state.rule for state in response.context["cl"].result_list}
+    assert clock_jumps.FRAME not in {state.rule for state in response.context["cl"].result_list}
 
 
 def test_holds_rules_and_attempts_can_only_be_looked_at(rules: Rules, root: Client) -> None:
@@ -982,4 +1224,9 @@ def test_holds_rules_and_attempts_can_only_be_looked_at(rules: Rules, root: Clie
         assert root.get(page).status_code == 200
         assert root.post(page, {}).status_code == 403
         assert root.get(reverse(f"admin:callqueue_{model}_add")).status_code == 403
-        assert root.post(reverse(f"admin:callqueue_{model}_delete", args=[pk]), {"post": "yes"}).status_code == 403
+        assert (
+            root.post(
+                reverse(f"admin:callqueue_{model}_delete", args=[pk]), {"post": "yes"}
+            ).status_code
+            == 403
+        )

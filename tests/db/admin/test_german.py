@@ -13,8 +13,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from callqueue import Rule, SlidingWindow, control
+from callqueue import Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import control
 from tests.support.behaviour import release, send
 from tests.support.catalogue import PO, entries
 
@@ -24,7 +25,9 @@ CHANGELIST, DASHBOARD = "admin:callqueue_callqueue_changelist", "admin:callqueue
 
 @pytest.fixture
 def german(db: None) -> Iterator[Client]:
-    """A client that asks for German; the language that a request activated stays with the thread, and is put back."""
+    """A client that asks for German; the language that a request activated stays with the thread,
+    and is put back.
+    """
     client = Client(headers={"accept-language": "de"})
     client.force_login(User.objects.create_superuser("chefin", password="x"))
     yield client
@@ -37,22 +40,41 @@ def calls(rules: Rules) -> dict[int, CallQueue]:
     rules(r=Rule(limits=[SlidingWindow("2/m")]))
     made = {status: send("r") for status in CallQueue.Status.values}
     for status, call in made.items():
-        CallQueue.objects.filter(pk=call.pk).update(status=status, ready=status == CallQueue.Status.NEW)
-        times = {"released_at": timezone.now(), "started_at": timezone.now(), "sent_at": timezone.now()}
+        CallQueue.objects.filter(pk=call.pk).update(
+            status=status, ready=status == CallQueue.Status.NEW
+        )
+        times = {
+            "released_at": timezone.now(),
+            "started_at": timezone.now(),
+            "sent_at": timezone.now(),
+        }
         CallAttempt.objects.create(
-            call=call, number=1, rule="r", queue="q", worker="w1", outcome="succeeded", finished_at=timezone.now(), **times
+            call=call,
+            number=1,
+            rule="r",
+            queue="q",
+            worker="w1",
+            outcome="succeeded",
+            finished_at=timezone.now(),
+            **times,
         )
     control.pause("default", "r", reason="Wartung")
     return {status: CallQueue.objects.get(pk=call.pk) for status, call in made.items()}
 
 
 def english_in(text: str) -> list[str]:
-    """The sentences of the source that a page shows as they are: those of two words and more, whose translation differs."""
+    """The sentences of the source that a page shows as they are: those of two words and more, whose
+    translation differs.
+    """
     shown = html.unescape(re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL))
     found = []
     for message, translations, _ in entries(PO[0]):
         parts = [part.strip() for part in re.split(r"%\(\w+\)[sdr]|%[sdr]|<[^>]+>", message.text)]
-        long = [part for part in parts if len(part.split()) > 1 and not any(part in other for other in translations)]
+        long = [
+            part
+            for part in parts
+            if len(part.split()) > 1 and not any(part in other for other in translations)
+        ]
         found += [part for part in long if part in shown]
     return found
 
@@ -71,7 +93,14 @@ def test_english_would_be_found(german: Client, calls: dict[int, CallQueue]) -> 
 def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
     text = page(german, DASHBOARD)
     assert english_in(text) == []
-    for word in ("Übersicht", "Wartend", "Unterwegs", "Angehalten", "bis zur Fortsetzung", "Abgearbeitet in"):
+    for word in (
+        "Übersicht",
+        "Wartend",
+        "Unterwegs",
+        "Angehalten",
+        "bis zur Fortsetzung",
+        "Abgearbeitet in",
+    ):
         assert word in text
 
 
@@ -99,17 +128,26 @@ def test_the_page_of_a_call(german: Client, calls: dict[int, CallQueue], status:
 
 
 def test_editing_and_what_if(german: Client, calls: dict[int, CallQueue]) -> None:
-    assert english_in(page(german, "admin:callqueue_callqueue_edit", calls[CallQueue.Status.UNKNOWN].pk)) == []
+    assert (
+        english_in(
+            page(german, "admin:callqueue_callqueue_edit", calls[CallQueue.Status.UNKNOWN].pk)
+        )
+        == []
+    )
     text = page(german, "admin:callqueue_simulate", query="?rule=r&calls=12000&latency=0.2&keys=1")
     assert english_in(text) == []
     assert "12.000 Aufrufe" in text
 
 
 @pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])
-def test_what_an_action_asks_and_says(german: Client, calls: dict[int, CallQueue], action: str) -> None:
+def test_what_an_action_asks_and_says(
+    german: Client, calls: dict[int, CallQueue], action: str
+) -> None:
     chosen = {"action": action, "_selected_action": [call.pk for call in calls.values()]}
     asked = german.post(reverse(CHANGELIST), chosen, follow=True).content.decode()
-    said = german.post(reverse(CHANGELIST), {**chosen, "confirm": "all"}, follow=True).content.decode()
+    said = german.post(
+        reverse(CHANGELIST), {**chosen, "confirm": "all"}, follow=True
+    ).content.decode()
     assert english_in(asked) == english_in(said) == []
     assert "Aufrufe blieben, wie sie sind" in said
 
@@ -121,12 +159,15 @@ def test_pausing_and_changing_a_limit(german: Client, calls: dict[int, CallQueue
         {"do": "resume"},
         {"do": "limit", "limit": "?"},
     ):
-        text = german.post(reverse(DASHBOARD), {"rule": "r", **fields}, follow=True).content.decode()
+        text = german.post(
+            reverse(DASHBOARD), {"rule": "r", **fields}, follow=True
+        ).content.decode()
         assert english_in(text) == []
     budget = re.search(r'<option value="([^"]+)">', page(german, DASHBOARD))
     assert budget is not None
     text = german.post(
-        reverse(DASHBOARD), {"rule": "r", "do": "limit", "limit": html.unescape(budget[1]), "rate": "1/m"}
+        reverse(DASHBOARD),
+        {"rule": "r", "do": "limit", "limit": html.unescape(budget[1]), "rate": "1/m"},
     ).content.decode()
     assert english_in(text) == []
     assert "Ein Limit von r ändern?" in text

@@ -1,4 +1,6 @@
-"""No more lies in the broker than workers begin, and when they come back they have all of it at once."""
+"""No more lies in the broker than workers begin, and when they come back they have all of it at
+once.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,13 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue import Rule, SlidingWindow, beginning, messages, outflow, publisher, recording, recovery, releasing, tasks
+from callqueue import Rule, SlidingWindow, broker, tasks
+from callqueue.dispatch import backpressure, publisher, release_pass
+from callqueue.dispatch.backpressure import LEAST, MOST, Shown, room, trust
+from callqueue.dispatch.release_pass import ensure_states
+from callqueue.execution import claim, results
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.outflow import LEAST, MOST, Shown, room, trust
-from callqueue.releasing import ensure_states
 from tests.concurrency.test_races import answered
 from tests.support.behaviour import send
 
@@ -30,7 +35,9 @@ counts = st.integers(0, 10**6)
 
 
 @given(counts, counts, leases)
-def test_what_is_unbegun_never_passes_trust_and_what_was_begun_lately(unbegun: int, begun: int, lease: float) -> None:
+def test_what_is_unbegun_never_passes_trust_and_what_was_begun_lately(
+    unbegun: int, begun: int, lease: float
+) -> None:
     assert unbegun + room(Shown(unbegun, begun), lease) <= max(unbegun, MOST + begun)
 
 
@@ -40,12 +47,16 @@ def test_a_silent_queue_has_one_attempt_at_a_time(unbegun: int, lease: float) ->
 
 
 @given(counts, counts, leases)
-def test_workers_that_begin_everything_are_never_short(begun: int, unbegun: int, lease: float) -> None:
+def test_workers_that_begin_everything_are_never_short(
+    begun: int, unbegun: int, lease: float
+) -> None:
     """As many as they began lately may wait for them, and some more."""
     assert room(Shown(min(unbegun, begun), begun), lease) >= LEAST
 
 
-@pytest.mark.parametrize(("lease", "allowed"), [(0.1, 32), (10, 32), (60, 180), (300, 900), (86400, 1000)])
+@pytest.mark.parametrize(
+    ("lease", "allowed"), [(0.1, 32), (10, 32), (60, 180), (300, 900), (86400, 1000)]
+)
 def test_what_a_queue_gets_on_trust_grows_with_the_lease(lease: float, allowed: int) -> None:
     assert trust(lease) == allowed
 
@@ -58,7 +69,7 @@ def passes(*rules: str) -> list[int]:
     ids: list[int] = []
     ensure_states("default", rules)
     for _ in range(100):
-        made = releasing.release("default", list(rules))
+        made = release_pass.release("default", list(rules))
         ids += [one.attempt_id for one in made.released]
         if not made.released:
             return ids
@@ -68,12 +79,16 @@ def passes(*rules: str) -> list[int]:
 def a_lease_later() -> None:
     """As if the leases of all that nobody has begun were over."""
     now = timezone.now()
-    CallAttempt.objects.unbegun().update(released_at=now - timedelta(seconds=3), lease_until=now - timedelta(seconds=1))
+    CallAttempt.objects.unbegun().update(
+        released_at=now - timedelta(seconds=3), lease_until=now - timedelta(seconds=1)
+    )
     recovery.recover("default")
 
 
 def test_with_workers_away_a_rule_keeps_one_message_an_attempt_that_is_open(rules: Rules) -> None:
-    """What is released again and again is one attempt, whatever waits; the others' turn comes when somebody begins it."""
+    """What is released again and again is one attempt, whatever waits; the others' turn comes when
+    somebody begins it.
+    """
     rules(SHORT, r=Rule(limits=[SlidingWindow("400/d")]))
     CallQueue.objects.send_many([CALL] * 600, rule="r")
     assert len(passes("r")) == LEAST
@@ -90,10 +105,10 @@ def test_when_workers_come_back_everything_goes_at_once(rules: Rules) -> None:
     passes("r")
     a_lease_later()
     (probe,) = passes("r")
-    (job,) = beginning.begin("default", [probe])
+    (job,) = claim.begin("default", [probe])
     first = passes("r")
     assert len(first) == LEAST + 1
-    recording.record("default", [answered(job), *map(answered, beginning.begin("default", first))])
+    results.record("default", [answered(job), *map(answered, claim.begin("default", first))])
     assert len(passes("r")) == LEAST + len(first) + 1, "as many more as were answered just now"
 
 
@@ -103,7 +118,7 @@ def test_workers_that_keep_up_have_all_they_can_begin(rules: Rules) -> None:
     rounds = 0
     while CallQueue.objects.waiting().exists():
         rounds += 1
-        recording.record("default", [answered(job) for job in beginning.begin("default", passes("r"))])
+        results.record("default", [answered(job) for job in claim.begin("default", passes("r"))])
     assert rounds <= 6, "32, 64, 128, and so on"
     assert CallQueue.objects.done().count() == 600
 
@@ -112,10 +127,10 @@ def test_a_pass_that_is_held_up_looks_again_soon(rules: Rules) -> None:
     rules(SHORT, r=Rule())
     CallQueue.objects.send_many([CALL] * 600, rule="r")
     passes("r")
-    made = releasing.release("default", ["r"])
+    made = release_pass.release("default", ["r"])
     assert (made.released, made.more) == ([], False)
     assert made.wake_in is not None
-    assert 0 < made.wake_in <= outflow.AGAIN / 1_000_000
+    assert 0 < made.wake_in <= backpressure.AGAIN / 1_000_000
 
 
 def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:
@@ -125,7 +140,7 @@ def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:
     passes("r")
     send("r")
     (alive,) = passes("r")
-    beginning.begin("default", [alive])
+    claim.begin("default", [alive])
     CallAttempt.objects.unbegun().update(lease_until=timezone.now() - timedelta(seconds=1))
     recovery.recover("default")
     CallQueue.objects.send_many([CALL] * 20, rule="r")
@@ -138,12 +153,14 @@ def test_calls_go_by_the_queue_whose_workers_are_there(rules: Rules) -> None:
     CallQueue.objects.send_many([CALL] * 10, rule="r")
     passes("r")
     there = list(CallAttempt.objects.filter(queue="there").values_list("pk", flat=True))
-    assert len(beginning.begin("default", there)) == 5
+    assert len(claim.begin("default", there)) == 5
     a_lease_later()
     CallQueue.objects.send_many([CALL] * 20, rule="r")
     ids = passes("r")
     assert len(ids) == 25
-    assert CallAttempt.objects.filter(pk__in=ids, queue="away").count() == 1, "in case somebody listens again"
+    assert CallAttempt.objects.filter(pk__in=ids, queue="away").count() == 1, (
+        "in case somebody listens again"
+    )
 
 
 def test_both_queues_of_a_rule_are_tried_while_both_are_silent(rules: Rules) -> None:
@@ -152,7 +169,10 @@ def test_both_queues_of_a_rule_are_tried_while_both_are_silent(rules: Rules) -> 
     passes("r")
     a_lease_later()
     ids = passes("r")
-    assert sorted(CallAttempt.objects.filter(pk__in=ids).values_list("queue", flat=True)) == ["a", "b"]
+    assert sorted(CallAttempt.objects.filter(pk__in=ids).values_list("queue", flat=True)) == [
+        "a",
+        "b",
+    ]
     assert passes("r") == []
 
 
@@ -165,18 +185,26 @@ def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str
         CallQueue.objects.all().cancel()
         CallQueue.objects.all().requeue()
     elif why == "failed":
-        recording.record("default", [answered(job, 500) for job in beginning.begin("default", ids)])
+        results.record("default", [answered(job, 500) for job in claim.begin("default", ids)])
         CallQueue.objects.all().requeue()
     else:
         publisher.undo("default", ids)
     assert len(passes("r")) == 20
 
 
-def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it would drop all or nothing."""
+def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it
+    would drop all or nothing.
+    """
     rules(SHORT, r=Rule())
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(tasks.make_api_call, "apply_async", lambda *args, **options: sent.append(options))
-    assert messages.send(tasks.make_api_call, ([1],), queue="q", lasts=2.0) is None
+    monkeypatch.setattr(
+        tasks.make_api_call, "apply_async", lambda *args, **options: sent.append(options)
+    )
+    assert broker.send(tasks.make_api_call, ([1],), queue="q", lasts=2.0) is None
     assert publisher.publish("default", [("q", [1])])
-    assert [(options["expiration"], options.get("expires")) for options in sent] == [(2.0, None)] * 2
+    assert [(options["expiration"], options.get("expires")) for options in sent] == [
+        (2.0, None)
+    ] * 2

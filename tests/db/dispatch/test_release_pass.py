@@ -8,10 +8,12 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database, holds, states
-from callqueue.beginning import begin
-from callqueue.dispenser import Dispenser
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database, states
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution.claim import begin
+from callqueue.ledger import holds
 from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.operations import control
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -91,7 +93,9 @@ def test_a_call_that_is_not_due_waits_and_keeps_nobody_back(rules: Rules) -> Non
 
 def test_a_row_that_other_code_made_goes_too(rules: Rules) -> None:
     rules(r=Rule())
-    made = CallQueue.objects.create(rule="r", call_data={"method": "get", "params": {"url": "http://vendor.example/"}})
+    made = CallQueue.objects.create(
+        rule="r", call_data={"method": "get", "params": {"url": "http://vendor.example/"}}
+    )
     assert release() == [made]
 
 
@@ -131,7 +135,9 @@ def test_a_thousand_calls_of_one_key_do_not_keep_the_others_back(rules: Rules) -
 
 
 def test_named_keys_are_limited_each_by_its_own_limit(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/m", per="channel"), SlidingWindow("3/m", per="workspace")]))
+    rules(
+        r=Rule(limits=[SlidingWindow("1/m", per="channel"), SlidingWindow("3/m", per="workspace")])
+    )
     for channel in ("C1", "C1", "C2", "C3", "C4"):
         send("r", key={"workspace": "T1", "channel": channel})
     send("r", key={"workspace": "T2", "channel": "C9"})
@@ -175,7 +181,9 @@ def test_a_heavy_call_is_not_starved_by_light_ones(rules: Rules) -> None:
     heavy = send("r", cost=4)
     send("r", cost=1)
     assert [call.cost for call in release()] == [3]
-    CallAttempt.objects.update(started_at=long_ago(), sent_at=long_ago(), finished_at=long_ago(), outcome="succeeded")
+    CallAttempt.objects.update(
+        started_at=long_ago(), sent_at=long_ago(), finished_at=long_ago(), outcome="succeeded"
+    )
     assert release()[0] == heavy
 
 
@@ -200,7 +208,12 @@ def test_under_a_shared_budget_every_key_has_its_turn(rules: Rules) -> None:
     served = []
     for _ in range(26):
         served += [call.key for call in release()]
-        CallAttempt.objects.update(started_at=hours_ago(1), sent_at=hours_ago(1), finished_at=hours_ago(1), outcome="succeeded")
+        CallAttempt.objects.update(
+            started_at=hours_ago(1),
+            sent_at=hours_ago(1),
+            finished_at=hours_ago(1),
+            outcome="succeeded",
+        )
     assert sorted(served) == list("abcdefghijklmnopqrstuvwxyz")
 
 
@@ -232,7 +245,9 @@ def test_a_pause_leaves_the_providers_own_hold_as_it_is(rules: Rules) -> None:
     """An operator's own may get shorter by another."""
     rules(a=Rule())
     now = database.clock("default")
-    holds.lay("default", ["a"], "rule", "", now + timedelta(minutes=5), "Retry-After", source="provider")
+    holds.lay(
+        "default", ["a"], "rule", "", now + timedelta(minutes=5), "Retry-After", source="provider"
+    )
     control.pause("default", "a", seconds=600)
     control.pause("default", "a", seconds=5)
     left = {hold.source: hold.until - now for hold in Hold.objects.all()}
@@ -282,7 +297,9 @@ def test_under_threshold_tells_whether_a_call_would_go(rules: Rules) -> None:
 def answer(attempts: object) -> None:
     now = database.clock("default")
     ids = [a.pk for a in attempts]  # type: ignore[attr-defined]
-    CallAttempt.objects.filter(pk__in=ids).update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+    CallAttempt.objects.filter(pk__in=ids).update(
+        started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
+    )
 
 
 def long_ago() -> object:

@@ -1,4 +1,6 @@
-"""One bad answer, one bad hook: whatever they hold or raise, they harm their own call only, and all others end as answered."""
+"""One bad answer, one bad hook: whatever they hold or raise, they harm their own call only, and all
+others end as answered.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +22,36 @@ from callqueue import (
     Rule,
     SlidingWindow,
     Succeeded,
-    clockwork,
     events,
-    executor,
-    publisher,
-    recording,
     states,
 )
-from callqueue.dispenser import Dispenser
+from callqueue.dispatch import publisher
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution import executor, results
+from callqueue.execution.http import client
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
-from callqueue.handlers import wire
+from callqueue.ledger import clock_jumps
 from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 from callqueue.texts import storable
 from tests.support.behaviour import Vendor, release, response, run, send
 from tests.support.length import examples
-from tests.unit.test_wire import Peer, answer_bytes, answering
+from tests.unit.execution.http.test_client import Peer, answer_bytes, answering
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
-NAME = "tests.db.test_hostile_answers"
+NAME = "tests.db.execution.test_hostile_answers"
 HALF = "\ud83d"
-AT_ONCE = (SystemExit("bye"), KeyboardInterrupt(), GeneratorExit(), RecursionError("deep"), ValueError(HALF))
-FUZZED = settings(max_examples=examples(60, 1000), deadline=None, suppress_health_check=list(HealthCheck))
+AT_ONCE = (
+    SystemExit("bye"),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    RecursionError("deep"),
+    ValueError(HALF),
+)
+FUZZED = settings(
+    max_examples=examples(60, 1000), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 verdicts: dict[str, Any] = {}
 
@@ -72,10 +81,12 @@ def fresh(call: CallQueue) -> CallQueue:
     return CallQueue.objects.get(pk=call.pk)
 
 
-def answered(path: str, status: int = 200, headers: Any = None, body: bytes = b"", charset: str | None = None) -> wire.Answer:
+def answered(
+    path: str, status: int = 200, headers: Any = None, body: bytes = b"", charset: str | None = None
+) -> client.Answer:
     made = response(status, {}, body)
     made.headers, made.encoding, made.url = headers or {}, charset, path
-    return wire.Answer(response=made, sent_at=clockwork.monotonic(), sent=True)
+    return client.Answer(response=made, sent_at=clock_jumps.monotonic(), sent=True)
 
 
 def as_one_message() -> list[int]:
@@ -88,12 +99,18 @@ def as_one_message() -> list[int]:
 
 # --- What an answer and an error's text may hold
 
-letters = st.characters() | st.characters(categories=["Cs"]) | st.sampled_from("\0\ud83d\ude00é{}\"':=;")
-hostile = st.text(letters, max_size=60) | st.sampled_from(["\0" * 3000, HALF * 3000, "Bearer " + "x" * (1 << 20), "a=" * 40_000])
+letters = (
+    st.characters() | st.characters(categories=["Cs"]) | st.sampled_from("\0\ud83d\ude00é{}\"':=;")
+)
+hostile = st.text(letters, max_size=60) | st.sampled_from(
+    ["\0" * 3000, HALF * 3000, "Bearer " + "x" * (1 << 20), "a=" * 40_000]
+)
 charsets = st.none() | st.text(letters, max_size=50) | st.sampled_from(
     ["undefined", "idna", "unicode_escape", "utf-7", "utf-16", "punycode", "hex", "x" * 60_000, "iso-8859-1", "utf-8", "mbcs"]
 )  # fmt: skip
-bodies = st.binary(max_size=200) | st.sampled_from([b"\\ud800", b"+2AA-", b"\0" * 9000, b"\xf0\x9f\x98" * 3000, b"x" * (1 << 20)])
+bodies = st.binary(max_size=200) | st.sampled_from(
+    [b"\\ud800", b"+2AA-", b"\0" * 9000, b"\xf0\x9f\x98" * 3000, b"x" * (1 << 20)]
+)
 statuses = st.integers(100, 999) | st.sampled_from([200, 204, 301, 400, 403, 429, 500, 503, 529])
 said = st.one_of(
     st.none(),
@@ -104,7 +121,9 @@ said = st.one_of(
     st.builds(GiveUp, st.none() | st.integers()),
     st.builds(ValueError, hostile),
     st.builds(OSError, hostile),
-    st.builds(UnicodeDecodeError, st.just("utf-8"), st.just(b"\xff"), st.just(0), st.just(1), hostile),
+    st.builds(
+        UnicodeDecodeError, st.just("utf-8"), st.just(b"\xff"), st.just(0), st.just(1), hostile
+    ),
     st.builds(SystemExit, hostile),
     st.builds(KeyboardInterrupt),
     hostile,
@@ -119,7 +138,11 @@ def outcomes_of(status: int, said: Any) -> set[str]:
         return {states.SUCCEEDED}
     if isinstance(said, GiveUp) and isinstance(said.why, str | None):
         return {states.GAVE_UP}
-    by_status = {states.SUCCEEDED} if 200 <= status < 300 else {states.ERRORED, states.GAVE_UP, states.THROTTLED}
+    by_status = (
+        {states.SUCCEEDED}
+        if 200 <= status < 300
+        else {states.ERRORED, states.GAVE_UP, states.THROTTLED}
+    )
     if isinstance(said, HoldUntil):
         return {states.THROTTLED}
     return by_status | {states.ERRORED} if isinstance(said, RetryLater) else by_status
@@ -128,8 +151,12 @@ def outcomes_of(status: int, said: Any) -> set[str]:
 @pytest.mark.fault
 @FUZZED
 @given(st.lists(answers, min_size=1, max_size=6))
-def test_every_attempt_of_a_message_ends_as_its_own_answer_says(rules: Rules, remote: Vendor, listed: list[Any]) -> None:
-    """The connection of such a message is never taken for one that is away: nothing waits, nothing is tried again."""
+def test_every_attempt_of_a_message_ends_as_its_own_answer_says(
+    rules: Rules, remote: Vendor, listed: list[Any]
+) -> None:
+    """The connection of such a message is never taken for one that is away: nothing waits, nothing
+    is tried again.
+    """
     rules(r=Rule(classify=f"{NAME}.classify"))
     Hold.objects.all().delete()
     CallQueue.objects.all().delete()
@@ -140,7 +167,7 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(rules: Rules, re
         remote.answers[path] = answered(path, status, head, body, charset)
         verdicts[path] = verdict
         calls.append(send("r", path))
-    began = clockwork.monotonic()
+    began = clock_jumps.monotonic()
     assert len(as_one_message()) == len(listed)
     for call, (status, _, _, _, verdict) in zip(calls, listed, strict=True):
         attempt = call.attempts.get()
@@ -150,10 +177,12 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(rules: Rules, re
         assert "could not be stored" not in attempt.error_message
         if isinstance(verdict, BaseException):
             assert f"classify failed: {type(verdict).__name__}" in attempt.error_message
-        ended = {states.SUCCEEDED: {Status.DONE}, states.GAVE_UP: {Status.FAILED}}.get(attempt.outcome, {Status.ERROR})
+        ended = {states.SUCCEEDED: {Status.DONE}, states.GAVE_UP: {Status.FAILED}}.get(
+            attempt.outcome, {Status.ERROR}
+        )
         assert fresh(call).status in ended
     assert not CallQueue.objects.filter(status__in=(Status.UNKNOWN, Status.DISPATCHED)).exists()
-    assert clockwork.monotonic() - began < 30
+    assert clock_jumps.monotonic() - began < 30
 
 
 @pytest.mark.fault
@@ -167,7 +196,9 @@ def test_every_handler_fails_by_itself_whatever_it_says(rules: Rules, listed: li
     calls = []
     for number, verdict in enumerate(listed):
         verdicts[f"/{number}"] = verdict
-        calls.append(CallQueue.objects.send({"method": "own", "params": {"path": f"/{number}"}}, rule="r"))
+        calls.append(
+            CallQueue.objects.send({"method": "own", "params": {"path": f"/{number}"}}, rule="r")
+        )
     as_one_message()
     for call, verdict in zip(calls, listed, strict=True):
         assert call is not None
@@ -178,8 +209,12 @@ def test_every_handler_fails_by_itself_whatever_it_says(rules: Rules, listed: li
             assert attempt.error_message.startswith(type(verdict).__name__)
 
 
-@pytest.mark.parametrize("charset", ["undefined", "idna", "unicode_escape", "utf-7", "no-such-charset"])
-def test_a_charset_that_is_none_harms_no_other_call_of_its_message(rules: Rules, remote: Vendor, charset: str) -> None:
+@pytest.mark.parametrize(
+    "charset", ["undefined", "idna", "unicode_escape", "utf-7", "no-such-charset"]
+)
+def test_a_charset_that_is_none_harms_no_other_call_of_its_message(
+    rules: Rules, remote: Vendor, charset: str
+) -> None:
     rules(r=Rule())
     calls = [send("r", f"/{number}") for number in range(4)]
     for number in range(4):
@@ -195,7 +230,9 @@ def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules
     served = {
         "/whole": answer_bytes(b"ok"),
         "/charset": answer_bytes(b"ok", Content_Type="text/html; charset=undefined"),
-        "/half": answer_bytes(b"\xed\xa0\xbd", "404 Not Found", Content_Type="text/html; charset=unicode_escape"),
+        "/half": answer_bytes(
+            b"\xed\xa0\xbd", "404 Not Found", Content_Type="text/html; charset=unicode_escape"
+        ),
         "/colon": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno colon here\r\n\r\nok",
         "/bytes": b"HTTP/1.1 200 \xff\xfe\r\nX\xff: \x00\xff\r\nContent-Length: 2\r\n\r\nok",
         "/long": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(long), long),
@@ -204,14 +241,23 @@ def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules
     rules(r=Rule(), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
     with Peer(answering(lambda seen: served[seen.target])) as peer:
         calls = {
-            path: CallQueue.objects.send({"method": "post", "params": {"url": peer.url(path)}}, rule="r", unique_key=path)
+            path: CallQueue.objects.send(
+                {"method": "post", "params": {"url": peer.url(path)}}, rule="r", unique_key=path
+            )
             for path in served
         }
         as_one_message()
     ended = {path: fresh(call).status for path, call in calls.items() if call}
-    assert ended == dict.fromkeys(served, Status.DONE) | {"/half": Status.FAILED, "/interim": Status.UNKNOWN}
+    assert ended == dict.fromkeys(served, Status.DONE) | {
+        "/half": Status.FAILED,
+        "/interim": Status.UNKNOWN,
+    }
     kept = {path: call.attempts.get().response_body for path, call in calls.items() if call}
-    assert (kept["/charset"], kept["/half"], len(kept["/long"])) == ("ok", "\ufffd\ufffd\ufffd", 4096)
+    assert (kept["/charset"], kept["/half"], len(kept["/long"])) == (
+        "ok",
+        "\ufffd\ufffd\ufffd",
+        4096,
+    )
 
 
 def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor) -> None:
@@ -219,9 +265,14 @@ def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor)
     verdicts["/"] = GiveUp(f"no such pet: {HALF}\0")
     verdicts["/held"] = HoldUntil(60, f"slowly {HALF}")
     verdicts["/own"] = OSError(f"/tmp/\udcff{HALF}")
-    remote.answers["/"] = answered("/", 400, {HALF: f"a{HALF}\0"}, f"\0é{HALF}".encode("utf-8", "surrogatepass"))
+    remote.answers["/"] = answered(
+        "/", 400, {HALF: f"a{HALF}\0"}, f"\0é{HALF}".encode("utf-8", "surrogatepass")
+    )
     remote.answers["/held"] = answered("/held")
-    call, own = send("r", "/"), CallQueue.objects.send({"method": "own", "params": {"path": "/own"}}, rule="r")
+    call, own = (
+        send("r", "/"),
+        CallQueue.objects.send({"method": "own", "params": {"path": "/own"}}, rule="r"),
+    )
     assert own is not None
     as_one_message()
     assert fresh(call).error_message == "no such pet: \ufffd"
@@ -234,8 +285,14 @@ def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor)
 
 
 def test_what_others_say_is_stored_through_one_door() -> None:
-    """Free text is what others say. Columns of a width hold names, which `send` checks, and those of JSON numbers by name."""
-    columns = [column for model in apps.get_app_config("callqueue").get_models() for column in model._meta.concrete_fields]
+    """Free text is what others say. Columns of a width hold names, which `send` checks, and those
+    of JSON numbers by name.
+    """
+    columns = [
+        column
+        for model in apps.get_app_config("callqueue").get_models()
+        for column in model._meta.concrete_fields
+    ]
     free = {column.name for column in columns if isinstance(column, models.TextField)}
     assert free == {"error_message", "reason", "response_body"}
     for column in columns:
@@ -270,7 +327,7 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts(
     for number in range(3):
         remote.answers[f"/{number}"] = answered(f"/{number}", 400, {"X": "y"}, b"said %d" % number)
     verdicts["/1"] = HoldUntil(60, "poison")
-    write = recording._columns_of_attempt
+    write = results._columns_of_attempt
 
     def refusing(report: Any, now: Any) -> dict[str, Any]:
         columns = write(report, now)
@@ -278,13 +335,17 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts(
             raise error
         return columns
 
-    monkeypatch.setattr(recording, "_columns_of_attempt", refusing)
+    monkeypatch.setattr(results, "_columns_of_attempt", refusing)
     monkeypatch.setattr(executor.time, "sleep", lambda seconds: pytest.fail("waited"))
     as_one_message()
     assert [fresh(call).status for call in calls] == [Status.FAILED, Status.ERROR, Status.FAILED]
     assert [call.attempts.get().response_body for call in calls] == ["said 0", "", "said 2"]
     bare = calls[1].attempts.get()
-    assert (bare.outcome, bare.response_status, bare.response_headers) == (states.THROTTLED, 400, {})
+    assert (bare.outcome, bare.response_status, bare.response_headers) == (
+        states.THROTTLED,
+        400,
+        {},
+    )
     assert "could not be stored" in bare.error_message
     assert Hold.objects.filter(rule="r").exists()
 
@@ -294,41 +355,49 @@ def test_a_report_that_the_database_takes_in_no_form_keeps_no_other_from_it(
 ) -> None:
     rules(r=Rule())
     calls = [send("r", f"/{number}") for number in range(3)]
-    write = recording._columns_of_attempt
+    write = results._columns_of_attempt
 
     def refusing(report: Any, now: Any) -> dict[str, Any]:
         if report.job.pk == calls[1].pk:
             raise DataError
         return write(report, now)
 
-    monkeypatch.setattr(recording, "_columns_of_attempt", refusing)
+    monkeypatch.setattr(results, "_columns_of_attempt", refusing)
     with caplog.at_level("ERROR", "callqueue"):
         as_one_message()
     assert [fresh(call).status for call in calls] == [Status.DONE, Status.DISPATCHED, Status.DONE]
-    assert [r.facts["call_id"] for r in caplog.records if r.event == "record_failed"] == [calls[1].pk]  # type: ignore[attr-defined]
+    assert [r.facts["call_id"] for r in caplog.records if r.event == "record_failed"] == [
+        calls[1].pk
+    ]  # type: ignore[attr-defined]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_database_that_is_away_is_waited_for(settings: Any, remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away_is_waited_for(
+    settings: Any, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.CALLQUEUE = {"RULES": {"r": Rule()}}
     calls = [send("r", f"/{number}") for number in range(2)]
-    write, failures = recording.record, [OperationalError("gone"), OperationalError("gone")]
+    write, failures = results.record, [OperationalError("gone"), OperationalError("gone")]
 
     def failing(using: str, reports: Any) -> int:
         if failures:
             raise failures.pop()
         return write(using, reports)
 
-    monkeypatch.setattr(recording, "record", failing)
+    monkeypatch.setattr(results, "record", failing)
     as_one_message()
     assert not failures
     assert [fresh(call).status for call in calls] == [Status.DONE] * 2
 
 
-def test_an_announcement_that_fails_undoes_no_record(rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_announcement_that_fails_undoes_no_record(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule())
     call = send("r", callback="tasks.told")
-    monkeypatch.setattr(recording.callbacks, "announce", lambda *_: (_ for _ in ()).throw(OperationalError("gone")))
+    monkeypatch.setattr(
+        results.callbacks, "announce", lambda *_: (_ for _ in ()).throw(OperationalError("gone"))
+    )
     as_one_message()
     assert fresh(call).status == Status.DONE
     assert fresh(call).callback_pending
@@ -345,7 +414,9 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("error", AT_ONCE, ids=lambda error: type(error).__name__)
-def test_whatever_a_hook_raises_fails_its_own_call_at_once(rules: Rules, remote: Vendor, error: BaseException) -> None:
+def test_whatever_a_hook_raises_fails_its_own_call_at_once(
+    rules: Rules, remote: Vendor, error: BaseException
+) -> None:
     bad = {"classify": raising(error), "settle": raising(error)}
     rules(
         good=Rule(), **{name: Rule(**{name: hook}) for name, hook in bad.items()},
@@ -355,26 +426,37 @@ def test_whatever_a_hook_raises_fails_its_own_call_at_once(rules: Rules, remote:
     verdicts["/own"] = error
     calls = {name: [send(name, f"/{name}") for _ in range(3)] for name in ("good", *bad)}
     secret = CallQueue.objects.send(
-        {"method": "post", "params": {"url": "http://vendor.example/", "headers": {"X": Secret("S")}}}, rule="secret"
+        {
+            "method": "post",
+            "params": {"url": "http://vendor.example/", "headers": {"X": Secret("S")}},
+        },
+        rule="secret",
     )
     own = CallQueue.objects.send({"method": "own", "params": {"path": "/own"}}, rule="own")
     assert secret is not None
     assert own is not None
     ended = threading.Event()
-    watch = threading.Timer(30, lambda: ended.is_set() or pytest.exit("the worker waits for ever", 1))
+    watch = threading.Timer(
+        30, lambda: ended.is_set() or pytest.exit("the worker waits for ever", 1)
+    )
     watch.start()
     as_one_message()
     ended.set()
     watch.cancel()
     assert {fresh(call).status for name in calls for call in calls[name]} == {Status.DONE}
     said = {call.attempts.get().error_message for call in calls["classify"]}
-    assert said == {f"classify failed: {type(error).__name__}" + (f": {storable(str(error))}" if str(error) else "")}
+    assert said == {
+        f"classify failed: {type(error).__name__}"
+        + (f": {storable(str(error))}" if str(error) else "")
+    }
     assert (fresh(secret).status, fresh(own).status) == (Status.ERROR, Status.FAILED)
     assert type(error).__name__ in fresh(secret).error_message
     assert fresh(own).error_message.startswith(type(error).__name__)
 
 
-def test_a_hook_that_breaks_the_answer_it_was_shown_harms_its_own_call(rules: Rules, remote: Vendor) -> None:
+def test_a_hook_that_breaks_the_answer_it_was_shown_harms_its_own_call(
+    rules: Rules, remote: Vendor
+) -> None:
     def breaking(answer: Any) -> None:
         for name, value in broken.get(answer.url, {}).items():
             setattr(answer, name, value)
@@ -402,7 +484,9 @@ class Breaking(Exception):
         raise SystemExit
 
 
-def test_errors_without_words_and_outcomes_that_are_none_are_the_hooks_own(rules: Rules, remote: Vendor) -> None:
+def test_errors_without_words_and_outcomes_that_are_none_are_the_hooks_own(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(classify=f"{NAME}.classify"))
     nonsense = [
         Breaking(), GiveUp(5), GiveUp(0), RetryLater("later", float("inf")), RetryLater("later", "soon"), HoldUntil("never", "x"),  # type: ignore[arg-type]
@@ -430,7 +514,11 @@ def test_a_module_that_breaks_when_it_is_read_harms_its_own_rule(
     assert "SystemExit: not here" in fresh(bad).error_message
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(1), KeyboardInterrupt(), ValueError()],
+    ids=lambda error: type(error).__name__,
+)
 def test_a_listener_that_raises_keeps_nobody_else_from_hearing(
     rules: Rules, remote: Vendor, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -458,7 +546,9 @@ def test_a_listener_that_raises_keeps_nobody_else_from_hearing(
     assert failed[0]["error"] == type(error).__name__
 
 
-def test_an_eager_callback_that_raises_keeps_no_other_from_being_told(rules: Rules, remote: Vendor, settings: Any) -> None:
+def test_an_eager_callback_that_raises_keeps_no_other_from_being_told(
+    rules: Rules, remote: Vendor, settings: Any
+) -> None:
     from celery import current_app, shared_task
 
     told: list[int] = []
@@ -472,7 +562,10 @@ def test_an_eager_callback_that_raises_keeps_no_other_from_being_told(rules: Rul
         told.append(call_id)
 
     rules(r=Rule())
-    bad, good = send("r", callback="tests.callback_that_leaves"), send("r", callback="tests.callback_that_hears")
+    bad, good = (
+        send("r", callback="tests.callback_that_leaves"),
+        send("r", callback="tests.callback_that_hears"),
+    )
     eager, current_app.conf.task_always_eager = current_app.conf.task_always_eager, True
     try:
         run()

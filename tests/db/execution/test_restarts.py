@@ -1,6 +1,8 @@
-"""A process finds its connection cut, or its work in conflict, at any statement: it goes on, and nothing waits for a lease.
+"""A process finds its connection cut, or its work in conflict, at any statement: it goes on, and
+nothing waits for a lease.
 
-Each test does the same work again and again, and is struck at the first statement, the second, and so on to the last.
+Each test does the same work again and again, and is struck at the first statement, the second, and
+so on to the last.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.apps import apps
 from django.db import connection, connections, transaction
 
-from callqueue import Retry, Rule, SlidingWindow, beginning, database, events, executor
-from callqueue.beginning import Job
-from callqueue.dispenser import Dispenser
-from callqueue.handlers import wire
+from callqueue import Retry, Rule, SlidingWindow, database, events
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import release as make_pass
+from callqueue.execution import claim, executor
+from callqueue.execution.claim import Job
+from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
-from callqueue.releasing import ensure_states
-from callqueue.releasing import release as make_pass
 from tests.db import commands
 from tests.support.behaviour import Vendor, release, send
 from tests.support.cutting import STRUCK_AFTER, STRUCK_BEFORE, cut, deeds, kill_this_connection
@@ -39,7 +42,9 @@ LIMITS = [SlidingWindow("100/s")]
 
 @pytest.fixture(autouse=True)
 def _rules(rules: Callable[..., None], transactional_db: None) -> Iterator[None]:
-    """Leases so long that what waits for one is not over when the test is; and no connection kept for what comes after."""
+    """Leases so long that what waits for one is not over when the test is; and no connection kept
+    for what comes after.
+    """
     rules(
         {"LEASE": {"RELEASE": 600, "GRACE": 600}},
         r=Rule(limits=LIMITS, retry=Retry(base=600.0, jitter=False)),
@@ -73,7 +78,9 @@ def told() -> Iterator[list[tuple[int, str]]]:
 
 
 def in_a_worker(work: Callable[..., Any], *given: Any) -> Any:
-    """Do this as a worker does a message: in a thread of its own, whose connection is kept for the next. This one's stays."""
+    """Do this as a worker does a message: in a thread of its own, whose connection is kept for the
+    next. This one's stays.
+    """
 
     def message() -> Any:
         try:
@@ -86,8 +93,14 @@ def in_a_worker(work: Callable[..., Any], *given: Any) -> Any:
         return pool.submit(message).result(60)
 
 
-def at_every_moment(deed: str, prepare: Callable[[], Any], work: Callable[[Any], Any], judge: Callable[[Any, str], None]) -> int:
-    """Prepare, work and judge with a cut at the first moment of the work, the second, and so on; how many there are.
+def at_every_moment(
+    deed: str,
+    prepare: Callable[[], Any],
+    work: Callable[[Any], Any],
+    judge: Callable[[Any, str], None],
+) -> int:
+    """Prepare, work and judge with a cut at the first moment of the work, the second, and so on;
+    how many there are.
 
     In `make test` each moment has one of the deeds, in turn.
     """
@@ -107,17 +120,24 @@ def at_every_moment(deed: str, prepare: Callable[[], Any], work: Callable[[Any],
 
 
 @pytest.mark.fault
-def test_begin_and_record_are_struck_at_every_moment(deed: str, remote: Vendor, told: list[tuple[int, str]]) -> None:
+def test_begin_and_record_are_struck_at_every_moment(
+    deed: str, remote: Vendor, told: list[tuple[int, str]]
+) -> None:
     remote.answers = {"/bad": 500, "/busy": (429, {"Retry-After": "60"}, b"")}
     ids: list[int] = []
 
     def prepare() -> dict[str, CallQueue]:
         remote.requests.clear()
         told.clear()
-        calls = {path: send("r", path, callback="tests.echo") for path in ("/ok", "/bad", "/busy", "/gone", "/late")}
+        calls = {
+            path: send("r", path, callback="tests.echo")
+            for path in ("/ok", "/bad", "/busy", "/gone", "/late")
+        }
         release()
         calls["/gone"].cancel()
-        CallQueue.objects.filter(pk=calls["/late"].pk).update(expires_at_dt=database.clock("default") - timedelta(seconds=1))
+        CallQueue.objects.filter(pk=calls["/late"].pk).update(
+            expires_at_dt=database.clock("default") - timedelta(seconds=1)
+        )
         ids[:] = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
         return calls
 
@@ -139,7 +159,9 @@ def test_begin_and_record_are_struck_at_every_moment(deed: str, remote: Vendor, 
         assert outcomes[calls["/ok"].pk] == "succeeded", story
         assert Hold.objects.filter(rule="r").count() == 1, story
         heard = {"/ok": "done", "/gone": "cancelled", "/late": "expired"}
-        assert sorted(told) == sorted((calls[path].pk, status) for path, status in heard.items()), story
+        assert sorted(told) == sorted((calls[path].pk, status) for path, status in heard.items()), (
+            story
+        )
 
     assert at_every_moment(deed, prepare, work, judge) >= 6
 
@@ -152,16 +174,18 @@ def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses() ->
     send("r")
     release()
     ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    first = beginning.begin("default", ids, "a-worker")
-    again = beginning.begin("default", ids, "a-worker")
+    first = claim.begin("default", ids, "a-worker")
+    again = claim.begin("default", ids, "a-worker")
     assert [job.attempt_id for job in first] == [job.attempt_id for job in again] == ids
-    assert beginning.begin("default", ids, "another-worker") == []
+    assert claim.begin("default", ids, "another-worker") == []
 
 
 @pytest.mark.parametrize("deed", [STRUCK_BEFORE, STRUCK_AFTER])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.fault
-def test_a_soft_time_limit_strikes_at_every_moment(deed: str, count: int, remote: Vendor, told: list[tuple[int, str]]) -> None:
+def test_a_soft_time_limit_strikes_at_every_moment(
+    deed: str, count: int, remote: Vendor, told: list[tuple[int, str]]
+) -> None:
     """What was sent is recorded, and what was not waits again; nothing is left to a lease."""
     ids: list[int] = []
 
@@ -178,11 +202,17 @@ def test_a_soft_time_limit_strikes_at_every_moment(deed: str, count: int, remote
             executor.execute("default", ids)
 
     def judge(calls: list[CallQueue], story: str) -> None:
-        assert not CallAttempt.objects.filter(started_at__isnull=False, finished_at__isnull=True).exists(), story
+        assert not CallAttempt.objects.filter(
+            started_at__isnull=False, finished_at__isnull=True
+        ).exists(), story
         done = [call.pk for n, call in enumerate(calls) if f"/{n}" in remote.paths()]
         others = CallQueue.objects.exclude(pk__in=done)
-        assert set(CallQueue.objects.filter(pk__in=done).values_list("status", flat=True)) <= {Status.DONE}, story
-        assert set(others.values_list("status", flat=True)) <= {Status.NEW, Status.DISPATCHED}, story
+        assert set(CallQueue.objects.filter(pk__in=done).values_list("status", flat=True)) <= {
+            Status.DONE
+        }, story
+        assert set(others.values_list("status", flat=True)) <= {Status.NEW, Status.DISPATCHED}, (
+            story
+        )
         assert len(remote.paths()) == len(done), story
         assert sorted(told) == [(pk, "done") for pk in sorted(done)], story
         if not story:
@@ -207,7 +237,9 @@ class Place:
             assert self.came.acquire(timeout=20)
 
 
-def _slow_to_connect(place: Place, remote: Vendor, method: str, params: Any, **more: Any) -> wire.Answer:
+def _slow_to_connect(
+    place: Place, remote: Vendor, method: str, params: Any, **more: Any
+) -> client.Answer:
     if params["url"].endswith("/unsent"):
         place.stop_here()
     return remote.request(method, params, **more)
@@ -219,8 +251,10 @@ def test_calls_on_the_wire_and_calls_before_it_when_the_worker_is_struck(
 ) -> None:
     """A time limit waits for what is on the wire; a worker that is to go at once does not."""
     before, sending, struck = Place(), Place(), threading.Event()
-    jobs, begun = list[Job](), beginning.begin
-    monkeypatch.setattr(wire, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named))
+    jobs, begun = list[Job](), claim.begin
+    monkeypatch.setattr(
+        client, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named)
+    )
     remote.answers = {f"/{n}": lambda: sending.stop_here() and 200 for n in range(4)}
     sent = [send("r", f"/{n}") for n in range(4)]
     unsent = [send("r", "/unsent") for _ in range(4)]
@@ -246,7 +280,7 @@ def test_calls_on_the_wire_and_calls_before_it_when_the_worker_is_struck(
         if strikes is SoftTimeLimitExceeded:
             sending.go.set()
 
-    monkeypatch.setattr(beginning, "begin", begin)
+    monkeypatch.setattr(claim, "begin", begin)
     handler = signal.signal(signal.SIGALRM, strike)
     conductor = threading.Thread(target=conduct)
     conductor.start()
@@ -261,23 +295,31 @@ def test_calls_on_the_wire_and_calls_before_it_when_the_worker_is_struck(
     expected = Status.DONE if strikes is SoftTimeLimitExceeded else Status.DISPATCHED
     assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [expected] * 4
     assert [CallQueue.objects.get(pk=call.pk).status for call in unsent] == [Status.NEW] * 4
-    assert set(CallAttempt.objects.filter(call__in=unsent).values_list("outcome", flat=True)) == {"voided"}
+    assert set(CallAttempt.objects.filter(call__in=unsent).values_list("outcome", flat=True)) == {
+        "voided"
+    }
 
 
 def _others() -> int:
     """How many connections there are to this database beside this thread's."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute("SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+            cursor.execute(
+                "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
         else:
-            cursor.execute("SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+            cursor.execute(
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+            )
         return int(cursor.fetchone()[0])
 
 
 def _wait_for_others(count: int) -> None:
     deadline = time.monotonic() + 10
     while _others() != count:
-        assert time.monotonic() < deadline, f"{_others()} connections beside this one, and {count} wanted"
+        assert time.monotonic() < deadline, (
+            f"{_others()} connections beside this one, and {count} wanted"
+        )
         time.sleep(0.02)
 
 
@@ -285,8 +327,12 @@ def _reads_the_database(_: Any) -> None:
     assert RuleState.objects.count() >= 0
 
 
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="its connections are no one's but the process's")
-def test_hooks_that_use_the_orm_leave_no_connection_open(rules: Callable[..., None], remote: Vendor) -> None:
+@pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="its connections are no one's but the process's"
+)
+def test_hooks_that_use_the_orm_leave_no_connection_open(
+    rules: Callable[..., None], remote: Vendor
+) -> None:
     rules(r=Rule(limits=LIMITS, classify=_reads_the_database))
     calls = [send("r", f"/{n}") for n in range(8)]
     release()
@@ -315,7 +361,9 @@ def test_the_first_message_after_a_restart_of_the_database_is_begun(remote: Vend
 
 
 @pytest.mark.parametrize("is_eager", [True, False])
-def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(remote: Vendor, is_eager: bool) -> None:
+def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(
+    remote: Vendor, is_eager: bool
+) -> None:
     """A test, or a shell. Another in its place would be open when the test's database is to go."""
     from callqueue.tasks import dispense, make_api_call
 
@@ -330,7 +378,9 @@ def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(remote: Ven
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
 def test_a_connection_outlives_the_thread_that_kept_it() -> None:
-    """gevent has a greenlet for each message, so what a thread keeps for itself would be kept for nobody."""
+    """gevent has a greenlet for each message, so what a thread keeps for itself would be kept for
+    nobody.
+    """
     seen: list[Any] = []
 
     def use() -> None:
@@ -347,16 +397,20 @@ def test_a_connection_outlives_the_thread_that_kept_it() -> None:
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="no other has the setting")
-def test_the_dispensers_patience_is_that_of_its_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dispensers_patience_is_that_of_its_passes_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The task hands its connection on to whatever runs next in its process."""
-    from callqueue import ledger
+    from callqueue.ledger import account
     from callqueue.tasks import dispense
 
     def shown() -> str:
         return str(database.rows("default", "SHOW idle_in_transaction_session_timeout")[0][0])
 
-    usual, inside, read = shown(), [], ledger.read
-    monkeypatch.setattr(ledger, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named))
+    usual, inside, read = shown(), [], account.read
+    monkeypatch.setattr(
+        account, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named)
+    )
     send("r")
     assert in_a_worker(lambda: (dispense(0.1), shown())) == (0, usual)
     assert in_a_worker(shown) == usual
@@ -371,7 +425,9 @@ class Until:
 
     def __call__(self, using: str, messages: Any) -> bool:
         self.ids += [pk for _, some in messages for pk in some]
-        open_now = CallAttempt.objects.using(using).unbegun().filter(pk__in=self.ids, call__in=self.wanted)
+        open_now = (
+            CallAttempt.objects.using(using).unbegun().filter(pk__in=self.ids, call__in=self.wanted)
+        )
         if open_now.values("call").distinct().count() == len(self.wanted):
             self.stop.set()
         return True
@@ -387,7 +443,14 @@ def _scene() -> dict[str, CallQueue]:
     CallAttempt.objects.filter(call=lost).update(started_at=past, worker="a-worker")
     late = send("r")
     CallQueue.objects.filter(pk=late.pk).update(expires_at_dt=past)
-    return {"lost": lost, "unheard": unheard, "late": late, "a": send("r"), "b": send("other"), "c": send("r")}
+    return {
+        "lost": lost,
+        "unheard": unheard,
+        "late": late,
+        "a": send("r"),
+        "b": send("other"),
+        "c": send("r"),
+    }
 
 
 def _judge_scene(calls: dict[str, CallQueue], story: str) -> None:
@@ -432,10 +495,17 @@ def test_a_single_round_is_struck_at_every_moment() -> None:
 
     def judge(calls: dict[str, CallQueue], story: str) -> None:
         assert until["now"].stop.is_set(), f"{story}: {list(CallAttempt.objects.values())}"
-        assert set(CallAttempt.objects.open().values_list("pk", flat=True)) <= set(until["now"].ids), story
+        assert set(CallAttempt.objects.open().values_list("pk", flat=True)) <= set(
+            until["now"].ids
+        ), story
         _judge_scene(calls, story)
 
-    assert at_every_moment(deeds()[-1], prepare, lambda _: Dispenser(publish=until["now"]).run_once(), judge) >= 10
+    assert (
+        at_every_moment(
+            deeds()[-1], prepare, lambda _: Dispenser(publish=until["now"]).run_once(), judge
+        )
+        >= 10
+    )
 
 
 @pytest.mark.fault
@@ -457,21 +527,43 @@ def _old_calls() -> dict[str, CallQueue]:
     calls = {name: send("r") for name in OLD}
     for name, status in OLD.items():
         ended = None if status == Status.NEW else long_ago
-        CallQueue.objects.filter(pk=calls[name].pk).update(status=status, finished_at_dt=ended, ready=status == Status.NEW)
-        CallAttempt.objects.create(
-            call_id=calls[name].pk, number=1, rule="r", queue="q", released_at=long_ago, finished_at=long_ago, outcome="succeeded"
+        CallQueue.objects.filter(pk=calls[name].pk).update(
+            status=status, finished_at_dt=ended, ready=status == Status.NEW
         )
-    Hold.objects.create(rule="r", per="rule", value="", until=long_ago, began_at=long_ago, reason="", source="provider")
+        CallAttempt.objects.create(
+            call_id=calls[name].pk,
+            number=1,
+            rule="r",
+            queue="q",
+            released_at=long_ago,
+            finished_at=long_ago,
+            outcome="succeeded",
+        )
+    Hold.objects.create(
+        rule="r",
+        per="rule",
+        value="",
+        until=long_ago,
+        began_at=long_ago,
+        reason="",
+        source="provider",
+    )
     return calls
 
 
 def _cleaned(calls: dict[str, CallQueue]) -> bool:
-    return list(CallQueue.objects.values_list("status", flat=True)) == [Status.NEW] and not Hold.objects.exists()
+    return (
+        list(CallQueue.objects.values_list("status", flat=True)) == [Status.NEW]
+        and not Hold.objects.exists()
+    )
 
 
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, CallQueue]], bool]]] = {
     "cleanup": (("--older-than", "30d"), _cleaned),
-    "requeue": (("--status", "failed", "--no-input"), lambda calls: _fresh(calls)["FAILED"].status == Status.NEW),
+    "requeue": (
+        ("--status", "failed", "--no-input"),
+        lambda calls: _fresh(calls)["FAILED"].status == Status.NEW,
+    ),
     "cancel": (("--no-input",), lambda calls: _fresh(calls)["NEW"].status == Status.CANCELLED),
     "status": (("--json",), lambda calls: True),
     "audit": ((), lambda calls: True),
@@ -509,10 +601,17 @@ def test_a_file_of_calls_is_sent_once_or_not_at_all(deed: str, tmp_path: Any) ->
         assert ran[-1].code == 0 if not story else ran[-1].code in (0, 1), story
         assert count == 3 or ran[-1].code == 1, story
 
-    at_every_moment(deed, lambda: None, lambda _: ran.append(commands.run("send", "--rule", "r", str(path))), judge)
+    at_every_moment(
+        deed,
+        lambda: None,
+        lambda _: ran.append(commands.run("send", "--rule", "r", str(path))),
+        judge,
+    )
 
 
-def test_a_pass_inside_somebody_elses_transaction_sets_no_patience_for_it(rules: Any, db: None) -> None:
+def test_a_pass_inside_somebody_elses_transaction_sets_no_patience_for_it(
+    rules: Any, db: None
+) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("a setting of PostgreSQL's")
     rules(r=Rule())

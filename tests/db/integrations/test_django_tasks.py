@@ -1,4 +1,6 @@
-"""Django's Tasks API on the queue: what Django documents of a backend, with the API of the Django that is installed."""
+"""Django's Tasks API on the queue: what Django documents of a backend, with the API of the Django
+that is installed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ TASKS = {
     "default": {
         "BACKEND": BACKEND,
         "QUEUES": ["default", "mail", "github"],
-        "OPTIONS": {"rules": {"mail": "sendgrid"}, "key": "tests.db.test_backends.key_of"},
+        "OPTIONS": {
+            "rules": {"mail": "sendgrid"},
+            "key": "tests.db.integrations.test_django_tasks.key_of",
+        },
     },
     "other": {"BACKEND": BACKEND},
 }
@@ -75,7 +80,13 @@ def broken(times: int) -> str:
 
 @api.task
 def returns(what: str) -> Any:
-    return {"set": {1, 2}, "long": "x" * 5000, "none": None, "nested": {"a": [1, {"b": None}]}, "give up": GiveUp("no")}[what]
+    return {
+        "set": {1, 2},
+        "long": "x" * 5000,
+        "none": None,
+        "nested": {"a": [1, {"b": None}]},
+        "give up": GiveUp("no"),
+    }[what]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +94,11 @@ def project(rules: Rules, settings: Any) -> Iterator[None]:
     settings.TASKS = TASKS
     ran.clear()
     retry = Retry(base=60.0, jitter=False)
-    rules(default=Rule(retry=retry), sendgrid=Rule(), github=Rule(limits=[SlidingWindow("1/h", per="key")]))
+    rules(
+        default=Rule(retry=retry),
+        sendgrid=Rule(),
+        github=Rule(limits=[SlidingWindow("1/h", per="key")]),
+    )
     yield
     ran.clear()
 
@@ -100,7 +115,12 @@ def test_the_backend_says_what_it_supports() -> None:
 def test_a_task_is_enqueued_runs_and_has_a_result(callqueue_sent: Sent) -> None:
     result = add.enqueue(2, b=3)
     assert (result.status, result.args, result.kwargs) == (Status.READY, [2], {"b": 3})
-    assert (result.started_at, result.finished_at, result.attempts, result.errors) == (None, None, 0, [])
+    assert (result.started_at, result.finished_at, result.attempts, result.errors) == (
+        None,
+        None,
+        0,
+        [],
+    )
     assert result.enqueued_at is not None
     call = callqueue_sent.assert_call_sent(method="django_task", rule="default", count=1)
     assert result.id == str(call.pk)
@@ -177,14 +197,20 @@ def test_aenqueue_and_aget_result() -> None:
     assert (result.id, found.status) == (found.id, Status.READY)
 
 
-def test_a_failure_is_retried_as_the_rule_says_and_is_among_the_errors(callqueue_clock: Clock) -> None:
+def test_a_failure_is_retried_as_the_rule_says_and_is_among_the_errors(
+    callqueue_clock: Clock,
+) -> None:
     result = broken.enqueue(times=1)
     run_callqueue()
     result.refresh()
     assert (result.status, result.attempts, result.is_finished) == (Status.READY, 1, False)
     run_callqueue(skip_waits=True)
     result.refresh()
-    assert (result.status, result.attempts, result.return_value) == (Status.SUCCESSFUL, 2, "at last")
+    assert (result.status, result.attempts, result.return_value) == (
+        Status.SUCCESSFUL,
+        2,
+        "at last",
+    )
     (error,) = result.errors
     assert error.exception_class is ValueError
     assert 'raise ValueError("it broke")' in error.traceback
@@ -208,7 +234,9 @@ def test_return_values_come_back_as_they_were(what: str, value: Any) -> None:
     assert result.return_value == value
 
 
-@pytest.mark.parametrize(("what", "why"), [("set", "TypeError"), ("long", "KEEP_RESPONSE_BYTES"), ("give up", "no")])
+@pytest.mark.parametrize(
+    ("what", "why"), [("set", "TypeError"), ("long", "KEEP_RESPONSE_BYTES"), ("give up", "no")]
+)
 def test_a_return_value_that_cannot_be_kept_is_a_failure_at_once(what: str, why: str) -> None:
     result = returns.enqueue(what)
     run_callqueue()
@@ -249,7 +277,11 @@ def test_results_that_there_are_not() -> None:
 
 def test_invalid_tasks_are_refused() -> None:
     invalid = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
-    for changes in ({"queue_name": "unknown"}, {"priority": 101}, {"run_after": timezone.now().replace(tzinfo=None)}):
+    for changes in (
+        {"queue_name": "unknown"},
+        {"priority": 101},
+        {"run_after": timezone.now().replace(tzinfo=None)},
+    ):
         with pytest.raises(invalid):
             add.using(**changes)
 
@@ -266,7 +298,11 @@ def test_signals_are_sent(callqueue_clock: Clock) -> None:
         getattr(signals, name).connect(hear)
     add.enqueue(1)
     run_callqueue()
-    assert heard == [("task_enqueued", Status.READY), ("task_started", Status.RUNNING), ("task_finished", Status.SUCCESSFUL)]
+    assert heard == [
+        ("task_enqueued", Status.READY),
+        ("task_started", Status.RUNNING),
+        ("task_finished", Status.SUCCESSFUL),
+    ]
     heard.clear()
     broken.enqueue(times=9)
     run_callqueue(skip_waits=True)
@@ -274,7 +310,9 @@ def test_signals_are_sent(callqueue_clock: Clock) -> None:
 
 
 def test_checks(settings: Any) -> None:
-    settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"rules": {"x": "sendgird"}, "rule": "sendgrid"}}}
+    settings.TASKS = {
+        "default": {"BACKEND": BACKEND, "OPTIONS": {"rules": {"x": "sendgird"}, "rule": "sendgrid"}}
+    }
     (error,) = api.default_task_backend.check()
     assert error.id == "callqueue.E005"
     assert "did you mean 'sendgrid'" in error.msg
@@ -282,7 +320,13 @@ def test_checks(settings: Any) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["os.system", "antigravity.x", "callqueue.testing.run_callqueue", "tests.db.nowhere.task", "tests.db.test_backends.add.func"],
+    [
+        "os.system",
+        "antigravity.x",
+        "callqueue.testing.run_callqueue",
+        "tests.db.nowhere.task",
+        "tests.db.integrations.test_django_tasks.add.func",
+    ],
 )
 def test_a_row_names_a_registered_task_or_fails_and_nothing_is_imported(path: str) -> None:
     add.enqueue(1)
@@ -295,20 +339,27 @@ def test_a_row_names_a_registered_task_or_fails_and_nothing_is_imported(path: st
     assert f"has no task '{path}'" in call.error_message
     assert "antigravity" not in sys.modules
     assert "tests.db.nowhere" not in sys.modules
-    with pytest.raises(api.TaskResultDoesNotExist if hasattr(api, "TaskResultDoesNotExist") else Exception):
+    with pytest.raises(
+        api.TaskResultDoesNotExist if hasattr(api, "TaskResultDoesNotExist") else Exception
+    ):
         api.default_task_backend.get_result(str(call.pk))
 
 
-@pytest.mark.parametrize("said", ["antigravity.Error: x", "os.system: x", "json.JSONDecodeError: x", "builtins.ValueError: x"])
+@pytest.mark.parametrize(
+    "said",
+    ["antigravity.Error: x", "os.system: x", "json.JSONDecodeError: x", "builtins.ValueError: x"],
+)
 def test_the_class_of_an_error_is_one_that_is_there(said: str) -> None:
     path = api.default_task_backend._error(said).exception_class_path
-    assert path == ("callqueue.exceptions.CallQueueError" if said[0] in "ao" else said.partition(":")[0])
+    assert path == (
+        "callqueue.exceptions.CallQueueError" if said[0] in "ao" else said.partition(":")[0]
+    )
 
 
 def test_a_task_that_is_gone_fails_saying_so() -> None:
     add.enqueue(1)
     call = CallQueue.objects.get()
-    call.call_data["params"]["path"] = "tests.db.test_backends.gone"
+    call.call_data["params"]["path"] = "tests.db.integrations.test_django_tasks.gone"
     call.save()
     run_callqueue()
     call.refresh_from_db()

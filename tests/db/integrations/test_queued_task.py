@@ -1,4 +1,6 @@
-"""QueuedTask: Celery tasks that wait in the table, run when their limits admit them, and behave otherwise as Celery's do."""
+"""QueuedTask: Celery tasks that wait in the table, run when their limits admit them, and behave
+otherwise as Celery's do.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def broken() -> None:
     raise ValueError("it broke")
 
 
-@shared_task(base=callqueue.QueuedTask, rule="github", name="tests.queued.stubborn", bind=True, max_retries=2)
+@shared_task(
+    base=callqueue.QueuedTask, rule="github", name="tests.queued.stubborn", bind=True, max_retries=2
+)
 def stubborn(self: Any, successes_after: int, **options: Any) -> int:
     ran.append((self.request.retries, self.request.id))
     if self.request.retries < successes_after:
@@ -84,7 +88,11 @@ def stubborn(self: Any, successes_after: int, **options: Any) -> int:
 
 
 @shared_task(
-    base=callqueue.QueuedTask, rule="github", name="tests.queued.auto", autoretry_for=(KeyError,), retry_kwargs={"countdown": 30}
+    base=callqueue.QueuedTask,
+    rule="github",
+    name="tests.queued.auto",
+    autoretry_for=(KeyError,),
+    retry_kwargs={"countdown": 30},
 )
 def auto() -> str:
     ran.append("auto")
@@ -98,7 +106,11 @@ def returns(self: Any, what: str) -> Any:
     ran.append(self.request.callqueue)
     if what == "ignore":
         raise Ignore
-    return {"hold": HoldUntil(60, "busy"), "give up": GiveUp("no use"), "odd": {(1, 2): datetime(2026, 1, 1, tzinfo=UTC)}}[what]
+    return {
+        "hold": HoldUntil(60, "busy"),
+        "give up": GiveUp("no use"),
+        "odd": {(1, 2): datetime(2026, 1, 1, tzinfo=UTC)},
+    }[what]
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +149,9 @@ def test_delay_queues_a_call_and_the_task_runs_when_it_is_admitted(callqueue_sen
     assert ran == []
     assert result.call == callqueue_sent.last
     assert result.state == "PENDING"
-    call = callqueue_sent.assert_call_sent(method="celery_task", name=fetch.name, rule="github", kwargs={"page": 2}, count=1)
+    call = callqueue_sent.assert_call_sent(
+        method="celery_task", name=fetch.name, rule="github", kwargs={"page": 2}, count=1
+    )
     assert run_callqueue() == 1
     assert ran == [("callqueue", 2)]
     assert fresh(call).status == Status.DONE
@@ -158,7 +172,10 @@ def test_key_cost_and_unique_key_come_from_the_arguments() -> None:
     assert call is not None
     assert (call.key, call.cost, call.unique_key, call.priority) == ("12", {"tokens": 8}, "12/8", 7)
     assert call.callback == "tests.queued.plain"
-    assert (keyed.delay(customer_id=13).call.key, keyed.delay(13).call.cost) == ("13", {"tokens": 5})
+    assert (keyed.delay(customer_id=13).call.key, keyed.delay(13).call.cost) == (
+        "13",
+        {"tokens": 5},
+    )
     again = keyed.delay(12, tokens=8)
     assert (again.call, again.id) == (call, result.id)
 
@@ -172,8 +189,17 @@ def test_a_limit_per_key_from_an_argument() -> None:
 
 
 def test_options_of_one_call_win_over_the_decorators() -> None:
-    call = keyed.apply_async((1,), rule="github", key="k", cost=3, unique_key="u", priority=2, callback="x").call
-    assert (call.rule, call.key, call.cost, call.unique_key, call.priority, call.callback) == ("github", "k", 3, "u", 2, "x")
+    call = keyed.apply_async(
+        (1,), rule="github", key="k", cost=3, unique_key="u", priority=2, callback="x"
+    ).call
+    assert (call.rule, call.key, call.cost, call.unique_key, call.priority, call.callback) == (
+        "github",
+        "k",
+        3,
+        "u",
+        2,
+        "x",
+    )
 
 
 def test_countdown_eta_and_expires(callqueue_clock: Clock) -> None:
@@ -213,13 +239,19 @@ def test_options_without_a_meaning_are_refused_by_name(options: dict[str, Any], 
 
 
 def test_options_that_say_how_a_message_travels_do_nothing() -> None:
-    fetch.apply_async(("a",), retry=True, retry_policy={"max_retries": 3}, compression="zlib", serializer="json")
+    fetch.apply_async(
+        ("a",), retry=True, retry_policy={"max_retries": 3}, compression="zlib", serializer="json"
+    )
     assert run_callqueue() == 1
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "field"),
-    [((object(),), {}, "repo"), (("a", b"x"), {}, "page"), (("a",), {"page": {"x": {1, 2}}}, "page.x")],
+    [
+        ((object(),), {}, "repo"),
+        (("a", b"x"), {}, "page"),
+        (("a",), {"page": {"x": {1, 2}}}, "page.x"),
+    ],
 )
 def test_an_argument_that_is_no_json_is_named(args: Any, kwargs: Any, field: str) -> None:
     with pytest.raises(InvalidCall) as refused:
@@ -274,7 +306,9 @@ def test_revoking_cancels_the_call() -> None:
 # --- Failing and retrying
 
 
-def test_an_exception_is_a_failed_attempt_and_lands_there_with_its_traceback(callqueue_clock: Clock) -> None:
+def test_an_exception_is_a_failed_attempt_and_lands_there_with_its_traceback(
+    callqueue_clock: Clock,
+) -> None:
     result = broken.delay()
     run_callqueue()
     call = fresh(result.call)
@@ -290,7 +324,9 @@ def test_an_exception_is_a_failed_attempt_and_lands_there_with_its_traceback(cal
     assert "it broke" in str(result.result)
 
 
-def test_retry_goes_through_the_table_when_it_asked_to(callqueue_clock: Clock, callqueue_sent: Sent) -> None:
+def test_retry_goes_through_the_table_when_it_asked_to(
+    callqueue_clock: Clock, callqueue_sent: Sent
+) -> None:
     result = stubborn.delay(1, countdown=600)
     run_callqueue()
     call = fresh(result.call)
@@ -343,7 +379,9 @@ def test_a_plain_task_of_a_call_is_retried_by_the_table_too(callqueue_clock: Clo
             raise self.retry(countdown=30)
         return "done"
 
-    call = CallQueue.objects.send({"method": "celery_task", "params": {"name": "tests.queued.plain_stubborn"}}, rule="github")
+    call = CallQueue.objects.send(
+        {"method": "celery_task", "params": {"name": "tests.queued.plain_stubborn"}}, rule="github"
+    )
     run_callqueue()
     assert (ran, fresh(call).status) == ([0], Status.ERROR)
     callqueue_clock.forward(31)
@@ -354,7 +392,10 @@ def test_a_plain_task_of_a_call_is_retried_by_the_table_too(callqueue_clock: Clo
 def test_a_task_may_return_an_outcome() -> None:
     given_up, held = returns.delay("give up"), returns.delay("hold")
     run_callqueue()
-    assert (fresh(given_up.call).status, fresh(given_up.call).error_message) == (Status.FAILED, "no use")
+    assert (fresh(given_up.call).status, fresh(given_up.call).error_message) == (
+        Status.FAILED,
+        "no use",
+    )
     assert fresh(held.call).status == Status.ERROR
     assert ran[0]["call_id"] == given_up.call.pk
 
@@ -409,7 +450,9 @@ def test_a_group_is_as_many_calls(callqueue_sent: Sent) -> None:
     assert len(callqueue_sent) == 3
     run_callqueue()
     assert sorted(ran) == [(0, 0), (1, 1), (2, 2)]
-    assert [child.id for child in result.children] == [c.call_data["params"]["options"]["task_id"] for c in callqueue_sent]
+    assert [child.id for child in result.children] == [
+        c.call_data["params"]["options"]["task_id"] for c in callqueue_sent
+    ]
 
 
 def test_a_plain_task_can_lead_to_a_queued_one(callqueue_sent: Sent) -> None:

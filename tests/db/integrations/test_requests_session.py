@@ -1,4 +1,6 @@
-"""Sessions: what requests would have sent is what the call will send, and nothing is dropped in silence."""
+"""Sessions: what requests would have sent is what the call will send, and nothing is dropped in
+silence.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from requests.auth import HTTPBasicAuth, HTTPDigestAuth
 import callqueue
 from callqueue import Discard, Rule
 from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.integrations.requests_session import QueueAdapter, Session, queued_session
 from callqueue.models import CallQueue
-from callqueue.secrets import Secret
-from callqueue.session import QueueAdapter, Session, queued_session
+from callqueue.security.secrets import Secret
 from callqueue.testing import FakeTransport, Sent, run_callqueue
 
 Rules = Callable[..., None]
@@ -32,7 +34,9 @@ def params_of(call: CallQueue | None) -> dict[str, Any]:
     return dict(call.call_data["params"])
 
 
-def as_requests_sends_it(session: Session, method: str, **arguments: Any) -> requests.PreparedRequest:
+def as_requests_sends_it(
+    session: Session, method: str, **arguments: Any
+) -> requests.PreparedRequest:
     """What a requests.Session with the same settings would send."""
     real = requests.Session()
     real.trust_env = False
@@ -46,12 +50,19 @@ def as_requests_sends_it(session: Session, method: str, **arguments: Any) -> req
 def test_post_queues_the_call_and_returns_its_row(callqueue_sent: Sent) -> None:
     call = callqueue.Session(rule="example").post(URL, json={"amount": 5})
     assert isinstance(call, CallQueue)
-    assert callqueue_sent.assert_call_sent(method="post", url=URL, json={"amount": 5}, rule="example", count=1) == call
+    assert (
+        callqueue_sent.assert_call_sent(
+            method="post", url=URL, json={"amount": 5}, rule="example", count=1
+        )
+        == call
+    )
     assert params_of(call) == {"url": URL, "json": {"amount": 5}}
 
 
 @pytest.mark.parametrize("method", ["get", "options", "head", "post", "put", "patch", "delete"])
-def test_every_verb_has_its_method_with_requests_signature(method: str, callqueue_sent: Sent) -> None:
+def test_every_verb_has_its_method_with_requests_signature(
+    method: str, callqueue_sent: Sent
+) -> None:
     call = getattr(Session("example"), method)(URL, headers={"X-A": "1"})
     assert (call.method, params_of(call)["headers"]) == (method, {"X-A": "1"})
     theirs = list(inspect.signature(getattr(requests.Session, method)).parameters)
@@ -82,7 +93,9 @@ def test_request_has_requests_parameters_in_requests_order() -> None:
         {"data": {}, "json": {"a": 1}},
     ],
 )
-def test_the_sessions_settings_are_merged_as_requests_merges_them(arguments: Any, callqueue_transport: FakeTransport) -> None:
+def test_the_sessions_settings_are_merged_as_requests_merges_them(
+    arguments: Any, callqueue_transport: FakeTransport
+) -> None:
     session = Session("example")
     session.headers.update({"X-Token": "of the session", "X-Other": "1"})
     session.params = {"a": "1"}
@@ -96,16 +109,28 @@ def test_the_sessions_settings_are_merged_as_requests_merges_them(arguments: Any
     expected = as_requests_sends_it(session, "POST", **arguments)
     body = expected.body or b""
     assert (made.url, made.body) == (expected.url, body.encode() if isinstance(body, str) else body)
-    ours = {name: value for name, value in made.headers.items() if name not in ("Idempotency-Key", "Cookie")}
+    ours = {
+        name: value
+        for name, value in made.headers.items()
+        if name not in ("Idempotency-Key", "Cookie")
+    }
     assert ours | {"Cookie": ""} == dict(expected.headers) | {"Cookie": ""}
-    assert sorted(made.headers["Cookie"].split("; ")) == sorted(expected.headers["Cookie"].split("; "))
+    assert sorted(made.headers["Cookie"].split("; ")) == sorted(
+        expected.headers["Cookie"].split("; ")
+    )
 
 
 def test_arguments_of_send_are_the_sessions_or_the_requests_own() -> None:
     session = Session("example", key="k", priority=3, cost=2)
     call = session.get(URL, key="other", unique_key="u")
     assert call is not None
-    assert (call.rule, call.key, call.priority, call.cost, call.unique_key) == ("example", "other", 3, 2, "u")
+    assert (call.rule, call.key, call.priority, call.cost, call.unique_key) == (
+        "example",
+        "other",
+        3,
+        2,
+        "u",
+    )
     assert session.get(URL, unique_key="u") == call
 
 
@@ -134,7 +159,9 @@ def test_secrets_may_stand_for_values(settings: Any) -> None:
         ("auth", HTTPDigestAuth("a", "b"), "Authorization"),
     ],
 )
-def test_what_cannot_be_queued_is_refused_saying_where_to_set_it(name: str, value: Any, where: str) -> None:
+def test_what_cannot_be_queued_is_refused_saying_where_to_set_it(
+    name: str, value: Any, where: str
+) -> None:
     with pytest.raises(InvalidCall, match=where) as refused:
         Session().post(URL, **{name: value})
     assert refused.value.field == name
@@ -164,12 +191,21 @@ def test_none_where_the_router_discards(settings: Any) -> None:
 
 def pay(session: requests.Session) -> requests.Response:
     """Code of somebody else's, which takes a session."""
-    response = session.post(URL, params={"q": "1"}, json={"amount": 5}, headers={"X-A": "1"}, auth=("ann", "s"), timeout=5)
+    response = session.post(
+        URL,
+        params={"q": "1"},
+        json={"amount": 5},
+        headers={"X-A": "1"},
+        auth=("ann", "s"),
+        timeout=5,
+    )
     response.raise_for_status()
     return response
 
 
-def test_code_that_takes_a_session_is_queued_by_passing_another_one(callqueue_transport: FakeTransport) -> None:
+def test_code_that_takes_a_session_is_queued_by_passing_another_one(
+    callqueue_transport: FakeTransport,
+) -> None:
     session = requests.Session()
     session.mount("https://api.example.com", QueueAdapter("example", key="k"))
     response = pay(session)

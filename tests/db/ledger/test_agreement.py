@@ -1,6 +1,8 @@
-"""Dispensers whose settings differ, one after the other and at once: what is in force, what is counted, and who is told.
+"""Dispensers whose settings differ, one after the other and at once: what is in force, what is
+counted, and who is told.
 
-Dispensers are driven by hand here, each with settings of its own, as in processes of different releases.
+Dispensers are driven by hand here, each with settings of its own, as in processes of different
+releases.
 """
 
 from __future__ import annotations
@@ -27,20 +29,17 @@ from callqueue import (
     Rule,
     SlidingWindow,
     TokenBucket,
-    agreement,
-    audit,
-    control,
     database,
-    doctor,
     events,
-    overview,
-    recovery,
-    releasing,
     states,
 )
-from callqueue.budgets import bind
+from callqueue.dispatch import release_pass
+from callqueue.dispatch.release_pass import release
+from callqueue.ledger import agreement
+from callqueue.limits.budgets import bind
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
-from callqueue.releasing import release
+from callqueue.operations import audit, control, doctor, status_report
 from tests.db.commands import run
 from tests.support.dispensers import Process
 
@@ -54,7 +53,9 @@ def answer_all(seconds_ago: float = 0.0) -> None:
     """Every open attempt has been answered, so long ago."""
     at = database.clock("default") - timedelta(seconds=seconds_ago)
     moved = {"released_at": at} if seconds_ago else {}
-    CallAttempt.objects.open().update(started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved)
+    CallAttempt.objects.open().update(
+        started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved
+    )
     CallQueue.objects.dispatched().update(status=states.DONE, finished_at_dt=at)
 
 
@@ -75,7 +76,9 @@ def waiting(rules: Rules) -> Callable[..., None]:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     heard: list[tuple[str, dict[str, Any]]] = []
     real = events.tell
-    monkeypatch.setattr(events, "tell", lambda event, **facts: (heard.append((event, facts)), real(event, **facts)))
+    monkeypatch.setattr(
+        events, "tell", lambda event, **facts: (heard.append((event, facts)), real(event, **facts))
+    )
     return heard
 
 
@@ -118,17 +121,28 @@ def test_limits_of_every_kind_are_heard_of(waiting: Any, other: Any) -> None:
 
 def test_of_several_limits_each_one_holds(waiting: Any) -> None:
     waiting(a=50, b=50)
-    one = Process("one", a=Rule(limits=[SlidingWindow("30/m"), SlidingWindow("5/m", name="n")]), b=Rule())
-    two = Process("two", a=Rule(limits=[SlidingWindow("3/m")]), b=Rule(limits=[SlidingWindow("9/m", name="n")]))
+    one = Process(
+        "one", a=Rule(limits=[SlidingWindow("30/m"), SlidingWindow("5/m", name="n")]), b=Rule()
+    )
+    two = Process(
+        "two",
+        a=Rule(limits=[SlidingWindow("3/m")]),
+        b=Rule(limits=[SlidingWindow("9/m", name="n")]),
+    )
     one.joins()
     assert two.goes() == {"a": 3, "b": 2}, "a has three, and n counts both rules: 5 is less than 9"
     assert one.goes() == {}
 
 
-def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_has_joined(waiting: Any) -> None:
+def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_has_joined(
+    waiting: Any,
+) -> None:
     """No look at anything is needed in between: its next pass finds that its book is out of date."""
     waiting(r=50)
-    loose, strict = Process("loose", r=Rule(limits=[SlidingWindow("40/m")])), Process("strict", r=STRICT)
+    loose, strict = (
+        Process("loose", r=Rule(limits=[SlidingWindow("40/m")])),
+        Process("strict", r=STRICT),
+    )
     loose.joins()
     strict.joins()
     loose.run_once(care=False)
@@ -172,11 +186,16 @@ def test_a_deployment_that_lowers_a_limit_and_is_rolled_back(waiting: Any) -> No
     new.leave()
     assert again.goes() == {}
     answer_all(seconds_ago=61)
-    CallAttempt.objects.update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=timezone.now() - timedelta(seconds=61))
+    CallAttempt.objects.update(
+        finished_at=timezone.now() - timedelta(seconds=61),
+        sent_at=timezone.now() - timedelta(seconds=61),
+    )
     assert again.goes() == {"r": 40}
 
 
-def test_an_opinion_that_has_fallen_silent_counts_no_more(waiting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opinion_that_has_fallen_silent_counts_no_more(
+    waiting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting(r=100)
     strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
     strict.joins()
@@ -224,7 +243,10 @@ def test_a_new_start_with_other_settings_goes_by_them_at_once(waiting: Any) -> N
 
 def test_the_same_settings_change_nothing(waiting: Any, told: Any) -> None:
     waiting(r=100)
-    first, second = Process("first", r=LOOSE), Process("second", r=Rule(limits=[SlidingWindow("40/m")], read_timeout=9))
+    first, second = (
+        Process("first", r=LOOSE),
+        Process("second", r=Rule(limits=[SlidingWindow("40/m")], read_timeout=9)),
+    )
     first.joins()
     token = RuleState.objects.get(rule=agreement.ALL).agreement
     second.joins()
@@ -282,13 +304,19 @@ def shared(rate: str = "10/m") -> SlidingWindow:
 
 def test_a_rule_that_is_removed_leaves_its_charges_behind(waiting: Any) -> None:
     waiting(a=50, b=50)
-    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared(), SlidingWindow("7/m")], priority=5))
+    before = Process(
+        "before",
+        a=Rule(limits=[shared()]),
+        b=Rule(limits=[shared(), SlidingWindow("7/m")], priority=5),
+    )
     assert before.goes() == {"a": 3, "b": 7}
     answer_all(seconds_ago=30)
     before.leave()
     after = Process("after", a=Rule(limits=[shared()]))
     assert after.goes() == {}
-    CallAttempt.objects.filter(rule="a").update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=None)
+    CallAttempt.objects.filter(rule="a").update(
+        finished_at=timezone.now() - timedelta(seconds=61), sent_at=None
+    )
     assert after.goes() == {"a": 3}, "b's seven count until they are a minute old"
 
 
@@ -314,12 +342,16 @@ def test_a_rule_that_is_unlinked_leaves_what_it_used_and_takes_nothing_more(wait
     before.leave()
     assert after.goes() == {"b": 10}, "b's own limit counts the ten that went before"
     assert after.goes() == {}
-    CallAttempt.objects.filter(finished_at__isnull=False).update(finished_at=timezone.now() - timedelta(seconds=61), sent_at=None)
+    CallAttempt.objects.filter(finished_at__isnull=False).update(
+        finished_at=timezone.now() - timedelta(seconds=61), sent_at=None
+    )
     assert after.goes() == {"a": 10, "b": 10}, "what b released since does not count in the account"
 
 
 def test_a_rule_that_was_linked_for_a_while_is_counted_anew(waiting: Any) -> None:
-    """Alone, then linked by a limit that says nothing, then alone: whatever was remembered of it meanwhile, 4000 are 4000."""
+    """Alone, then linked by a limit that says nothing, then alone: whatever was remembered of it
+    meanwhile, 4000 are 4000.
+    """
     waiting(a=0, b=9000)
     day = SlidingWindow("4000/d", name="account")
     alone = {"a": Rule(), "b": Rule(limits=[day])}
@@ -332,7 +364,11 @@ def test_a_rule_that_was_linked_for_a_while_is_counted_anew(waiting: Any) -> Non
         process = Process(f"p{number}", **rules)
         process.joins()
         for _ in range(2):
-            total += len(process._release(next(lane for lane in process.lanes.values() if "b" in lane.rules)).released)
+            total += len(
+                process._release(
+                    next(lane for lane in process.lanes.values() if "b" in lane.rules)
+                ).released
+            )
         process.leave()
     process = Process("last", **alone)
     total += sum(process.goes().get("b", 0) for _ in range(3))
@@ -356,14 +392,22 @@ TEN = [
 @pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "unlinked"])
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "open"])
 @pytest.mark.parametrize("limit", TEN, ids=repr)
-def test_every_kind_of_limit_counts_its_former_rules(rules: Rules, limit: Any, is_answered: bool, is_removed: bool) -> None:
-    """Seven of ten were used by b. It goes on without the limit, or is gone: a gets three, and more when the seven have left."""
+def test_every_kind_of_limit_counts_its_former_rules(
+    rules: Rules, limit: Any, is_answered: bool, is_removed: bool
+) -> None:
+    """Seven of ten were used by b. It goes on without the limit, or is gone: a gets three, and more
+    when the seven have left.
+    """
     rules(a=Rule(), b=Rule())
     most = limit.capacity
-    url = {"call_data": {"method": "get", "params": {"url": "http://vendor.example/"}}, "cost": {"tokens": 1}, "key": "K"}
+    url = {
+        "call_data": {"method": "get", "params": {"url": "http://vendor.example/"}},
+        "cost": {"tokens": 1},
+        "key": "K",
+    }
     before = Process("before", a=Rule(limits=[limit]), b=Rule(limits=[limit]))
     after = Process("after", a=Rule(limits=[limit]), **({} if is_removed else {"b": Rule()}))
-    with mock.patch.object(releasing, "LEAD", 0.0):
+    with mock.patch.object(release_pass, "LEAD", 0.0):
         CallQueue.objects.send_many([url] * (most - 3), rule="b")
         assert before.goes() == {"b": most - 3}
         CallQueue.objects.send_many([url] * (most + 9), rule="a")
@@ -378,7 +422,9 @@ def test_every_kind_of_limit_counts_its_former_rules(rules: Rules, limit: Any, i
             assert after.goes() == {"b": 5}
         assert after.goes() == {}
         answer_all()
-        assert after.goes() == ({"a": 9 if is_answered else most} if isinstance(limit, Concurrency) else {})
+        assert after.goes() == (
+            {"a": 9 if is_answered else most} if isinstance(limit, Concurrency) else {}
+        )
 
 
 def test_views_count_what_former_rules_used(waiting: Any, rules: Rules) -> None:
@@ -391,10 +437,12 @@ def test_views_count_what_former_rules_used(waiting: Any, rules: Rules) -> None:
     after.joins()
     rules(a=Rule(limits=[shared()]))
     assert not CallQueue.objects.under_threshold("a")
-    (limit,) = next(rule for rule in overview.look("default") if rule.name == "a").limits
+    (limit,) = next(rule for rule in status_report.look("default") if rule.name == "a").limits
     assert (limit.used, limit.free) == (10, 0)
     assert CallQueue.objects.filter(rule="a")[0].forecast().release_at is not None
-    (found,) = [one for one in audit.audit("default", since=timedelta(hours=1)).findings if one.rule == "a"]
+    (found,) = [
+        one for one in audit.audit("default", since=timedelta(hours=1)).findings if one.rule == "a"
+    ]
     assert (found.highest, found.exceeded) == (10, False)
 
 
@@ -444,7 +492,9 @@ def test_what_former_rules_used_counts_when_the_clock_has_jumped(waiting: Any) -
 # What an operator changed stays.
 
 
-def test_a_changed_limit_stays_in_force_whatever_becomes_of_its_rules(waiting: Any, rules: Rules) -> None:
+def test_a_changed_limit_stays_in_force_whatever_becomes_of_its_rules(
+    waiting: Any, rules: Rules
+) -> None:
     waiting(a=0, b=300)
     both = {"a": Rule(limits=[shared("100/h")]), "b": Rule(limits=[shared("100/h")])}
     first = Process("first", **both)
@@ -474,18 +524,24 @@ def test_a_changed_limit_is_one_for_all_that_differ_in_it(waiting: Any, rules: R
     assert (strict.goes(), loose.goes()) == ({}, {})
 
 
-def test_a_changed_rate_that_the_limit_of_today_cannot_have_is_passed_over(waiting: Any, rules: Rules) -> None:
+def test_a_changed_rate_that_the_limit_of_today_cannot_have_is_passed_over(
+    waiting: Any, rules: Rules
+) -> None:
     waiting(r=100)
     rules(r=LOOSE)
     control.change_limit("default", "r", "r#0", "10/m")
     assert Process("now", r=Rule(limits=[Concurrency(3)])).goes() == {"r": 3}
 
 
-def test_limits_that_were_changed_before_there_was_an_agreement_are_gathered(waiting: Any, rules: Rules) -> None:
+def test_limits_that_were_changed_before_there_was_an_agreement_are_gathered(
+    waiting: Any, rules: Rules
+) -> None:
     waiting(a=0, b=30)
     both = {"a": Rule(limits=[shared()]), "b": Rule(limits=[shared()])}
     rules(**both)
-    RuleState.objects.bulk_create([RuleState(rule="a", rates={"account": "4/m"}), RuleState(rule="b")])
+    RuleState.objects.bulk_create(
+        [RuleState(rule="a", rates={"account": "4/m"}), RuleState(rule="b")]
+    )
     migration = import_module("callqueue.migrations.0007_opinions")
     migration.gather_changed_limits(apps, mock.Mock(connection=connection))
     assert Process("one", **both).goes() == {"b": 4}
@@ -496,7 +552,9 @@ def test_limits_that_were_changed_before_there_was_an_agreement_are_gathered(wai
 # Who is told.
 
 
-def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(waiting: Any, rules: Rules, admin_client: Any) -> None:
+def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(
+    waiting: Any, rules: Rules, admin_client: Any
+) -> None:
     waiting(r=3)
     rules(r=STRICT)
     strict, loose = Process("strict-one", r=STRICT), Process("loose-one", r=LOOSE)
@@ -531,11 +589,16 @@ def test_views_show_every_limit_that_is_in_force(waiting: Any, rules: Rules) -> 
     assert CallQueue.objects.under_threshold("r")
     assert loose.goes() == {"r": 2}
     assert not CallQueue.objects.under_threshold("r")
-    (rule,) = (rule for rule in overview.look("default") if rule.name == "r")
-    assert sorted((limit.id, limit.rate, limit.used) for limit in rule.limits) == [("r#0", "2/m", 2), ("r#0", "40/m", 2)]
+    (rule,) = (rule for rule in status_report.look("default") if rule.name == "r")
+    assert sorted((limit.id, limit.rate, limit.used) for limit in rule.limits) == [
+        ("r#0", "2/m", 2),
+        ("r#0", "40/m", 2),
+    ]
 
 
-def test_the_admin_shows_changed_limits_with_the_rules_they_are_of(waiting: Any, rules: Rules, admin_client: Any) -> None:
+def test_the_admin_shows_changed_limits_with_the_rules_they_are_of(
+    waiting: Any, rules: Rules, admin_client: Any
+) -> None:
     both = {"a": Rule(limits=[shared()]), "b": Rule(limits=[shared(), SlidingWindow("9/m")])}
     rules(**both)
     Process("one", **both).joins()
@@ -550,7 +613,9 @@ def test_the_admin_shows_changed_limits_with_the_rules_they_are_of(waiting: Any,
 
 
 def test_a_pass_makes_no_statement_for_it(waiting: Any, django_assert_num_queries: Any) -> None:
-    """Lock, open attempts, answered ones, holds, candidates, and for what it releases three more: as without it."""
+    """Lock, open attempts, answered ones, holds, candidates, and for what it releases three more:
+    as without it.
+    """
     waiting(r=10)
     process = Process("one", r=LOOSE)
     process.joins()
@@ -558,6 +623,10 @@ def test_a_pass_makes_no_statement_for_it(waiting: Any, django_assert_num_querie
     inside = 0 if connection.vendor == "sqlite" else 1  # the clock is read before and inside
     with CaptureQueriesContext(connection) as captured:
         assert not release("default", ["r"], process.seat.book).released
-    texts = [query["sql"] for query in captured if not query["sql"].startswith(("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT"))]
+    texts = [
+        query["sql"]
+        for query in captured
+        if not query["sql"].startswith(("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT"))
+    ]
     assert len(texts) <= 5 + inside, texts
     assert not [text for text in texts if "dispenserstate" in text]

@@ -11,26 +11,17 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from callqueue import (
-    Rule,
-    SlidingWindow,
-    cleanup,
-    clockwork,
-    conf,
-    database,
-    executor,
-    holds,
-    recording,
-    recovery,
-    states,
-)
-from callqueue.beginning import Job, begin
-from callqueue.dispenser import Dispenser
-from callqueue.handlers import wire
-from callqueue.handlers.journey import Journey
+from callqueue import Rule, SlidingWindow, conf, database, states
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.execution import executor, results
+from callqueue.execution.claim import Job, begin
+from callqueue.execution.http import client
+from callqueue.execution.http.deadline import Journey
+from callqueue.execution.results import Report
+from callqueue.ledger import clock_jumps, holds
+from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
-from callqueue.recording import Report
-from callqueue.releasing import ensure_states, release
 from tests.support.behaviour import response
 
 
@@ -55,19 +46,21 @@ def clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: Non
     monkeypatch.setattr(database, "clock", lambda using: clocks.wall)
     untold = "CAST(NULL AS timestamptz)" if connection.vendor == "postgresql" else "NULL"
     monkeypatch.setattr(database, "clock_sql", lambda using: untold)
-    monkeypatch.setattr(clockwork, "monotonic", lambda: clocks.mono)
-    monkeypatch.setattr(clockwork, "_watches", {})
+    monkeypatch.setattr(clock_jumps, "monotonic", lambda: clocks.mono)
+    monkeypatch.setattr(clock_jumps, "_watches", {})
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
     CallQueue.objects.update(due_at_dt=clocks.wall)
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     clocks.pass_by(1)  # it is no newcomer any more
     return clocks
 
 
 def released(clocks: Clocks) -> int:
-    """What the next passes release within a tenth of a second: a pass that finds the clock jumped looks again."""
+    """What the next passes release within a tenth of a second: a pass that finds the clock jumped
+    looks again.
+    """
     count = 0
     for _ in range(5):
         count += len(release("default", ["r"]).released)
@@ -77,7 +70,10 @@ def released(clocks: Clocks) -> int:
 
 def answer_all(clocks: Clocks) -> None:
     CallAttempt.objects.open().update(
-        started_at=clocks.wall, sent_at=clocks.wall, finished_at=clocks.wall, outcome=states.SUCCEEDED
+        started_at=clocks.wall,
+        sent_at=clocks.wall,
+        finished_at=clocks.wall,
+        outcome=states.SUCCEEDED,
     )
 
 
@@ -110,25 +106,32 @@ def test_a_jump_back_stalls_no_longer_than_a_window(clocks: Clocks, jump: int) -
 
 
 @pytest.mark.parametrize("jump", [-3600, -5, 20, 3600])
-def test_a_retry_waits_as_long_as_it_had_to_wherever_the_clock_jumps(clocks: Clocks, jump: int) -> None:
-    clockwork.watch("default").look()
-    CallQueue.objects.update(status=CallQueue.Status.ERROR, ready=False, due_at_dt=clocks.wall + timedelta(seconds=10))
+def test_a_retry_waits_as_long_as_it_had_to_wherever_the_clock_jumps(
+    clocks: Clocks, jump: int
+) -> None:
+    clock_jumps.watch("default").look()
+    CallQueue.objects.update(
+        status=CallQueue.Status.ERROR, ready=False, due_at_dt=clocks.wall + timedelta(seconds=10)
+    )
     clocks.pass_by(1)
     clocks.jump(jump)
     clocks.pass_by(1)
-    clockwork.watch("default").look()
-    left = CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() - clocks.wall
+    clock_jumps.watch("default").look()
+    left = (
+        CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get()
+        - clocks.wall
+    )
     assert abs(left - timedelta(seconds=8)) < timedelta(seconds=1)
 
 
 def test_a_scheduled_call_keeps_its_instant(clocks: Clocks) -> None:
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     due = clocks.wall + timedelta(seconds=10)
     CallQueue.objects.update(ready=False, due_at_dt=due)
     clocks.pass_by(1)
     clocks.jump(3600)
     clocks.pass_by(1)
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     assert CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() == due
 
 
@@ -146,7 +149,7 @@ def test_answers_after_the_jump_keep_their_own_time(clocks: Clocks) -> None:
 
 
 def test_two_dispensers_shift_the_ledger_once(clocks: Clocks) -> None:
-    first, second = clockwork.Watch("default"), clockwork.Watch("default")
+    first, second = clock_jumps.Watch("default"), clock_jumps.Watch("default")
     first.look(), second.look()
     assert released(clocks) == 20
     answer_all(clocks)
@@ -162,28 +165,37 @@ def test_two_dispensers_shift_the_ledger_once(clocks: Clocks) -> None:
     assert abs(moved - timedelta(hours=1)) < timedelta(seconds=2)
 
 
-@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux counts the time for which it was suspended")
+@pytest.mark.skipif(
+    not hasattr(time, "CLOCK_BOOTTIME"),
+    reason="only Linux counts the time for which it was suspended",
+)
 def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """time.monotonic stands still then; a worker that wakes past its lease must not send."""
-    job: Any = SimpleNamespace(send_at=None, lease_ends=clockwork.monotonic() + 90, is_left=False, is_through=False)
+    job: Any = SimpleNamespace(
+        send_at=None, lease_ends=clock_jumps.monotonic() + 90, is_left=False, is_through=False
+    )
     job.sound_rule, job.rule_name = Rule(total_timeout=60), "r"
     executor.SlotGate(job).wait()
     awake = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)
-    with pytest.raises(wire.Dropped):
+    with pytest.raises(client.Dropped):
         executor.SlotGate(job).wait()
 
 
 def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instants_of_its_own(
     monkeypatch: pytest.MonkeyPatch, transactional_db: None
 ) -> None:
-    """It waits for later slots by what it read: had it read later than it thinks, they would go early."""
+    """It waits for later slots by what it read: had it read later than it thinks, they would go
+    early.
+    """
     read_at: list[float] = []
     rows = database.rows
-    monkeypatch.setattr(clockwork, "_watches", {})
-    monkeypatch.setattr(database, "rows", lambda *sql: (read_at.append(clockwork.monotonic()), rows(*sql))[1])
+    monkeypatch.setattr(clock_jumps, "_watches", {})
+    monkeypatch.setattr(
+        database, "rows", lambda *sql: (read_at.append(clock_jumps.monotonic()), rows(*sql))[1]
+    )
     assert begin("default", [0]) == []
-    last = clockwork.watch("default").last
+    last = clock_jumps.watch("default").last
     assert last is not None
     assert last.before <= read_at[-1] <= last.after
 
@@ -196,13 +208,13 @@ class Others:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = "one"
-        self.watches: dict[str, clockwork.Watch] = {}
-        monkeypatch.setattr(clockwork, "watch", self.watch)
+        self.watches: dict[str, clock_jumps.Watch] = {}
+        monkeypatch.setattr(clock_jumps, "watch", self.watch)
 
-    def watch(self, using: str) -> clockwork.Watch:
-        return self.watches.setdefault(self.now, clockwork.Watch(using))
+    def watch(self, using: str) -> clock_jumps.Watch:
+        return self.watches.setdefault(self.now, clock_jumps.Watch(using))
 
-    def be(self, name: str) -> clockwork.Watch:
+    def be(self, name: str) -> clock_jumps.Watch:
         self.now = name
         return self.watch("default")
 
@@ -218,10 +230,12 @@ def used_up(clocks: Clocks) -> None:
 
 
 @pytest.mark.parametrize("jump", [0.02, 0.5, 60, 3600, -3600, 86400 * 7, -86400 * 7])
-def test_a_begin_that_meets_the_jump_leaves_it_to_be_dealt_with(clocks: Clocks, jump: float) -> None:
+def test_a_begin_that_meets_the_jump_leaves_it_to_be_dealt_with(
+    clocks: Clocks, jump: float
+) -> None:
     used_up(clocks)
     clocks.pass_by(59.84)  # a hundredth before the next may be released ahead
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     clocks.jump(jump)
     assert begin("default", [0]) == []
     assert [len(release("default", ["r"]).released) for _ in range(3)] == [0, 0, 0]
@@ -230,7 +244,9 @@ def test_a_begin_that_meets_the_jump_leaves_it_to_be_dealt_with(clocks: Clocks, 
 
 
 @pytest.mark.parametrize("jump", [-3600, 3600])
-def test_a_process_that_has_only_begun_something_moves_nothing_a_second_time(clocks: Clocks, others: Others, jump: float) -> None:
+def test_a_process_that_has_only_begun_something_moves_nothing_a_second_time(
+    clocks: Clocks, others: Others, jump: float
+) -> None:
     others.be("dispenser").look()
     others.be("worker")
     begin("default", [0])
@@ -246,12 +262,16 @@ def test_a_process_that_has_only_begun_something_moves_nothing_a_second_time(clo
     assert released(clocks) == 20
 
 
-@pytest.mark.parametrize("jumps", [(3600, -3600), (-3600, 3600), (50, 50), (-50, -50), (-3600, 3605), (3600, -3595)])
+@pytest.mark.parametrize(
+    "jumps", [(3600, -3600), (-3600, 3600), (50, 50), (-50, -50), (-3600, 3605), (3600, -3595)]
+)
 @pytest.mark.parametrize("who", ["sleeper", "dispenser"])
 def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
     clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
 ) -> None:
-    """Between the two, one process looks and the other sleeps; then either meets the second one first."""
+    """Between the two, one process looks and the other sleeps; then either meets the second one
+    first.
+    """
     for _ in range(2):
         others.be("sleeper").look()
         others.be("dispenser").look()
@@ -269,8 +289,10 @@ def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
 
 
 def test_a_jump_that_a_slow_reading_hides_is_not_credited(clocks: Clocks) -> None:
-    """The clock's answer may have come at any moment of it, so the time that has surely gone by counts and no more."""
-    watch = clockwork.watch("default")
+    """The clock's answer may have come at any moment of it, so the time that has surely gone by
+    counts and no more.
+    """
+    watch = clock_jumps.watch("default")
     watch.look()
     watch.look()
     last = watch.last
@@ -278,32 +300,42 @@ def test_a_jump_that_a_slow_reading_hides_is_not_credited(clocks: Clocks) -> Non
     clocks.pass_by(1)
     before = clocks.mono
     clocks.pass_by(3)
-    credited = watch.credited(clockwork.Reading(database.to_us(clocks.wall) + 2_000_000, before, clocks.mono + 3, last.moved))
+    credited = watch.credited(
+        clock_jumps.Reading(
+            database.to_us(clocks.wall) + 2_000_000, before, clocks.mono + 3, last.moved
+        )
+    )
     assert credited is not None
     assert (credited - last.at) / 1_000_000 < 1 + 0.02
 
 
 def test_what_keys_wait_for_and_whose_turn_it_was_are_forgotten(clocks: Clocks) -> None:
     """Else a key would wait for an instant of the old frame, or come behind all others until then."""
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     later = database.to_us(clocks.wall)
-    KeyTurn.objects.create(rule="r", priority=0, key="k", served=later, blocked_on="room", blocked_until=later + 10**6)
+    KeyTurn.objects.create(
+        rule="r", priority=0, key="k", served=later, blocked_on="room", blocked_until=later + 10**6
+    )
     clocks.jump(-86400)
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     turn = KeyTurn.objects.get()
     assert turn.blocked_on == ""
     assert turn.served <= database.to_us(clocks.wall)
 
 
 @pytest.mark.parametrize("jump", [3600, -3600])
-def test_a_hold_that_a_jump_finds_in_force_is_made_no_shorter_and_is_as_long_as_it_was(clocks: Clocks, jump: int) -> None:
-    clockwork.watch("default").look()
+def test_a_hold_that_a_jump_finds_in_force_is_made_no_shorter_and_is_as_long_as_it_was(
+    clocks: Clocks, jump: int
+) -> None:
+    clock_jumps.watch("default").look()
     wall = clocks.wall
-    Hold.objects.create(rule="r", until=wall + timedelta(seconds=30), began_at=wall, source="provider")
+    Hold.objects.create(
+        rule="r", until=wall + timedelta(seconds=30), began_at=wall, source="provider"
+    )
     closed = Hold.objects.create(rule="r", until=wall, began_at=wall, source="breaker")
     clocks.pass_by(10)
     clocks.jump(jump)
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     hold = Hold.objects.get(source="provider")
     assert abs(hold.until - clocks.wall - timedelta(seconds=20)) < timedelta(seconds=0.1)
     assert hold.until - hold.began_at == timedelta(seconds=30)
@@ -311,12 +343,16 @@ def test_a_hold_that_a_jump_finds_in_force_is_made_no_shorter_and_is_as_long_as_
     assert closed.until == closed.began_at
 
 
-def test_a_hold_that_was_laid_after_the_jump_is_as_long_as_it_was_laid(clocks: Clocks, others: Others) -> None:
+def test_a_hold_that_was_laid_after_the_jump_is_as_long_as_it_was_laid(
+    clocks: Clocks, others: Others
+) -> None:
     others.be("dispenser").look()
     clocks.pass_by(1)
     clocks.jump(86400)
     others.be("newcomer")
-    holds.lay("default", ["r"], "rule", "", clocks.wall + timedelta(seconds=30), "", source="provider")
+    holds.lay(
+        "default", ["r"], "rule", "", clocks.wall + timedelta(seconds=30), "", source="provider"
+    )
     until = Hold.objects.get().until
     others.be("dispenser").look()
     assert Hold.objects.get().until == until
@@ -325,7 +361,7 @@ def test_a_hold_that_was_laid_after_the_jump_is_as_long_as_it_was_laid(clocks: C
 def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(clocks: Clocks) -> None:
     used_up(clocks)
     CallQueue.objects.all().delete()
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     clocks.jump(86400 * 60)
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
@@ -338,20 +374,24 @@ def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(clocks: Clo
 def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Job:
     """A call that a worker has begun. The clocks are real; a jump is a test's."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
-    monkeypatch.setattr(clockwork, "_watches", {})
+    monkeypatch.setattr(clock_jumps, "_watches", {})
     ensure_states("default", ["r"])
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
-    clockwork.watch("default").since = clockwork.monotonic() - 60
+    clock_jumps.watch("default").since = clock_jumps.monotonic() - 60
     return begun
 
 
 def answered(job: Job, status: int = 200, headers: Any = None) -> Report:
-    answer = wire.Answer(response=response(status, headers or {}, b"{}"), sent_at=clockwork.monotonic(), sent=True)
+    answer = client.Answer(
+        response=response(status, headers or {}, b"{}"), sent_at=clock_jumps.monotonic(), sent=True
+    )
     return executor._report_of(job, job.sound_rule, answer)
 
 
-@pytest.mark.parametrize("jump", [0.02, 0.03, 0.45, 5, 3600, 604800, -0.03, -0.45, -5, -3600, -604800])
+@pytest.mark.parametrize(
+    "jump", [0.02, 0.03, 0.45, 5, 3600, 604800, -0.03, -0.45, -5, -3600, -604800]
+)
 def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
@@ -359,9 +399,9 @@ def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     report = answered(job)
     step = timedelta(seconds=jump)
     monkeypatch.setattr(database, "ahead", step)
-    assert recording.record("default", [report]) == 1
+    assert results.record("default", [report]) == 1
     attempt = CallAttempt.objects.get()
-    shown, known = database.clock("default"), timedelta(microseconds=clockwork.TOLERANCE)
+    shown, known = database.clock("default"), timedelta(microseconds=clock_jumps.TOLERANCE)
     assert sent + step - known <= attempt.sent_at <= attempt.finished_at <= shown
     if abs(step) > 2 * known:
         assert sent + step <= attempt.sent_at
@@ -371,7 +411,7 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network stands still for three seconds between the database's clock and this process."""
-    skew, real, rows, clock = [0.0], clockwork.monotonic, database.rows, database.clock
+    skew, real, rows, clock = [0.0], clock_jumps.monotonic, database.rows, database.clock
 
     def stall(answer: Any) -> Any:
         """Three seconds go by, for both clocks: for one alone it would be a jump."""
@@ -381,11 +421,11 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
 
     sent = database.clock("default")
     report = answered(job)
-    monkeypatch.setattr(clockwork, "monotonic", lambda: real() + skew[0])
+    monkeypatch.setattr(clock_jumps, "monotonic", lambda: real() + skew[0])
     monkeypatch.setattr(database, "ahead", database.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
-    assert recording.record("default", [report]) == 1
+    assert results.record("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     assert sent <= attempt.sent_at <= attempt.finished_at <= clock("default")
 
@@ -398,7 +438,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     wait = report.ending.due_at - report.ended_at
     monkeypatch.setattr(database, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    recording.record("default", [report])
+    results.record("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
 
@@ -412,24 +452,32 @@ def test_a_hold_that_an_answer_asks_for_is_as_long_as_it_says_after_a_jump(
     before = database.clock("default")
     executor._record("default", [report])
     until = Hold.objects.get().until
-    assert before + timedelta(seconds=25) <= until <= database.clock("default") + timedelta(seconds=30)
+    assert (
+        before + timedelta(seconds=25) <= until <= database.clock("default") + timedelta(seconds=30)
+    )
 
 
 def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_writes(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what it wrote would be of a frame that nobody knows of, should the clock go back at once."""
+    """Else what it wrote would be of a frame that nobody knows of, should the clock go back at
+    once.
+    """
     monkeypatch.setattr(database, "ahead", timedelta(seconds=-3600))
-    recording.record("default", [answered(job)])
-    assert RuleState.objects.get(rule=clockwork.FRAME).served / 1_000_000 == pytest.approx(-3600, abs=1)
+    results.record("default", [answered(job)])
+    assert RuleState.objects.get(rule=clock_jumps.FRAME).served / 1_000_000 == pytest.approx(
+        -3600, abs=1
+    )
 
 
 @pytest.mark.parametrize("jump", [3600, -3600])
-def test_a_lease_ends_no_earlier_than_the_worker_believes(job: Job, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
-    left = job.lease_ends - clockwork.monotonic()
+def test_a_lease_ends_no_earlier_than_the_worker_believes(
+    job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    left = job.lease_ends - clock_jumps.monotonic()
     monkeypatch.setattr(database, "ahead", timedelta(seconds=jump))
     assert recovery.end_lost("default") == 0
-    clockwork.watch("default").look()
+    clock_jumps.watch("default").look()
     assert recovery.end_lost("default") == 0
     lease = CallAttempt.objects.get().lease_until - database.clock("default")
     assert left - 5 <= lease.total_seconds() <= left + 1
@@ -444,9 +492,9 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
     dispenser = Dispenser("default")
     for others, is_new in ((False, True), (True, True), (True, False)):
         if is_new:
-            monkeypatch.setattr(clockwork, "_watches", {})
+            monkeypatch.setattr(clock_jumps, "_watches", {})
         else:
-            clockwork.watch("default").since = clockwork.monotonic() - 60
+            clock_jumps.watch("default").since = clock_jumps.monotonic() - 60
         if others:
             recovery.beat("default", "another")
         waits.clear()
@@ -459,26 +507,30 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
 
 
 def gate(job: Job, left: float) -> executor.SlotGate:
-    job.lease_ends = clockwork.monotonic() + left
+    job.lease_ends = clock_jumps.monotonic() + left
     return executor.SlotGate(job)
 
 
 def test_a_request_has_ended_when_its_lease_ends(job: Job) -> None:
     narrow = gate(job, 20)
-    journey = Journey(wire.Policy(), wire.Timeouts(total=60), narrow)
+    journey = Journey(client.Policy(), client.Timeouts(total=60), narrow)
     assert journey.deadline <= job.lease_ends
     journey.pass_gate()
     assert journey.deadline <= job.lease_ends
     assert journey.why_late("read", 27) == "the read timeout of 27 s"
-    wide = Journey(wire.Policy(), wire.Timeouts(total=60), gate(job, 90))
+    wide = Journey(client.Policy(), client.Timeouts(total=60), gate(job, 90))
     assert wide.deadline < job.lease_ends - 25
 
 
-def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor, "_waits", {"r": 8.0})
     gate(job, 9).wait()
-    with pytest.raises(wire.Dropped, match="too little was left of the lease"):
+    with pytest.raises(client.Dropped, match="too little was left of the lease"):
         gate(job, 7).wait()
     begun = gate(job, 7)
-    begun.sent_at = clockwork.monotonic()  # a redirect is followed: the first request has arrived already
+    begun.sent_at = (
+        clock_jumps.monotonic()
+    )  # a redirect is followed: the first request has arrived already
     begun.wait()

@@ -12,23 +12,26 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, Rule, SlidingWindow, cleanup, clockwork, control, database, holds, turns
-from callqueue.dispenser import Dispenser
+from callqueue import Concurrency, Rule, SlidingWindow, database
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import release as make_pass
+from callqueue.ledger import clock_jumps, holds, turns
+from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
-from callqueue.releasing import ensure_states
-from callqueue.releasing import release as make_pass
+from callqueue.operations import control
 from tests.support.behaviour import release, send
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
 Rules = Callable[..., None]
-real_monotonic = clockwork.monotonic
+real_monotonic = clock_jumps.monotonic
 
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(0))
-    monkeypatch.setattr(clockwork, "_watches", {})
+    monkeypatch.setattr(clock_jumps, "_watches", {})
 
 
 def passes(count: int, rule: str = "r") -> list[str]:
@@ -43,7 +46,11 @@ def passes(count: int, rule: str = "r") -> list[str]:
 
 def blocked_keys(rule: str, count: int, priority: int = 0) -> None:
     """Keys that have used up what they may, with calls waiting."""
-    calls = [{"call_data": a_call(), "key": f"used{i:05}", "priority": priority} for i in range(count) for _ in range(2)]
+    calls = [
+        {"call_data": a_call(), "key": f"used{i:05}", "priority": priority}
+        for i in range(count)
+        for _ in range(2)
+    ]
     CallQueue.objects.send_many(calls, rule=rule)
 
 
@@ -51,8 +58,12 @@ def a_call() -> dict[str, Any]:
     return {"method": "post", "params": {"url": "http://vendor.example/"}}
 
 
-@pytest.mark.parametrize("limits", [[], [SlidingWindow("100000/s")]], ids=["alone", "with a limit of the rule"])
-def test_a_new_key_goes_at_once_though_hundreds_have_used_up_their_day(rules: Rules, limits: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "limits", [[], [SlidingWindow("100000/s")]], ids=["alone", "with a limit of the rule"]
+)
+def test_a_new_key_goes_at_once_though_hundreds_have_used_up_their_day(
+    rules: Rules, limits: list[Any]
+) -> None:
     rules(r=Rule(limits=[*limits, SlidingWindow("1/d", per="key")]))
     blocked_keys("r", 700)
     assert len(passes(12)) == 700
@@ -60,7 +71,9 @@ def test_a_new_key_goes_at_once_though_hundreds_have_used_up_their_day(rules: Ru
     assert passes(2) == ["zz-new"]
 
 
-def test_a_new_key_goes_at_once_under_a_scarce_limit_of_the_rule(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_key_goes_at_once_under_a_scarce_limit_of_the_rule(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("8/s"), SlidingWindow("1/d", per="key")]))
     blocked_keys("r", 60)
     for second in range(0, 20, 2):
@@ -74,7 +87,9 @@ def test_a_new_key_goes_at_once_under_a_scarce_limit_of_the_rule(rules: Rules, m
 
 
 @pytest.mark.parametrize("of_the_others", [5, -5], ids=["of higher priority", "of lower priority"])
-def test_priorities_below_are_reached_though_the_keys_above_are_blocked(rules: Rules, of_the_others: int) -> None:
+def test_priorities_below_are_reached_though_the_keys_above_are_blocked(
+    rules: Rules, of_the_others: int
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     blocked_keys("r", 40, of_the_others)
     passes(4)
@@ -84,7 +99,9 @@ def test_priorities_below_are_reached_though_the_keys_above_are_blocked(rules: R
 
 def test_two_hundred_priorities_of_a_blocked_key_keep_nobody_back(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
-    calls = [{"call_data": a_call(), "key": "used", "priority": priority} for priority in range(1, 201)]
+    calls = [
+        {"call_data": a_call(), "key": "used", "priority": priority} for priority in range(1, 201)
+    ]
     CallQueue.objects.send_many(calls, rule="r")
     assert passes(4) == ["used"]
     send("r", key="free")
@@ -106,7 +123,9 @@ def test_paused_keys_keep_nobody_back_and_go_on_when_they_are_resumed(rules: Rul
     assert len(passes(4)) == 299
 
 
-def test_a_hold_that_other_code_takes_away_is_noticed(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_other_code_takes_away_is_noticed(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule())
     control.pause("default", "r", key="held")
     send("r", key="held")
@@ -135,7 +154,9 @@ def test_a_key_that_waits_for_an_answer_goes_when_that_has_come(rules: Rules) ->
 
 
 @pytest.mark.parametrize("rate", ["1/2s", "1/20s"])
-def test_a_key_goes_when_its_window_has_room_again(rules: Rules, rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_goes_when_its_window_has_room_again(
+    rules: Rules, rate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule(limits=[SlidingWindow(rate, per="key")]))
     for key in "abab":
         send("r", key=key)
@@ -151,7 +172,11 @@ def test_a_key_goes_when_its_window_has_room_again(rules: Rules, rate: str, monk
 def test_a_pass_says_when_the_next_key_has_room(rules: Rules) -> None:
     for rate in ("1/3s", "1/20s"):
         rules(r=Rule(limits=[SlidingWindow(rate, per="key")]))
-        CallQueue.objects.all().delete(), CallAttempt.objects.all().delete(), KeyTurn.objects.all().delete()
+        (
+            CallQueue.objects.all().delete(),
+            CallAttempt.objects.all().delete(),
+            KeyTurn.objects.all().delete(),
+        )
         send("r", key="a"), send("r", key="a")
         passes(1)
         answer_open()
@@ -169,10 +194,16 @@ def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
     assert passes(1) == ["a"]
 
 
-def test_keys_take_turns_whatever_comes_in_between(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300 keys with a backlog, and one that sends all the time, each has had a turn after 300 slots and a few."""
+def test_keys_take_turns_whatever_comes_in_between(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 keys with a backlog, and one that sends all the time, each has had a turn after 300
+    slots and a few.
+    """
     rules(r=Rule(limits=[SlidingWindow("20/s"), SlidingWindow("1000/h", per="key")]))
-    CallQueue.objects.send_many([{"call_data": a_call(), "key": f"k{i:03}"} for i in range(300) for _ in range(3)], rule="r")
+    CallQueue.objects.send_many(
+        [{"call_data": a_call(), "key": f"k{i:03}"} for i in range(300) for _ in range(3)], rule="r"
+    )
     served: Counter[str] = Counter()
     for second in range(0, 40, 2):
         send("r", key="busy")
@@ -200,7 +231,9 @@ def test_a_call_that_other_code_puts_back_is_found(rules: Rules) -> None:
     assert release() == [call]
 
 
-def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(rules: Rules, transactional_db: None) -> None:
+def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(
+    rules: Rules, transactional_db: None
+) -> None:
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("one writer at a time")
     rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
@@ -215,7 +248,11 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
     """With 50 times as many blocked keys a pass makes the same statements, and reads no more turns."""
     seen = {}
     for count in (20, 1000):
-        KeyTurn.objects.all().delete(), CallQueue.objects.all().delete(), CallAttempt.objects.all().delete()
+        (
+            KeyTurn.objects.all().delete(),
+            CallQueue.objects.all().delete(),
+            CallAttempt.objects.all().delete(),
+        )
         rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
         blocked_keys("r", count)
         passes(20)
@@ -261,17 +298,21 @@ def locked_elsewhere(pk: int) -> Any:
 
 def answer(attempt: CallAttempt) -> None:
     now = database.clock("default")
-    CallAttempt.objects.filter(pk=attempt.pk).update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+    CallAttempt.objects.filter(pk=attempt.pk).update(
+        started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
+    )
 
 
 def answer_open() -> None:
     now = database.clock("default")
-    CallAttempt.objects.open().update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+    CallAttempt.objects.open().update(
+        started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
+    )
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
-    monkeypatch.setattr(clockwork, "monotonic", lambda: real_monotonic() + seconds)
+    monkeypatch.setattr(clock_jumps, "monotonic", lambda: real_monotonic() + seconds)
 
 
 def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules: Rules) -> None:

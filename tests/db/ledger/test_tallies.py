@@ -1,4 +1,6 @@
-"""Budgets with long windows: what is kept of them is what counting anew would give, whatever happens in between."""
+"""Budgets with long windows: what is kept of them is what counting anew would give, whatever
+happens in between.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,22 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clockwork, database, ledger, publisher, tallies
-from callqueue.budgets import bind, key_part
-from callqueue.limits import Limit
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
+from callqueue.dispatch import publisher
+from callqueue.dispatch.release_pass import ensure_states
+from callqueue.dispatch.release_pass import release as make_pass
+from callqueue.ledger import account as ledger
+from callqueue.ledger import clock_jumps, tallies
+from callqueue.limits.budgets import bind, key_part
+from callqueue.limits.kinds import Limit
 from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import CallAttempt, CallQueue, RuleState, Tally
-from callqueue.releasing import ensure_states
-from callqueue.releasing import release as make_pass
 from tests.support.behaviour import release, send
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
 Rules = Callable[..., None]
-real_monotonic = clockwork.monotonic
+real_monotonic = clock_jumps.monotonic
 LIMITS_OF_FIVE = [
     SlidingWindow("5/2s", per="key"),
     SlidingWindow("5/h", per="key"),
@@ -37,7 +42,7 @@ LIMITS_OF_FIVE = [
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(0))
-    monkeypatch.setattr(clockwork, "_watches", {})
+    monkeypatch.setattr(clock_jumps, "_watches", {})
 
 
 # --- keys with parts
@@ -46,7 +51,12 @@ def _time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("limit", LIMITS_OF_FIVE, ids=repr)
 def test_a_key_is_counted_whatever_other_parts_its_text_has(rules: Rules, limit: Limit) -> None:
     rules(r=Rule(limits=[limit, SlidingWindow("900/h", per="channel")]))
-    keys: list[Any] = [{"key": "T1", "channel": "C1"}, {"key": "T1", "channel": "C2"}, "T1", {"key": "T1"}]
+    keys: list[Any] = [
+        {"key": "T1", "channel": "C1"},
+        {"key": "T1", "channel": "C2"},
+        "T1",
+        {"key": "T1"},
+    ]
     for key in keys:
         for _ in range(5):
             CallQueue.objects.send(a_call(), rule="r", key=key)
@@ -74,12 +84,21 @@ def test_a_named_part_is_counted_whatever_the_others_are(rules: Rules, rate: str
 # --- what passes remember
 
 
-def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_released(rules: Rules) -> None:
+def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_released(
+    rules: Rules,
+) -> None:
     """A rule joins the budget, releases, and leaves again: a deployment that is rolled back."""
     account = SlidingWindow("4000/d", name="account")
-    alone, both = {"b": Rule(limits=[account])}, {"a": Rule(limits=[account]), "b": Rule(limits=[account])}
+    alone, both = (
+        {"b": Rule(limits=[account])},
+        {"a": Rule(limits=[account]), "b": Rule(limits=[account])},
+    )
     for first, then in ((alone, both), (both, alone)):
-        CallAttempt.objects.all().delete(), RuleState.objects.all().delete(), CallQueue.objects.all().delete()
+        (
+            CallAttempt.objects.all().delete(),
+            RuleState.objects.all().delete(),
+            CallQueue.objects.all().delete(),
+        )
         for settings in (first, then, first, then):
             rules(**settings)
             waiting_calls("b", 1500)
@@ -112,8 +131,12 @@ def test_two_rules_that_were_linked_for_a_while_keep_their_counts(rules: Rules) 
     assert CallAttempt.objects.filter(rule="b").count() == 4000
 
 
-def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While they were linked nothing of the limited rule was released; but what left its window was told to its tallies."""
+def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they were linked nothing of the limited rule was released; but what left its window was
+    told to its tallies.
+    """
     link, hourly = SlidingWindow("100000/h", name="link"), SlidingWindow("10/h", per="key")
     apart = {"a": Rule(), "b": Rule(limits=[hourly])}
     rules(**apart)
@@ -151,8 +174,13 @@ def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(ru
 
 
 def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules) -> None:
-    """Of the same rule, in the same group: what is kept of it knows nothing of what was released meanwhile."""
-    first, then = {"r": Rule(limits=[SlidingWindow("2500/d")])}, {"r": Rule(limits=[SlidingWindow("100000/h", name="n")])}
+    """Of the same rule, in the same group: what is kept of it knows nothing of what was released
+    meanwhile.
+    """
+    first, then = (
+        {"r": Rule(limits=[SlidingWindow("2500/d")])},
+        {"r": Rule(limits=[SlidingWindow("100000/h", name="n")])},
+    )
     for settings in (first, then, first):
         rules(**settings)
         waiting_calls("r", 1000)
@@ -169,7 +197,9 @@ def test_a_changed_unit_or_scope_is_counted_anew(rules: Rules) -> None:
     ):
         rules(r=Rule(limits=[limit]))
         for _ in range(5):
-            CallQueue.objects.send(a_call(), rule="r", key={"key": "T", "who": "W"}, cost={"calls": 1, "tokens": 10})
+            CallQueue.objects.send(
+                a_call(), rule="r", key={"key": "T", "who": "W"}, cost={"calls": 1, "tokens": 10}
+            )
         for _ in range(4):
             release()
         assert CallAttempt.objects.count() == allowed or limit.rate == "6/h"
@@ -189,7 +219,9 @@ def test_a_bucket_whose_burst_has_changed_does_not_begin_full(rules: Rules) -> N
 # --- what comes back
 
 
-@pytest.mark.parametrize("limit", [SlidingWindow("5/h", per="key"), TokenBucket("1/h", burst=5, per="key")], ids=repr)
+@pytest.mark.parametrize(
+    "limit", [SlidingWindow("5/h", per="key"), TokenBucket("1/h", burst=5, per="key")], ids=repr
+)
 def test_room_of_undone_releases_is_there_at_once(rules: Rules, limit: Limit) -> None:
     rules(r=Rule(limits=[limit]))
     for _ in range(9):
@@ -211,7 +243,12 @@ def test_room_of_undone_releases_is_there_at_once_in_a_window_of_thousands(rules
 
 
 def test_what_a_call_did_not_cost_is_there_at_once(rules: Rules, remote: Any) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens", per="key")], settle="tests.db.test_tallies.ten_tokens"))
+    rules(
+        r=Rule(
+            limits=[SlidingWindow("100/h", unit="tokens", per="key")],
+            settle="tests.db.ledger.test_tallies.ten_tokens",
+        )
+    )
     for _ in range(4):
         send("r", key="T", cost={"tokens": 90})
     from tests.support.behaviour import run
@@ -224,8 +261,12 @@ def ten_tokens(response: Any) -> Any:
     return {"tokens": 10}
 
 
-@pytest.mark.parametrize("limit", [SlidingWindow("5/m", per="key"), TokenBucket("5/m", burst=5, per="key")], ids=repr)
-def test_room_comes_back_with_time(rules: Rules, limit: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "limit", [SlidingWindow("5/m", per="key"), TokenBucket("5/m", burst=5, per="key")], ids=repr
+)
+def test_room_comes_back_with_time(
+    rules: Rules, limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if isinstance(limit, TokenBucket):
         assert tallies.is_tallied(limit)
     rules(r=Rule(limits=[limit]))
@@ -253,17 +294,26 @@ def test_room_comes_back_with_time(rules: Rules, limit: Limit, monkeypatch: pyte
     ],
     ids=repr,
 )
-def test_the_tallies_are_what_counting_anew_gives(rules: Rules, monkeypatch: pytest.MonkeyPatch, limit: Limit, seed: int) -> None:
-    """Sends, passes, answers, undone releases, settled costs and time, in any order; judged by a loop over the attempts."""
+def test_the_tallies_are_what_counting_anew_gives(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, limit: Limit, seed: int
+) -> None:
+    """Sends, passes, answers, undone releases, settled costs and time, in any order; judged by a
+    loop over the attempts.
+    """
     chance = random.Random(seed)
-    rules(r=Rule(limits=[limit, SlidingWindow("3000/h")]), s=Rule(limits=[SlidingWindow("4/m", per="key")]))
+    rules(
+        r=Rule(limits=[limit, SlidingWindow("3000/h")]),
+        s=Rule(limits=[SlidingWindow("4/m", per="key")]),
+    )
     ensure_states("default", ["r", "s"])
     now = 0.0
     for _ in range(60):
         step = chance.random()
         if step < 0.3:
             key = {"key": chance.choice("AB"), "part": chance.choice("XY")}
-            CallQueue.objects.send(a_call(), rule=chance.choice("rrrs"), key=key, cost={"calls": 1, "tokens": 10})
+            CallQueue.objects.send(
+                a_call(), rule=chance.choice("rrrs"), key=key, cost={"calls": 1, "tokens": 10}
+            )
         elif step < 0.55:
             released = make_pass("default", [chance.choice("rrrs")]).released
             judge(limit)
@@ -280,13 +330,22 @@ def judge(limit: Limit) -> None:
     """No value has more in the window than allowed; and what is kept is what is counted."""
     at = database.to_us(database.clock("default"))
     attempts = list(CallAttempt.objects.charged().filter(rule="r"))
-    instants = {attempt.pk: database.to_us(attempt.send_at) if attempt.send_at else at for attempt in attempts}
+    instants = {
+        attempt.pk: database.to_us(attempt.send_at) if attempt.send_at else at
+        for attempt in attempts
+    }
     for instant in {at, *(sent for sent in instants.values() if sent > at)}:
         charged: Counter[str] = Counter()
         for attempt in attempts:
             ended = None if attempt.finished_at is None else database.to_us(attempt.finished_at)
-            if instants[attempt.pk] <= instant and (ended is None or ended >= limit.horizon(instant)):
-                cost = attempt.cost.get(limit.unit, 1) if isinstance(attempt.cost, dict) else attempt.cost
+            if instants[attempt.pk] <= instant and (
+                ended is None or ended >= limit.horizon(instant)
+            ):
+                cost = (
+                    attempt.cost.get(limit.unit, 1)
+                    if isinstance(attempt.cost, dict)
+                    else attempt.cost
+                )
                 charged[key_part(attempt.key, limit.per)] += cost
         assert all(used <= limit.capacity for used in charged.values())
     kept = {tally.value: tally.used for tally in Tally.objects.filter(budget="r#0") if tally.used}
@@ -314,11 +373,17 @@ def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
     at = database.to_us(database.clock("default"))
     memo = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
     counted = tallies.Tallies(
-        "default", bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"][0], at, None, at
+        "default",
+        bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"][0],
+        at,
+        None,
+        at,
     )
     kept = tallies.Tallies("default", counted.budget, at, memo, at)
     kept.load("AB"), kept.advance()
-    assert {v: t.used for v, t in kept.by_value.items()} == {v: t.used for v, t in counted.by_value.items()}
+    assert {v: t.used for v, t in kept.by_value.items()} == {
+        v: t.used for v, t in counted.by_value.items()
+    }
     assert ledger.is_tallied(counted.limit)
 
 
@@ -337,7 +402,11 @@ def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Ru
     }
     read = {}
     for size in (200, 10_000):
-        CallAttempt.objects.all().delete(), RuleState.objects.all().delete(), Tally.objects.all().delete()
+        (
+            CallAttempt.objects.all().delete(),
+            RuleState.objects.all().delete(),
+            Tally.objects.all().delete(),
+        )
         rules(**{name: Rule(limits=listed) for name, listed in limits.items()})
         ensure_states("default", list(limits))
         for name in limits:
@@ -346,7 +415,9 @@ def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Ru
             cursor.execute("ANALYZE callqueue_callattempt")
         for name in limits:
             for _ in range(40):
-                CallQueue.objects.send(a_call(), rule=name, key=a_key(name, 1), cost={"calls": 1, "tokens": 5})
+                CallQueue.objects.send(
+                    a_call(), rule=name, key=a_key(name, 1), cost={"calls": 1, "tokens": 5}
+                )
             make_pass("default", [name], batch=10)  # counts, and remembers
             read[name, size] = rows_read(lambda name=name: make_pass("default", [name], batch=10))
     for name in limits:
@@ -371,7 +442,11 @@ def rows_read(doing: Callable[[], Any]) -> int:
 
 
 def rows_of(plan: dict[str, Any]) -> int:
-    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if "Relation Name" in plan else 0
+    own = (
+        plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+        if "Relation Name" in plan
+        else 0
+    )
     return int(own * plan["Actual Loops"]) + sum(rows_of(part) for part in plan.get("Plans", ()))
 
 
@@ -416,7 +491,11 @@ def answer_open(count: int = 100_000, tokens: int | None = None) -> None:
             finished_at=now,
             outcome="succeeded",
         )
-    pks = list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True)[:count]) if tokens is None else []
+    pks = (
+        list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True)[:count])
+        if tokens is None
+        else []
+    )
     for start in range(0, len(pks), 900):
         some = CallAttempt.objects.filter(pk__in=pks[start : start + 900])
         some.update(started_at=now, sent_at=now, finished_at=now, outcome="succeeded")
@@ -430,7 +509,7 @@ def undo_some(released: Iterable[Any], chance: random.Random) -> None:
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
-    monkeypatch.setattr(clockwork, "monotonic", lambda: real_monotonic() + seconds)
+    monkeypatch.setattr(clock_jumps, "monotonic", lambda: real_monotonic() + seconds)
 
 
 def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
@@ -439,14 +518,22 @@ def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
     for number, ago in enumerate(minutes):
         at = now - timedelta(minutes=ago)
         instants = dict.fromkeys(["released_at", "started_at", "sent_at", "finished_at"], at)
-        CallAttempt.objects.create(call_id=10**9 + number, number=1, rule=rule, key=key, cost=1, outcome="succeeded", **instants)
+        CallAttempt.objects.create(
+            call_id=10**9 + number,
+            number=1,
+            rule=rule,
+            key=key,
+            cost=1,
+            outcome="succeeded",
+            **instants,
+        )
 
 
 def answered_attempts(rule: str, count: int) -> None:
     """Answered attempts spread over twenty hours, over 30 keys."""
     assert isinstance(CallAttempt.objects.all(), CallAttemptQuerySet)
     now = database.clock("default")
-    from callqueue.callcheck import check_key
+    from callqueue.sending.validation import check_key
 
     CallAttempt.objects.bulk_create(
         [

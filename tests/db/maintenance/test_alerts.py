@@ -10,10 +10,12 @@ import pytest
 from django.dispatch import Signal
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, alerts, audit, database, events, states
-from callqueue.dispenser import Dispenser
-from callqueue.handlers import wire
+from callqueue import Retry, Rule, SlidingWindow, database, events, states
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution.http import client
+from callqueue.maintenance import alerts
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import audit
 from tests.support.behaviour import Vendor, run, send
 
 Rules = Callable[..., None]
@@ -39,12 +41,22 @@ def told() -> Iterator[Callable[[Signal], list[dict[str, Any]]]]:
         signal.disconnect(listen)
 
 
-def test_a_limit_that_was_exceeded_is_told_by_the_audit(rules: Rules, told: Any, caplog: Any) -> None:
+def test_a_limit_that_was_exceeded_is_told_by_the_audit(
+    rules: Rules, told: Any, caplog: Any
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("2/m")]))
     heard = told(events.limit_exceeded)
     now = database.clock("default")
     CallAttempt.objects.bulk_create(
-        CallAttempt(call_id=1, number=1, rule="r", released_at=now, sent_at=now, finished_at=now, outcome=states.SUCCEEDED)
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="r",
+            released_at=now,
+            sent_at=now,
+            finished_at=now,
+            outcome=states.SUCCEEDED,
+        )
         for _ in range(3)
     )
     audit.audit("default", since=timedelta(hours=1))
@@ -52,7 +64,9 @@ def test_a_limit_that_was_exceeded_is_told_by_the_audit(rules: Rules, told: Any,
     assert "limit_exceeded limit='SlidingWindow 2/m' rule=r highest=3 allowed=2" in caplog.text
 
 
-def test_a_hold_that_the_provider_asked_for_is_told_once(rules: Rules, remote: Vendor, told: Any) -> None:
+def test_a_hold_that_the_provider_asked_for_is_told_once(
+    rules: Rules, remote: Vendor, told: Any
+) -> None:
     rules(r=Rule())
     heard = told(events.rule_held)
     remote.answers["/"] = (429, {"Retry-After": "60"}, b"")
@@ -64,14 +78,19 @@ def test_a_hold_that_the_provider_asked_for_is_told_once(rules: Rules, remote: V
 def test_a_backlog_that_is_too_old_is_told_once_and_again_while_it_stays_so(
     rules: Rules, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")], backlog_alert=60), quiet=Rule(limits=[SlidingWindow("1/h")]))
+    rules(
+        r=Rule(limits=[SlidingWindow("1/h")], backlog_alert=60),
+        quiet=Rule(limits=[SlidingWindow("1/h")]),
+    )
     heard = told(events.backlog_aged)
     for rule in ("r", "r", "quiet", "quiet"):
         send(rule)
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.run_once()
     assert heard == []
-    CallQueue.objects.filter(status=states.NEW).update(due_at_dt=timezone.now() - timedelta(seconds=90))
+    CallQueue.objects.filter(status=states.NEW).update(
+        due_at_dt=timezone.now() - timedelta(seconds=90)
+    )
     watch = alerts.Backlogs()
     watch.tell("default")
     watch.tell("default")
@@ -91,7 +110,9 @@ def test_a_dispenser_looks_at_the_backlogs(rules: Rules, told: Any) -> None:
     assert [facts["rule"] for facts in heard] == ["r"]
 
 
-def test_without_a_backlog_alert_nothing_is_looked_at(rules: Rules, django_assert_num_queries: Any) -> None:
+def test_without_a_backlog_alert_nothing_is_looked_at(
+    rules: Rules, django_assert_num_queries: Any
+) -> None:
     rules(r=Rule())
     with django_assert_num_queries(0):
         alerts.Backlogs().tell("default")
@@ -100,10 +121,12 @@ def test_without_a_backlog_alert_nothing_is_looked_at(rules: Rules, django_asser
 def test_an_unknown_outcome_is_told(rules: Rules, remote: Vendor, told: Any) -> None:
     rules(r=Rule())
     heard = told(events.call_unknown)
-    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
+    remote.answers["/"] = lambda: client.Answer(None, None, error="read timeout", sent=True)
     call = send("r")
     run()
-    assert [(facts["call_id"], facts["rule"], facts["status"]) for facts in heard] == [(call.pk, "r", "unknown")]
+    assert [(facts["call_id"], facts["rule"], facts["status"]) for facts in heard] == [
+        (call.pk, "r", "unknown")
+    ]
 
 
 def test_a_dead_letter_is_told_with_its_reason(rules: Rules, remote: Vendor, told: Any) -> None:
@@ -112,10 +135,14 @@ def test_a_dead_letter_is_told_with_its_reason(rules: Rules, remote: Vendor, tol
     remote.answers["/"] = 500
     call = send("r")
     run()
-    assert heard == [{"call_id": call.pk, "status": "failed", "rule": "r", "reason": "500 Internal Server Error"}]
+    assert heard == [
+        {"call_id": call.pk, "status": "failed", "rule": "r", "reason": "500 Internal Server Error"}
+    ]
 
 
-def test_each_call_that_is_done_has_a_line_of_its_own(rules: Rules, remote: Vendor, caplog: Any) -> None:
+def test_each_call_that_is_done_has_a_line_of_its_own(
+    rules: Rules, remote: Vendor, caplog: Any
+) -> None:
     rules(r=Rule())
     calls = [send("r"), send("r")]
     with caplog.at_level("DEBUG", logger="callqueue"):

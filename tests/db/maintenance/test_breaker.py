@@ -1,4 +1,6 @@
-"""The circuit breaker: a rule whose calls keep failing is held, probed by one call, and resumed or held longer."""
+"""The circuit breaker: a rule whose calls keep failing is held, probed by one call, and resumed or
+held longer.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue import Breaker, Retry, Rule, SlidingWindow, control, database, events, states
+from callqueue import Breaker, Retry, Rule, SlidingWindow, database, events, states
 from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.operations import control
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, run, send
 
@@ -48,14 +51,21 @@ def test_there_is_no_breaker_unless_a_rule_has_one(rules: Rules, remote: Vendor)
     assert not Hold.objects.exists()
 
 
-def test_so_many_failures_in_a_row_hold_the_rule_and_say_so(rules: Rules, remote: Vendor, held: list[dict[str, Any]]) -> None:
+def test_so_many_failures_in_a_row_hold_the_rule_and_say_so(
+    rules: Rules, remote: Vendor, held: list[dict[str, Any]]
+) -> None:
     rules(r=Rule(retry=NEVER, breaker=Breaker(failures=3, hold=30)))
     fail(remote, 2)
     assert not in_force()
     fail(remote, 1)
     (hold,) = in_force()
-    assert (hold.rule, hold.reason) == ("r", "the circuit breaker: 3 attempts in a row failed within 60 s")
-    assert hold.until - hold.began_at == pytest.approx(timedelta(seconds=30), abs=timedelta(seconds=2))
+    assert (hold.rule, hold.reason) == (
+        "r",
+        "the circuit breaker: 3 attempts in a row failed within 60 s",
+    )
+    assert hold.until - hold.began_at == pytest.approx(
+        timedelta(seconds=30), abs=timedelta(seconds=2)
+    )
     assert [facts["rule"] for facts in held] == ["r"]
     send("r")
     assert release() == []
@@ -69,7 +79,9 @@ def test_a_success_in_between_is_no_row(rules: Rules, remote: Vendor) -> None:
     assert not in_force()
 
 
-def test_what_is_the_calls_own_fault_or_was_throttled_does_not_count(rules: Rules, remote: Vendor) -> None:
+def test_what_is_the_calls_own_fault_or_was_throttled_does_not_count(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(retry=Retry(max_attempts=1, max_rate_limited=0), breaker=Breaker(failures=2)))
     fail(remote, 4, status=404)
     remote.answers["/slow"] = (429, {"Retry-After": "0"}, b"")
@@ -97,7 +109,9 @@ def test_a_share_of_the_attempts_holds_it_too(rules: Rules, remote: Vendor) -> N
     assert hold.reason == "the circuit breaker: 3 of 6 attempts failed within 60 s"
 
 
-def test_after_the_hold_one_call_probes_and_its_success_resumes_the_rule(rules: Rules, remote: Vendor) -> None:
+def test_after_the_hold_one_call_probes_and_its_success_resumes_the_rule(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30)))
     fail(remote, 2)
     for _ in range(5):
@@ -109,7 +123,9 @@ def test_after_the_hold_one_call_probes_and_its_success_resumes_the_rule(rules: 
         assert len(release()) == 4
 
 
-def test_a_probe_that_fails_holds_the_rule_again_for_longer_up_to_a_bound(rules: Rules, remote: Vendor) -> None:
+def test_a_probe_that_fails_holds_the_rule_again_for_longer_up_to_a_bound(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(r=Rule(retry=NEVER, breaker=Breaker(failures=2, hold=30, factor=3, longest=100)))
     fail(remote, 2)
     lengths, ahead = [], 0.0
@@ -123,8 +139,14 @@ def test_a_probe_that_fails_holds_the_rule_again_for_longer_up_to_a_bound(rules:
     assert lengths == pytest.approx([90, 100, 100], abs=1)
 
 
-def test_failures_from_before_do_not_trip_it_once_it_is_closed(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER, breaker=Breaker(failures=None, share=0.5, least=3, within=3600, hold=10)))
+def test_failures_from_before_do_not_trip_it_once_it_is_closed(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(
+        r=Rule(
+            retry=NEVER, breaker=Breaker(failures=None, share=0.5, least=3, within=3600, hold=10)
+        )
+    )
     fail(remote, 4)
     with travel(seconds=11):
         fail(remote, 1, status=200)
@@ -152,7 +174,13 @@ def test_the_limits_of_the_rule_hold_for_the_probe(rules: Rules, remote: Vendor)
 
 
 def test_under_limits_per_key_one_call_probes(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=NEVER, limits=[SlidingWindow("9/m", per="key")], breaker=Breaker(failures=2, hold=30)))
+    rules(
+        r=Rule(
+            retry=NEVER,
+            limits=[SlidingWindow("9/m", per="key")],
+            breaker=Breaker(failures=2, hold=30),
+        )
+    )
     fail(remote, 2)
     for key in "abc":
         send("r", key=key)
@@ -181,7 +209,9 @@ def test_an_operator_may_resume_the_rule_at_once(rules: Rules, remote: Vendor) -
         ({"hold": 60, "longest": 30}, "Breaker.longest"),
     ],
 )
-def test_a_breaker_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], field: str) -> None:
+def test_a_breaker_that_makes_no_sense_is_refused_by_name(
+    options: dict[str, Any], field: str
+) -> None:
     with pytest.raises(ImproperlyConfigured, match=field):
         Breaker(**options)
 
@@ -203,5 +233,7 @@ def test_a_wrong_field_of_a_rule_is_refused_by_name(options: dict[str, Any], fie
 
 def answer(call: CallQueue, outcome: str) -> None:
     """Its worker's record, without the worker."""
-    CallAttempt.objects.filter(call=call).update(finished_at=database.clock("default"), outcome=outcome)
+    CallAttempt.objects.filter(call=call).update(
+        finished_at=database.clock("default"), outcome=outcome
+    )
     CallQueue.objects.filter(pk=call.pk).update(status=states.DONE)

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import GiveUp, HoldUntil, RetryLater, Rule, Succeeded, database, events, reconcile, states, tasks
-from callqueue.dispenser import Dispenser
+from callqueue import (
+    GiveUp,
+    HoldUntil,
+    RetryLater,
+    Rule,
+    Succeeded,
+    database,
+    events,
+    states,
+    tasks,
+)
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition, InvalidCall
+from callqueue.maintenance import reconcile
 from callqueue.models import CallQueue
 from callqueue.testing import travel
 from tests.support.behaviour import send
@@ -42,13 +53,16 @@ def hook(call: CallQueue) -> Any:
 @pytest.fixture(autouse=True)
 def _provider(rules: Rules) -> None:
     provider.__init__()  # type: ignore[misc]
-    rules(r=Rule(reconcile="tests.db.test_reconcile.hook"), plain=Rule())
+    rules(r=Rule(reconcile="tests.db.maintenance.test_reconcile.hook"), plain=Rule())
 
 
 def unknown(rule: str = "r", **options: Any) -> CallQueue:
     call = send(rule, **options)
     CallQueue.objects.filter(pk=call.pk).update(
-        status=states.UNKNOWN, finished_at_dt=database.clock("default"), active_key=None, ready=False
+        status=states.UNKNOWN,
+        finished_at_dt=database.clock("default"),
+        active_key=None,
+        ready=False,
     )
     call.refresh_from_db()
     return call
@@ -131,10 +145,19 @@ def test_what_the_provider_says_is_kept_in_the_nearest_form() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [ValueError("no such id \ud83d"), SystemExit(1), KeyboardInterrupt(), HoldUntil(60, "busy"), GiveUp(5), "done"],  # type: ignore[arg-type]
+    [
+        ValueError("no such id \ud83d"),
+        SystemExit(1),
+        KeyboardInterrupt(),
+        HoldUntil(60, "busy"),
+        GiveUp(5),
+        "done",
+    ],  # type: ignore[arg-type]
     ids=repr,
 )
-def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(answer: Any, caplog: Any) -> None:
+def test_a_hook_that_fails_or_answers_nonsense_changes_nothing_and_is_told_of(
+    answer: Any, caplog: Any
+) -> None:
     provider.answer = answer
     calls = [unknown(), unknown()]
     assert reconcile.ask_due("default") == 0
@@ -158,7 +181,9 @@ def test_two_workers_never_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_the_hook_is_not_asked_inside_a_transaction(settings: Any) -> None:
     seen = []
-    settings.CALLQUEUE = {"RULES": {"r": Rule(reconcile=lambda call: seen.append(connection.in_atomic_block))}}
+    settings.CALLQUEUE = {
+        "RULES": {"r": Rule(reconcile=lambda call: seen.append(connection.in_atomic_block))}
+    }
     unknown()
     tasks.recover_lost_calls()
     assert seen == [False]
@@ -205,10 +230,16 @@ def test_an_answer_that_comes_too_late_changes_nothing() -> None:
     assert call.status == states.NEW
 
 
-def test_a_dispenser_has_workers_of_the_rules_queue_ask(monkeypatch: pytest.MonkeyPatch, rules: Rules) -> None:
+def test_a_dispenser_has_workers_of_the_rules_queue_ask(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules
+) -> None:
     rules(r=Rule(queues="payments", reconcile=hook))
     sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(tasks.recover_lost_calls, "apply_async", lambda args, kwargs, **options: sent.append(options))
+    monkeypatch.setattr(
+        tasks.recover_lost_calls,
+        "apply_async",
+        lambda args, kwargs, **options: sent.append(options),
+    )
     Dispenser(publish=lambda *_: True).run_once()
     assert sent == []
     unknown()

@@ -1,4 +1,6 @@
-"""What is left behind comes back, once: leases, losses, expiry, callbacks, and sends inside transactions."""
+"""What is left behind comes back, once: leases, losses, expiry, callbacks, and sends inside
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, callbacks, database, executor, messages, publisher, recovery
-from callqueue.dispenser import Dispenser, _name_of_process
+from callqueue import Retry, Rule, SlidingWindow, callbacks, database
+from callqueue import broker as messages
+from callqueue.dispatch import publisher
+from callqueue.dispatch.dispenser import Dispenser, _name_of_process
+from callqueue.execution import executor
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support import behaviour
 from tests.support.behaviour import Vendor, release, send
@@ -25,7 +31,9 @@ SOON = Retry(max_attempts=3, base=0.0, jitter=False)
 
 def overdue(**more: Any) -> int:
     """All open attempts are past their lease, as if that time had gone by."""
-    return CallAttempt.objects.open().update(lease_until=timezone.now() - timedelta(seconds=60), **more)
+    return CallAttempt.objects.open().update(
+        lease_until=timezone.now() - timedelta(seconds=60), **more
+    )
 
 
 def begun(call: CallQueue) -> CallAttempt:
@@ -94,7 +102,9 @@ def test_within_its_lease_nothing_is_taken_back(rules: Rules) -> None:
 
 
 def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
-    """A hundred thousand calls for next week: the index ends the search at now, on PostgreSQL as elsewhere."""
+    """A hundred thousand calls for next week: the index ends the search at now, on PostgreSQL as
+    elsewhere.
+    """
     if connection.vendor != "postgresql":
         pytest.skip("reads PostgreSQL's plan")
     rules(default=Rule(limits=[WIDE]))
@@ -123,7 +133,9 @@ def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
         ("get", "unknown", Status.UNKNOWN),
     ],
 )
-def test_what_fell_silent_ends_as_on_lost_says(rules: Rules, method: str, on_lost: str, status: Status) -> None:
+def test_what_fell_silent_ends_as_on_lost_says(
+    rules: Rules, method: str, on_lost: str, status: Status
+) -> None:
     rules(default=Rule(limits=[WIDE], on_lost=on_lost))
     call = send(method=method)
     attempt = begun(call)
@@ -140,7 +152,9 @@ def test_what_fell_silent_again_and_again_fails(rules: Rules) -> None:
     rules(default=Rule(limits=[WIDE], on_lost="retry", retry=SOON))
     call = send()
     for _ in range(3):
-        CallQueue.objects.filter(pk=call.pk).update(due_at_dt=timezone.now() - timedelta(seconds=1), ready=True)
+        CallQueue.objects.filter(pk=call.pk).update(
+            due_at_dt=timezone.now() - timedelta(seconds=1), ready=True
+        )
         begun(call)
         recovery.recover("default")
     assert state(call) == Status.FAILED
@@ -201,7 +215,9 @@ def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vend
     assert len(remote.requests) == 1
 
 
-def test_one_message_that_names_an_attempt_twice_makes_one_request(rules: Rules, remote: Vendor) -> None:
+def test_one_message_that_names_an_attempt_twice_makes_one_request(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(default=Rule(limits=[WIDE]))
     call = send()
     release()
@@ -223,7 +239,9 @@ def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vend
     assert not remote.requests
 
 
-def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(rules: Rules, remote: Vendor) -> None:
+def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(default=Rule(limits=[WIDE], retry=SOON, on_lost="retry"))
     remote.answers["/"] = 500
     call = send()
@@ -265,12 +283,16 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return sent
 
 
-def test_a_callback_is_left_to_the_process_that_ended_the_call(rules: Rules, remote: Vendor, told: list[Any]) -> None:
+def test_a_callback_is_left_to_the_process_that_ended_the_call(
+    rules: Rules, remote: Vendor, told: list[Any]
+) -> None:
     rules(default=Rule())
     call = send(callback="shop.told")
     behaviour.run()
     assert told == [(call.pk, "done")]
-    CallQueue.objects.update(callback_pending=True)  # as it is until that process has written that its message is sent
+    CallQueue.objects.update(
+        callback_pending=True
+    )  # as it is until that process has written that its message is sent
     Dispenser().run_once()
     assert len(told) == 1
 
@@ -328,7 +350,9 @@ def test_a_call_is_not_seen_before_it_is_committed(rules: Rules, transactional_d
     assert release() == [call]
 
 
-def test_twenty_threads_with_one_unique_key_make_one_call(rules: Rules, transactional_db: None) -> None:
+def test_twenty_threads_with_one_unique_key_make_one_call(
+    rules: Rules, transactional_db: None
+) -> None:
     rules(default=Rule(limits=[WIDE]))
     found = at_once(20, lambda number: send(path=f"/{number}", unique_key="order-1").pk)
     assert len(set(found)) == 1
@@ -370,20 +394,30 @@ def test_a_dispenser_that_is_remembered_holds_nothing(rules: Rules) -> None:
 
 
 def test_a_row_that_is_gone_from_a_ledger_that_is_whole_is_no_backup(rules: Rules) -> None:
-    """Somebody emptied the table of dispensers: the newest attempt that was known at the last sign of life is still there."""
+    """Somebody emptied the table of dispensers: the newest attempt that was known at the last sign
+    of life is still there.
+    """
     rules(default=Rule(limits=[WIDE]))
     send()
     release()
     sign = recovery.beat("default", "me:1")
     DispenserState.objects.all().delete()
     assert not recovery.has_gone_back("default", "me:1", sign)
-    CallAttempt.objects.update(released_at=sign.at - timedelta(minutes=1))  # another attempt, of the same number
+    CallAttempt.objects.update(
+        released_at=sign.at - timedelta(minutes=1)
+    )  # another attempt, of the same number
     assert recovery.has_gone_back("default", "me:1", sign)
 
 
-@pytest.mark.parametrize(("limit", "days", "is_held"), [("5/h", 2, False), ("5/h", 0.5, True), ("5/7d", 2, True)])
-def test_a_dispenser_that_was_frozen_until_others_forgot_it(rules: Rules, limit: str, days: float, is_held: bool) -> None:
-    """It knows of nothing that still counts. As long as something may, dispensers are remembered, and a missing row tells."""
+@pytest.mark.parametrize(
+    ("limit", "days", "is_held"), [("5/h", 2, False), ("5/h", 0.5, True), ("5/7d", 2, True)]
+)
+def test_a_dispenser_that_was_frozen_until_others_forgot_it(
+    rules: Rules, limit: str, days: float, is_held: bool
+) -> None:
+    """It knows of nothing that still counts. As long as something may, dispensers are remembered,
+    and a missing row tells.
+    """
     rules(default=Rule(limits=[SlidingWindow(limit)]))
     frozen = recovery.Sign(database.clock("default") - timedelta(days=days), None)
     DispenserState.objects.create(name="me:1", started_at=frozen.at, seen_at=frozen.at)
@@ -396,8 +430,13 @@ def test_a_dispenser_that_was_frozen_until_others_forgot_it(rules: Rules, limit:
 
 @pytest.mark.parametrize("remembers", ["an older beat", "nothing"])
 def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: str) -> None:
-    """Every rule is held until what was forgotten counts no more: its longest window, or as long as a call may take."""
-    rules(slow=Rule(limits=[SlidingWindow("5/h"), SlidingWindow("9/d")]), quick=Rule(total_timeout=7, limits=[WIDE]))
+    """Every rule is held until what was forgotten counts no more: its longest window, or as long as
+    a call may take.
+    """
+    rules(
+        slow=Rule(limits=[SlidingWindow("5/h"), SlidingWindow("9/d")]),
+        quick=Rule(total_timeout=7, limits=[WIDE]),
+    )
     send("quick")
     release()
     beat = recovery.beat("default", "me:1")
@@ -410,12 +449,18 @@ def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: st
     now = database.clock("default")
     recovery.hold_everything("default")
     left = {hold.rule: (hold.until - now).total_seconds() for hold in Hold.objects.all()}
-    assert left == {"slow": pytest.approx(86400, abs=5), "quick": pytest.approx(37, abs=5), "default": pytest.approx(3600, abs=5)}
+    assert left == {
+        "slow": pytest.approx(86400, abs=5),
+        "quick": pytest.approx(37, abs=5),
+        "default": pytest.approx(3600, abs=5),
+    }
     send("quick")
     assert release() == []
 
 
-def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(rules: Rules, transactional_db: None) -> None:
+def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
+    rules: Rules, transactional_db: None
+) -> None:
     rules(default=Rule(limits=[WIDE]))
     published: list[Any] = []
     dispenser = Dispenser(publish=lambda using, messages: bool(published.extend(messages)) or True)
@@ -429,8 +474,12 @@ def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(rule
     assert Hold.objects.filter(rule="default").exists()
 
 
-def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(rules: Rules, transactional_db: None) -> None:
-    """In a backup from before a rule was added its row is missing; without it nothing of the rule could be released."""
+def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
+    rules: Rules, transactional_db: None
+) -> None:
+    """In a backup from before a rule was added its row is missing; without it nothing of the rule
+    could be released.
+    """
     rules(default=Rule(limits=[WIDE]))
     dispenser = Dispenser(publish=lambda using, messages: True)
     dispenser.run(seconds=0.05)
@@ -442,7 +491,9 @@ def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(rules: Ru
 
 
 def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
-    """Two containers may well be alike in both: each would take the other's sign of life for its own."""
+    """Two containers may well be alike in both: each would take the other's sign of life for its
+    own.
+    """
     dispensers = [_name_of_process.__wrapped__(7) for _ in range(2)]
     assert len(set(dispensers)) == 2
     assert Dispenser().name == Dispenser().name

@@ -1,4 +1,6 @@
-"""callqueue_audit and callqueue_simulate: what the ledger says was used, and what a backlog would take."""
+"""callqueue_audit and callqueue_simulate: what the ledger says was used, and what a backlog would
+take.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, audit, control, events, states
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, events, states
+from callqueue.limits.simulation import DELIVERY, NOTICE
 from callqueue.models import CallAttempt
-from callqueue.simulate import DELIVERY, NOTICE
+from callqueue.operations import audit, control
 from tests.db.commands import run
 
 Rules = Callable[..., None]
@@ -20,14 +23,27 @@ NOON = timezone.now().replace(microsecond=0) - timedelta(hours=1)
 
 
 def attempt(
-    at: datetime, *, rule: str = "r", seconds: float = 0.2, outcome: str = states.SUCCEEDED, **columns: Any
+    at: datetime,
+    *,
+    rule: str = "r",
+    seconds: float = 0.2,
+    outcome: str = states.SUCCEEDED,
+    **columns: Any,
 ) -> CallAttempt:
-    values = {"released_at": at, "started_at": at, "sent_at": at, "finished_at": at + timedelta(seconds=seconds), **columns}
+    values = {
+        "released_at": at,
+        "started_at": at,
+        "sent_at": at,
+        "finished_at": at + timedelta(seconds=seconds),
+        **columns,
+    }
     return CallAttempt(call_id=1, number=1, rule=rule, outcome=outcome, **values)
 
 
 def paced(count: int, every: float, **columns: Any) -> None:
-    CallAttempt.objects.bulk_create([attempt(NOON + timedelta(seconds=n * every), **columns) for n in range(count)])
+    CallAttempt.objects.bulk_create(
+        [attempt(NOON + timedelta(seconds=n * every), **columns) for n in range(count)]
+    )
 
 
 def limits(document: Any) -> Sequence[Any]:
@@ -35,7 +51,16 @@ def limits(document: Any) -> Sequence[Any]:
 
 
 def test_every_limit_is_reported_with_its_highest_use(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("20/s"), FixedWindow("500/d"), TokenBucket("10/s", burst=15), Concurrency(3, name="few")]))
+    rules(
+        r=Rule(
+            limits=[
+                SlidingWindow("20/s"),
+                FixedWindow("500/d"),
+                TokenBucket("10/s", burst=15),
+                Concurrency(3, name="few"),
+            ]
+        )
+    )
     paced(50, 0.1)
     ran = run("audit", "--json")
     assert ran.code == 0
@@ -44,7 +69,12 @@ def test_every_limit_is_reported_with_its_highest_use(rules: Rules) -> None:
     sliding, fixed, bucket, few = limits(document)
     keys = {"name", "rule", "per", "rate", "allowed", "highest", "used_share", "exceeded"}
     assert all(keys <= set(limit) for limit in document["limits"])
-    assert (sliding["rate"], sliding["allowed"], sliding["highest"], sliding["exceeded"]) == ("20/s", 20, 10, False)
+    assert (sliding["rate"], sliding["allowed"], sliding["highest"], sliding["exceeded"]) == (
+        "20/s",
+        20,
+        10,
+        False,
+    )
     assert (fixed["allowed"], fixed["highest"]) == (500, 50)
     assert (bucket["allowed"], bucket["highest"]) == (15, 1)
     assert (few["name"], few["allowed"], few["highest"]) == ("few", 3, 2)
@@ -74,13 +104,17 @@ def test_attempts_that_never_reached_the_wire_are_not_counted(rules: Rules) -> N
     rules(r=Rule(limits=[SlidingWindow("5/s")]))
     paced(5, 0.1)
     paced(9, 0.1, outcome=states.VOIDED, sent_at=None)
-    CallAttempt.objects.bulk_create([attempt(timezone.now(), finished_at=None, started_at=None, sent_at=None, outcome="")])
+    CallAttempt.objects.bulk_create(
+        [attempt(timezone.now(), finished_at=None, started_at=None, sent_at=None, outcome="")]
+    )
     assert limits(run("audit", "--json").document)[0]["highest"] == 5
 
 
 def test_what_was_begun_and_is_open_counts_as_of_now(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("5/s"), Concurrency(5)]))
-    CallAttempt.objects.bulk_create([attempt(NOON, finished_at=None, sent_at=None, outcome="") for _ in range(3)])
+    CallAttempt.objects.bulk_create(
+        [attempt(NOON, finished_at=None, sent_at=None, outcome="") for _ in range(3)]
+    )
     assert [limit["highest"] for limit in limits(run("audit", "--json").document)] == [3, 3]
 
 
@@ -107,7 +141,9 @@ def test_the_worst_key_is_the_one_reported(rules: Rules) -> None:
     assert by_workspace["highest"] == 7
 
 
-def test_pages_are_read_without_missing_or_doubling_any(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_read_without_missing_or_doubling_any(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit, "PAGE", 7)
     rules(r=Rule(limits=[SlidingWindow("50/s")]), other=Rule(limits=[SlidingWindow("50/s")]))
     paced(40, 0.01)
@@ -115,7 +151,10 @@ def test_pages_are_read_without_missing_or_doubling_any(rules: Rules, monkeypatc
     CallAttempt.objects.bulk_create([attempt(NOON) for _ in range(9)])
     found = run("audit", "--json").document
     assert found["attempts"] == 59
-    assert {(limit["rule"], limit["highest"]) for limit in found["limits"]} >= {("r", 49), ("other", 10)}
+    assert {(limit["rule"], limit["highest"]) for limit in found["limits"]} >= {
+        ("r", 49),
+        ("other", 10),
+    }
 
 
 def test_it_judges_by_the_rates_in_force_today(rules: Rules) -> None:
@@ -145,10 +184,19 @@ def test_a_simulation_says_what_draining_takes(rules: Rules) -> None:
 
 
 def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("20/s", name="vendor"), SlidingWindow("100/m", unit="tokens", per="key")]))
+    rules(
+        r=Rule(
+            limits=[
+                SlidingWindow("20/s", name="vendor"),
+                SlidingWindow("100/m", unit="tokens", per="key"),
+            ]
+        )
+    )
     control.change_limit("default", "r", "vendor", "40/s")
     assert run("simulate", "--rule", "r", "--calls", "200", "--json").document["seconds"] < 5
-    slow = run("simulate", "--rule", "r", "--calls", "20", "--cost", "tokens=50", "--keys", "5", "--json").document
+    slow = run(
+        "simulate", "--rule", "r", "--calls", "20", "--cost", "tokens=50", "--keys", "5", "--json"
+    ).document
     assert slow["seconds"] == pytest.approx(60.05 + 0.2, abs=0.2)
 
 
@@ -174,7 +222,9 @@ def test_an_audit_since_nonsense_is_wrong_use(rules: Rules) -> None:
     assert run("audit", "--since", "yesterday").code == 2
 
 
-def test_a_simulation_learns_from_the_latest_attempts_how_long_the_way_to_the_wire_is(rules: Rules) -> None:
+def test_a_simulation_learns_from_the_latest_attempts_how_long_the_way_to_the_wire_is(
+    rules: Rules,
+) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     quick = run("simulate", "--rule", "r", "--calls", "10", "--json").document["seconds"]
     paced(30, 1.0, released_at=NOON - timedelta(seconds=5))

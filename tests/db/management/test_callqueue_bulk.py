@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, bulk, database, states
+from callqueue import Rule, SlidingWindow, database, states
 from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.operations import bulk
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 
@@ -26,16 +27,22 @@ def two_rules(rules: Rules) -> None:
 def ended(status: int, hours_ago: float = 0.1, rule: str = "r", **options: Any) -> CallQueue:
     call = send(rule, **options)
     finished = timezone.now() - timedelta(hours=hours_ago)
-    CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=finished, ready=False, active_key=None)
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=status, finished_at_dt=finished, ready=False, active_key=None
+    )
     return call
 
 
 def failing(hours_ago: float, outcome: str = states.ERRORED) -> CallQueue:
     """A call that will be retried, and whose last attempt ended so long ago."""
     call = send("r")
-    CallQueue.objects.filter(pk=call.pk).update(status=states.ERROR, ready=False, due_at_dt=timezone.now() + timedelta(days=1))
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=states.ERROR, ready=False, due_at_dt=timezone.now() + timedelta(days=1)
+    )
     at = timezone.now() - timedelta(hours=hours_ago)
-    CallAttempt.objects.create(call=call, number=1, rule="r", released_at=at, finished_at=at, outcome=outcome)
+    CallAttempt.objects.create(
+        call=call, number=1, rule="r", released_at=at, finished_at=at, outcome=outcome
+    )
     return call
 
 
@@ -53,7 +60,10 @@ def test_requeue_takes_the_failed_ones_unless_told_which() -> None:
 
 def test_requeue_takes_several_statuses() -> None:
     calls = ended(Status.FAILED), ended(Status.UNKNOWN), ended(Status.EXPIRED), failing(1)
-    assert run("requeue", "--status", "failed", "unknown", "--status", "error").out == "requeued 3 calls\n"
+    assert (
+        run("requeue", "--status", "failed", "unknown", "--status", "error").out
+        == "requeued 3 calls\n"
+    )
     assert statuses(*calls) == [Status.NEW, Status.NEW, Status.EXPIRED, Status.NEW]
 
 
@@ -67,20 +77,32 @@ def test_done_calls_are_made_again_only_where_that_is_said() -> None:
 
 
 def test_only_one_rule_and_one_key() -> None:
-    calls = ended(Status.FAILED, key="a"), ended(Status.FAILED, key="b"), ended(Status.FAILED, rule="other", key="a")
+    calls = (
+        ended(Status.FAILED, key="a"),
+        ended(Status.FAILED, key="b"),
+        ended(Status.FAILED, rule="other", key="a"),
+    )
     run("requeue", "--rule", "r", "--key", "a")
     assert statuses(*calls) == [Status.NEW, Status.FAILED, Status.FAILED]
 
 
 def test_a_key_of_several_names_is_json() -> None:
     call = ended(Status.FAILED, rule="other", key={"workspace": "T1", "channel": "C9"})
-    assert run("requeue", "--key", '{"workspace": "T1", "channel": "C9"}').out == "requeued 1 calls\n"
+    assert (
+        run("requeue", "--key", '{"workspace": "T1", "channel": "C9"}').out == "requeued 1 calls\n"
+    )
     assert statuses(call) == [Status.NEW]
     assert run("requeue", "--key", "{nonsense").code == 2
 
 
 def test_since_counts_from_the_end_and_for_an_error_from_its_last_failure() -> None:
-    calls = ended(Status.FAILED, 1), ended(Status.FAILED, 3), failing(1), failing(3), failing(1, states.VOIDED)
+    calls = (
+        ended(Status.FAILED, 1),
+        ended(Status.FAILED, 3),
+        failing(1),
+        failing(3),
+        failing(1, states.VOIDED),
+    )
     ran = run("requeue", "--status", "failed", "error", "--since", "2h")
     assert ran.out == "requeued 2 calls\n"
     assert statuses(*calls) == [Status.NEW, Status.FAILED, Status.NEW, Status.ERROR, Status.ERROR]
@@ -118,13 +140,17 @@ def test_cancel_by_age_counts_what_never_ended_from_its_creation() -> None:
     assert statuses(old, young) == [Status.NEW, Status.CANCELLED]
 
 
-def test_many_calls_go_in_batches_with_word_of_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_calls_go_in_batches_with_word_of_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bulk, "BATCH", 3)
     for _ in range(7):
         ended(Status.FAILED)
     told: list[tuple[int, int | None]] = []
     pick = bulk.Pick((Status.FAILED,))
-    assert bulk.requeue("default", pick, progress=lambda done, total: told.append((done, total))) == 7
+    assert (
+        bulk.requeue("default", pick, progress=lambda done, total: told.append((done, total))) == 7
+    )
     assert told == [(3, 7), (6, 7), (7, 7)]
 
 

@@ -12,8 +12,10 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from callqueue import FixedWindow, Rule, SlidingWindow, cleanup, control, database, states
+from callqueue import FixedWindow, Rule, SlidingWindow, database, states
+from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import control
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 
@@ -33,7 +35,13 @@ def ended(status: int, days_ago: float) -> CallQueue:
     at = timezone.now() - timedelta(days=days_ago)
     CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=at, ready=False)
     CallAttempt.objects.create(
-        call=call, number=1, rule="r", released_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED
+        call=call,
+        number=1,
+        rule="r",
+        released_at=at,
+        sent_at=at,
+        finished_at=at,
+        outcome=states.SUCCEEDED,
     )
     return call
 
@@ -43,7 +51,10 @@ def test_calls_past_their_retention_are_deleted() -> None:
     kept = {ended(Status.DONE, 6).pk, ended(Status.FAILED, 8).pk, send("r").pk}
     ran = run("cleanup")
     assert ran.code == 0
-    assert ran.out == "recovered 0 calls, deleted 2 calls, 2 attempts of calls that are gone, 0 ended holds\n"
+    assert (
+        ran.out
+        == "recovered 0 calls, deleted 2 calls, 2 attempts of calls that are gone, 0 ended holds\n"
+    )
     assert set(CallQueue.objects.values_list("pk", flat=True)) == kept
 
 
@@ -77,28 +88,44 @@ def test_lost_calls_are_recovered_first() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_what_a_vacuum_has_freed_is_used_again() -> None:
-    """Of the indexes too: one vacuum would leave their pages unused until the next, and twice their size needed."""
+    """Of the indexes too: one vacuum would leave their pages unused until the next, and twice their
+    size needed.
+    """
     if connection.vendor != "postgresql":
         pytest.skip("the sizes of indexes are PostgreSQL's")
     storage = "ALTER TABLE callqueue_callqueue {}"
-    database.run("default", storage.format("SET (autovacuum_enabled = off)"))  # one of those would do for a missing one of ours
+    database.run(
+        "default", storage.format("SET (autovacuum_enabled = off)")
+    )  # one of those would do for a missing one of ours
     sizes: list[int] = []
     try:
         for _ in range(3):
             CallQueue.objects.send_many([CALL] * 4000, rule="r")
-            CallQueue.objects.update(status=Status.DONE, ready=False, finished_at_dt=timezone.now() - timedelta(hours=1))
+            CallQueue.objects.update(
+                status=Status.DONE, ready=False, finished_at_dt=timezone.now() - timedelta(hours=1)
+            )
             sizes += database.rows("default", "SELECT pg_indexes_size('callqueue_callqueue')")[0]
             with connection.execute_wrapper(after_all_that_could_see_it):
-                assert cleanup.clean("default", older_than=timedelta(seconds=1), vacuum=True).calls == 4000
+                assert (
+                    cleanup.clean("default", older_than=timedelta(seconds=1), vacuum=True).calls
+                    == 4000
+                )
     finally:
         database.run("default", storage.format("RESET (autovacuum_enabled)"))
     assert max(sizes) < 1.2 * sizes[0]
 
 
 def after_all_that_could_see_it(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-    """Let a VACUUM wait until no session of the server, whosever it is, may still see what is deleted: it would keep that."""
+    """Let a VACUUM wait until no session of the server, whosever it is, may still see what is
+    deleted: it would keep that.
+    """
     if sql.startswith("VACUUM"):
-        now = database.rows("default", "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")[0][0] % 2**32
+        now = (
+            database.rows(
+                "default", "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+            )[0][0]
+            % 2**32
+        )
         end = time.monotonic() + 60
         while database.rows("default", OLDER, [now, now])[0][0]:
             if time.monotonic() > end:
@@ -112,8 +139,14 @@ OLDER = """SELECT COUNT(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
 
 
 def test_attempts_are_kept_as_long_as_a_limit_of_their_own_rule_counts_them(rules: Rules) -> None:
-    """As operators have changed it, too: what was deleted by the settings' window would not be counted in a longer one."""
-    rules(r=Rule(limits=[SlidingWindow("20/s")]), changed=Rule(limits=[SlidingWindow("20/s")]), daily=Rule(limits=[DAY]))
+    """As operators have changed it, too: what was deleted by the settings' window would not be
+    counted in a longer one.
+    """
+    rules(
+        r=Rule(limits=[SlidingWindow("20/s")]),
+        changed=Rule(limits=[SlidingWindow("20/s")]),
+        daily=Rule(limits=[DAY]),
+    )
     control.change_limit("default", "changed", "changed#0", "20/h")
     for call in (ended(Status.DONE, 0.01) for _ in range(4)):
         rule = ("r", "changed", "daily", "of settings that are gone")[call.pk % 4]
@@ -127,19 +160,31 @@ def test_attempts_are_kept_as_long_as_a_limit_of_their_own_rule_counts_them(rule
     assert "changed" not in CallAttempt.objects.values_list("rule", flat=True)
 
 
-def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that ended long ago go; attempts that are open, that a limit may still count, or that have their call stay."""
+def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that ended long ago go; attempts that are open, that a limit may still count, or that
+    have their call stay.
+    """
     monkeypatch.setattr(cleanup, "STRETCH", 3)
     calls = [ended(Status.DONE, 1) for _ in range(8)] + [ended(Status.DONE, 0)]
-    open_one = CallAttempt.objects.create(call=calls[0], number=2, rule="r", released_at=timezone.now())
+    open_one = CallAttempt.objects.create(
+        call=calls[0], number=2, rule="r", released_at=timezone.now()
+    )
     CallQueue.objects.filter(pk__in=[call.pk for call in calls if call is not calls[3]]).delete()
     assert cleanup.clean("default", dry_run=True).attempts == 7
     assert cleanup.clean("default", batch_size=2).attempts == 7
     assert set(CallAttempt.objects.values_list("call_id", "pk")) >= {(calls[0].pk, open_one.pk)}
-    assert set(CallAttempt.objects.values_list("call_id", flat=True)) == {calls[0].pk, calls[3].pk, calls[8].pk}
+    assert set(CallAttempt.objects.values_list("call_id", flat=True)) == {
+        calls[0].pk,
+        calls[3].pk,
+        calls[8].pk,
+    }
 
 
-@pytest.mark.parametrize("arguments", [("--older-than", "7"), ("--older-than", "-1d"), ("--batch-size", "0")])
+@pytest.mark.parametrize(
+    "arguments", [("--older-than", "7"), ("--older-than", "-1d"), ("--batch-size", "0")]
+)
 def test_wrong_use_is_2(arguments: tuple[str, ...]) -> None:
     assert run("cleanup", *arguments).code == 2
 
@@ -171,7 +216,11 @@ def test_how_far_a_vacuum_is_is_told_while_it_runs(monkeypatch: pytest.MonkeyPat
         heard.set()
 
     monkeypatch.setattr(cleanup, "EVERY", 0.001)
-    monkeypatch.setattr(database, "vacuum_progress", lambda *_, full: ("callqueue_callqueue", "rebuilding index", 3, 11))
+    monkeypatch.setattr(
+        database,
+        "vacuum_progress",
+        lambda *_, full: ("callqueue_callqueue", "rebuilding index", 3, 11),
+    )
     monkeypatch.setattr(database, "vacuum", lambda *_, full: heard.wait(10))
     cleanup.clean("default", vacuum_full=True, progress=progress)
     assert told[0] == (3, 11, "vacuum callqueue, rebuilding index")

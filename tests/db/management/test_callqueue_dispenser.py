@@ -1,4 +1,6 @@
-"""callqueue_dispenser: once, for a while, and until it is told to stop; and what every command says of servers that are away."""
+"""callqueue_dispenser: once, for a while, and until it is told to stop; and what every command says
+of servers that are away.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Rule, SlidingWindow, publisher
+from callqueue import Rule, SlidingWindow
+from callqueue.dispatch import publisher
 from callqueue.models import CallQueue, DispenserState
 from tests.celery_app import app
 from tests.db.commands import run
@@ -53,7 +56,11 @@ def test_once_releases_only_the_rules_named(rules: Rules, published: list[int]) 
     rules(a=Rule(), b=Rule(), c=Rule())
     calls = send("a"), send("b"), send("c")
     assert run("dispenser", "--once", "--rule", "a", "--rule", "b").out == "released 2 calls\n"
-    assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [Status.DISPATCHED, Status.DISPATCHED, Status.NEW]
+    assert [CallQueue.objects.get(pk=call.pk).status for call in calls] == [
+        Status.DISPATCHED,
+        Status.DISPATCHED,
+        Status.NEW,
+    ]
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
@@ -62,7 +69,9 @@ def test_a_time_to_run_that_is_none_is_wrong_use(rules: Rules, seconds: str) -> 
     assert run("dispenser", "--for", seconds).code == 2
 
 
-def test_once_says_that_the_broker_is_away_and_the_call_waits_on(rules: Rules, settings: Any) -> None:
+def test_once_says_that_the_broker_is_away_and_the_call_waits_on(
+    rules: Rules, settings: Any
+) -> None:
     rules(r=Rule())
     call = send("r")
     with broker("amqp://guest:guest@127.0.0.1:1//"):
@@ -75,7 +84,9 @@ def test_once_says_that_the_broker_is_away_and_the_call_waits_on(rules: Rules, s
     assert call.status == Status.NEW
 
 
-def test_a_broker_that_refuses_in_the_middle_is_away_too(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_refuses_in_the_middle_is_away_too(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule())
     send("r")
     monkeypatch.setattr(publisher, "publish", lambda using, messages: False)
@@ -151,7 +162,9 @@ def test_a_database_that_is_away_is_named_within_seconds(tmp_path: Path) -> None
     """By every command. All at once: what each does is wait."""
     file = tmp_path / "calls"
     file.write_text('{"method": "get", "params": {"url": "https://api.example.com/"}}')
-    started = [start_without_database([part.format(file=file) for part in command]) for command in AWAY]
+    started = [
+        start_without_database([part.format(file=file) for part in command]) for command in AWAY
+    ]
     for (name, *_), process in zip(AWAY, started, strict=True):
         out, errors = process.communicate(timeout=60)
         assert process.returncode == 1, (name, errors)

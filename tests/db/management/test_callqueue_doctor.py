@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, beat_schedule, database, doctor, recovery
-from callqueue.doctor import Check, Crew
+from callqueue import Rule, beat_schedule, database
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.operations import doctor
+from callqueue.operations.doctor import Check, Crew
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import release, send
@@ -88,22 +90,32 @@ def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., N
     rules(r=Rule(queues=["egress", "other"]))
     wrong = doctor.check_workers("default", Crew({"w@host": {"egress"}}, []))
     assert_wrong(wrong, "no worker listens on other", "--queues other")
-    assert_wrong(doctor.check_workers("default", NOBODY), "no worker answered", "--queues egress,other")
+    assert_wrong(
+        doctor.check_workers("default", NOBODY), "no worker answered", "--queues egress,other"
+    )
     assert doctor.check_workers("default", Crew({"a": {"egress"}, "b": {"other"}}, [])).ok
 
 
-def test_the_default_queue_needs_a_worker_once_calls_come_to_it(celery: Callable[..., None], rules: Rules) -> None:
+def test_the_default_queue_needs_a_worker_once_calls_come_to_it(
+    celery: Callable[..., None], rules: Rules
+) -> None:
     celery(task_default_queue="standard")
     crew = Crew({"w@host": {"egress"}}, [])
     assert doctor.check_workers("default", crew).ok
     send("default")
-    assert_wrong(doctor.check_workers("default", crew), "no worker listens on standard", "--queues standard")
+    assert_wrong(
+        doctor.check_workers("default", crew), "no worker listens on standard", "--queues standard"
+    )
     CallQueue.objects.all().delete()
     rules(default=Rule())
-    assert_wrong(doctor.check_workers("default", crew), "no worker listens on standard", "--queues standard")
+    assert_wrong(
+        doctor.check_workers("default", crew), "no worker listens on standard", "--queues standard"
+    )
 
 
-def test_a_real_worker_and_a_real_dispenser_are_found(processes: Processes, configure: Callable[[str], None]) -> None:
+def test_a_real_worker_and_a_real_dispenser_are_found(
+    processes: Processes, configure: Callable[[str], None]
+) -> None:
     queue = processes.broker.queue("one")
     configure(f"""
 CALLQUEUE = {{"RULES": {{"r": Rule(queues={queue!r})}}}}
@@ -128,14 +140,21 @@ def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
     run("schedule")
     assert doctor.check_schedule("default") == Check("schedule", True, "in django-celery-beat")
     celery(beat_schedule=beat_schedule())
-    assert_wrong(doctor.check_schedule("default"), "CELERY_BEAT_SCHEDULE: callqueue.dispenser", "callqueue_schedule --remove")
+    assert_wrong(
+        doctor.check_schedule("default"),
+        "CELERY_BEAT_SCHEDULE: callqueue.dispenser",
+        "callqueue_schedule --remove",
+    )
     run("schedule", "--remove")
     assert doctor.check_schedule("default") == Check("schedule", True, "in CELERY_BEAT_SCHEDULE")
 
 
 def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[..., None]) -> None:
     run("schedule")
-    celery(beat_schedule=beat_schedule(), beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler")
+    celery(
+        beat_schedule=beat_schedule(),
+        beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler",
+    )
     assert doctor.check_schedule("default").ok
 
 
@@ -153,9 +172,15 @@ def test_a_broker_that_is_away_is_told_within_seconds(celery: Callable[..., None
     assert_wrong(doctor.check_broker(), "refused", "start the broker")
 
 
-def test_redis_must_not_repeat_what_is_still_at_work(celery: Callable[..., None], rules: Rules) -> None:
+def test_redis_must_not_repeat_what_is_still_at_work(
+    celery: Callable[..., None], rules: Rules
+) -> None:
     celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
-    assert_wrong(doctor.check_visibility(), "again after 100 s, and an attempt may take 390 s", '"visibility_timeout": 450')
+    assert_wrong(
+        doctor.check_visibility(),
+        "again after 100 s, and an attempt may take 390 s",
+        '"visibility_timeout": 450',
+    )
     celery(broker_transport_options={"visibility_timeout": 450})
     assert doctor.check_visibility().ok
 
@@ -182,10 +207,16 @@ def test_calls_under_a_rule_that_is_gone_are_told(rules: Rules) -> None:
 
 
 def test_dead_rows_are_told_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (10, 1000)})
+    monkeypatch.setattr(
+        database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (10, 1000)}
+    )
     assert doctor.check_bloat("default").ok
-    monkeypatch.setattr(database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (900_000, 1000)})
-    assert_wrong(doctor.check_bloat("default"), "900000 dead rows beside 1000", "callqueue_cleanup --vacuum")
+    monkeypatch.setattr(
+        database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (900_000, 1000)}
+    )
+    assert_wrong(
+        doctor.check_bloat("default"), "900000 dead rows beside 1000", "callqueue_cleanup --vacuum"
+    )
 
 
 def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,10 +226,17 @@ def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch)
 
 def at_hand(pk: int, queue: str = "egress", **kwargs: str) -> dict[str, Any]:
     """What a worker says of a task that it has at hand."""
-    return {"name": "callqueue.make_api_call", "args": [[pk]], "kwargs": kwargs, "delivery_info": {"routing_key": queue}}
+    return {
+        "name": "callqueue.make_api_call",
+        "args": [[pk]],
+        "kwargs": kwargs,
+        "delivery_info": {"routing_key": queue},
+    }
 
 
-def test_what_others_on_the_same_broker_have_at_hand_is_none_of_ours(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_on_the_same_broker_have_at_hand_is_none_of_ours(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule(queues="egress"))
     tasks = [
         at_hand(1),
@@ -229,7 +267,11 @@ def test_a_ledger_that_was_put_back_in_time_is_told() -> None:
     release()
     known = CallAttempt.objects.get().pk
     assert doctor.check_ledger("default", Crew({}, [known])).ok
-    assert_wrong(doctor.check_ledger("default", Crew({}, [known, known + 7])), "1 attempts at hand", "callqueue_pause")
+    assert_wrong(
+        doctor.check_ledger("default", Crew({}, [known, known + 7])),
+        "1 attempts at hand",
+        "callqueue_pause",
+    )
 
 
 def test_a_ledger_from_the_future_is_told() -> None:
@@ -243,7 +285,10 @@ def test_a_ledger_from_the_future_is_told() -> None:
 def test_attempts_are_read_from_what_workers_say_of_their_tasks() -> None:
     for args, found in (([[1, 2]], [1, 2]), ([3], [3]), ([], [])):
         assert doctor._attempts_of({**at_hand(0), "args": args}, "default", {"egress"}) == found
-    assert doctor._attempts_of({"name": "callqueue.dispenser", "args": [[1]]}, "default", {"egress"}) == []
+    assert (
+        doctor._attempts_of({"name": "callqueue.dispenser", "args": [[1]]}, "default", {"egress"})
+        == []
+    )
 
 
 def test_missing_migrations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,11 @@ def test_the_tasks_are_written_as_beat_wants_them() -> None:
     assert ran.code == 0
     cleanup, dispenser, recovery = ours()
     assert [cleanup.task, dispenser.task, recovery.task] == TASKS
-    assert (dispenser.interval.every, dispenser.interval.period, dispenser.expire_seconds) == (1, "seconds", 1)
+    assert (dispenser.interval.every, dispenser.interval.period, dispenser.expire_seconds) == (
+        1,
+        "seconds",
+        1,
+    )
     assert recovery.interval.every == 30
     assert (cleanup.crontab.minute, cleanup.crontab.hour, cleanup.interval) == ("17", "3", None)
     assert dispenser.schedule.run_every.total_seconds() == 1.0
@@ -58,7 +62,9 @@ def test_they_can_be_removed() -> None:
 
 
 def test_without_django_celery_beat_it_says_what_to_do(settings) -> None:
-    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_celery_beat"]
+    settings.INSTALLED_APPS = [
+        app for app in settings.INSTALLED_APPS if app != "django_celery_beat"
+    ]
     ran = run("schedule")
     assert ran.code == 1
     assert "django-celery-beat is not installed" in ran.error

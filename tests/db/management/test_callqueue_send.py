@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from callqueue import Discard, Rule, SlidingWindow, feed
+from callqueue import Discard, Rule, SlidingWindow
 from callqueue.models import CallQueue
+from callqueue.sending import importer
 from tests.db.commands import Ran, run
 
 Rules = Callable[..., None]
@@ -74,11 +75,19 @@ def test_an_envelope_has_the_arguments_of_send(send_file: Send) -> None:
 
 def test_one_document_over_several_lines_is_one_call(send_file: Send) -> None:
     assert send_file(json.dumps(GOOD, indent=2)).out == "sent 1 calls\n"
-    assert send_file("\n\n" + json.dumps({"call_data": GOOD}, indent="\t") + "\n\n").out == "sent 1 calls\n"
+    assert (
+        send_file("\n\n" + json.dumps({"call_data": GOOD}, indent="\t") + "\n\n").out
+        == "sent 1 calls\n"
+    )
 
 
-def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter(send_file: Send) -> None:
-    assert send_file(b"\xef\xbb\xbf" + f"\r\n\r\n{LINE}\r\n   \r\n{LINE}".encode()).out == "sent 2 calls\n"
+def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter(
+    send_file: Send,
+) -> None:
+    assert (
+        send_file(b"\xef\xbb\xbf" + f"\r\n\r\n{LINE}\r\n   \r\n{LINE}".encode()).out
+        == "sent 2 calls\n"
+    )
     assert send_file(b"\xef\xbb\xbf" + json.dumps(GOOD, indent=1).encode()).out == "sent 1 calls\n"
 
 
@@ -88,10 +97,19 @@ def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter
         ('{"method": "get"', "is not JSON"),
         (LINE + " " + LINE, "is not JSON: Extra data"),
         ("hello", "is not JSON"),
-        ('{"method": "get", "method": "post", "params": {"url": "https://a.b/"}}', "'method' twice"),
+        (
+            '{"method": "get", "method": "post", "params": {"url": "https://a.b/"}}',
+            "'method' twice",
+        ),
         ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": NaN}}}', "NaN"),
-        ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": -Infinity}}}', "-Infinity"),
-        ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": 1e400}}}', "1e400, which is too large"),
+        (
+            '{"method": "get", "params": {"url": "https://a.b/", "params": {"x": -Infinity}}}',
+            "-Infinity",
+        ),
+        (
+            '{"method": "get", "params": {"url": "https://a.b/", "params": {"x": 1e400}}}',
+            "1e400, which is too large",
+        ),
         ("[" * 100_000, "nested too deep"),
         ("9" * 5000, "is not JSON|digits"),
         ('"text"', "call_data"),
@@ -99,20 +117,49 @@ def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter
         (f"[{LINE}]", "is a list; write one call per line"),
         ('{"method": "gett", "params": {"url": "https://a.b/"}}', "'get'"),
         ('{"method": "get", "params": {"url": "ftp://a.b/"}}', "params.url"),
-        ('{"method": "get", "params": {"url": "http://127.0.0.1/"}}', "127.0.0.1|not allowed|loopback"),
+        (
+            '{"method": "get", "params": {"url": "http://127.0.0.1/"}}',
+            "127.0.0.1|not allowed|loopback",
+        ),
         ('{"method": "get", "params": {"url": "https://a.b/\\ud800"}}', "params.url"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "othr"}', "did you mean 'other'"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rul": "r"}', "did you mean 'rule'"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "tomorrow"}', "not_before"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": 5}', "not_before"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "2999-01-01T00:00:00"}', "naive"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "expires_at": "2001-01-01T00:00:00Z"}', "past"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "r", "cost": 11}', "cost"),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "othr"}',
+            "did you mean 'other'",
+        ),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rul": "r"}',
+            "did you mean 'rule'",
+        ),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "tomorrow"}',
+            "not_before",
+        ),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": 5}',
+            "not_before",
+        ),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "2999-01-01T00:00:00"}',
+            "naive",
+        ),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "expires_at": "2001-01-01T00:00:00Z"}',
+            "past",
+        ),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "r", "cost": 11}',
+            "cost",
+        ),
         ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": 5}', "rule"),
-        ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "priority": "high"}', "priority"),
+        (
+            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "priority": "high"}',
+            "priority",
+        ),
     ],
 )
-def test_a_bad_line_is_told_with_its_number_and_reason_and_nothing_is_sent(send_file: Send, bad: str, why: str) -> None:
+def test_a_bad_line_is_told_with_its_number_and_reason_and_nothing_is_sent(
+    send_file: Send, bad: str, why: str
+) -> None:
     import re
 
     ran = send_file(f"{LINE}\n\n{bad}\n{LINE}\n")
@@ -124,7 +171,9 @@ def test_a_bad_line_is_told_with_its_number_and_reason_and_nothing_is_sent(send_
 
 
 def test_bytes_that_are_not_text_are_a_bad_line(send_file: Send) -> None:
-    ran = send_file(LINE.encode() + b"\n" + LINE.replace("example", "ex\xe4mple").encode("latin-1") + b"\n")
+    ran = send_file(
+        LINE.encode() + b"\n" + LINE.replace("example", "ex\xe4mple").encode("latin-1") + b"\n"
+    )
     assert ran.code == 1
     assert "line 2: is not UTF-8 (byte" in ran.error
 
@@ -161,20 +210,24 @@ def test_an_empty_file_sends_nothing(send_file: Send) -> None:
     assert send_file("\n\n").out == "sent 0 calls\n"
 
 
-def test_a_line_past_all_bounds_is_refused_without_being_read_whole(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_longest", lambda: 1000)
+def test_a_line_past_all_bounds_is_refused_without_being_read_whole(
+    send_file: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "_longest", lambda: 1000)
     ran = send_file(f"{LINE}\n{'x' * 10_000}\n{LINE}\n", "--skip-bad")
     assert "line 2: is longer than 1000 bytes" in ran.error
     assert CallQueue.objects.count() == 2
 
 
 def test_more_than_a_batch_is_sent(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "BATCH", 10)
+    monkeypatch.setattr(importer, "BATCH", 10)
     assert send_file(f"{LINE}\n" * 25).out == "sent 25 calls\n"
 
 
-def test_what_was_written_before_a_bad_line_is_taken_back(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "BATCH", 2)
+def test_what_was_written_before_a_bad_line_is_taken_back(
+    send_file: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "BATCH", 2)
     ran = send_file(f"{LINE}\n" * 5 + "{}\n" + f"{LINE}\n" * 5 + "nonsense\n")
     assert ran.code == 1
     assert [line.partition(":")[0] for line in ran.error.splitlines()[:2]] == ["line 6", "line 12"]
@@ -182,12 +235,20 @@ def test_what_was_written_before_a_bad_line_is_taken_back(send_file: Send, monke
 
 
 def test_a_unique_key_is_kept_within_a_file_and_across_files(send_file: Send) -> None:
-    lines = "".join(json.dumps({"call_data": GOOD, "rule": "r", "unique_key": f"u{i % 3}"}) + "\n" for i in range(6))
+    lines = "".join(
+        json.dumps({"call_data": GOOD, "rule": "r", "unique_key": f"u{i % 3}"}) + "\n"
+        for i in range(6)
+    )
     assert send_file(lines).out == "sent 6 calls\n"
     ended = CallQueue.objects.get(unique_key="u0")
     ended.cancel()
     assert send_file(lines).code == 0
-    assert sorted(CallQueue.objects.values_list("unique_key", flat=True)) == ["u0", "u0", "u1", "u2"]
+    assert sorted(CallQueue.objects.values_list("unique_key", flat=True)) == [
+        "u0",
+        "u0",
+        "u1",
+        "u2",
+    ]
     assert CallQueue.objects.filter(active_key="u0").exclude(pk=ended.pk).count() == 1
 
 
@@ -199,9 +260,9 @@ def test_what_the_router_discards_is_counted(send_file: Send, rules: Rules) -> N
 def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db import OperationalError
 
-    from callqueue import intake
+    from callqueue.sending import intake
 
-    monkeypatch.setattr(feed, "BATCH", 2)
+    monkeypatch.setattr(importer, "BATCH", 2)
     whole = intake.insert_many
     batches: list[int] = []
 
@@ -218,7 +279,9 @@ def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.M
     assert CallQueue.objects.count() == 0
 
 
-def test_standard_input_is_read_even_if_it_is_a_pipe(two_rules: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read_even_if_it_is_a_pipe(
+    two_rules: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading, writing = os.pipe()
     os.write(writing, f"{LINE}\n{LINE}\n".encode())
     os.close(writing)

@@ -32,7 +32,9 @@ def test_json_has_the_figures_of_every_rule() -> None:
     assert all(keys <= set(rule) for rule in rules.values())
     busy = rules["r"]
     assert (busy["waiting"], busy["in_flight"], busy["hold"]) == (3, 2, None)
-    assert busy["limits"] == [{"name": "vendor", "per": "rule", "rate": "2/h", "used": 2, "free": 0}]
+    assert busy["limits"] == [
+        {"name": "vendor", "per": "rule", "rate": "2/h", "used": 2, "free": 0}
+    ]
 
 
 def test_json_has_the_hold() -> None:
@@ -45,7 +47,18 @@ def test_json_has_the_hold() -> None:
 def test_people_get_a_table_with_times_as_people_say_them() -> None:
     ran = run("status")
     lines = ran.out.splitlines()
-    assert lines[0].split() == ["rule", "waiting", "in", "flight", "a", "second", "oldest", "due", "drained", "held"]
+    assert lines[0].split() == [
+        "rule",
+        "waiting",
+        "in",
+        "flight",
+        "a",
+        "second",
+        "oldest",
+        "due",
+        "drained",
+        "held",
+    ]
     line = next(line for line in lines if line.startswith("r "))
     assert line.split()[:3] == ["r", "3", "2"]
     assert "just now" in line

@@ -1,4 +1,6 @@
-"""Forecasts: the limit or hold that binds, the place in the queue, and a time that holds when the queue is then run."""
+"""Forecasts: the limit or hold that binds, the place in the queue, and a time that holds when the
+queue is then run.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,11 @@ import pytest
 from django.core.cache import cache
 from django.utils import timezone
 
-from callqueue import (
-    Concurrency,
-    FixedWindow,
-    Forecast,
-    Rule,
-    SlidingWindow,
-    TokenBucket,
-    control,
-    database,
-    forecast,
-    ledger,
-    recovery,
-)
+from callqueue import Concurrency, FixedWindow, Forecast, Rule, SlidingWindow, TokenBucket, database
+from callqueue.ledger import account as ledger
+from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.operations import control, forecast
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
 
@@ -104,7 +97,15 @@ def test_a_window_too_large_to_be_read_row_by_row_is_forecast_too(rules: Rules) 
     now = database.clock("default")
     ago = [timedelta(minutes=59 - i % 30) for i in range(3000)]
     CallAttempt.objects.bulk_create(
-        CallAttempt(call_id=1, number=1, rule="r", released_at=now - t, finished_at=now - t, outcome="succeeded") for t in ago
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="r",
+            released_at=now - t,
+            finished_at=now - t,
+            outcome="succeeded",
+        )
+        for t in ago
     )
     CallQueue.objects.send_many([URL] * 1500, rule="r")
     found = CallQueue.objects.waiting().order_by("-pk")[0].forecast()
@@ -175,14 +176,19 @@ def test_no_dispenser_for_a_while_no_time(rules: Rules) -> None:
     rules(r=Rule())
     DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=5))
     found = send("r").forecast()
-    assert found == Forecast("no dispenser has been seen for 5 minutes: nothing is released until one runs", 1, None)
+    assert found == Forecast(
+        "no dispenser has been seen for 5 minutes: nothing is released until one runs", 1, None
+    )
 
 
 def test_where_none_was_ever_seen_the_reason_says_so(rules: Rules) -> None:
     rules(r=Rule())
     DispenserState.objects.all().delete()
     found = send("r").forecast()
-    assert found.reason == "it goes at the next pass; no dispenser has been seen yet: the time holds if one starts now"
+    assert (
+        found.reason
+        == "it goes at the next pass; no dispenser has been seen yet: the time holds if one starts now"
+    )
 
 
 def test_released_attempts_that_no_worker_begins_leave_no_time(rules: Rules) -> None:
@@ -193,14 +199,19 @@ def test_released_attempts_that_no_worker_begins_leave_no_time(rules: Rules) -> 
     CallAttempt.objects.update(released_at=timezone.now() - timedelta(seconds=30))
     found = CallQueue.objects.waiting()[0].forecast()
     assert found.release_at is None
-    assert found.reason == "SlidingWindow 2/m is used up by attempts in flight, and no worker has begun 2 of them"
+    assert (
+        found.reason
+        == "SlidingWindow 2/m is used up by attempts in flight, and no worker has begun 2 of them"
+    )
 
 
 def test_what_waits_for_answers_of_unknown_length_has_no_time(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     send("r")
     found = send("r").forecast()
-    assert found == Forecast("Concurrency 1 is used up, and how long a call takes is not known yet", 2, None)
+    assert found == Forecast(
+        "Concurrency 1 is used up, and how long a call takes is not known yet", 2, None
+    )
 
 
 def test_a_call_that_waits_no_more_has_no_forecast_but_its_state(rules: Rules) -> None:
@@ -210,12 +221,16 @@ def test_a_call_that_waits_no_more_has_no_forecast_but_its_state(rules: Rules) -
     assert call.forecast() == Forecast("it is cancelled")
 
 
-def test_past_the_cap_it_does_not_pretend_to_know(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_cap_it_does_not_pretend_to_know(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
     monkeypatch.setattr(forecast, "CAP", 5)
     CallQueue.objects.send_many([URL] * 10, rule="r")
     assert CallQueue.objects.order_by("pk")[5].forecast().position == 6
-    assert CallQueue.objects.order_by("pk")[9].forecast() == Forecast("more than 5 calls go before it")
+    assert CallQueue.objects.order_by("pk")[9].forecast() == Forecast(
+        "more than 5 calls go before it"
+    )
 
 
 def test_a_forecast_makes_the_same_number_of_statements_whatever_waits(
@@ -233,7 +248,14 @@ def test_the_slices_of_a_coarse_window_add_up(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("5000/h")]))
     now = database.clock("default")
     CallAttempt.objects.bulk_create(
-        CallAttempt(call_id=1, number=1, rule="r", released_at=now, finished_at=now - timedelta(seconds=i * 12), outcome="failed")
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="r",
+            released_at=now,
+            finished_at=now - timedelta(seconds=i * 12),
+            outcome="failed",
+        )
         for i in range(400)
     )
     from callqueue import conf

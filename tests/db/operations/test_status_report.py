@@ -11,9 +11,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, control, overview
+from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.overview import RuleOverview, look
+from callqueue.operations import control, status_report
+from callqueue.operations.status_report import RuleOverview, look
 from tests.support.behaviour import Vendor, release, run, send
 
 Rules = Callable[..., None]
@@ -37,7 +38,9 @@ def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
         "drain_s": 0.0,
         "rate_per_s": 0.0,
         "hold": None,
-        "limits": [{"name": "SlidingWindow 10/h", "per": "rule", "rate": "10/h", "used": 0, "free": 10}],
+        "limits": [
+            {"name": "SlidingWindow 10/h", "per": "rule", "rate": "10/h", "used": 0, "free": 10}
+        ],
     }
 
 
@@ -56,7 +59,9 @@ def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:
     rules(pay=Rule())
     for priority, seconds in ((5, 10), (0, 300), (-5, 20)):
         call = send("pay", priority=priority)
-        CallQueue.objects.filter(pk=call.pk).update(due_at_dt=timezone.now() - timedelta(seconds=seconds))
+        CallQueue.objects.filter(pk=call.pk).update(
+            due_at_dt=timezone.now() - timedelta(seconds=seconds)
+        )
     send("pay", not_before=timezone.now() + timedelta(hours=1))
     assert of("pay").oldest_due_s == pytest.approx(300, abs=10)
 
@@ -96,21 +101,26 @@ def test_a_limit_per_key_shows_its_fullest_key_and_the_keys_that_wait(rules: Rul
             send("chat", key={"key": workspace, "channel": "C1"})
     release()
     seen = of("chat", keys=5)
-    assert [(limit.per, limit.used, limit.free) for limit in seen.limits] == [("key", 2, 0), ("channel", 3, 0)]
+    assert [(limit.per, limit.used, limit.free) for limit in seen.limits] == [
+        ("key", 2, 0),
+        ("channel", 3, 0),
+    ]
     assert [(key.waiting, key.in_flight) for key in seen.keys] == [(2, 2)]
 
 
-def test_calls_of_a_key_are_counted_up_to_a_number(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_a_key_are_counted_up_to_a_number(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And more of them than those calls of the rule that go next."""
-    monkeypatch.setattr(overview, "OF_KEY", 4)
+    monkeypatch.setattr(status_report, "OF_KEY", 4)
     rules(chat=Rule(limits=[SlidingWindow("2/h", per="key")]))
     for key, priority, count in (("T1", 0, 3), ("T2", 0, 4), ("T3", 0, 3), ("T3", 5, 2)):
         for _ in range(count):
             send("chat", key=key, priority=priority)
-    monkeypatch.setattr(overview, "NEXT", 20)
+    monkeypatch.setattr(status_report, "NEXT", 20)
     found = {key.key: (key.waiting, key.is_least) for key in of("chat", keys=5).keys}
     assert found == {"T1": (3, False), "T2": (4, False), "T3": (4, True)}
-    monkeypatch.setattr(overview, "NEXT", 3)
+    monkeypatch.setattr(status_report, "NEXT", 3)
     assert {key.key: key.waiting for key in of("chat", keys=5).keys} == {"T3": 4, "T1": 3}
 
 
@@ -119,18 +129,26 @@ def test_the_drain_is_the_slowest_limits(rules: Rules) -> None:
     for _ in range(250):
         send("pay")
     assert of("pay").drain_s == pytest.approx(7200, abs=1)
-    assert overview.drain_with("default", "pay", {"pay#0": "200/h"}) == pytest.approx(3600, abs=1)
+    assert status_report.drain_with("default", "pay", {"pay#0": "200/h"}) == pytest.approx(
+        3600, abs=1
+    )
 
 
 def test_rules_that_share_a_budget_wait_for_each_other(rules: Rules) -> None:
     account = SlidingWindow("10/m", name="account", jitter=0)
-    rules(high=Rule(limits=[account], priority=5), low=Rule(limits=[account]), even=Rule(limits=[account]))
+    rules(
+        high=Rule(limits=[account], priority=5),
+        low=Rule(limits=[account]),
+        even=Rule(limits=[account]),
+    )
     for name, count in (("high", 10), ("low", 10), ("even", 100)):
         for _ in range(count):
             send(name)
     drains = {rule.name: rule.drain_s for rule in look("default")}
     assert drains["high"] == pytest.approx(0, abs=1)
-    assert drains["low"] == pytest.approx(120, abs=1), "after the high ones, and taking turns with its equal"
+    assert drains["low"] == pytest.approx(120, abs=1), (
+        "after the high ones, and taking turns with its equal"
+    )
     assert drains["even"] == pytest.approx(660, abs=1)
 
 
@@ -145,7 +163,9 @@ def test_a_hold_counts_into_the_drain_and_one_without_end_leaves_it_open(rules: 
     assert (of("pay").drain_s, of("pay").as_json()["hold"]["until"]) == (None, None)
 
 
-def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(rules: Rules, remote: Vendor) -> None:
+def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
+    rules: Rules, remote: Vendor
+) -> None:
     rules(pay=Rule())
     send("pay")
     assert of("pay").drain_s is None
@@ -154,9 +174,11 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(rules: 
     assert of("pay").drain_s == pytest.approx(60, abs=1)
 
 
-def test_beyond_the_cap_it_is_an_estimate_or_a_full_count(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "CAP", 3)
-    monkeypatch.setattr(overview, "SMALLEST_CAP", 3)
+def test_beyond_the_cap_it_is_an_estimate_or_a_full_count(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_report, "CAP", 3)
+    monkeypatch.setattr(status_report, "SMALLEST_CAP", 3)
     rules(pay=Rule(), few=Rule())
     for _ in range(12):
         send("pay")
@@ -190,19 +212,29 @@ def test_looking_changes_nothing(rules: Rules) -> None:
     rules(pay=Rule(limits=[SlidingWindow("100/h")]))
     send("pay")
     before = list(CallQueue.objects.values()), list(CallAttempt.objects.values())
-    look("default", keys=5), look("default", exact=True), overview.overview("default")
+    look("default", keys=5), look("default", exact=True), status_report.overview("default")
     assert (list(CallQueue.objects.values()), list(CallAttempt.objects.values())) == before
 
 
-def test_a_window_that_there_is_no_time_to_count_is_estimated(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_there_is_no_time_to_count_is_estimated(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(big=Rule(limits=[SlidingWindow("1000000/d")]))
     now = timezone.now() - timedelta(hours=3)
     CallAttempt.objects.bulk_create(
-        CallAttempt(call_id=1, number=1, rule="big", released_at=now, sent_at=now, finished_at=now, outcome="succeeded")
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="big",
+            released_at=now,
+            sent_at=now,
+            finished_at=now,
+            outcome="succeeded",
+        )
         for _ in range(30)
     )
-    monkeypatch.setattr(overview, "COUNTING", 0.0)
+    monkeypatch.setattr(status_report, "COUNTING", 0.0)
     assert of("big").limits[0].is_estimate
-    monkeypatch.setattr(overview, "COUNTING", 60.0)
+    monkeypatch.setattr(status_report, "COUNTING", 60.0)
     counted = of("big").limits[0]
     assert (counted.is_estimate, counted.used, counted.free) == (False, 30, 999_970)

@@ -12,10 +12,12 @@ from django.core.cache import cache
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database, ledger, windows
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database
+from callqueue.ledger import account as ledger
+from callqueue.ledger.time_buckets import Slots
 from callqueue.models import CallAttempt
-from callqueue.slots import Slots
-from callqueue.windows import PARTS, SHOWN, Scope, Use
+from callqueue.operations import usage_history
+from callqueue.operations.usage_history import PARTS, SHOWN, Scope, Use
 
 Rules = Callable[..., None]
 NOW = database.EPOCH + timedelta(days=20_000, hours=12, microseconds=1)
@@ -28,7 +30,9 @@ def _noon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "clock", lambda using: NOW)
 
 
-def answered(*ago: float, rule: str = "pay", key: str = "", took: float = 0.0, **columns: Any) -> None:
+def answered(
+    *ago: float, rule: str = "pay", key: str = "", took: float = 0.0, **columns: Any
+) -> None:
     """Attempts sent so many seconds ago, and answered `took` seconds later."""
     CallAttempt.objects.bulk_create(
         CallAttempt(
@@ -39,13 +43,17 @@ def answered(*ago: float, rule: str = "pay", key: str = "", took: float = 0.0, *
     )  # fmt: skip
 
 
-def scope(index: int = 0, *, rule: str = "pay", value: str = "", used: int = 0, many: int = 1) -> Scope:
+def scope(
+    index: int = 0, *, rule: str = "pay", value: str = "", used: int = 0, many: int = 1
+) -> Scope:
     budget = conf.current().book.budgets[rule][index]
     return Scope(budget, value, budget.limit.capacity * many, used)
 
 
 def use(index: int = 0, *, seconds: float = 60, **options: Any) -> Use:
-    (found,) = windows.look("default", [scope(index, **options)], until=time.monotonic() + seconds)
+    (found,) = usage_history.look(
+        "default", [scope(index, **options)], until=time.monotonic() + seconds
+    )
     return found
 
 
@@ -58,8 +66,15 @@ def test_a_sliding_window_rises_with_each_call_and_falls_a_window_later(rules: R
     answered(50.5, 50.4, 40.5)
     levels = use(used=0).levels
     assert len(levels) == SHOWN * PARTS
-    # A slot is a second, and a level is at its end: all three are seen from 40 s ago until the first leaves, 30 s ago.
-    assert [levels.index(3), max(filter(None, levels)), levels.count(3), levels.count(2), levels.count(1)] == [18, 3, 10, 10, 10]
+    # A slot is a second, and a level is at its end: all three are seen from 40 s ago until the
+    # first leaves, 30 s ago.
+    assert [
+        levels.index(3),
+        max(filter(None, levels)),
+        levels.count(3),
+        levels.count(2),
+        levels.count(1),
+    ] == [18, 3, 10, 10, 10]
 
 
 def test_no_level_is_above_what_callqueue_audit_would_count(rules: Rules) -> None:
@@ -84,7 +99,10 @@ def test_a_calendar_window_is_that_of_its_time_zone(rules: Rules) -> None:
     rules(pay=Rule(limits=[FixedWindow("10/d", timezone="America/Los_Angeles")]))
     answered(3600 * 5.5, 3600 * 2.5)
     levels = before_now(use())
-    begun = round((NOW - database.from_us(scope().budget.limit.window(database.to_us(NOW))[0])) / timedelta(hours=1))
+    begun = round(
+        (NOW - database.from_us(scope().budget.limit.window(database.to_us(NOW))[0]))
+        / timedelta(hours=1)
+    )
     assert levels[-begun:].count(0) + levels[-begun:].count(1) == begun
 
 
@@ -107,7 +125,10 @@ def test_each_key_has_its_own(rules: Rules) -> None:
     answered(100, key='{"key":"a","shop":"s1"}')
     answered(100, 100, key='{"key":"b","shop":"s1"}')
     answered(100, 100, 100, key="a")
-    highest = [max(filter(None, use(i, value=value).levels)) for i, value in ((0, "a"), (0, "b"), (1, "s1"))]
+    highest = [
+        max(filter(None, use(i, value=value).levels))
+        for i, value in ((0, "a"), (0, "b"), (1, "s1"))
+    ]
     assert highest == [4, 2, 3]
 
 
@@ -140,17 +161,27 @@ def test_what_is_over_is_counted_once(rules: Rules) -> None:
 
 
 def test_what_there_is_no_time_for_is_left_for_the_next_look(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("1000000/d")]), read=Rule(limits=[SlidingWindow("1000000/d")]))
+    rules(
+        pay=Rule(limits=[SlidingWindow("1000000/d")]),
+        read=Rule(limits=[SlidingWindow("1000000/d")]),
+    )
     assert before_now(use(seconds=0)) == [None] * (SHOWN * PARTS - 1)
-    looks = [windows.look("default", [scope(), scope(rule="read")], until=time.monotonic() + 60) for _ in range(2)]
+    looks = [
+        usage_history.look("default", [scope(), scope(rule="read")], until=time.monotonic() + 60)
+        for _ in range(2)
+    ]
     assert [None in one.levels for look in looks for one in look] == [False] * 4
 
 
-def test_a_slot_that_was_not_over_when_it_was_counted_is_counted_again(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_was_not_over_when_it_was_counted_is_counted_again(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However much later: what was seen of it may be a part."""
     rules(pay=Rule(limits=[SlidingWindow("1000/h")]))
     answered(200, 20)
-    assert max(filter(None, before_now(use()))) == 2  # of a slot that ended just now: answers may still be recorded
+    assert (
+        max(filter(None, before_now(use()))) == 2
+    )  # of a slot that ended just now: answers may still be recorded
     answered(10, 5)
     later = NOW + timedelta(minutes=30)
     monkeypatch.setattr(database, "clock", lambda using: later)
@@ -163,7 +194,11 @@ def test_the_plot_of_a_large_window_is_made_of_what_the_ledger_counts(rules: Rul
     levels = before_now(use())
     assert (levels[0], max(filter(None, levels)), levels[-1]) == (0, 4, 3)
     account = ledger.read(
-        "default", conf.current().book, ("pay",), database.to_us(NOW), slots=Slots("default", database.to_us(NOW))
+        "default",
+        conf.current().book,
+        ("pay",),
+        database.to_us(NOW),
+        slots=Slots("default", database.to_us(NOW)),
     )
     with CaptureQueriesContext(connection) as counted:
         (budget,) = conf.current().book.budgets["pay"]
@@ -171,13 +206,17 @@ def test_the_plot_of_a_large_window_is_made_of_what_the_ledger_counts(rules: Rul
     assert len(counted) == 1, "all but the slot that is not over is known"
 
 
-def test_what_is_counted_together_spans_nothing_that_is_known(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_counted_together_spans_nothing_that_is_known(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules(pay=Rule(limits=[SlidingWindow("1000/d")]))
-    monkeypatch.setattr("callqueue.slots.CHUNK", 10**6)
+    monkeypatch.setattr("callqueue.ledger.time_buckets.CHUNK", 10**6)
     series, width = scope().series, scope().series.width
     starts = [database.to_us(NOW) - (100 - i) * width for i in range(100)]
     Slots("default", database.to_us(NOW)).sums(series, starts[20:90])
-    answered(99.5 * width / 1e6, 50.5 * width / 1e6)  # the second one is not seen: that slot is known
+    answered(
+        99.5 * width / 1e6, 50.5 * width / 1e6
+    )  # the second one is not seen: that slot is known
     with CaptureQueriesContext(connection) as again:
         sums = Slots("default", database.to_us(NOW)).sums(series, starts)
     assert (len(again), sum(sums.values()), len(sums)) == (2, 1, 100)

@@ -1,4 +1,6 @@
-"""Nobody gets in, and nothing gets out: addresses, secrets, payloads, answers without end, and what a fuzzer thinks of."""
+"""Nobody gets in, and nothing gets out: addresses, secrets, payloads, answers without end, and what
+a fuzzer thinks of.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from callqueue import Rule, SlidingWindow, feedback, secrets
+from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
-from callqueue.handlers import HTTP_METHODS, journey, wire
-from callqueue.limits import FixedWindow, TokenBucket
+from callqueue.execution import provider_limits
+from callqueue.execution.http import client, deadline
+from callqueue.handlers import HTTP_METHODS
+from callqueue.limits.kinds import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
-from callqueue.secrets import Secret
+from callqueue.security import secrets
+from callqueue.security.secrets import Secret
 from tests.support import behaviour
-from tests.unit import test_callcheck as callcheck_tests
+from tests.unit.sending import test_validation as callcheck_tests
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -34,7 +39,12 @@ WIDE = SlidingWindow("100000/s")
 class Listener:
     """A server on loopback that counts whoever connects, and answers what it is told to."""
 
-    def __init__(self, host: str, port: int = 0, answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int = 0,
+        answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.create_server((host, port), family=family)
         self.port = int(self.socket.getsockname()[1])
@@ -78,8 +88,15 @@ def make(call: CallQueue) -> CallQueue:
 
 
 def smuggled(url: Any, method: str = "post", **params: Any) -> CallQueue:
-    """A row that never went through `send`: as other code, or an older release, might have written it."""
-    call = CallQueue(rule="default", call_data={"method": method, "params": {"url": url, **params}}, method=method, ready=True)
+    """A row that never went through `send`: as other code, or an older release, might have written
+    it.
+    """
+    call = CallQueue(
+        rule="default",
+        call_data={"method": method, "params": {"url": url, **params}},
+        method=method,
+        ready=True,
+    )
     call.save()
     return call
 
@@ -101,18 +118,32 @@ ELSEWHERE = """
 
 
 @pytest.mark.parametrize("host", LOOPBACK + ELSEWHERE)
-def test_send_refuses_every_spelling_of_an_address_that_is_not_public(rules: Rules, host: str) -> None:
+def test_send_refuses_every_spelling_of_an_address_that_is_not_public(
+    rules: Rules, host: str
+) -> None:
     rules(default=Rule(limits=[WIDE]))
     with pytest.raises(CallQueueError):
         CallQueue.objects.send({"method": "get", "params": {"url": f"http://{host}:8080/"}})
     assert not CallQueue.objects.exists()
 
 
-def test_a_worker_refuses_them_as_well_and_nothing_arrives(rules: Rules, listen: Callable[..., Listener]) -> None:
-    """Rows that never saw `send`, and URLs that are a secret: the worker is the one who must not be fooled."""
-    listeners = [listen("127.0.0.1"), *([listen("::1")] if socket.has_ipv6 and has_loopback_6() else [])]
-    secrets = {f"S{i}": f"http://{host}:{listener.port}/" for i, (host, listener) in enumerate(pairs(listeners))}
-    rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"SECRETS": secrets})
+def test_a_worker_refuses_them_as_well_and_nothing_arrives(
+    rules: Rules, listen: Callable[..., Listener]
+) -> None:
+    """Rows that never saw `send`, and URLs that are a secret: the worker is the one who must not be
+    fooled.
+    """
+    listeners = [
+        listen("127.0.0.1"),
+        *([listen("::1")] if socket.has_ipv6 and has_loopback_6() else []),
+    ]
+    secrets = {
+        f"S{i}": f"http://{host}:{listener.port}/"
+        for i, (host, listener) in enumerate(pairs(listeners))
+    }
+    rules(
+        default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"SECRETS": secrets}
+    )
     calls = [smuggled(f"http://{host}:{listener.port}/") for host, listener in pairs(listeners)]
     calls += [smuggled(Secret(name)) for name in secrets]
     calls += [smuggled(f"http://{host}/") for host in ELSEWHERE]
@@ -143,7 +174,10 @@ def test_a_name_that_is_local_or_has_one_address_that_is_not_public(
 ) -> None:
     listener = listen()
     rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2))
-    resolve(monkeypatch, {"mixed.example": [["93.184.215.14", "127.0.0.1"]], "local.example": [["127.0.0.1"]]})
+    resolve(
+        monkeypatch,
+        {"mixed.example": [["93.184.215.14", "127.0.0.1"]], "local.example": [["127.0.0.1"]]},
+    )
     for host in ("localhost", "mixed.example", "local.example"):
         call = make(behaviour_send(f"http://{host}:{listener.port}/"))
         assert call.status == Status.FAILED
@@ -154,10 +188,15 @@ def test_a_name_that_is_local_or_has_one_address_that_is_not_public(
 def test_a_name_that_changes_between_check_and_connect(
     rules: Rules, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DNS rebinding: the address that was checked is the one that is connected to, whatever the name says a moment later."""
+    """DNS rebinding: the address that was checked is the one that is connected to, whatever the
+    name says a moment later.
+    """
     allowed, trap = listen("127.0.0.1"), None
     trap = listen("127.0.0.2", port=allowed.port)
-    rules(default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2), more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]})
+    rules(
+        default=Rule(limits=[WIDE], connect_timeout=1, total_timeout=2),
+        more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]},
+    )
     resolve(monkeypatch, {"rebinding.example": [["127.0.0.1"], ["127.0.0.2"]]})
     first = make(behaviour_send(f"http://rebinding.example:{allowed.port}/"))
     assert first.status == Status.DONE, first.error_message
@@ -167,18 +206,25 @@ def test_a_name_that_changes_between_check_and_connect(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_into_the_network_is_not_followed(rules: Rules, listen: Callable[..., Listener], status: int) -> None:
+def test_a_redirect_into_the_network_is_not_followed(
+    rules: Rules, listen: Callable[..., Listener], status: int
+) -> None:
     trap = listen("127.0.0.2")
     head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: http://127.0.0.2:{trap.port}/\r\nContent-Length: 0\r\n\r\n"
     honest = listen("127.0.0.1", answer=head.encode())
-    rules(default=Rule(limits=[WIDE], follow_redirects=True, total_timeout=2), more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]})
+    rules(
+        default=Rule(limits=[WIDE], follow_redirects=True, total_timeout=2),
+        more={"ALLOWED_NETWORKS": ["127.0.0.1/32"]},
+    )
     call = make(behaviour_send(f"http://127.0.0.1:{honest.port}/"))
     assert call.status == Status.FAILED
     assert "redirect" in call.error_message
     assert (honest.connections, trap.connections) == (1, 0)
 
 
-def test_credentials_stay_with_the_host_they_are_for(rules: Rules, listen: Callable[..., Listener]) -> None:
+def test_credentials_stay_with_the_host_they_are_for(
+    rules: Rules, listen: Callable[..., Listener]
+) -> None:
     other = listen("127.0.0.2")
     head = f"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.2:{other.port}/\r\nContent-Length: 0\r\n\r\n"
     honest = listen("127.0.0.1", answer=head.encode())
@@ -186,7 +232,11 @@ def test_credentials_stay_with_the_host_they_are_for(rules: Rules, listen: Calla
         default=Rule(limits=[WIDE], follow_redirects=True),
         more={"ALLOWED_NETWORKS": ["127.0.0.0/8"], "SECRETS": {"TOKEN": "tok-cafebabe-1234"}},
     )
-    headers = {"Authorization": Secret("TOKEN"), "X-Api-Key": Secret("TOKEN"), "Cookie": "a=cafebabe"}
+    headers = {
+        "Authorization": Secret("TOKEN"),
+        "X-Api-Key": Secret("TOKEN"),
+        "Cookie": "a=cafebabe",
+    }
     call = make(smuggled(f"http://127.0.0.1:{honest.port}/", headers=headers, auth=None))
     assert call.status == Status.DONE, call.error_message
     assert b"cafebabe" in honest.heard[0]
@@ -194,7 +244,9 @@ def test_credentials_stay_with_the_host_they_are_for(rules: Rules, listen: Calla
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[list[str]]]) -> None:
-    """These names resolve to the first of these lists of addresses, at the next question to the second, and so on."""
+    """These names resolve to the first of these lists of addresses, at the next question to the
+    second, and so on.
+    """
     original = socket.getaddrinfo
 
     def answer(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,8 +270,12 @@ SECRET, PAYLOAD, PASSWORD = "sk-live-5e1f-secret", "patient-zero-payload", "pass
 
 
 @pytest.fixture
-def leaky(rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptureFixture) -> list[CallQueue]:
-    """Calls full of secrets and payloads, to a vendor that throws all of it back at us in every way."""
+def leaky(
+    rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptureFixture
+) -> list[CallQueue]:
+    """Calls full of secrets and payloads, to a vendor that throws all of it back at us in every
+    way.
+    """
     caplog.set_level(logging.DEBUG)
     echo = f'{{"error": "bad token {SECRET} for {PAYLOAD}, {PASSWORD}"}}'.encode()
     echoed = f"X-Echo: {SECRET}\r\nSet-Cookie: session={SECRET}\r\nX-Payload: {PAYLOAD}\r\n"
@@ -234,7 +290,11 @@ def leaky(rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptu
     keys = [Fernet.generate_key().decode()]
     rules(
         default=Rule(limits=[WIDE]),
-        more={"SECRETS": {"KEY": SECRET, "PW": PASSWORD}, "ALLOWED_NETWORKS": ["127.0.0.0/8"], "ENCRYPTION_KEYS": keys},
+        more={
+            "SECRETS": {"KEY": SECRET, "PW": PASSWORD},
+            "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+            "ENCRYPTION_KEYS": keys,
+        },
     )
     params = {
         "json": {"token": Secret("KEY"), "patient": PAYLOAD},
@@ -244,7 +304,13 @@ def leaky(rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptu
     }
     calls = []
     for listener in listeners:
-        calls.append(behaviour_send(f"http://127.0.0.1:{listener.port}/{PAYLOAD}?patient={PAYLOAD}", method="post", **params))
+        calls.append(
+            behaviour_send(
+                f"http://127.0.0.1:{listener.port}/{PAYLOAD}?patient={PAYLOAD}",
+                method="post",
+                **params,
+            )
+        )
     calls.append(behaviour_send(f"http://no-such-host.invalid/{PAYLOAD}", method="post", **params))
     calls.append(behaviour_send("http://127.0.0.1:1/", method="post", **params))
     behaviour.run()
@@ -253,19 +319,27 @@ def leaky(rules: Rules, listen: Callable[..., Listener], caplog: pytest.LogCaptu
     return calls
 
 
-def test_no_secret_and_no_payload_in_the_database_when_it_is_encrypted(leaky: list[CallQueue]) -> None:
+def test_no_secret_and_no_payload_in_the_database_when_it_is_encrypted(
+    leaky: list[CallQueue],
+) -> None:
     stored = dump()
     assert "callqueue_callattempt" in stored
     for text in (SECRET, PASSWORD, PAYLOAD):
         place = stored.find(text)
         assert place < 0, stored[max(0, place - 300) : place + 100]
-    assert leaky[0].call_data["params"]["json"]["patient"] == PAYLOAD, "whoever has the keys reads it"
+    assert leaky[0].call_data["params"]["json"]["patient"] == PAYLOAD, (
+        "whoever has the keys reads it"
+    )
     assert PAYLOAD in leaky[0].attempts.get().response_body
     assert SECRET not in leaky[0].attempts.get().response_body
 
 
-def test_no_secret_and_no_payload_in_logs(leaky: list[CallQueue], caplog: pytest.LogCaptureFixture) -> None:
-    said = [record for record in caplog.get_records("setup") if not record.name.startswith("django.db")]
+def test_no_secret_and_no_payload_in_logs(
+    leaky: list[CallQueue], caplog: pytest.LogCaptureFixture
+) -> None:
+    said = [
+        record for record in caplog.get_records("setup") if not record.name.startswith("django.db")
+    ]
     assert said
     for record in said:
         text = f"{record.getMessage()} {record.__dict__}"
@@ -296,35 +370,52 @@ def dump() -> str:
 
 def raising(params: Any, context: Any) -> None:
     """A handler whose exception says more than it should."""
-    raise ValueError(f"cannot reach {params['to']} ({params['who']['name']!r}) with {params['token']}")
+    raise ValueError(
+        f"cannot reach {params['to']} ({params['who']['name']!r}) with {params['token']}"
+    )
 
 
-def test_what_a_handler_raises_is_kept_without_the_payload(rules: Rules, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_handler_raises_is_kept_without_the_payload(
+    rules: Rules, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    rules(default=Rule(limits=[WIDE]), more={"HANDLERS": {"say": f"{__name__}.raising"}, "SECRETS": {"KEY": SECRET}})
+    rules(
+        default=Rule(limits=[WIDE]),
+        more={"HANDLERS": {"say": f"{__name__}.raising"}, "SECRETS": {"KEY": SECRET}},
+    )
     params = {"to": "someone@example.com", "who": {"name": PAYLOAD}, "token": Secret("KEY")}
     call = CallQueue.objects.send({"method": "say", "params": params})
     assert call is not None
     make(call)
     assert call.status == Status.ERROR
     assert call.error_message == "ValueError: cannot reach [payload] ('[payload]') with [secret]"
-    assert PAYLOAD not in "".join(record.getMessage() for record in caplog.records if not record.name.startswith("django.db"))
+    assert PAYLOAD not in "".join(
+        record.getMessage() for record in caplog.records if not record.name.startswith("django.db")
+    )
 
 
 def test_keys_are_rotated(rules: Rules, remote: behaviour.Vendor, settings: Any) -> None:
-    """The new key seals, either opens; a row whose key is gone fails by itself, and the others go on."""
+    """The new key seals, either opens; a row whose key is gone fails by itself, and the others go
+    on.
+    """
     from cryptography.fernet import Fernet
 
     old, new = (Fernet.generate_key().decode() for _ in range(2))
     rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [old]})
     first, stale = behaviour.send(path="/first"), behaviour.send(path="/stale")
     rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [new, old]})
-    CallQueue.objects.filter(pk=stale.pk).update(due_at_dt=datetime(2100, 1, 1, tzinfo=UTC), ready=False)
+    CallQueue.objects.filter(pk=stale.pk).update(
+        due_at_dt=datetime(2100, 1, 1, tzinfo=UTC), ready=False
+    )
     second = behaviour.send(path="/second")
     behaviour.run()
-    assert [Status(c.status) for c in CallQueue.objects.filter(pk__in=[first.pk, second.pk])] == [Status.DONE] * 2
+    assert [Status(c.status) for c in CallQueue.objects.filter(pk__in=[first.pk, second.pk])] == [
+        Status.DONE
+    ] * 2
     rules(default=Rule(limits=[WIDE]), more={"ENCRYPTION_KEYS": [new]})
-    CallQueue.objects.filter(pk=stale.pk).update(due_at_dt=datetime(2020, 1, 1, tzinfo=UTC), ready=True)
+    CallQueue.objects.filter(pk=stale.pk).update(
+        due_at_dt=datetime(2020, 1, 1, tzinfo=UTC), ready=True
+    )
     third = behaviour.send(path="/third")
     behaviour.run()
     stale.refresh_from_db()
@@ -335,8 +426,12 @@ def test_keys_are_rotated(rules: Rules, remote: behaviour.Vendor, settings: Any)
     assert sorted(remote.paths()) == ["/first", "/second", "/third"]
 
 
-def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(rules: Rules, remote: behaviour.Vendor) -> None:
-    """Percent signs, braces, dotted paths, ORM look-ups: all of it is text, and arrives as it was sent."""
+def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(
+    rules: Rules, remote: behaviour.Vendor
+) -> None:
+    """Percent signs, braces, dotted paths, ORM look-ups: all of it is text, and arrives as it was
+    sent.
+    """
     rules(default=Rule(limits=[WIDE]))
     nasty = {
         "%s %(x)s {0} {call.pk}": "{{ 7 * 7 }} {% load x %}",
@@ -345,7 +440,14 @@ def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(rules: Rules, r
         "a' OR 1=1 --": "\\u0041",
     }
     call = CallQueue.objects.send(
-        {"method": "post", "params": {"url": "http://vendor.example/%7Bx%7D", "json": nasty, "headers": {"X-Format": "%s{0}"}}},
+        {
+            "method": "post",
+            "params": {
+                "url": "http://vendor.example/%7Bx%7D",
+                "json": nasty,
+                "headers": {"X-Format": "%s{0}"},
+            },
+        },
         key="%s{0}'; DROP TABLE x; --",
         unique_key="%(x)s",
     )
@@ -361,7 +463,14 @@ def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(rules: Rules, r
         with pytest.raises(CallQueueError):
             CallQueue.objects.send(wrong)
     with pytest.raises(CallQueueError):
-        CallQueue.objects.send_many([{"call_data": {"method": "get", "params": {"url": "http://vendor.example"}}, "status": 3}])
+        CallQueue.objects.send_many(
+            [
+                {
+                    "call_data": {"method": "get", "params": {"url": "http://vendor.example"}},
+                    "status": 3,
+                }
+            ]
+        )
 
 
 # --- What a fuzzer thinks of
@@ -381,11 +490,19 @@ OTHER_ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@hypothesis_settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@hypothesis_settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(call_data=callcheck_tests.call_datas, options=OTHER_ARGUMENTS)
-def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(rules: Rules, call_data: Any, options: Any) -> None:
+def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
+    rules: Rules, call_data: Any, options: Any
+) -> None:
     """And what was stored a worker can compose, or refuse by itself."""
-    rules(default=Rule(limits=[WIDE]), more={"SECRETS": {"STRIPE": "x", "GITHUB": "y"}, "MAX_CALL_BYTES": 2000})
+    rules(
+        default=Rule(limits=[WIDE]),
+        more={"SECRETS": {"STRIPE": "x", "GITHUB": "y"}, "MAX_CALL_BYTES": 2000},
+    )
     before = CallQueue.objects.count()
     try:
         call = CallQueue.objects.send(call_data, **options)
@@ -397,13 +514,20 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(rul
     stored = CallQueue.objects.get(pk=call.pk)
     assert stored.call_data == call.call_data
     if stored.method in HTTP_METHODS:
-        params = secrets.resolve(stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__)
-        with suppress(journey.Refused):
-            wire._prepared(stored.method, params)
+        params = secrets.resolve(
+            stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__
+        )
+        with suppress(deadline.Refused):
+            client._prepared(stored.method, params)
 
 
-NUMBERS = st.one_of(st.integers(-(10**30), 10**30).map(str), st.text("0123456789.eE+-_ ", max_size=8), st.just(""))
-RATES = st.one_of(st.text(max_size=20), st.builds("{}/{}{}".format, NUMBERS, NUMBERS, st.sampled_from(["", *"smhdw", "ms", "S"])))
+NUMBERS = st.one_of(
+    st.integers(-(10**30), 10**30).map(str), st.text("0123456789.eE+-_ ", max_size=8), st.just("")
+)
+RATES = st.one_of(
+    st.text(max_size=20),
+    st.builds("{}/{}{}".format, NUMBERS, NUMBERS, st.sampled_from(["", *"smhdw", "ms", "S"])),
+)
 
 
 @given(rate=RATES | st.none() | st.integers() | st.floats(allow_nan=True) | st.binary(max_size=5))
@@ -424,14 +548,23 @@ HEADER = st.sampled_from(
      "X-RateLimit-Reset", "X-Rate-Limit-Reset", "x-ratelimit-reset-requests", "Date"]
 )  # fmt: skip
 VALUE = st.one_of(
-    st.text(max_size=30), NUMBERS, st.sampled_from(["1e400", "nan", "-inf", "9" * 400, "Wed, 21 Oct 2026 07:28:00 GMT"])
+    st.text(max_size=30),
+    NUMBERS,
+    st.sampled_from(["1e400", "nan", "-inf", "9" * 400, "Wed, 21 Oct 2026 07:28:00 GMT"]),
 )
 
 
-@given(status=st.sampled_from([200, 403, 429, 503, 529]), headers=st.dictionaries(HEADER, VALUE, max_size=6))
-def test_rate_limit_headers_of_any_text_hold_for_a_bounded_time_or_not_at_all(status: int, headers: dict[str, str]) -> None:
+@given(
+    status=st.sampled_from([200, 403, 429, 503, 529]),
+    headers=st.dictionaries(HEADER, VALUE, max_size=6),
+)
+def test_rate_limit_headers_of_any_text_hold_for_a_bounded_time_or_not_at_all(
+    status: int, headers: dict[str, str]
+) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    verdict = feedback.verdict(status, headers, b"", retry_statuses=(429, 503), now=now, max_hold=60.0, method="get")
+    verdict = provider_limits.verdict(
+        status, headers, b"", retry_statuses=(429, 503), now=now, max_hold=60.0, method="get"
+    )
     until = getattr(verdict, "until", None)
     if isinstance(until, datetime):
         assert (until - now).total_seconds() <= 61

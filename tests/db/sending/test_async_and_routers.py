@@ -1,4 +1,6 @@
-"""Async code, ASGI, and projects with several databases: calls go where they should, and the same way."""
+"""Async code, ASGI, and projects with several databases: calls go where they should, and the same
+way.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,17 @@ def in_a_loop(work: Any) -> Any:
 @pytest.mark.django_db(transaction=True)
 def test_asend_queues_as_send_does(rules: Rules) -> None:
     rules(default=Rule(), other=Rule())
-    call = in_a_loop(CallQueue.objects.asend(CALL, rule="other", key="k", priority=3, unique_key="u"))
+    call = in_a_loop(
+        CallQueue.objects.asend(CALL, rule="other", key="k", priority=3, unique_key="u")
+    )
     found = CallQueue.objects.get()
-    assert (found, found.rule, found.key, found.priority, found.unique_key) == (call, "other", "k", 3, "u")
+    assert (found, found.rule, found.key, found.priority, found.unique_key) == (
+        call,
+        "other",
+        "k",
+        3,
+        "u",
+    )
     with pytest.raises(InvalidCall):
         in_a_loop(CallQueue.objects.asend({"method": "post", "params": {}}))
     assert CallQueue.objects.count() == 1
@@ -82,7 +92,9 @@ def test_asends_side_by_side_are_all_queued(rules: Rules) -> None:
 
 @pytest.fixture
 def own_urls() -> Iterator[None]:
-    """This module's URLs. The handler names them for its context, which an event loop hands back to its caller."""
+    """This module's URLs. The handler names them for its context, which an event loop hands back to
+    its caller.
+    """
     with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[]):
         yield
     set_urlconf(None)
@@ -94,7 +106,13 @@ def test_an_asgi_view_queues_a_call(rules: Rules) -> None:
     rules(default=Rule())
 
     async def ask() -> dict[str, Any]:
-        scope = {"type": "http", "method": "POST", "path": "/queue/", "query_string": b"", "headers": [(b"host", b"testserver")]}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/queue/",
+            "query_string": b"",
+            "headers": [(b"host", b"testserver")],
+        }
         server = ApplicationCommunicator(ASGIHandler(), scope)
         await server.send_input({"type": "http.request", "body": b""})
         start = await server.receive_output(5)
@@ -117,9 +135,14 @@ class Router:
 
 
 @pytest.fixture(scope="module")
-def calls_database(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[str]:
+def calls_database(
+    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any
+) -> Iterator[str]:
     """A second database, in a file of its own, with the app's tables."""
-    entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path_factory.mktemp("second") / "calls.sqlite3")}
+    entry = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(tmp_path_factory.mktemp("second") / "calls.sqlite3"),
+    }
     before = connections.settings
     connections.settings = connections.configure_settings({**before, "calls": entry})
     with django_db_blocker.unblock():
@@ -154,7 +177,9 @@ def test_using_names_the_database(calls_database: str, settings: Any) -> None:
 
 
 @BOTH
-def test_a_router_chooses_the_database(calls_database: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_chooses_the_database(
+    calls_database: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.CALLQUEUE = {"RULES": {"default": Rule()}}
     monkeypatch.setattr(router, "routers", [Router()])
     with calls_sent() as sent, fake_transport({URL: 204}):

@@ -38,11 +38,17 @@ from callqueue.testing import (
 Rules = Callable[..., None]
 Status = CallQueue.Status
 URL = "https://api.example.com"
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "test-your-code.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "test-your-code.md"
 NO_WAIT = Retry(base=0.0, jitter=False)
 
 
-def send(path: str = "/pay", method: str = "post", rule: str = "default", json: Any = None, **options: Any) -> CallQueue:
+def send(
+    path: str = "/pay",
+    method: str = "post",
+    rule: str = "default",
+    json: Any = None,
+    **options: Any,
+) -> CallQueue:
     params = {"url": URL + path} | ({} if json is None else {"json": json})
     call = CallQueue.objects.send({"method": method, "params": params}, rule=rule, **options)
     assert call is not None
@@ -56,7 +62,9 @@ def status_of(call: CallQueue) -> int:
 # --- Running
 
 
-def test_what_was_sent_is_made_in_this_process(rules: Rules, callqueue_transport: FakeTransport) -> None:
+def test_what_was_sent_is_made_in_this_process(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
     rules(default=Rule())
     callqueue_transport.add(f"{URL}/pay", answer(201, json={"id": 7}))
     call = send(json={"amount": 5})
@@ -69,7 +77,9 @@ def test_what_was_sent_is_made_in_this_process(rules: Rules, callqueue_transport
     assert (attempt.response_status, attempt.response_body) == (201, '{"id": 7}')
 
 
-def test_it_goes_on_until_nothing_is_due_any_more(rules: Rules, callqueue_transport: FakeTransport) -> None:
+def test_it_goes_on_until_nothing_is_due_any_more(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
     rules(default=Rule(retry=NO_WAIT))
     callqueue_transport.add(f"{URL}/pay", in_turn(500, 500, 200))
     call = send()
@@ -77,7 +87,9 @@ def test_it_goes_on_until_nothing_is_due_any_more(rules: Rules, callqueue_transp
     assert status_of(call) == Status.DONE
 
 
-def test_without_until_idle_it_makes_one_pass(rules: Rules, callqueue_transport: FakeTransport) -> None:
+def test_without_until_idle_it_makes_one_pass(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
     rules(default=Rule(retry=NO_WAIT))
     callqueue_transport.add(f"{URL}/pay", in_turn(500, 200))
     call = send()
@@ -85,7 +97,9 @@ def test_without_until_idle_it_makes_one_pass(rules: Rules, callqueue_transport:
     assert status_of(call) == Status.ERROR
 
 
-def test_what_a_limit_keeps_back_is_not_waited_for(rules: Rules, callqueue_transport: FakeTransport) -> None:
+def test_what_a_limit_keeps_back_is_not_waited_for(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
     rules(default=Rule(limits=[SlidingWindow("2/h")]))
     callqueue_transport.default = 200
     for _ in range(5):
@@ -94,7 +108,9 @@ def test_what_a_limit_keeps_back_is_not_waited_for(rules: Rules, callqueue_trans
     assert CallQueue.objects.new().count() == 3
 
 
-def test_calls_that_send_calls_without_end_are_noticed(rules: Rules, callqueue_transport: FakeTransport) -> None:
+def test_calls_that_send_calls_without_end_are_noticed(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
     rules(default=Rule())
 
     def once_more(request: Any) -> int:
@@ -123,7 +139,9 @@ def test_a_callback_runs_at_once(rules: Rules, callqueue_transport: FakeTranspor
     assert told == [(call.pk, "done")]
 
 
-def test_a_handler_that_breaks_the_tests_transaction_fails_it_at_once(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_breaks_the_tests_transaction_fails_it_at_once(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def breaks(params: Any, context: Any) -> None:
         transaction.set_rollback(True)
 
@@ -135,8 +153,12 @@ def test_a_handler_that_breaks_the_tests_transaction_fails_it_at_once(rules: Rul
             run_callqueue()
 
 
-def test_a_handlers_result_that_is_no_json_is_kept_as_text(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(handlers._registered, "odd", lambda params, context: {(1, 2): "a tuple for a key"})
+def test_a_handlers_result_that_is_no_json_is_kept_as_text(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        handlers._registered, "odd", lambda params, context: {(1, 2): "a tuple for a key"}
+    )
     rules(default=Rule())
     call = CallQueue.objects.send({"method": "odd", "params": {}})
     assert call is not None
@@ -162,7 +184,9 @@ def test_later_a_limit_has_room_again(rules: Rules, callqueue_transport: FakeTra
         assert run_callqueue() == 1
 
 
-def test_a_call_that_is_due_later_goes_later(rules: Rules, callqueue_transport: FakeTransport, callqueue_clock: Clock) -> None:
+def test_a_call_that_is_due_later_goes_later(
+    rules: Rules, callqueue_transport: FakeTransport, callqueue_clock: Clock
+) -> None:
     rules(default=Rule())
     callqueue_transport.default = 200
     call = send(not_before=timezone.now() + timedelta(days=2))
@@ -244,11 +268,18 @@ def test_patterns(rules: Rules, pattern: Any, path: str) -> None:
     assert status_of(call) == Status.DONE
 
 
-@pytest.mark.parametrize("pattern", [f"{URL}/pay?a=1", f"GET {URL}/pay", "https://other.example/*", f"{URL}/pa"])
-def test_a_request_without_an_answer_fails_the_test_and_names_what_there_is(rules: Rules, pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern", [f"{URL}/pay?a=1", f"GET {URL}/pay", "https://other.example/*", f"{URL}/pa"]
+)
+def test_a_request_without_an_answer_fails_the_test_and_names_what_there_is(
+    rules: Rules, pattern: str
+) -> None:
     rules(default=Rule())
     send()
-    with fake_transport({pattern: 200}), pytest.raises(UnexpectedRequest, match="no answer for POST https://api.example.com/pay"):
+    with (
+        fake_transport({pattern: 200}),
+        pytest.raises(UnexpectedRequest, match="no answer for POST https://api.example.com/pay"),
+    ):
         run_callqueue()
 
 
@@ -310,7 +341,10 @@ def test_assertions_say_what_was_sent_instead(rules: Rules) -> None:
     send("/a")
     assert assert_call_sent(url=f"{URL}/*", method="POST", rule="default") is not None
     assert_call_sent(url="*", rule="other", count=0)
-    with pytest.raises(AssertionError, match=r"not sent: rule='other'; sent:\n  post https://api.example.com/a .*rule='default'"):
+    with pytest.raises(
+        AssertionError,
+        match=r"not sent: rule='other'; sent:\n  post https://api.example.com/a .*rule='default'",
+    ):
         assert_call_sent(rule="other")
     with pytest.raises(AssertionError, match="not sent 2 times, but 1 times"):
         assert_call_sent(count=2)
@@ -352,12 +386,36 @@ PROJECT = {
 def test_the_fixtures_alone_bring_a_test_database(tmp_path: Path) -> None:
     for name, source in PROJECT.items():
         (tmp_path / name).write_text(textwrap.dedent(source), encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "CALLQUEUE_", "PYTEST_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DJANGO_", "CALLQUEUE_", "PYTEST_"))
+    }
     root = str(PAGE.parent.parent.parent)
-    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), root, kept.get("PYTHONPATH")]))}
-    options = ["-q", "-p", "callqueue.testing", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--ds=settings_of_theirs"]
+    environment = {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), root, kept.get("PYTHONPATH")])),
+    }
+    options = [
+        "-q",
+        "-p",
+        "callqueue.testing",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "--ds=settings_of_theirs",
+    ]
     command = [sys.executable, "-B", "-m", "pytest", *options, "test_theirs.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "real.sqlite3").exists()
 
@@ -366,7 +424,9 @@ def test_the_fixtures_alone_bring_a_test_database(tmp_path: Path) -> None:
 
 
 def read_the_page() -> list[Any]:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     found: list[Any] = []
     for block in blocks:
         names = re.findall(r"^def (test_\w+)", block, re.MULTILINE)

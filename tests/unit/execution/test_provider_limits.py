@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from callqueue.feedback import Advice, rate_limit_headers, retry_after, tightening, verdict
+from callqueue.execution.provider_limits import (
+    Advice,
+    rate_limit_headers,
+    retry_after,
+    tightening,
+    verdict,
+)
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -20,7 +26,9 @@ RETRY = (408, 425, 429, 500, 502, 503, 504)
 
 
 def judge(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> object:
-    return verdict(status, headers or {}, body, retry_statuses=RETRY, now=NOW, max_hold=21600, method="get")
+    return verdict(
+        status, headers or {}, body, retry_statuses=RETRY, now=NOW, max_hold=21600, method="get"
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,11 @@ def test_what_was_clamped_or_ignored_is_told(value: str, note: str) -> None:
 
 
 def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
-    for headers in ({"RETRY-AFTER": "3"}, CaseInsensitiveDict({"rEtry-aFter": "3"}), {"Retry-After": "1", "retry-after": "3"}):
+    for headers in (
+        {"RETRY-AFTER": "3"},
+        CaseInsensitiveDict({"rEtry-aFter": "3"}),
+        {"Retry-After": "1", "retry-after": "3"},
+    ):
         assert retry_after(headers, now=NOW, max_hold=60).until_s == 3.0
 
 
@@ -108,30 +120,80 @@ def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
     [
         ({"RateLimit": '"default";r=0;t=5'}, 5.0),
         ({"RateLimit": '"default";r=3;t=5'}, None),
-        ({"RateLimit": '"burst";r=0;t=2, "daily";r=0;t=900', "RateLimit-Policy": '"burst";q=10;w=1'}, 900.0),
+        (
+            {
+                "RateLimit": '"burst";r=0;t=2, "daily";r=0;t=900',
+                "RateLimit-Policy": '"burst";q=10;w=1',
+            },
+            900.0,
+        ),
         ({"RateLimit": '"burst";r=0', "RateLimit-Policy": '"burst";q=10;w=60'}, 60.0),
         ({"RateLimit": '"burst";r=0;t=2, "daily";r=7;t=900'}, 2.0),
         ({"RateLimit": "default;r=0;t=5"}, 5.0),
         ({"RateLimit": '"a,b;c";pk=:dHJpYWwxMjEzMjM=:;r=0;t=5'}, 5.0),
-        ({"RateLimit": '"job";r=0', "RateLimit-Policy": '"job";q=3;qu="concurrent-requests";w=60'}, None),
+        (
+            {
+                "RateLimit": '"job";r=0',
+                "RateLimit-Policy": '"job";q=3;qu="concurrent-requests";w=60',
+            },
+            None,
+        ),
         ({"RateLimit": '"a";r=0;t=-5'}, None),
         ({"RateLimit": "r=0;t=5"}, None),
         ({"RateLimit": "limit=100, remaining=0, reset=50"}, 50.0),
         ({"RateLimit": "limit=100, remaining=1, reset=50"}, None),
-        ({"RateLimit-Limit": "100, 100;w=60", "RateLimit-Remaining": "0", "RateLimit-Reset": "5"}, 5.0),
+        (
+            {
+                "RateLimit-Limit": "100, 100;w=60",
+                "RateLimit-Remaining": "0",
+                "RateLimit-Reset": "5",
+            },
+            5.0,
+        ),
         ({"X-Rate-Limit-Remaining": "0", "X-Rate-Limit-Reset": "9"}, 9.0),
         ({"RateLimit-Limit": "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "12"}, 12.0),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(NOW.timestamp()) + 30)}, 30.0),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 1000)}, 30.0),
+        (
+            {
+                "X-RateLimit-Remaining": "0",
+                "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 1000),
+            },
+            30.0,
+        ),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "2026-11-20T12:00:07+00:00"}, 7.0),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 10**9)}, 30.0),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "Fri Nov 20 2026 13:00:09 GMT+0100 (CET)"}, 9.0),
+        (
+            {
+                "X-RateLimit-Remaining": "0",
+                "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 10**9),
+            },
+            30.0,
+        ),
+        (
+            {
+                "X-RateLimit-Remaining": "0",
+                "X-RateLimit-Reset": "Fri Nov 20 2026 13:00:09 GMT+0100 (CET)",
+            },
+            9.0,
+        ),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "Fri, 20 Nov 2026 12:00:09 GMT"}, 9.0),
         ({"X-RateLimit-Remaining": "5, 0", "X-RateLimit-Reset": "50, 7"}, 7.0),
         ({"X-RateLimit-Remaining": "5, 0", "X-RateLimit-Reset": "50"}, 50.0),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "1.25"}, 1.25),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "1.25", "X-RateLimit-Reset": "1470173023"}, 1.25),
-        ({"anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": "2026-11-20T12:00:07Z"}, 7.0),
+        (
+            {
+                "X-RateLimit-Remaining": "0",
+                "X-RateLimit-Reset-After": "1.25",
+                "X-RateLimit-Reset": "1470173023",
+            },
+            1.25,
+        ),
+        (
+            {
+                "anthropic-ratelimit-tokens-remaining": "0",
+                "anthropic-ratelimit-tokens-reset": "2026-11-20T12:00:07Z",
+            },
+            7.0,
+        ),
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 360.0),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, None),
@@ -155,13 +217,18 @@ def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
         ({}, None),
     ],
 )
-def test_nothing_remaining_is_a_hold_until_the_reset(headers: dict[str, str], seconds: float | None) -> None:
+def test_nothing_remaining_is_a_hold_until_the_reset(
+    headers: dict[str, str], seconds: float | None
+) -> None:
     until = rate_limit_headers(headers, now=NOW, max_hold=21600).until_s
     assert until == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_the_limit_told_is_the_one_that_holds() -> None:
-    headers = {"RateLimit": '"s";r=4;t=1, "d";r=0;t=50', "RateLimit-Policy": '"s";q=5;w=1, "d";q=900;w=86400'}
+    headers = {
+        "RateLimit": '"s";r=4;t=1, "d";r=0;t=50',
+        "RateLimit-Policy": '"s";q=5;w=1, "d";q=900;w=86400',
+    }
     assert rate_limit_headers(headers, now=NOW, max_hold=60) == Advice(50.0, 0, 900)
     headers["RateLimit"] = '"s";r=4;t=1, "d";r=70;t=50'
     assert rate_limit_headers(headers, now=NOW, max_hold=60) == Advice(None, 4, 5)
@@ -186,7 +253,12 @@ def test_the_limit_told_is_the_one_that_holds() -> None:
         (403, {}, b"forbidden", GiveUp),
         (403, {"X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "9"}, b"", GiveUp),
         (403, {}, b"\xff\xfeAPI Rate Limit Exceeded for user 1", HoldUntil),
-        (404, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, b"rate limit exceeded", GiveUp),
+        (
+            404,
+            {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"},
+            b"rate limit exceeded",
+            GiveUp,
+        ),
         (304, {}, b"", GiveUp),
         (100, {}, b"", GiveUp),
         (403, {"Retry-After": "60"}, b"", HoldUntil),
@@ -214,7 +286,9 @@ def test_the_default_verdict(status: int, headers: dict[str, str], body: bytes, 
         ({}, None),
     ],
 )
-def test_a_refusal_holds_until_the_time_it_names_or_for_the_backoff(headers: dict[str, str], until: float | None) -> None:
+def test_a_refusal_holds_until_the_time_it_names_or_for_the_backoff(
+    headers: dict[str, str], until: float | None
+) -> None:
     outcome = judge(429, headers)
     assert isinstance(outcome, HoldUntil)
     assert (outcome.until, outcome.scope) == (until, None)
@@ -238,7 +312,9 @@ def test_a_refusal_holds_until_the_time_it_names_or_for_the_backoff(headers: dic
         (304, {}, "304 Not Modified"),
     ],
 )  # fmt: skip
-def test_the_reason_is_short_and_repeats_no_text_of_a_header(status: int, headers: dict[str, str], why: str) -> None:
+def test_the_reason_is_short_and_repeats_no_text_of_a_header(
+    status: int, headers: dict[str, str], why: str
+) -> None:
     assert judge(status, headers).why == why  # type: ignore[attr-defined]
 
 
@@ -273,9 +349,18 @@ MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
 
 
 @settings(max_examples=1000, deadline=None)
-@given(status=st.integers(-1, 1000), headers=HEADERS, body=st.one_of(st.binary(max_size=50), st.text(max_size=50)), now=MOMENTS)
-def test_no_header_is_too_strange(status: int, headers: Any, body: bytes | str, now: datetime) -> None:
-    outcome = verdict(status, headers, body, retry_statuses=RETRY, now=now, max_hold=21600, method="post")
+@given(
+    status=st.integers(-1, 1000),
+    headers=HEADERS,
+    body=st.one_of(st.binary(max_size=50), st.text(max_size=50)),
+    now=MOMENTS,
+)
+def test_no_header_is_too_strange(
+    status: int, headers: Any, body: bytes | str, now: datetime
+) -> None:
+    outcome = verdict(
+        status, headers, body, retry_statuses=RETRY, now=now, max_hold=21600, method="post"
+    )
     assert isinstance(outcome, OUTCOMES)
     tight = tightening(status, headers, now=now, max_hold=60)
     for hold, most in ((outcome, 21600), (tight, 60)):
@@ -286,7 +371,11 @@ def test_no_header_is_too_strange(status: int, headers: Any, body: bytes | str, 
             assert hold.why.isprintable()
 
 
-@given(text=st.text(alphabet="abcdefgk", min_size=4, max_size=12), name=NAMES, status=st.sampled_from([403, 404, 429, 503, 529]))
+@given(
+    text=st.text(alphabet="abcdefgk", min_size=4, max_size=12),
+    name=NAMES,
+    status=st.sampled_from([403, 404, 429, 503, 529]),
+)
 def test_no_reason_repeats_what_a_header_holds(text: str, name: str, status: int) -> None:
     secret = f"zq{text}"
     headers = {name: f'"{secret}";r=0;t=4, {secret}', "X-RateLimit-Remaining": "0"}
@@ -304,11 +393,34 @@ def test_what_remains_is_never_a_reason_to_hold(remaining: int, reset: int) -> N
 
 
 @pytest.mark.parametrize(
-    "unit", ['"', '\\"', '"\\', '"a', 'a"\\",', ";", ",", "9", "a,", "1m", "Fri, ", "a;=", "Fri, 20 Nov 2026 12:00:00 GMT,"]
+    "unit",
+    [
+        '"',
+        '\\"',
+        '"\\',
+        '"a',
+        'a"\\",',
+        ";",
+        ",",
+        "9",
+        "a,",
+        "1m",
+        "Fri, ",
+        "a;=",
+        "Fri, 20 Nov 2026 12:00:00 GMT,",
+    ],
 )
 def test_headers_of_megabytes_are_read_at_once(unit: str) -> None:
     headers = dict.fromkeys(
-        ["Retry-After", "RateLimit", "RateLimit-Policy", "Location", "Date", "X-RateLimit-Remaining"], unit * 10**6
+        [
+            "Retry-After",
+            "RateLimit",
+            "RateLimit-Policy",
+            "Location",
+            "Date",
+            "X-RateLimit-Remaining",
+        ],
+        unit * 10**6,
     )
     headers["X-RateLimit-Reset"] = unit * 10**6
     started = time.process_time()

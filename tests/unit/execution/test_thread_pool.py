@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from callqueue import crew
+from callqueue.execution import thread_pool
 
 
 def made(jobs: list[Any], work: Any, **more: Any) -> tuple[list[Any], BaseException | None]:
-    """What was yielded, and what was raised in the end. A crew that waits for ever fails the test, not the whole run."""
+    """What was yielded, and what was raised in the end. A crew that waits for ever fails the test,
+    not the whole run.
+    """
     ended: list[Any] = []
     raised: list[BaseException] = []
 
     def gather() -> None:
         try:
-            for some in crew.Shift(jobs, work).run(**more):
+            for some in thread_pool.Shift(jobs, work).run(**more):
                 ended.extend(some)
         except BaseException as error:
             raised.append(error)
@@ -32,7 +34,9 @@ def made(jobs: list[Any], work: Any, **more: Any) -> tuple[list[Any], BaseExcept
 @pytest.mark.parametrize("hands", [1, 3, 9])
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 1, 2, 3, 4, 5, 6, 7, 8}])
-def test_a_job_that_raises_keeps_no_other_from_being_handed_over(bad: set[int], error: type[BaseException], hands: int) -> None:
+def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
+    bad: set[int], error: type[BaseException], hands: int
+) -> None:
     def work(job: int) -> int:
         if job in bad:
             raise error

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.backoff import delay
+from callqueue.limits.backoff import delay
 
 
 def test_it_doubles_up_to_the_cap() -> None:
@@ -14,10 +14,22 @@ def test_it_doubles_up_to_the_cap() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-@given(failures=st.integers(1, 10**6), rand=st.floats(0, 1, exclude_max=True), base=st.floats(0, 100), factor=st.floats(1, 100))
-def test_jitter_draws_the_second_half(failures: int, rand: float, base: float, factor: float) -> None:
+@given(
+    failures=st.integers(1, 10**6),
+    rand=st.floats(0, 1, exclude_max=True),
+    base=st.floats(0, 100),
+    factor=st.floats(1, 100),
+)
+def test_jitter_draws_the_second_half(
+    failures: int, rand: float, base: float, factor: float
+) -> None:
     whole = delay(failures, base=base, factor=factor, cap=600, jitter=False, rand=rand)
-    assert whole / 2 <= delay(failures, base=base, factor=factor, cap=600, jitter=True, rand=rand) <= whole <= 600
+    assert (
+        whole / 2
+        <= delay(failures, base=base, factor=factor, cap=600, jitter=True, rand=rand)
+        <= whole
+        <= 600
+    )
 
 
 @pytest.mark.parametrize(("base", "factor"), [(1, 2), (1.0, 2.0), (0.001, 100)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.budgets import bind, charged_on, redirects_in, with_redirects
+from callqueue.limits.budgets import bind, charged_on, redirects_in, with_redirects
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ from callqueue.budgets import bind, charged_on, redirects_in, with_redirects
 def test_a_call_is_charged_for_as_many_redirects_as_its_limits_could_admit(
     follow: bool | int, limits: list[str], cost: Any, charge: Any
 ) -> None:
-    book = bind({"r": Rule(follow_redirects=follow, limits=[SlidingWindow(rate) for rate in limits])})
+    book = bind(
+        {"r": Rule(follow_redirects=follow, limits=[SlidingWindow(rate) for rate in limits])}
+    )
     assert book.charge_of("r", cost) == charge
 
 

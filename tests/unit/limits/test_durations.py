@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from callqueue.durations import WrongDuration, parse_duration
+from callqueue.limits.durations import WrongDuration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,10 @@ def test_a_number_and_a_unit_is_a_duration(text: str, meant: timedelta) -> None:
     assert parse_duration(text) == meant
 
 
-@pytest.mark.parametrize("text", ["", "7", "d", "-1h", "1.5h", "2 hours", "1h30m", "7D", "١h", "1y", "1e3s", "9" * 13 + "s"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "7", "d", "-1h", "1.5h", "2 hours", "1h30m", "7D", "١h", "1y", "1e3s", "9" * 13 + "s"],
+)
 def test_anything_else_is_refused_with_how_to_write_one(text: str) -> None:
     with pytest.raises(WrongDuration, match='as in "90s"'):
         parse_duration(text)

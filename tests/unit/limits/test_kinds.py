@@ -1,8 +1,9 @@
-"""The ledger rule against an adversary who chooses wire instants, answers, losses, restarts and costs.
+"""The ledger rule against an adversary who chooses wire instants, answers, losses, restarts and
+costs.
 
-The adversary plays broker, workers, network and provider at once: every released attempt reaches the wire whenever it likes
-until its answer, and the answer comes whenever it likes. The provider's count is then judged by a check of its own, which
-shares no code with the limits.
+The adversary plays broker, workers, network and provider at once: every released attempt reaches
+the wire whenever it likes until its answer, and the answer comes whenever it likes. The provider's
+count is then judged by a check of its own, which shares no code with the limits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket, Usage
+from callqueue.limits.kinds import (
+    SECOND,
+    Concurrency,
+    FixedWindow,
+    Limit,
+    SlidingWindow,
+    TokenBucket,
+    Usage,
+)
 
 START = 1_780_000_000 * SECOND
 
@@ -35,7 +44,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Move:
-    """What the adversary does with one call: how long it dallies before the wire, and before the answer; what is stamped."""
+    """What the adversary does with one call: how long it dallies before the wire, and before the
+    answer; what is stamped.
+    """
 
     pause: int
     before_wire: int
@@ -60,7 +71,9 @@ def moves(most_cost: int) -> st.SearchStrategy[list[Move]]:
 
 
 def play(limit: Limit, game: list[Move], lead: int = 0) -> list[Attempt]:
-    """Release every call as soon as the limit admits it, or when the adversary lets the dispenser look; the attempts made."""
+    """Release every call as soon as the limit admits it, or when the adversary lets the dispenser
+    look; the attempts made.
+    """
     now, made = START, list[Attempt]()
     for move in game:
         now += move.pause
@@ -82,13 +95,17 @@ def attempt_of(limit: Limit, move: Move, now: int, instant: int) -> Attempt:
         wire = sent + int(move.network * jitter)
         return Attempt(move.cost, now, instant, wire, sent, max(wire, sent + move.before_answer))
     answered = sent + move.before_answer
-    return Attempt(move.cost, now, instant, sent + int(move.network * move.before_answer), None, answered)
+    return Attempt(
+        move.cost, now, instant, sent + int(move.network * move.before_answer), None, answered
+    )
 
 
 def usage_at(limit: Limit, made: list[Attempt], now: int) -> Usage:
     """The ledger as the app would read it at `now`."""
     since = limit.horizon(now)
-    aged = sorted((limit.aged_from(a.sent, a.answered), a.cost) for a in made if since < a.answered <= now)
+    aged = sorted(
+        (limit.aged_from(a.sent, a.answered), a.cost) for a in made if since < a.answered <= now
+    )
     return Usage(open=sum(a.cost for a in made if a.answered > now), aged=aged, since=since)
 
 
@@ -117,8 +134,15 @@ def test_weights_count_in_full(game: list[Move], lead: int) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(rate=st.sampled_from(["10/s", "3/s", "50/m"]), burst=st.integers(1, 12), game=moves(1), lead=st.sampled_from([0, 150_000]))
-def test_a_bucket_at_the_provider_never_runs_dry(rate: str, burst: int, game: list[Move], lead: int) -> None:
+@given(
+    rate=st.sampled_from(["10/s", "3/s", "50/m"]),
+    burst=st.integers(1, 12),
+    game=moves(1),
+    lead=st.sampled_from([0, 150_000]),
+)
+def test_a_bucket_at_the_provider_never_runs_dry(
+    rate: str, burst: int, game: list[Move], lead: int
+) -> None:
     limit = TokenBucket(rate, burst=burst)
     wires = sorted(a.wire for a in play(limit, game, lead))
     level, at = float(burst), wires[0]
@@ -147,10 +171,16 @@ def test_calls_beside_the_edge_count_on_both_sides_of_it(off: float) -> None:
     limit = FixedWindow("5/s")
     edge = START + 10 * SECOND
     shifted = edge - int(off * SECOND)  # where the provider, whose clock is off, has its edge
-    quick = [(edge - 40_000, 1), (edge - 10_000, 1), (edge + 10_000, 1)]  # answered at once: the jitter does not cover them
+    quick = [
+        (edge - 40_000, 1),
+        (edge - 10_000, 1),
+        (edge + 10_000, 1),
+    ]  # answered at once: the jitter does not cover them
     counted_after = [at for at, _ in quick if at >= shifted]
     now = edge + 60_000
-    meter = limit.meter(Usage(aged=[c for c in quick if c[0] > limit.horizon(now)], since=limit.horizon(now)), now)
+    meter = limit.meter(
+        Usage(aged=[c for c in quick if c[0] > limit.horizon(now)], since=limit.horizon(now)), now
+    )
     assert meter.free + len(counted_after) <= limit.n
 
 
@@ -195,12 +225,16 @@ def test_long_windows_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("day", "hours"), [("2026-03-08", 23), ("2026-11-01", 25), ("2026-07-01", 24)], ids=["spring", "autumn", "summer"]
+    ("day", "hours"),
+    [("2026-03-08", 23), ("2026-11-01", 25), ("2026-07-01", 24)],
+    ids=["spring", "autumn", "summer"],
 )
 def test_a_day_is_as_long_as_the_calendar_says(day: str, hours: int) -> None:
     zone = ZoneInfo("America/Los_Angeles")
     noon = datetime.fromisoformat(f"{day}T12:00").replace(tzinfo=zone)
-    start, end = FixedWindow("25000/d", timezone="America/Los_Angeles").window(int(noon.timestamp()) * SECOND)
+    start, end = FixedWindow("25000/d", timezone="America/Los_Angeles").window(
+        int(noon.timestamp()) * SECOND
+    )
     assert end - start == hours * 3600 * SECOND
     assert datetime.fromtimestamp(start / SECOND, zone).hour == 0
 
@@ -208,10 +242,14 @@ def test_a_day_is_as_long_as_the_calendar_says(day: str, hours: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     instant=st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
-    zone=st.sampled_from(["America/Los_Angeles", "Asia/Kathmandu", "America/Havana", "Africa/Cairo", "UTC"]),
+    zone=st.sampled_from(
+        ["America/Los_Angeles", "Asia/Kathmandu", "America/Havana", "Africa/Cairo", "UTC"]
+    ),
     rate=st.sampled_from(["9/d", "9/2d", "9/w", "9/h", "9/6h", "9/7h", "9/s"]),
 )
-def test_calendar_windows_follow_each_other_without_gap(instant: datetime, zone: str, rate: str) -> None:
+def test_calendar_windows_follow_each_other_without_gap(
+    instant: datetime, zone: str, rate: str
+) -> None:
     limit = FixedWindow(rate, timezone=zone)
     at = int(instant.timestamp()) * SECOND
     start, end = limit.window(at)
@@ -225,6 +263,9 @@ def test_havana_has_days_without_a_midnight() -> None:
     limit = FixedWindow("9/d", timezone="America/Havana")
     zone = ZoneInfo("America/Havana")
     starts = [
-        limit.window(int((datetime(2026, 3, 7, 12, tzinfo=zone) + timedelta(days=d)).timestamp()) * SECOND) for d in range(3)
+        limit.window(
+            int((datetime(2026, 3, 7, 12, tzinfo=zone) + timedelta(days=d)).timestamp()) * SECOND
+        )
+        for d in range(3)
     ]
     assert all(first[1] == second[0] for first, second in pairwise(starts))

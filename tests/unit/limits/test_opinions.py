@@ -1,4 +1,6 @@
-"""What is in force among dispensers whose settings differ, and what goes on counting: pure, for any settings and histories."""
+"""What is in force among dispensers whose settings differ, and what goes on counting: pure, for any
+settings and histories.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.budgets import Book, bind
-from callqueue.limits import DAY, Limit
-from callqueue.opinions import (
+from callqueue.limits.budgets import Book, bind
+from callqueue.limits.kinds import DAY, Limit
+from callqueue.limits.opinions import (
     LATE,
     Agreement,
     differences,
@@ -43,13 +45,17 @@ def books(draw: Any) -> Book:
     rules = {}
     for name in draw(st.sets(st.sampled_from("abcd"), min_size=1)):
         own = draw(st.lists(st.sampled_from(LIMITS), max_size=2))
-        rules[name] = Rule(limits=[*own, *(of_name[one] for one in sorted(draw(st.sets(st.sampled_from("xy")))))])
+        rules[name] = Rule(
+            limits=[*own, *(of_name[one] for one in sorted(draw(st.sets(st.sampled_from("xy")))))]
+        )
     return bind(rules)
 
 
 def opinions_of(*all_books: Book) -> dict[str, Any]:
     """As the database brings them back."""
-    return {digest_of(opinion_of(book)): json.loads(json.dumps(opinion_of(book))) for book in all_books}
+    return {
+        digest_of(opinion_of(book)): json.loads(json.dumps(opinion_of(book))) for book in all_books
+    }
 
 
 def plain(limit: Limit) -> str:
@@ -75,7 +81,11 @@ def test_every_limit_of_every_opinion_holds_for_all_that_it_counts(all_books: li
         for book in all_books:
             for rule, budgets in book.budgets.items():
                 for budget in budgets:
-                    (same,) = [b for b in found.budgets[rule] if (b.known_as, plain(b.limit)) == (budget.id, plain(budget.limit))]
+                    (same,) = [
+                        b
+                        for b in found.budgets[rule]
+                        if (b.known_as, plain(b.limit)) == (budget.id, plain(budget.limit))
+                    ]
                     assert set(budget.rules) <= set(same.rules)
                     assert set(budget.rules) <= set(found.groups[rule])
 
@@ -85,20 +95,34 @@ def test_all_that_take_part_find_the_same_budgets_and_groups(all_books: list[Boo
     agreement = renewed(Agreement(token="t"), opinions_of(*all_books))
     found = [in_force(book, agreement, opinions_of(*all_books), NOW) for book in all_books]
     assert all(one.groups == found[0].groups for one in found)
-    assert all({b.id: b for b in one.all_budgets()} == {b.id: b for b in found[0].all_budgets()} for one in found)
+    assert all(
+        {b.id: b for b in one.all_budgets()} == {b.id: b for b in found[0].all_budgets()}
+        for one in found
+    )
     assert {one.agreement for one in found} == {"t"}
 
 
 @given(st.lists(st.lists(books(), min_size=1, max_size=2), min_size=2, max_size=6), st.data())
-def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(history: list[list[Book]], data: Any) -> None:
-    """Whatever opinions come and go: every release is still counted by the limits that it was charged to."""
+def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(
+    history: list[list[Book]], data: Any
+) -> None:
+    """Whatever opinions come and go: every release is still counted by the limits that it was
+    charged to.
+    """
     agreement, released = Agreement(), list[tuple[str, str, int]]()
     for step, alive in enumerate(history):
         at, opinions = NOW + step * 1000, opinions_of(*alive)
-        settled_at = at if data.draw(st.booleans()) and set(opinions) == set(agreement.digests) else None
+        settled_at = (
+            at if data.draw(st.booleans()) and set(opinions) == set(agreement.digests) else None
+        )
         agreement = renewed(agreement, opinions, kinds_of(alive[0]), settled_at)
         book = in_force(alive[0], agreement, opinions, at)
-        released += [(budget.known_as, rule, at + 1) for rule in book.rules for budget in book.budgets[rule] if budget.limit.name]
+        released += [
+            (budget.known_as, rule, at + 1)
+            for rule in book.rules
+            for budget in book.budgets[rule]
+            if budget.limit.name
+        ]
         if data.draw(st.booleans()):
             agreement = renewed(agreement, opinions, None, at + 2)
             book = in_force(alive[0], agreement, opinions, at + 2)
@@ -109,7 +133,10 @@ def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(history: li
 
 def test_a_rule_that_left_a_limit_counts_until_the_last_pass_that_charged_it() -> None:
     account = SlidingWindow("10/m", name="account")
-    both, one = bind({"a": Rule(limits=[account]), "b": Rule(limits=[account])}), bind({"a": Rule(limits=[account]), "b": Rule()})
+    both, one = (
+        bind({"a": Rule(limits=[account]), "b": Rule(limits=[account])}),
+        bind({"a": Rule(limits=[account]), "b": Rule()}),
+    )
     agreement = renewed(Agreement(), opinions_of(both))
     agreement = renewed(agreement, opinions_of(one))
     assert not is_settled(agreement, opinions_of(one))
@@ -134,9 +161,18 @@ def test_a_rule_is_renamed_where_all_else_is_equal() -> None:
 
     rule = Rule(hosts=["h.example"], limits=[SlidingWindow("5/m")], classify=verdict)
     old, new = bind({"old": rule}), bind({"new": rule})
-    changed = bind({"new": Rule(hosts=["h.example"], limits=[SlidingWindow("5/m")], classify=verdict, priority=1)})
+    changed = bind(
+        {
+            "new": Rule(
+                hosts=["h.example"], limits=[SlidingWindow("5/m")], classify=verdict, priority=1
+            )
+        }
+    )
     agreement = renewed(Agreement(), opinions_of(old), kinds_of(old))
-    assert renewed(agreement, opinions_of(new), kinds_of(new)).names == {"old": {"new": None}, "new": {"old": None}}
+    assert renewed(agreement, opinions_of(new), kinds_of(new)).names == {
+        "old": {"new": None},
+        "new": {"old": None},
+    }
     assert renewed(agreement, opinions_of(changed), kinds_of(changed)).names == {}
     both = bind({"old": rule, "new": rule})
     assert renewed(agreement, opinions_of(both), kinds_of(both)).names == {}
@@ -144,12 +180,17 @@ def test_a_rule_is_renamed_where_all_else_is_equal() -> None:
 
 def test_an_agreement_is_kept_as_json() -> None:
     book = bind({"a": Rule(limits=[SlidingWindow("5/m"), SlidingWindow("9/m", name="n")])})
-    agreement = renewed(Agreement(token="t", rates={"n": "3/m"}), opinions_of(book), kinds_of(book), NOW)
+    agreement = renewed(
+        Agreement(token="t", rates={"n": "3/m"}), opinions_of(book), kinds_of(book), NOW
+    )
     kept = json.loads(json.dumps(agreement.as_memo()))
     assert Agreement.of("t", {**kept, "of a later version": 1}, {"n": "3/m"}) == agreement
 
 
-@pytest.mark.parametrize("data", [{"kind": "LeakyBucket", "rate": "1/s"}, {"kind": "SlidingWindow", "rate": "1/s", "colour": 1}])
+@pytest.mark.parametrize(
+    "data",
+    [{"kind": "LeakyBucket", "rate": "1/s"}, {"kind": "SlidingWindow", "rate": "1/s", "colour": 1}],
+)
 def test_a_limit_of_another_version_is_not_read_as_none(data: dict[str, Any]) -> None:
     book = bind({"a": Rule(limits=[SlidingWindow("5/m")]), "b": Rule()})
     found = in_force(book, Agreement(), {"other": {"a": [data], "b": []}}, NOW)
@@ -158,7 +199,9 @@ def test_a_limit_of_another_version_is_not_read_as_none(data: dict[str, Any]) ->
 
 
 def test_differences_name_who_says_what() -> None:
-    one = bind({"a": Rule(limits=[SlidingWindow("5/m"), SlidingWindow("9/m", name="n")]), "only": Rule()})
+    one = bind(
+        {"a": Rule(limits=[SlidingWindow("5/m"), SlidingWindow("9/m", name="n")]), "only": Rule()}
+    )
     two = bind({"a": Rule(limits=[SlidingWindow("5/m", jitter=1)])})
     found = differences({"p1": opinion_of(one), "p2": opinion_of(two)})
     assert [str(each) for each in found] == [

@@ -1,4 +1,6 @@
-"""Simulations: what the ledger's rule makes of a backlog, in whole microseconds and without a clock."""
+"""Simulations: what the ledger's rule makes of a backlog, in whole microseconds and without a
+clock.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from callqueue.budgets import bind
-from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket, Usage
-from callqueue.rules import Rule
-from callqueue.simulate import DELIVERY, NOTICE, Simulated, simulate
+from callqueue.limits.budgets import bind
+from callqueue.limits.kinds import (
+    SECOND,
+    Concurrency,
+    FixedWindow,
+    Limit,
+    SlidingWindow,
+    TokenBucket,
+    Usage,
+)
+from callqueue.limits.rules import Rule
+from callqueue.limits.simulation import DELIVERY, NOTICE, Simulated, simulate
 
 
 def drain(calls: int, *limits: Limit, **options: Any) -> Simulated:
@@ -63,7 +73,9 @@ def test_queues_have_the_limit_each() -> None:
 
 def test_costs_count_in_their_unit() -> None:
     tokens = SlidingWindow("90000/m", unit="tokens")
-    assert drain(121, tokens, cost={"tokens": 1500}).seconds == pytest.approx(2 * 60.05 + 0.2, abs=0.1)
+    assert drain(121, tokens, cost={"tokens": 1500}).seconds == pytest.approx(
+        2 * 60.05 + 0.2, abs=0.1
+    )
     assert drain(121, tokens).binding_limit is None
 
 
@@ -104,5 +116,11 @@ def test_the_curve_ends_with_the_last_call() -> None:
 
 def test_a_hundred_thousand_calls_are_simulated_in_seconds() -> None:
     began = time.process_time()
-    drain(100_000, SlidingWindow("1000000/d"), SlidingWindow("100/s"), TokenBucket("90/s", burst=50), Concurrency(40))
+    drain(
+        100_000,
+        SlidingWindow("1000000/d"),
+        SlidingWindow("100/s"),
+        TokenBucket("90/s", burst=50),
+        Concurrency(40),
+    )
     assert time.process_time() - began < 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import threading
 
-from callqueue import progress as module
-from callqueue.progress import progress
+from callqueue.management import progress as module
+from callqueue.management.progress import progress
 
 
 class Terminal(io.StringIO):

@@ -9,14 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.audit import Finding, Seen, judge, tally_of
-from callqueue.budgets import bind
-from callqueue.limits import SECOND, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
-from callqueue.rules import Rule
+from callqueue.limits.budgets import bind
+from callqueue.limits.kinds import (
+    SECOND,
+    Concurrency,
+    FixedWindow,
+    Limit,
+    SlidingWindow,
+    TokenBucket,
+)
+from callqueue.limits.rules import Rule
+from callqueue.operations.audit import Finding, Seen, judge, tally_of
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 10_000 * SECOND
-instants = st.lists(st.tuples(st.integers(0, 10 * SECOND), st.integers(1, 3)), max_size=40).map(sorted)
+instants = st.lists(st.tuples(st.integers(0, 10 * SECOND), st.integers(1, 3)), max_size=40).map(
+    sorted
+)
 
 
 def tally(limit: Limit, counted: Any) -> Any:
@@ -28,21 +37,28 @@ def tally(limit: Limit, counted: Any) -> Any:
 
 @given(instants)
 def test_the_highest_use_of_a_sliding_window_is_exact(counted: list[tuple[int, int]]) -> None:
-    brute = max((sum(c for at, c in counted if end - SECOND < at <= end) for end, _ in counted), default=0)
+    brute = max(
+        (sum(c for at, c in counted if end - SECOND < at <= end) for end, _ in counted), default=0
+    )
     assert tally(SlidingWindow("5/s"), counted).highest == brute
 
 
 @given(instants)
 def test_the_highest_use_of_calendar_windows_is_exact(counted: list[tuple[int, int]]) -> None:
-    brute = max((sum(c for at, c in counted if at // SECOND == second) for second in range(11)), default=0)
+    brute = max(
+        (sum(c for at, c in counted if at // SECOND == second) for second in range(11)), default=0
+    )
     assert tally(FixedWindow("5/s"), counted).highest == brute
 
 
 @given(instants)
-def test_a_bucket_was_exceeded_where_any_stretch_took_more_than_burst_and_rate(counted: list[tuple[int, int]]) -> None:
+def test_a_bucket_was_exceeded_where_any_stretch_took_more_than_burst_and_rate(
+    counted: list[tuple[int, int]],
+) -> None:
     limit = TokenBucket("5/s", burst=4)
     brute = any(
-        sum(cost for _, cost in counted[i : j + 1]) * SECOND > 4 * SECOND + 5 * (counted[j][0] - counted[i][0])
+        sum(cost for _, cost in counted[i : j + 1]) * SECOND
+        > 4 * SECOND + 5 * (counted[j][0] - counted[i][0])
         for j in range(len(counted))
         for i in range(j + 1)
     )
@@ -51,7 +67,9 @@ def test_a_bucket_was_exceeded_where_any_stretch_took_more_than_burst_and_rate(c
 
 @given(st.lists(st.tuples(st.integers(0, 5 * SECOND), st.integers(1, SECOND)), max_size=30))
 def test_the_highest_number_in_flight_is_exact(spans: list[tuple[int, int]]) -> None:
-    attempts = sorted((seen(began, finished=began + length) for began, length in spans), key=lambda s: s.finished)
+    attempts = sorted(
+        (seen(began, finished=began + length) for began, length in spans), key=lambda s: s.finished
+    )
     brute = max((sum(b <= at < b + length for b, length in spans) for at, _ in spans), default=0)
     assert judged(Concurrency(3), attempts).highest == brute
 
@@ -96,7 +114,10 @@ def test_a_budget_of_two_rules_counts_both_and_is_found_under_each() -> None:
     shared = SlidingWindow("5/s", name="shared")
     book = bind({"one": Rule(limits=[shared]), "two": Rule(limits=[shared])})
     result = judge(book, iter([seen(1, rule="one"), seen(2, rule="two")]), NOW, SINCE)
-    assert [(f.rule, f.name, f.highest) for f in result.findings] == [("one", "shared", 2), ("two", "shared", 2)]
+    assert [(f.rule, f.name, f.highest) for f in result.findings] == [
+        ("one", "shared", 2),
+        ("two", "shared", 2),
+    ]
     assert not result.exceeded
 
 
@@ -112,7 +133,9 @@ def test_costs_are_counted_in_the_limits_unit() -> None:
     assert judged(SlidingWindow("9000/m", unit="tokens"), attempts).highest == 2000
 
 
-def seen(counted: int, *, finished: int | None = None, rule: str = "r", key: str = "", cost: Any = 1) -> Seen:
+def seen(
+    counted: int, *, finished: int | None = None, rule: str = "r", key: str = "", cost: Any = 1
+) -> Seen:
     return Seen(rule, key, "", cost, counted, counted, counted if finished is None else finished)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests import PreparedRequest
 
-from callqueue.handlers.addresses import host_refusal, literal_address, refusal
+from callqueue.security.addresses import host_refusal, literal_address, refusal
 
 LOOPBACK = IPv4Address("127.0.0.1")
 
@@ -79,8 +79,17 @@ def test_names_are_not_addresses(host: str) -> None:
 
 
 REFUSED_V4 = st.sampled_from(
-    ["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10"]
-).flatmap(lambda text: st.integers(int(ip_network(text)[0]), int(ip_network(text)[-1])).map(IPv4Address))
+    [
+        "127.0.0.0/8",
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "169.254.0.0/16",
+        "100.64.0.0/10",
+    ]
+).flatmap(
+    lambda text: st.integers(int(ip_network(text)[0]), int(ip_network(text)[-1])).map(IPv4Address)
+)
 
 
 @st.composite
@@ -92,12 +101,17 @@ def spellings(draw: st.DrawFn) -> tuple[str, IPv4Address]:
     numbers = [*octets[: count - 1], int.from_bytes(octets[count - 1 :], "big")]
     write = st.sampled_from(["{:d}", "0x{:x}", "0X{:X}", "0{:o}", "0x000{:x}", "00{:o}"])
     text = ".".join(draw(write).format(number) for number in numbers)
-    wide = str.maketrans("0123456789", draw(st.sampled_from(["0123456789", "０１２３４５６７８９", "𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗"])))
+    wide = str.maketrans(
+        "0123456789", draw(st.sampled_from(["0123456789", "０１２３４５６７８９", "𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗"]))
+    )
     text = text.translate(wide).replace(".", draw(st.sampled_from([".", "。", "．", "｡"])))
     if draw(st.booleans()):
         text = text.upper()
     if draw(st.booleans()):
-        text = "".join(f"%{ord(letter):02X}" if letter.isascii() and letter.isdigit() else letter for letter in text)
+        text = "".join(
+            f"%{ord(letter):02X}" if letter.isascii() and letter.isdigit() else letter
+            for letter in text
+        )
     return text + draw(st.sampled_from(["", "."])), address
 
 
@@ -110,7 +124,9 @@ def test_no_spelling_of_a_refused_address_gets_through(spelling: tuple[str, IPv4
 
 
 @given(spellings())
-def test_what_requests_makes_of_a_spelling_is_the_same_address(spelling: tuple[str, IPv4Address]) -> None:
+def test_what_requests_makes_of_a_spelling_is_the_same_address(
+    spelling: tuple[str, IPv4Address],
+) -> None:
     host, address = spelling
     prepared = PreparedRequest()
     try:
@@ -295,18 +311,23 @@ def test_other_hosts_are_refused_by_name(host: str, patterns: tuple[str, ...]) -
         ("1.1.1.1:8443", "https://1.1.1.1:9443/", False),
     ],
 )
-def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(pattern: str, url: str, is_allowed: bool) -> None:
+def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
+    pattern: str, url: str, is_allowed: bool
+) -> None:
     """By `send` and by the wire alike."""
     from urllib.parse import urlsplit
 
-    from callqueue.callcheck import check_url
     from callqueue.exceptions import NotAllowed
-    from callqueue.handlers import wire
-    from callqueue.rules import is_place_pattern
+    from callqueue.execution.http import client
+    from callqueue.limits.rules import is_place_pattern
+    from callqueue.sending.validation import check_url
 
     assert is_place_pattern(pattern)
     parts = urlsplit(url)
-    assert isinstance(wire._target(parts.scheme, parts.netloc, (pattern,), ()), wire.Target) is is_allowed
+    assert (
+        isinstance(client._target(parts.scheme, parts.netloc, (pattern,), ()), client.Target)
+        is is_allowed
+    )
     if is_allowed:
         assert check_url(url, allowed_hosts=[pattern], allowed_networks=[])
         return
@@ -315,9 +336,10 @@ def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(p
 
 
 @pytest.mark.parametrize(
-    "pattern", ["api.example:0", "api.example:99999", "api.example:x", "https://api.example", "a b:80", ":80"]
+    "pattern",
+    ["api.example:0", "api.example:99999", "api.example:x", "https://api.example", "a b:80", ":80"],
 )
 def test_what_no_host_and_port_could_match_is_no_pattern(pattern: str) -> None:
-    from callqueue.rules import is_place_pattern
+    from callqueue.limits.rules import is_place_pattern
 
     assert not is_place_pattern(pattern)

@@ -1,4 +1,6 @@
-"""Texts are sealed under the newest key and opened by any; errors name the place of a key, never the key."""
+"""Texts are sealed under the newest key and opened by any; errors name the place of a key, never
+the key.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from cryptography.fernet import Fernet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue import encryption
-from callqueue.encryption import EncryptionUnavailable, Unreadable, check_keys
 from callqueue.exceptions import CallQueueError
+from callqueue.security import encryption
+from callqueue.security.encryption import EncryptionUnavailable, Unreadable, check_keys
 
-seal, open_sealed = partial(encryption.seal, place="t.column"), partial(encryption.open_sealed, place="t.column")
+seal, open_sealed = (
+    partial(encryption.seal, place="t.column"),
+    partial(encryption.open_sealed, place="t.column"),
+)
 OLD, NEW, OTHER = (Fernet.generate_key().decode() for _ in range(3))
 
 
@@ -40,7 +45,10 @@ def test_keys_may_be_bytes_and_any_sequence() -> None:
     assert open_sealed(seal("text", (NEW.encode(),)), [NEW]) == "text"
 
 
-@pytest.mark.parametrize("token", ["", "x", "gAAAAA", "é", None, 5, seal("text", [OTHER]), seal("text", [NEW])[:-4] + "AAAA"])
+@pytest.mark.parametrize(
+    "token",
+    ["", "x", "gAAAAA", "é", None, 5, seal("text", [OTHER]), seal("text", [NEW])[:-4] + "AAAA"],
+)
 def test_what_no_key_opens_is_unreadable(token: Any) -> None:
     with pytest.raises(Unreadable, match="none of the 2 ENCRYPTION_KEYS") as caught:
         open_sealed(token, [NEW, OLD])

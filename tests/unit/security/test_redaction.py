@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callqueue.redaction import (
+from callqueue.security.redaction import (
     REDACTED,
     as_curl,
     is_telling,
@@ -22,7 +22,7 @@ from callqueue.redaction import (
     redact_text,
     redact_url,
 )
-from callqueue.secrets import Secret
+from callqueue.security.secrets import Secret
 
 PASSWORD = "hunter2-hunter2"
 URL = "https://api.example.com/v1"
@@ -43,7 +43,9 @@ def test_names_that_tell(name: str) -> None:
     assert PASSWORD not in redact_text(f'bad answer: {{"x": 1, "{name}": "{PASSWORD}", "y"')
 
 
-@pytest.mark.parametrize("name", ["Accept", "Content-Type", "X-Request-Id", "amount", "author", "keyboard", 5])
+@pytest.mark.parametrize(
+    "name", ["Accept", "Content-Type", "X-Request-Id", "amount", "author", "keyboard", 5]
+)
 def test_names_that_do_not(name: Any) -> None:
     assert not is_telling(name)
     assert redact_headers({name: "text/html"}) == {str(name): "text/html"}
@@ -57,8 +59,14 @@ class TestUrls:
             (f"{URL}?page=2&q=a", f"{URL}?page=2&q=a"),
             (f"https://user:{PASSWORD}@example.com/", "https://[redacted]@example.com/"),
             (f"https://{PASSWORD}@example.com/", "https://[redacted]@example.com/"),
-            (f"{URL}?page=2&key={PASSWORD}&sig={PASSWORD}", f"{URL}?page=2&key=[redacted]&sig=[redacted]"),
-            (f"{URL}?access_token={PASSWORD}#token={PASSWORD}", f"{URL}?access_token=[redacted]#token=[redacted]"),
+            (
+                f"{URL}?page=2&key={PASSWORD}&sig={PASSWORD}",
+                f"{URL}?page=2&key=[redacted]&sig=[redacted]",
+            ),
+            (
+                f"{URL}?access_token={PASSWORD}#token={PASSWORD}",
+                f"{URL}?access_token=[redacted]#token=[redacted]",
+            ),
             (f"{URL}?auth%5Ftoken={PASSWORD}", f"{URL}?auth%5Ftoken=[redacted]"),
             (Secret("HOOK"), Secret("HOOK")),
             (None, None),
@@ -84,7 +92,13 @@ class TestParams:
             "cookies": {"theme": REDACTED, "sid": "[secret SID]"},
             "auth": ["user", REDACTED],
             "params": {"key": REDACTED, "q": "a", "token": REDACTED},
-            "json": {"max_tokens": 100, "token": REDACTED, "password": "", "key": "shown", "reset_password": True},
+            "json": {
+                "max_tokens": 100,
+                "token": REDACTED,
+                "password": "",
+                "key": "shown",
+                "reset_password": True,
+            },
         }
 
     @pytest.mark.parametrize(
@@ -102,24 +116,38 @@ class TestParams:
         assert redact_params({"auth": auth}) == {"auth": shown}
 
     def test_keep_references(self) -> None:
-        params = {"headers": {"Authorization": Secret("A")}, "json": {"token": [Secret("B")], "x": Secret("C")}}
-        shown = {"headers": {"Authorization": "[secret A]"}, "json": {"token": REDACTED, "x": "[secret C]"}}
+        params = {
+            "headers": {"Authorization": Secret("A")},
+            "json": {"token": [Secret("B")], "x": Secret("C")},
+        }
+        shown = {
+            "headers": {"Authorization": "[secret A]"},
+            "json": {"token": REDACTED, "x": "[secret C]"},
+        }
         assert redact_params(params) == shown
 
     def test_redact_data_that_looks_like_one(self) -> None:
-        assert redact_params({"json": {"token": {"$secret": PASSWORD}}}) == {"json": {"token": REDACTED}}
+        assert redact_params({"json": {"token": {"$secret": PASSWORD}}}) == {
+            "json": {"token": REDACTED}
+        }
 
     def test_read_bodies_that_are_text(self) -> None:
-        assert redact_params({"data": f"user=a&password={PASSWORD}"}) == {"data": f"user=a&password={REDACTED}"}
+        assert redact_params({"data": f"user=a&password={PASSWORD}"}) == {
+            "data": f"user=a&password={REDACTED}"
+        }
         shown = redact_params({"data": json.dumps({"password": [PASSWORD], "é": 1})})["data"]
         assert json.loads(shown) == {"password": REDACTED, "é": 1}
 
     def test_are_redacted_for_every_method(self) -> None:
-        assert redact_params({"name": "t", "kwargs": {"api_key": PASSWORD}})["kwargs"] == {"api_key": REDACTED}
+        assert redact_params({"name": "t", "kwargs": {"api_key": PASSWORD}})["kwargs"] == {
+            "api_key": REDACTED
+        }
         link = f"reset: {URL}/reset?token={PASSWORD}"
         assert PASSWORD not in redact_params({"to": "a@example.com", "message": link})["message"]
 
-    @pytest.mark.parametrize("params", [None, [], "text", 5, {"headers": 5, "cookies": [1], "auth": {}, "url": [None]}])
+    @pytest.mark.parametrize(
+        "params", [None, [], "text", 5, {"headers": 5, "cookies": [1], "auth": {}, "url": [None]}]
+    )
     def test_may_be_malformed(self, params: Any) -> None:
         redact_params(params)
 
@@ -162,7 +190,21 @@ class TestText:
         assert redact_text(text) == text
 
     @pytest.mark.parametrize(
-        "flood", ["a", "a=", '"', '\\"', "a:", "Bearer ", "http://", "%5B", "{", '"password":"', "\n ", "a:a"]
+        "flood",
+        [
+            "a",
+            "a=",
+            '"',
+            '\\"',
+            "a:",
+            "Bearer ",
+            "http://",
+            "%5B",
+            "{",
+            '"password":"',
+            "\n ",
+            "a:a",
+        ],
     )
     def test_takes_linear_time(self, flood: str) -> None:
         began = time.perf_counter()
@@ -174,13 +216,20 @@ class TestText:
 def words_of(command: str, shell: str = "sh", **environment: str) -> list[str]:
     """The words that a shell makes of the command."""
     script = command.replace("curl", "printf '%s\\0'", 1)
-    done = subprocess.run([shell, "-c", script], env=environment, capture_output=True, check=True, timeout=10)
+    done = subprocess.run(
+        [shell, "-c", script], env=environment, capture_output=True, check=True, timeout=10
+    )
     return done.stdout.decode().split("\0")[:-1]
 
 
 class TestCurl:
     def test_says_the_whole_request(self) -> None:
-        params = {"url": f"{URL}?a=1", "json": {"n": "it's"}, "headers": {"X-A": "b"}, "params": {"q": "ü"}}
+        params = {
+            "url": f"{URL}?a=1",
+            "json": {"n": "it's"},
+            "headers": {"X-A": "b"},
+            "params": {"q": "ü"},
+        }
         command = as_curl("post", params)
         assert words_of(command) == [
             "--globoff", "--request", "POST", "--header", "Content-Type: application/json", "--header", "X-A: b",
@@ -225,12 +274,21 @@ class TestCurl:
             "--globoff", "--head", "--header", "X-A;", "--url", URL,
         ]  # fmt: skip
 
-    @pytest.mark.parametrize("method", ["send_email", "celery_task", "sms", "get; rm -rf /", "", None])
+    @pytest.mark.parametrize(
+        "method", ["send_email", "celery_task", "sms", "get; rm -rf /", "", None]
+    )
     def test_is_empty_for_what_is_not_http(self, method: Any) -> None:
         assert as_curl(method, {"url": URL}) == ""
 
     @settings(max_examples=50, deadline=None)
-    @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs", "Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn"])))
+    @given(
+        st.text(
+            st.characters(
+                exclude_characters="\0",
+                exclude_categories=["Cs", "Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn"],
+            )
+        )
+    )
     def test_gives_the_shell_exactly_one_word_per_value(self, text: str) -> None:
         params = {"url": text, "data": text, "headers": {"X-A": text}, "cookies": {text: text}}
         words = words_of(as_curl("post", params))
@@ -244,17 +302,23 @@ class TestCurl:
         st.sampled_from(["\3\n", "\x1b[2J", "\t", "\u202e", "'\\\r"]),
     )
     def test_has_nothing_in_it_that_a_terminal_acts_on(self, text: str, control: str) -> None:
-        command = as_curl("post", {"url": URL, "data": f"{text}{control}{text}", "cookies": {"a": control}})
+        command = as_curl(
+            "post", {"url": URL, "data": f"{text}{control}{text}", "cookies": {"a": control}}
+        )
         assert command.isprintable()
         assert f"{text}{control}{text}" in words_of(command, shell="bash")
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+    ),
     max_leaves=15,
 )
-places = st.sampled_from(["url", "headers", "cookies", "auth", "params", "data", "json", "x", "$secret"])
+places = st.sampled_from(
+    ["url", "headers", "cookies", "auth", "params", "data", "json", "x", "$secret"]
+)
 
 
 @settings(max_examples=200, deadline=None)

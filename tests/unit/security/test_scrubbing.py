@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callqueue import scrubbing
-from callqueue.scrubbing import PART, clean, payload_of, scrub, scrub_json
+from callqueue.security import scrubbing
+from callqueue.security.scrubbing import PART, clean, payload_of, scrub, scrub_json
 
 KEY = "sk_live/4eC3+9Hq=&é\"x'"
 
@@ -26,7 +26,9 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "quoted": quote,
     "quoted fully": lambda v: quote(v, safe=""),
     "quoted for a form": quote_plus,
-    "quoted in lower case": lambda v: "".join(c if c.isalnum() else quote(c, safe="").lower() for c in v),
+    "quoted in lower case": lambda v: "".join(
+        c if c.isalnum() else quote(c, safe="").lower() for c in v
+    ),
     "quoted twice": lambda v: quote(quote(v, safe=""), safe=""),
     "json": lambda v: json.dumps(v)[1:-1],
     "json, not ascii": lambda v: json.dumps(v, ensure_ascii=False)[1:-1],
@@ -35,11 +37,17 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "repr": lambda v: repr(v)[1:-1],
     "repr of bytes": lambda v: repr(v.encode())[2:-1],
     "html": html.escape,
-    "html, decimal": lambda v: "".join(c if c.isalnum() and c.isascii() else f"&#{ord(c)};" for c in v),
-    "html, hexadecimal": lambda v: "".join(c if c.isalnum() and c.isascii() else f"&#x{ord(c):X};" for c in v),
+    "html, decimal": lambda v: "".join(
+        c if c.isalnum() and c.isascii() else f"&#{ord(c)};" for c in v
+    ),
+    "html, hexadecimal": lambda v: "".join(
+        c if c.isalnum() and c.isascii() else f"&#x{ord(c):X};" for c in v
+    ),
     "utf-8 read as latin-1": lambda v: v.encode().decode("latin-1"),
     "every letter percent-encoded": lambda v: "".join(f"%{byte:02X}" for byte in v.encode()),
-    "every letter percent-encoded twice": lambda v: "".join(f"%25{byte:02x}" for byte in v.encode()),
+    "every letter percent-encoded twice": lambda v: "".join(
+        f"%25{byte:02x}" for byte in v.encode()
+    ),
     "every letter a JSON escape": lambda v: "".join(f"\\u{unit:04x}" for unit in units(v)),
     "every letter an entity": lambda v: "".join(f"&#{ord(char)};" for char in v),
     "every letter a hexadecimal entity": lambda v: "".join(f"&#x{ord(char):x};" for char in v),
@@ -50,7 +58,9 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "base64 for urls": lambda v: urlsafe_b64encode(v.encode()).decode(),
     "base64 in a url": lambda v: quote(b64encode(v.encode()).decode(), safe=""),
     "base64 in lines": lambda v: "\r\n".join(lines(b64encode(v.encode()).decode(), 6)),
-    "base64 in lines, in json": lambda v: json.dumps("\n".join(lines(b64encode(v.encode()).decode(), 6)))[1:-1],
+    "base64 in lines, in json": lambda v: json.dumps(
+        "\n".join(lines(b64encode(v.encode()).decode(), 6))
+    )[1:-1],
     "base64 as MIME has it": lambda v: base64.encodebytes(v.encode()).decode().rstrip("\n"),
 }
 
@@ -72,7 +82,10 @@ def longest_part(text: str, value: str) -> str:
 
 class TestScrub:
     @pytest.mark.parametrize("encoding", ENCODINGS)
-    @pytest.mark.parametrize("value", [KEY, "plainAlnum123", "a b/c?d", "<&>\"'\\", "-----BEGIN\nKEY\n-----", "pä§😀wörd"])
+    @pytest.mark.parametrize(
+        "value",
+        [KEY, "plainAlnum123", "a b/c?d", "<&>\"'\\", "-----BEGIN\nKEY\n-----", "pä§😀wörd"],
+    )
     def test_finds_a_value_in_every_usual_encoding(self, encoding: str, value: str) -> None:
         seen = ENCODINGS[encoding](value)
         assert scrub(f'{{"echo": "{seen}", "n": 1}}', (value,)) == '{"echo": "[secret]", "n": 1}'
@@ -88,7 +101,10 @@ class TestScrub:
         assert scrub("abcdefgh abcd", ("abcd", "abcdefgh")) == "[secret] [secret]"
 
     def test_takes_a_short_value_only_where_it_stands_alone(self) -> None:
-        assert scrub("id=42&n=1429 (42) x42 42_a", ("42",)) == "id=[secret]&n=1429 ([secret]) x42 [secret]_a"
+        assert (
+            scrub("id=42&n=1429 (42) x42 42_a", ("42",))
+            == "id=[secret]&n=1429 ([secret]) x42 [secret]_a"
+        )
         assert scrub("a 12345 b", ("1234",)) == "a [secret]5 b"
 
     def test_leaves_everything_else(self) -> None:
@@ -102,7 +118,10 @@ class TestScrub:
 
     def test_reaches_into_json(self) -> None:
         body = {"echo": ["my-secret-1", {"my-secret-1": 5}], "n": None}
-        assert scrub_json(body, ("my-secret-1",)) == {"echo": ["[secret]", {"[secret]": 5}], "n": None}
+        assert scrub_json(body, ("my-secret-1",)) == {
+            "echo": ["[secret]", {"[secret]": 5}],
+            "n": None,
+        }
         assert scrub_json(body, ()) == body
 
     @pytest.mark.parametrize("flood", ["\\", "%25", "&#0", "%2", "/", "\\\\u00"])
@@ -116,7 +135,11 @@ class TestScrub:
         assert scrub(json.dumps({"k": key}), (key,)) == '{"k": "[secret]"}'
 
     @settings(max_examples=150, deadline=None)
-    @given(st.text(min_size=4, max_size=20).filter(str.strip), st.sampled_from(sorted(ENCODINGS)), st.text(max_size=5))
+    @given(
+        st.text(min_size=4, max_size=20).filter(str.strip),
+        st.sampled_from(sorted(ENCODINGS)),
+        st.text(max_size=5),
+    )
     def test_leaves_no_value_in_any_encoding(self, value: str, encoding: str, around: str) -> None:
         try:
             seen = ENCODINGS[encoding](value)
@@ -132,7 +155,9 @@ class TestParts:
 
     @pytest.mark.parametrize("encoding", ENCODINGS)
     @given(begin=st.integers(0, 24), length=st.integers(PART, 32))
-    def test_any_part_of_eight_characters_is_found(self, encoding: str, begin: int, length: int) -> None:
+    def test_any_part_of_eight_characters_is_found(
+        self, encoding: str, begin: int, length: int
+    ) -> None:
         part = self.VALUE[begin : begin + length]
         if len(part) < PART:
             return
@@ -174,11 +199,16 @@ class TestParts:
             ("-----BEGIN KEY-----\nMIIE12345678\n-----END KEY-----", "MIIE12345678"),
         ],
     )
-    def test_the_parts_that_are_told_on_their_own_are_as_secret(self, value: str, piece: str) -> None:
+    def test_the_parts_that_are_told_on_their_own_are_as_secret(
+        self, value: str, piece: str
+    ) -> None:
         assert scrub(f"<{piece}>", (value,)) == "<[secret]>"
 
 
-@pytest.mark.parametrize("flood", ["&amp;", "&amp", "amp;", "\\\\n", "%25%", "a", "sk_l", "%73", "&#115;", "c2tf", "\r\n", "="])
+@pytest.mark.parametrize(
+    "flood",
+    ["&amp;", "&amp", "amp;", "\\\\n", "%25%", "a", "sk_l", "%73", "&#115;", "c2tf", "\r\n", "="],
+)
 def test_no_answer_takes_long(flood: str) -> None:
     began = time.perf_counter()
     scrub((flood * 262_144)[:262_144], ("sk_live_4eC39HqLyjWDarjtT1zdp7dc", "/\\/ secret%&"))
@@ -193,12 +223,24 @@ class TestClean:
             assert len(longest_part(said, value)) < PART
 
     def test_takes_a_payload_out_in_whatever_form_an_error_repeats_it(self) -> None:
-        payload = payload_of("sms", {"name": "patient\nzero 'A'", "long": "lorem ipsum " * 100, "few": "abc"})
+        payload = payload_of(
+            "sms", {"name": "patient\nzero 'A'", "long": "lorem ipsum " * 100, "few": "abc"}
+        )
         name = "patient\nzero 'A'"
-        for text in (name, repr(name), str(KeyError(name)), json.dumps(name), ascii(name), html.escape(name)):
+        for text in (
+            name,
+            repr(name),
+            str(KeyError(name)),
+            json.dumps(name),
+            ascii(name),
+            html.escape(name),
+        ):
             assert "zero" not in clean(f"no such {text}", (), payload)
         assert "lorem" not in clean(f"ValueError: {('lorem ipsum ' * 100)[7:500]}", (), payload)
-        assert clean("abc is no payload that tells something", (), payload) == "abc is no payload that tells something"
+        assert (
+            clean("abc is no payload that tells something", (), payload)
+            == "abc is no payload that tells something"
+        )
 
     def test_looks_at_both_ends_of_a_text_without_end(self) -> None:
         value = "sk_live_0123456789abcdef"
@@ -219,7 +261,11 @@ class TestLogs:
     ) -> None:
         caplog.set_level(logging.DEBUG, logger=logger.name)
         with scrubbing.at_work((self.VALUE,)):
-            logger.warning("sent %(token)s", {"token": self.VALUE}, extra={"data": {"args": [f"({self.VALUE!r},)"]}})
+            logger.warning(
+                "sent %(token)s",
+                {"token": self.VALUE},
+                extra={"data": {"args": [f"({self.VALUE!r},)"]}},
+            )
             logger.warning("%d is not a number", self.VALUE)
             try:
                 raise ConnectionError(f"no route with {self.VALUE}")
@@ -230,7 +276,9 @@ class TestLogs:
             assert self.VALUE not in f"{logging.Formatter().format(record)} {record.__dict__}"
         assert "Traceback" in caplog.text
 
-    def test_and_what_they_like_before_and_after(self, logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
+    def test_and_what_they_like_before_and_after(
+        self, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with scrubbing.at_work((self.VALUE,)):
             pass
         logger.warning("sent %s", self.VALUE)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import callqueue
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.secrets import (
+from callqueue.security.secrets import (
     Secret,
     SecretContext,
     SecretError,
@@ -52,11 +52,17 @@ class TestSecret:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.builds(Secret, st.text(min_size=1, max_size=5)),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.builds(Secret, st.text(min_size=1, max_size=5)),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.text(max_size=4) | st.sampled_from(["$secret", "$$secret", "$$$secret", "secret"]), inner, max_size=3
+            st.text(max_size=4) | st.sampled_from(["$secret", "$$secret", "$$$secret", "secret"]),
+            inner,
+            max_size=3,
         )
     ),
     max_leaves=12,
@@ -75,12 +81,18 @@ class TestTheStoredForm:
     def test_of_calls_stored_before_is_read_as_it_was_meant(self) -> None:
         assert unmarked({"a": [{"$secret": "A"}], "b": 1}) == {"a": [Secret("A")], "b": 1}
 
-    @pytest.mark.parametrize("odd", [{"$secret": 5}, {"$secret": "A", "b": 1}, {"$secret": ""}, {"$secret": {"$secret": 1}}])
+    @pytest.mark.parametrize(
+        "odd",
+        [{"$secret": 5}, {"$secret": "A", "b": 1}, {"$secret": ""}, {"$secret": {"$secret": 1}}],
+    )
     def test_of_nothing_that_send_wrote_is_data(self, odd: Any) -> None:
         assert unmarked({"a": odd}) == {"a": odd}
 
     def test_is_what_a_file_may_be_allowed_to_use(self) -> None:
-        assert references_to({"a": {"$secret": "A"}, "b": {"$$secret": "A"}}) == {"a": Secret("A"), "b": {"$secret": "A"}}
+        assert references_to({"a": {"$secret": "A"}, "b": {"$$secret": "A"}}) == {
+            "a": Secret("A"),
+            "b": {"$secret": "A"},
+        }
 
     @pytest.mark.parametrize("odd", [{"$secret": 5}, {"$secret": "A", "b": 1}, {"$secret": ""}])
     def test_is_refused_in_a_file_where_it_is_malformed(self, odd: Any) -> None:
@@ -90,7 +102,10 @@ class TestTheStoredForm:
 
 class TestResolve:
     def test_puts_values_in_the_place_of_secrets_and_leaves_data(self) -> None:
-        params = {"url": "u", "json": [{"a": Secret("A")}, (Secret("B"), 1, None, {"$secret": "A"})]}
+        params = {
+            "url": "u",
+            "json": [{"a": Secret("A")}, (Secret("B"), 1, None, {"$secret": "A"})],
+        }
         assert resolve(params, {"A": "alpha", "B": "beta"}.__getitem__) == {
             "url": "u",
             "json": [{"a": "alpha"}, ["beta", 1, None, {"$secret": "A"}]],
@@ -105,7 +120,12 @@ class TestResolve:
 
 @pytest.mark.parametrize(
     ("params", "expected"),
-    [({"a": [1, {"b": (Secret("A"),)}]}, True), (Secret("A"), True), ({"a": {"$secret": "A"}}, False), (5, False)],
+    [
+        ({"a": [1, {"b": (Secret("A"),)}]}, True),
+        (Secret("A"), True),
+        ({"a": {"$secret": "A"}}, False),
+        (5, False),
+    ],
 )
 def test_secrets_are_seen_anywhere(params: Any, expected: bool) -> None:
     assert has_secret(params) is expected
@@ -117,13 +137,15 @@ class TestSecretFor:
         assert SecretFor(lambda: "v").value("A", HERE) == "v"
 
     def test_gives_the_context_to_a_callable_that_asks_for_it(self) -> None:
-        assert SecretFor(lambda context: f"{context.rule} {context.key} {context.host}").value("A", HERE) == (
-            "default shop-7 api.example.com"
-        )
+        assert SecretFor(lambda context: f"{context.rule} {context.key} {context.host}").value(
+            "A", HERE
+        ) == ("default shop-7 api.example.com")
         assert SecretFor(lambda c, other="x": c.key + other).value("A", HERE) == "shop-7x"
 
     def test_leaves_a_callables_own_default_alone(self) -> None:
-        """`lambda name=name: ...` and `partial(vault.get, "NAME")` are how callables are made in a loop."""
+        """`lambda name=name: ...` and `partial(vault.get, "NAME")` are how callables are made in a
+        loop.
+        """
         assert SecretFor(lambda name="own": name).value("A", HERE) == "own"
         assert SecretFor(partial({"A": "kept"}.get, "A")).value("A", HERE) == "kept"
 
@@ -138,7 +160,9 @@ class TestSecretFor:
         def vault() -> str:
             raise RuntimeError("token hunter2 has expired")
 
-        with pytest.raises(SecretError, match="'VAULT': its callable raised RuntimeError") as caught:
+        with pytest.raises(
+            SecretError, match="'VAULT': its callable raised RuntimeError"
+        ) as caught:
             SecretFor(vault).value("VAULT", HERE)
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None
@@ -155,11 +179,16 @@ class TestSecretFor:
             ({"source": "hunter2", "hosts": []}, "hosts: is empty"),
             ({"source": "hunter2", "rules": ()}, "rules: is empty"),
             ({"source": "hunter2", "hosts": [5]}, "hosts: is not a list of names"),
-            ({"source": "hunter2", "hosts": ["https://a.example/"]}, "hosts: one of them is not among"),
+            (
+                {"source": "hunter2", "hosts": ["https://a.example/"]},
+                "hosts: one of them is not among",
+            ),
             ({"source": "hunter2", "rules": 5}, "rules: is not a list of names"),
         ],
     )
-    def test_refuses_what_it_cannot_use_and_names_types_only(self, arguments: dict[str, Any], why: str) -> None:
+    def test_refuses_what_it_cannot_use_and_names_types_only(
+        self, arguments: dict[str, Any], why: str
+    ) -> None:
         with pytest.raises(ImproperlyConfigured, match=why) as caught:
             SecretFor(arguments.pop("source"), **arguments)
         assert "hunter2" not in str(caught.value)

@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callqueue import callcheck
-from callqueue.callcheck import (
+from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.security.secrets import Secret, marked, unmarked
+from callqueue.sending import validation
+from callqueue.sending.validation import (
     METHODS,
     CheckedCall,
     check_call,
@@ -31,8 +33,6 @@ from callqueue.callcheck import (
     check_unique_key,
     check_url,
 )
-from callqueue.exceptions import InvalidCall, NotAllowed
-from callqueue.secrets import Secret, marked, unmarked
 
 URL = "https://api.example.com/v1"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -55,7 +55,10 @@ def http(**params: Any) -> dict[str, Any]:
 
 
 def email(**params: Any) -> dict[str, Any]:
-    return {"method": "send_email", "params": {"to": "a@example.com", "subject": "s", "message": "m", **params}}
+    return {
+        "method": "send_email",
+        "params": {"to": "a@example.com", "subject": "s", "message": "m", **params},
+    }
 
 
 def task(**params: Any) -> dict[str, Any]:
@@ -90,7 +93,9 @@ class TestAGoodCall:
                           allowed_networks=[], secret_names=(), max_bytes=1000)  # fmt: skip
         assert call == CheckedCall("post", {"method": "post", "params": {"url": URL}})
 
-    @pytest.mark.parametrize("verb", ["get", "options", "head", "post", "put", "patch", "delete", "GET", "Patch"])
+    @pytest.mark.parametrize(
+        "verb", ["get", "options", "head", "post", "put", "patch", "delete", "GET", "Patch"]
+    )
     def test_may_use_every_verb_in_any_case(self, verb: str) -> None:
         assert checked({"method": verb, "params": {"url": URL}})["method"] == verb.lower()
 
@@ -109,7 +114,9 @@ class TestAGoodCall:
             x: int
             y: int
 
-        result = checked(http(json=OrderedDict([(Text("a"), Text("b")), ("c", Colour.RED), ("p", Point(1, 2))])))
+        result = checked(
+            http(json=OrderedDict([(Text("a"), Text("b")), ("c", Colour.RED), ("p", Point(1, 2))]))
+        )
         assert result["params"]["json"] == {"a": "b", "c": 3, "p": [1, 2]}
         assert type(result["params"]["json"]["a"]) is str
         assert type(result["params"]["json"]["c"]) is int
@@ -123,7 +130,14 @@ class TestAGoodCall:
             {"data": "raw text"},
             {"data": {"a": "b"}},
             {"data": [["a", "b"], ["a", Secret("STRIPE")]]},
-            {"json": None, "data": None, "headers": None, "cookies": None, "auth": None, "params": None},
+            {
+                "json": None,
+                "data": None,
+                "headers": None,
+                "cookies": None,
+                "auth": None,
+                "params": None,
+            },
             {"json": "text"},
             {"json": 0, "data": None},
             {"cookies": {"session": "a b,c"}},
@@ -193,7 +207,9 @@ class TestJson:
         ],
     )
     def test_names_the_path_of_what_it_has_no_word_for(self, value: Any, why: str) -> None:
-        refused(http(json={"items": [0, 1, 2, {"price": value}]}), "params.json.items[3].price", why)
+        refused(
+            http(json={"items": [0, 1, 2, {"price": value}]}), "params.json.items[3].price", why
+        )
 
     def test_refuses_numbers_that_python_would_not_read_back(self) -> None:
         checked(http(json=[10**4299]))
@@ -233,7 +249,11 @@ class TestJson:
         laughs: list[Any] = ["ha"]
         for _ in range(40):
             laughs = [laughs, laughs]
-        refused(http(json=laughs), "call_data", "more than 1048576 bytes of JSON; MAX_CALL_BYTES is 262144")
+        refused(
+            http(json=laughs),
+            "call_data",
+            "more than 1048576 bytes of JSON; MAX_CALL_BYTES is 262144",
+        )
 
     def test_is_measured_in_bytes_of_utf8(self) -> None:
         call = http(json="é" * 100)
@@ -242,7 +262,10 @@ class TestJson:
         assert str(size) in refused(call, "call_data", max_bytes=size - 1)
 
     def test_counts_numbers_lists_and_names_exactly(self) -> None:
-        call = {"method": "sms", "params": {"a": [1] * 50, "b": {"": 1, "c": 10**30}, "d": [[], {}, "", 0.5, None]}}
+        call = {
+            "method": "sms",
+            "params": {"a": [1] * 50, "b": {"": 1, "c": 10**30}, "d": [[], {}, "", 0.5, None]},
+        }
         size = len(json.dumps(call, separators=(",", ":")))
         assert checked(call, max_bytes=size) == call
         refused(call, "call_data", max_bytes=size - 1)
@@ -259,7 +282,12 @@ class TestSecrets:
     def test_may_stand_for_any_string(self, method: str) -> None:
         secret = Secret("GITHUB")
         params = {"to": [secret], "subject": secret, "message": secret, "reply_to": secret}
-        checked({"method": method, "params": params if method == "send_email" else {"name": secret, "args": [secret]}})
+        checked(
+            {
+                "method": method,
+                "params": params if method == "send_email" else {"name": secret, "args": [secret]},
+            }
+        )
 
     @pytest.mark.parametrize(
         ("reference", "field", "why"),
@@ -269,7 +297,9 @@ class TestSecrets:
             (Secret("\ud800"), "params.json.a", "half of a surrogate pair"),
         ],
     )
-    def test_are_known_by_name_and_no_other_name_is_told(self, reference: Any, field: str, why: str) -> None:
+    def test_are_known_by_name_and_no_other_name_is_told(
+        self, reference: Any, field: str, why: str
+    ) -> None:
         error = refused(http(json={"a": reference}), field, why)
         assert "STRIPE" not in str(error)
         assert "GITHUB" not in str(error)
@@ -289,7 +319,10 @@ class TestSecrets:
         both = {"a": Secret("STRIPE"), "b": {"$secret": "STRIPE"}}
         assert checked(http(json=both))["params"]["json"] == both
 
-    @pytest.mark.parametrize("place", [{"headers": {"X-A": {"$secret": "STRIPE"}}}, {"auth": ["u", {"$secret": "STRIPE"}]}])
+    @pytest.mark.parametrize(
+        "place",
+        [{"headers": {"X-A": {"$secret": "STRIPE"}}}, {"auth": ["u", {"$secret": "STRIPE"}]}],
+    )
     def test_the_former_way_to_name_one_is_pointed_out(self, place: Any) -> None:
         with pytest.raises(InvalidCall, match=r"callqueue\.Secret\(NAME\)"):
             checked(http(**place))
@@ -400,8 +433,14 @@ class TestAUrl:
                 checked(http(url=f"https://{host}/"), allowed_hosts=allowed)
 
     def test_gives_its_host(self) -> None:
-        assert check_url("https://API.Example.com.:443/x", allowed_hosts=["*"], allowed_networks=[]) == "api.example.com"
-        assert check_url("http://[2606:4700:0::1111]", allowed_hosts=["*"], allowed_networks=[]) == "2606:4700::1111"
+        assert (
+            check_url("https://API.Example.com.:443/x", allowed_hosts=["*"], allowed_networks=[])
+            == "api.example.com"
+        )
+        assert (
+            check_url("http://[2606:4700:0::1111]", allowed_hosts=["*"], allowed_networks=[])
+            == "2606:4700::1111"
+        )
 
 
 class TestHttpParams:
@@ -499,7 +538,9 @@ class TestHttpParams:
             ([["a", {"b": 1}]], "[0][1]"),
         ],
     )
-    def test_have_queries_and_forms_that_can_be_written(self, place: str, value: Any, path: str) -> None:
+    def test_have_queries_and_forms_that_can_be_written(
+        self, place: str, value: Any, path: str
+    ) -> None:
         refused(http(**{place: value}), f"params.{place}{path}")
 
 
@@ -585,7 +626,15 @@ class TestTheKey:
 class TestTheOtherArguments:
     @pytest.mark.parametrize(
         ("cost", "stored"),
-        [(None, 1), (1, 1), (0, 0), (500, 500), ({}, 1), ({"tokens": 1500}, {"tokens": 1500}), ({"a": 0}, {"a": 0})],
+        [
+            (None, 1),
+            (1, 1),
+            (0, 0),
+            (500, 500),
+            ({}, 1),
+            ({"tokens": 1500}, {"tokens": 1500}),
+            ({"a": 0}, {"a": 0}),
+        ],
     )
     def test_a_cost_is_units(self, cost: Any, stored: Any) -> None:
         assert check_cost(cost) == stored
@@ -624,10 +673,17 @@ class TestTheOtherArguments:
             ("2031-01-01", None, "not_before", "must be a datetime"),
             (date(2031, 1, 1), None, "not_before", "must be a datetime"),
             (None, 5, "expires_at", "must be a datetime"),
-            (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), None, "not_before", "out of the range"),
+            (
+                datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
+                None,
+                "not_before",
+                "out of the range",
+            ),
         ],
     )
-    def test_times_that_cannot_be_kept_are_refused(self, not_before: Any, expires_at: Any, field: str, why: str) -> None:
+    def test_times_that_cannot_be_kept_are_refused(
+        self, not_before: Any, expires_at: Any, field: str, why: str
+    ) -> None:
         with pytest.raises(InvalidCall, match=why) as caught:
             check_times(NOW, not_before, expires_at)
         assert caught.value.field == field
@@ -651,8 +707,16 @@ class TestTheOtherArguments:
 
 texts = st.text(st.characters(exclude_categories=()), max_size=12)
 json_leaves = st.none() | st.booleans() | st.integers() | st.floats() | texts
-other_leaves = st.binary(max_size=4) | st.datetimes() | st.sets(st.integers(), max_size=2) | st.decimals() | st.uuids()
-names = texts | st.sampled_from(["$secret", "url", "headers", "auth", "method", "params", "json", "data", "cookies"])
+other_leaves = (
+    st.binary(max_size=4)
+    | st.datetimes()
+    | st.sets(st.integers(), max_size=2)
+    | st.decimals()
+    | st.uuids()
+)
+names = texts | st.sampled_from(
+    ["$secret", "url", "headers", "auth", "method", "params", "json", "data", "cookies"]
+)
 known = st.sampled_from(["STRIPE", "GITHUB", "NO"])
 secret = st.fixed_dictionaries({"$secret": known}) | st.builds(Secret, known)
 values = st.recursive(
@@ -668,7 +732,13 @@ values = st.recursive(
 urls = (
     texts
     | st.builds("http://{}".format, texts)
-    | st.builds("{}://{}:{}/{}".format, st.sampled_from(["http", "https", "HTTP"]), texts, st.integers(-1, 70000), texts)
+    | st.builds(
+        "{}://{}:{}/{}".format,
+        st.sampled_from(["http", "https", "HTTP"]),
+        texts,
+        st.integers(-1, 70000),
+        texts,
+    )
     | st.ip_addresses().map(lambda a: f"http://[{a}]/" if a.version == 6 else f"http://{a}/")
     | st.just(URL)
 )
@@ -687,22 +757,29 @@ params = st.dictionaries(argument_names, values, max_size=4) | (
     )
 )
 call_datas = values | st.fixed_dictionaries(
-    {"method": st.sampled_from([*sorted(METHODS), "sms", "POST"]) | values, "params": params | values}
+    {
+        "method": st.sampled_from([*sorted(METHODS), "sms", "POST"]) | values,
+        "params": params | values,
+    }
 )
 
 
 def test_no_cache_keeps_hosts_that_no_host_name_is_as_long_as() -> None:
-    callcheck._read_authority.cache_clear()
+    validation._read_authority.cache_clear()
     for number in range(20):
         for char in ("a", "é", "😀"):
             with pytest.raises(InvalidCall, match="lengths"):
-                check_url(f"https://{char * 20_000}{number}/", allowed_hosts=["*"], allowed_networks=[])
-    assert callcheck._read_authority.cache_info().currsize == 0
+                check_url(
+                    f"https://{char * 20_000}{number}/", allowed_hosts=["*"], allowed_networks=[]
+                )
+    assert validation._read_authority.cache_info().currsize == 0
 
 
 @settings(max_examples=400, deadline=None)
 @given(call_datas, st.integers(20, 400))
-def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(call_data: Any, max_bytes: int) -> None:
+def test_whatever_is_given_is_accepted_as_json_or_refused_by_field(
+    call_data: Any, max_bytes: int
+) -> None:
     try:
         result = checked(call_data, max_bytes=max_bytes)
     except (InvalidCall, NotAllowed) as error:

@@ -1,7 +1,8 @@
-"""The HTTP wire against real servers on loopback: how far a call got, what bounds it, and what never leaves.
+"""The HTTP wire against real servers on loopback: how far a call got, what bounds it, and what
+never leaves.
 
-Servers are scripts on raw sockets, since most of what they do is wrong. Time is real where a socket must wait for it,
-and short; where it need not pass, `journey.clock` is moved.
+Servers are scripts on raw sockets, since most of what they do is wrong. Time is real where a socket
+must wait for it, and short; where it need not pass, `journey.clock` is moved.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callqueue import clockwork
-from callqueue.handlers import connection, door, journey, wire
-from callqueue.handlers.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
+from callqueue.execution.http import adapter, client, connection, deadline
+from callqueue.execution.http.client import Answer, Dropped, Gate, Policy, Timeouts, close_idle
+from callqueue.ledger import clock_jumps
 from tests.support.busy import BUSY, CHUNKED
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
@@ -73,7 +74,10 @@ class Line:
         head = self.read_head()
         first, *lines = head.decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ", 2)
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         length = int(headers.get("content-length", 0))
         while len(self._buffer) < length:
             data = self.sock.recv(65536)
@@ -188,7 +192,10 @@ class Peer:
 
 
 def answer_bytes(body: bytes = b"ok", status: str = "200 OK", **headers: str) -> bytes:
-    lines = {"Content-Length": str(len(body)), **{name.replace("_", "-"): value for name, value in headers.items()}}
+    lines = {
+        "Content-Length": str(len(body)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value != "")
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body
 
@@ -223,7 +230,9 @@ def echo(seen: Seen) -> bytes:
 
 def call(url: str, method: str = "post", **more: Any) -> Answer:
     options = {name: more.pop(name) for name in ("policy", "timeouts", "gate") if name in more}
-    return wire.request(method, {"url": url, **more}, **{"policy": LOOPBACK, "timeouts": PATIENT, **options})
+    return client.request(
+        method, {"url": url, **more}, **{"policy": LOOPBACK, "timeouts": PATIENT, **options}
+    )
 
 
 def body_of(answer: Answer) -> bytes:
@@ -232,7 +241,11 @@ def body_of(answer: Answer) -> bytes:
 
 
 def nothing_was_sent(answer: Answer) -> bool:
-    return (answer.response, answer.sent, answer.sent_at) == (None, False, None) and answer.error != ""
+    return (answer.response, answer.sent, answer.sent_at) == (
+        None,
+        False,
+        None,
+    ) and answer.error != ""
 
 
 @pytest.fixture(autouse=True)
@@ -258,13 +271,13 @@ class Clock:
     ahead: float = 0.0
 
     def __call__(self) -> float:
-        return clockwork.monotonic() + self.ahead
+        return clock_jumps.monotonic() + self.ahead
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     moved = Clock()
-    monkeypatch.setattr(journey, "clock", moved)
+    monkeypatch.setattr(deadline, "clock", moved)
     return moved
 
 
@@ -278,7 +291,16 @@ class Names:
     def __call__(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
         self.lookups.append(host)
         found = self.answers[min(len(self.lookups), len(self.answers)) - 1]
-        return [(socket.AF_INET6 if ":" in text else socket.AF_INET, socket.SOCK_STREAM, 6, "", (text, port)) for text in found]
+        return [
+            (
+                socket.AF_INET6 if ":" in text else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (text, port),
+            )
+            for text in found
+        ]
 
 
 @pytest.fixture
@@ -304,12 +326,17 @@ def name_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Names]:
 
 def test_a_call_comes_back_as_a_requests_response() -> None:
     with Peer(answering(answer_bytes(b'{"id": 7}', Content_Type="application/json"))) as peer:
-        before = clockwork.monotonic()
+        before = clock_jumps.monotonic()
         answer = call(peer.url("/v1"), json={"a": 1})
-        after = clockwork.monotonic()
+        after = clock_jumps.monotonic()
     response = answer.response
     assert type(response) is requests.Response
-    assert (response.status_code, response.json(), response.text, response.reason) == (200, {"id": 7}, '{"id": 7}', "OK")
+    assert (response.status_code, response.json(), response.text, response.reason) == (
+        200,
+        {"id": 7},
+        '{"id": 7}',
+        "OK",
+    )
     assert response.url == peer.url("/v1")
     assert response.headers["content-type"] == "application/json"
     assert response.request.method == "POST"
@@ -317,7 +344,11 @@ def test_a_call_comes_back_as_a_requests_response() -> None:
     assert answer.sent_at is not None
     assert before < answer.sent_at < after
     assert answer == Answer(response, answer.sent_at, sent=True)
-    assert (peer.seen[0].method, peer.seen[0].target, peer.seen[0].body) == ("POST", "/v1", b'{"a": 1}')
+    assert (peer.seen[0].method, peer.seen[0].target, peer.seen[0].body) == (
+        "POST",
+        "/v1",
+        b'{"a": 1}',
+    )
 
 
 @pytest.mark.parametrize("method", ["get", "options", "head", "post", "put", "patch", "delete"])
@@ -336,7 +367,15 @@ def test_a_call_comes_back_as_a_requests_response() -> None:
         {"data": "text ü"},
         {"data": ""},
         {"data": {}, "json": {"a": 1}},
-        {"headers": {"X-One": "1", "user-agent": "own", "ACCEPT": "text/csv", "Content-Type": "text/x"}, "data": "a"},
+        {
+            "headers": {
+                "X-One": "1",
+                "user-agent": "own",
+                "ACCEPT": "text/csv",
+                "Content-Type": "text/x",
+            },
+            "data": "a",
+        },
         {"headers": {"X-Latin": "é"}},
         {"cookies": {"a": "1", "b": "2"}},
         {"cookies": {"a": "1"}, "headers": {"Cookie": "z=1"}},
@@ -352,11 +391,16 @@ def test_what_is_sent_is_what_requests_would_send(method: str, params: dict[str,
             theirs = {**params, "auth": tuple(params["auth"])} if "auth" in params else params
             session.request(method, url, **theirs)
         assert call(url, method, **params).error == ""
-    one, other = ([*sorted(seen.raw.partition(b"\r\n\r\n")[0].split(b"\r\n")), seen.body] for seen in peer.seen)
+    one, other = (
+        [*sorted(seen.raw.partition(b"\r\n\r\n")[0].split(b"\r\n")), seen.body]
+        for seen in peer.seen
+    )
     assert other == one
 
 
-def test_nothing_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password s3cr3t")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
@@ -434,7 +478,9 @@ def test_the_answer_to_head_has_no_body_whatever_it_says() -> None:
 
 
 @pytest.mark.parametrize(("idle", "connections"), [(1.4, 1), (1.6, 2)])
-def test_a_connection_idle_for_too_long_is_not_used_again(clock: Clock, idle: float, connections: int) -> None:
+def test_a_connection_idle_for_too_long_is_not_used_again(
+    clock: Clock, idle: float, connections: int
+) -> None:
     with Peer(answering(echo)) as peer:
         call(peer.url())
         clock.ahead += idle
@@ -491,7 +537,9 @@ def test_each_thread_has_connections_of_its_own() -> None:
 
 def test_idle_connections_are_few(clock: Clock) -> None:
     with ExitStack() as stack:
-        peers = [stack.enter_context(Peer(answering(echo))) for _ in range(door.IDLE_CONNECTIONS + 2)]
+        peers = [
+            stack.enter_context(Peer(answering(echo))) for _ in range(adapter.IDLE_CONNECTIONS + 2)
+        ]
         for peer in peers:
             call(peer.url())
         assert peers[0].has_closed(1)
@@ -519,7 +567,7 @@ class Recording(Gate):
 
     def wait(self) -> None:
         self.deed()
-        self.waits.append(clockwork.monotonic())
+        self.waits.append(clock_jumps.monotonic())
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -553,7 +601,7 @@ def test_the_stamp_is_that_of_the_last_byte() -> None:
     def script(line: Line) -> None:
         line.read_head()
         reading.wait(5)
-        times.append(clockwork.monotonic())
+        times.append(clock_jumps.monotonic())
         size = len(line._buffer)
         while size < 20_000_000:
             size += len(line.sock.recv(1 << 20))
@@ -671,14 +719,18 @@ def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -
     over.set()
     assert time.monotonic() - before < 1
     assert nothing_was_sent(answer)
-    assert "resolving the name slow.test took longer than the total timeout of 0.2 s" in answer.error
+    assert (
+        "resolving the name slow.test took longer than the total timeout of 0.2 s" in answer.error
+    )
 
 
 def test_hanging_lookups_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     began: list[str] = []
     monkeypatch.setattr(connection, "_lookups", threading.BoundedSemaphore(2))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and []))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and [])
+    )
     for _ in range(4):
         assert nothing_was_sent(call("http://slow.test/", timeouts=Timeouts(total=0.05)))
     over.set()
@@ -706,7 +758,9 @@ def test_a_connect_timeout_sends_nothing() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         time.sleep(0.05)
-        answer = call(f"http://127.0.0.1:{full.getsockname()[1]}/", timeouts=Timeouts(connect=0.2, total=5))
+        answer = call(
+            f"http://127.0.0.1:{full.getsockname()[1]}/", timeouts=Timeouts(connect=0.2, total=5)
+        )
     assert nothing_was_sent(answer)
     assert "the connect timeout of 0.2 s" in answer.error
 
@@ -726,7 +780,10 @@ def test_a_total_timeout_used_up_before_the_send_sends_nothing() -> None:
         ({"url": "http:///x?token=" + SECRET}, "its URL is not valid"),
         ({"url": "http://[::1/?token=" + SECRET}, "its URL is not valid"),
         ({"url": "http://127.0.0.1:99999/"}, "not valid"),
-        ({"url": "http://127.0.0.1/", "headers": {"X": SECRET + "\r\nY: 1"}}, "one of its headers is not valid"),
+        (
+            {"url": "http://127.0.0.1/", "headers": {"X": SECRET + "\r\nY: 1"}},
+            "one of its headers is not valid",
+        ),
         ({"url": "http://127.0.0.1/", "headers": {"X": SECRET + "\u2603"}}, "cannot be made"),
         ({"url": "http://127.0.0.1/", "headers": {"X:Y": SECRET}}, "cannot be made"),
         ({"url": "http://127.0.0.1/", "headers": {"X": 1}}, "cannot be made"),
@@ -736,8 +793,10 @@ def test_a_total_timeout_used_up_before_the_send_sends_nothing() -> None:
         ({}, "cannot be made"),
     ],
 )
-def test_what_no_request_can_be_made_of_is_refused_without_repeating_it(params: dict[str, Any], why: str) -> None:
-    answer = wire.request("get", params, policy=LOOPBACK, timeouts=PATIENT)
+def test_what_no_request_can_be_made_of_is_refused_without_repeating_it(
+    params: dict[str, Any], why: str
+) -> None:
+    answer = client.request("get", params, policy=LOOPBACK, timeouts=PATIENT)
     assert nothing_was_sent(answer)
     assert answer.refused
     assert why in answer.error
@@ -754,16 +813,27 @@ def test_what_no_request_can_be_made_of_is_refused_without_repeating_it(params: 
      "http://①②⑦.0.0.1/", "HTTP://127.0.0.1/", "http://169.254.169.254/latest", "http://[fd00:ec2::254]/",
      "http://100.64.0.1/", "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "https://10.0.0.1/"],
 )  # fmt: skip
-def test_literal_addresses_that_are_not_public_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_literal_addresses_that_are_not_public_are_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connected"))
     answer = call(url, policy=Policy())
     assert nothing_was_sent(answer)
     assert answer.refused
-    assert "ALLOWED_NETWORKS" in answer.error or not url.isascii()  # which requests may refuse by itself
+    assert (
+        "ALLOWED_NETWORKS" in answer.error or not url.isascii()
+    )  # which requests may refuse by itself
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://127.0.0.1/", "file:///etc/passwd", "httpx://127.0.0.1/", "javascript:alert(1)", "data:text/plain,a"]
+    "url",
+    [
+        "ftp://127.0.0.1/",
+        "file:///etc/passwd",
+        "httpx://127.0.0.1/",
+        "javascript:alert(1)",
+        "data:text/plain,a",
+    ],
 )
 def test_other_schemes_are_refused(url: str) -> None:
     answer = call(url)
@@ -777,7 +847,9 @@ def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
     assert SECRET not in answer.error
 
 
-def test_hosts_outside_of_the_allowed_ones_are_refused_without_a_lookup(name_is: Callable[..., Names]) -> None:
+def test_hosts_outside_of_the_allowed_ones_are_refused_without_a_lookup(
+    name_is: Callable[..., Names],
+) -> None:
     names = name_is(["127.0.0.1"])
     answer = call("http://evil.test/", policy=replace(LOOPBACK, allowed_hosts=("*.good.test",)))
     assert nothing_was_sent(answer)
@@ -797,7 +869,9 @@ def test_a_name_is_refused_where_any_of_its_addresses_is(name_is: Callable[..., 
         assert peer.lines == []
 
 
-def test_the_address_that_was_checked_is_the_one_connected_to(name_is: Callable[..., Names]) -> None:
+def test_the_address_that_was_checked_is_the_one_connected_to(
+    name_is: Callable[..., Names],
+) -> None:
     names = name_is(["127.0.0.1"], ["10.0.0.1"])
     with Peer(answering(echo)) as peer:
         assert body_of(call(peer.url(host="rebinding.test"), data="x")) == b"x"
@@ -818,7 +892,11 @@ def test_a_name_has_each_of_its_addresses_tried_in_turn(name_is: Callable[..., N
 
 
 def is_lost(answer: Answer) -> bool:
-    return (answer.response, answer.sent, answer.refused) == (None, True, False) and answer.sent_at is not None
+    return (answer.response, answer.sent, answer.refused) == (
+        None,
+        True,
+        False,
+    ) and answer.sent_at is not None
 
 
 def test_a_connection_closed_without_an_answer_is_a_sent_call() -> None:
@@ -852,7 +930,9 @@ def test_a_read_timeout_is_a_sent_call() -> None:
 
 
 def test_what_is_given_up_is_taken_back_from_the_kernel() -> None:
-    """A reset, not an orderly end: after an orderly one the kernel goes on to deliver what it still holds."""
+    """A reset, not an orderly end: after an orderly one the kernel goes on to deliver what it still
+    holds.
+    """
     resets: list[BaseException] = []
 
     def script(line: Line) -> None:
@@ -873,8 +953,12 @@ def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
     with Peer(answering(answer_bytes())) as peer:
         for total in (7.0, 3.0):
             call(peer.url(), timeouts=Timeouts(total=total))
-            (kept,) = wire.this_thread()[1].idle.values()
-            assert 0 < kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= total * 1000  # type: ignore[union-attr]
+            (kept,) = client.this_thread()[1].idle.values()
+            assert (
+                0
+                < kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                <= total * 1000
+            )  # type: ignore[union-attr]
     assert len(peer.lines) == 1
 
 
@@ -888,7 +972,9 @@ def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
         b"\x00" * 100,
         b"HTTP/1.1 " + b"2" * 100_000,
         b"HTTP/2.0 200 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: 1\r\n" % number for number in range(1000)) + b"\r\n",
+        b"HTTP/1.1 200 OK\r\n"
+        + b"".join(b"X-%d: 1\r\n" % number for number in range(1000))
+        + b"\r\n",
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\nhello",
     ],
@@ -905,11 +991,21 @@ def test_garbage_is_a_sent_call_without_an_answer(garbage: bytes) -> None:
     st.one_of(
         st.binary(max_size=300),
         st.binary(max_size=300).map(lambda data: b"HTTP/1.1 200 OK\r\n" + data),
-        st.binary(max_size=300).map(lambda data: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data),
-        st.binary(max_size=300).map(lambda data: b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, br\r\n\r\n" + data),
-        st.binary(max_size=80).map(lambda data: b"HTTP/1.1 302 \xff\r\nLocation: " + data + b"\r\n\r\n"),
-        st.binary(max_size=80).map(lambda data: b"HTTP/1.1 200 OK\r\nContent-Type: " + data + b"\r\n\r\n"),
-        st.binary(max_size=80).map(lambda data: b"HTTP/1.1 200 OK\r\nSet-Cookie: " + data + b"\r\n\r\n"),
+        st.binary(max_size=300).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data
+        ),
+        st.binary(max_size=300).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, br\r\n\r\n" + data
+        ),
+        st.binary(max_size=80).map(
+            lambda data: b"HTTP/1.1 302 \xff\r\nLocation: " + data + b"\r\n\r\n"
+        ),
+        st.binary(max_size=80).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nContent-Type: " + data + b"\r\n\r\n"
+        ),
+        st.binary(max_size=80).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nSet-Cookie: " + data + b"\r\n\r\n"
+        ),
     )
 )
 def test_no_answer_makes_it_raise(data: bytes) -> None:
@@ -932,7 +1028,9 @@ def within(seconds: float) -> Iterator[None]:
 
 @pytest.mark.parametrize("how", list(BUSY))
 def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str) -> None:
-    """This thread's own, so that it is no matter of what else runs; before, it was all of the total timeout."""
+    """This thread's own, so that it is no matter of what else runs; before, it was all of the total
+    timeout.
+    """
     head, piece, why = BUSY[how]
     with Peer(without_end(head, piece)) as peer:
         before = time.thread_time()
@@ -947,7 +1045,11 @@ def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str
 
 def test_all_hops_together_may_keep_us_busy_no_longer_than_one() -> None:
     waste = b"1;" + b"y" * 60_000 + b"\r\nx\r\n"
-    hop = b"HTTP/1.1 307 Onward\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n" + waste * 4 + b"0\r\n\r\n"
+    hop = (
+        b"HTTP/1.1 307 Onward\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + waste * 4
+        + b"0\r\n\r\n"
+    )
     with Peer(answering(hop)) as peer:
         answer = call(peer.url(), policy=FOLLOWING)
         assert "hardly any body" in answer.error
@@ -998,14 +1100,14 @@ def test_a_hook_reads_text_by_no_name_of_the_servers(claimed: str, encoding: str
 
 
 def test_a_redirect_to_a_host_of_any_length_is_kept_in_no_cache() -> None:
-    wire._target.cache_clear()
+    client._target.cache_clear()
     for length in (20_000, 60_000):
         location = f"http://{'a' * length}.example/"
         with Peer(answering(answer_bytes(status="302 Found", Location=location))) as peer:
             answer = call(peer.url(), policy=FOLLOWING)
         assert answer.refused
         assert "a redirect" in answer.error
-    assert wire._target.cache_info().currsize == 2
+    assert client._target.cache_info().currsize == 2
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX-One: "])
@@ -1038,10 +1140,15 @@ def test_a_few_interim_answers_are_passed_over_and_more_are_no_answer(status: st
         (answer_bytes(Content_Length="10000")[:-2], b"x" * 10000),
         (answer_bytes(Content_Length="", Connection="close")[:-2], b"x" * 10000),
         (answer_bytes(Content_Length="", Transfer_Encoding="chunked")[:-2], b"1\r\nx\r\n" * 1000),
-        (answer_bytes(Content_Length="", Transfer_Encoding="chunked")[:-2] + b"1\r\nx\r\n0\r\n", b"X: y\r\n" * 1000),
+        (
+            answer_bytes(Content_Length="", Transfer_Encoding="chunked")[:-2] + b"1\r\nx\r\n0\r\n",
+            b"X: y\r\n" * 1000,
+        ),
     ],
 )
-def test_a_body_that_drips_ends_with_the_total_timeout_and_keeps_what_came(head: bytes, drip: bytes) -> None:
+def test_a_body_that_drips_ends_with_the_total_timeout_and_keeps_what_came(
+    head: bytes, drip: bytes
+) -> None:
     def script(line: Line) -> None:
         line.read()
         line.send(head)
@@ -1099,12 +1206,18 @@ def limited(limit: int) -> Policy:
 
 @pytest.mark.parametrize("encoding", ["", "gzip", "deflate", "br", "gzip, gzip"])
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
-@pytest.mark.parametrize(("limit", "is_truncated"), [(5000, True), (9999, True), (10000, False), (10001, False)])
-def test_a_body_is_cut_at_the_limit_counted_as_decoded(encoding: str, framing: str, limit: int, is_truncated: bool) -> None:
+@pytest.mark.parametrize(
+    ("limit", "is_truncated"), [(5000, True), (9999, True), (10000, False), (10001, False)]
+)
+def test_a_body_is_cut_at_the_limit_counted_as_decoded(
+    encoding: str, framing: str, limit: int, is_truncated: bool
+) -> None:
     body = random.Random(1).randbytes(500) * 20
     encoded = body
     for name in filter(None, encoding.split(", ")):
-        encoded = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}[name](encoded)
+        encoded = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}[name](
+            encoded
+        )
     headers = {"Content_Encoding": encoding}
     if framing == "chunked":
         pieces = [encoded[at : at + 77] for at in range(0, len(encoded), 77)]
@@ -1144,12 +1257,16 @@ BOMBS = {
     "gzip": lambda: b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + gigabyte_deflated(),
     "deflate": gigabyte_deflated,
     "br": lambda: brotli.compress(b"\0" * (1 << 27), quality=1),
-    "gzip, gzip": lambda: gzip.compress(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + gigabyte_deflated(), 6),
+    "gzip, gzip": lambda: gzip.compress(
+        b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + gigabyte_deflated(), 6
+    ),
 }
 
 
 @pytest.mark.parametrize("encoding", list(BOMBS))
-def test_a_small_body_that_unfolds_into_a_huge_one_is_bounded_in_memory_and_time(encoding: str) -> None:
+def test_a_small_body_that_unfolds_into_a_huge_one_is_bounded_in_memory_and_time(
+    encoding: str,
+) -> None:
     with Peer(once(answer_bytes(BOMBS[encoding](), Content_Encoding=encoding))) as peer:
         assert_bounded(peer)
 
@@ -1173,7 +1290,10 @@ def assert_bounded(peer: Peer) -> None:
         (answer_bytes(b"half", Content_Length="8"), b"half"),
         (answer_bytes(b"4\r\nhalf\r\n", Content_Length="", Transfer_Encoding="chunked"), b"half"),
         (answer_bytes(b"8\r\nhalf", Content_Length="", Transfer_Encoding="chunked"), b"half"),
-        (answer_bytes(b"4\r\nhalf\r\nzz\r\n", Content_Length="", Transfer_Encoding="chunked"), b"half"),
+        (
+            answer_bytes(b"4\r\nhalf\r\nzz\r\n", Content_Length="", Transfer_Encoding="chunked"),
+            b"half",
+        ),
     ],
 )
 def test_a_body_that_breaks_off_is_told_and_kept(data: bytes, whole: bytes) -> None:
@@ -1192,8 +1312,10 @@ def test_a_body_that_is_not_encoded_as_it_says_is_broken() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "gzip, br", "gzip,\tbr", "gzip,BR ", "br\t,gzip"])
-def test_brotli_that_cannot_be_bounded_is_not_unfolded(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    monkeypatch.setitem(wire._UNBOUNDED, "br", "cannot be bounded")
+def test_brotli_that_cannot_be_bounded_is_not_unfolded(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setitem(client._UNBOUNDED, "br", "cannot be bounded")
     with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
         answer = call(peer.url())
     assert (body_of(answer), answer.broken) == (b"", True)
@@ -1296,10 +1418,14 @@ def test_a_followed_redirect_ends_at_its_target_with_its_history() -> None:
         ("patch", 307, "PATCH", True),
     ],
 )
-def test_methods_change_on_redirects_as_they_do_in_browsers(method: str, status: int, then: str, is_body_kept: bool) -> None:
+def test_methods_change_on_redirects_as_they_do_in_browsers(
+    method: str, status: int, then: str, is_body_kept: bool
+) -> None:
     moved = answer_bytes(b"", f"{status} Moved", Location="/there")
     with Peer(answering(moved, answer_bytes(b""))) as peer:
-        call(peer.url(), method, policy=FOLLOWING, **({} if method == "head" else {"json": {"a": 1}}))
+        call(
+            peer.url(), method, policy=FOLLOWING, **({} if method == "head" else {"json": {"a": 1}})
+        )
     onward = peer.seen[1]
     assert onward.method == then
     assert onward.body == (b'{"a": 1}' if is_body_kept else b"")
@@ -1327,8 +1453,13 @@ PRIVATE = {
 
 @pytest.mark.parametrize("status", ["302 Found", "307 Temporary Redirect"])
 def test_credentials_do_not_follow_to_another_port(status: str) -> None:
-    with Peer(answering(echo)) as other, Peer(answering(redirecting(other.url("/there"), status))) as peer:
-        answer = call(peer.url(), policy=FOLLOWING, headers={**PRIVATE, "X-Trace": "kept"}, json={"a": 1})
+    with (
+        Peer(answering(echo)) as other,
+        Peer(answering(redirecting(other.url("/there"), status))) as peer,
+    ):
+        answer = call(
+            peer.url(), policy=FOLLOWING, headers={**PRIVATE, "X-Trace": "kept"}, json={"a": 1}
+        )
         assert answer.response is not None
         assert answer.response.status_code == 200
         assert peer.seen[0].headers["x-api-key"] == SECRET
@@ -1340,7 +1471,11 @@ def test_credentials_do_not_follow_to_another_port(status: str) -> None:
 def test_auth_and_cookies_do_not_follow_to_another_host(name_is: Callable[..., Names]) -> None:
     name_is(["127.0.0.1"])
     with Peer(
-        answering(lambda seen: redirecting(peer.url("/x", host="other.test")) if seen.target == "/" else echo(seen))
+        answering(
+            lambda seen: (
+                redirecting(peer.url("/x", host="other.test")) if seen.target == "/" else echo(seen)
+            )
+        )
     ) as peer:
         call(peer.url(), policy=FOLLOWING, auth=["me", SECRET], cookies={"session": SECRET})
     assert "authorization" in peer.seen[0].headers
@@ -1351,7 +1486,9 @@ def test_auth_and_cookies_do_not_follow_to_another_host(name_is: Callable[..., N
 def test_credentials_do_not_come_back_with_the_redirect_that_returns() -> None:
     with (
         Peer(answering(lambda seen: redirecting(f"{first.url('/back')}"))) as other,
-        Peer(answering(lambda seen: redirecting(other.url()) if seen.target == "/" else echo(seen))) as first,
+        Peer(
+            answering(lambda seen: redirecting(other.url()) if seen.target == "/" else echo(seen))
+        ) as first,
     ):
         call(first.url(), policy=FOLLOWING, headers=PRIVATE)
         assert first.seen[1].target == "/back"
@@ -1378,7 +1515,7 @@ def test_credentials_stay_on_the_same_origin() -> None:
     ],
 )
 def test_an_origin_is_scheme_host_and_port(one: str, other: str, is_same: bool) -> None:
-    assert wire._is_same_origin(one, other) is is_same
+    assert client._is_same_origin(one, other) is is_same
 
 
 @pytest.mark.parametrize(
@@ -1387,7 +1524,9 @@ def test_an_origin_is_scheme_host_and_port(one: str, other: str, is_same: bool) 
      "ftp://127.0.0.1/", "gopher://127.0.0.1:25/", "http://me:pass@127.0.0.1/", "http://private.test/",
      "http://127.0.0.1:99999/", "http://[::1/", "javascript:alert(1)"],
 )  # fmt: skip
-def test_a_redirect_to_where_nothing_may_go_is_refused_there(location: str, name_is: Callable[..., Names]) -> None:
+def test_a_redirect_to_where_nothing_may_go_is_refused_there(
+    location: str, name_is: Callable[..., Names]
+) -> None:
     name_is(["10.0.0.1"])
     with Peer(answering(redirecting(location))) as peer:
         answer = call(peer.url(), policy=FOLLOWING)
@@ -1396,7 +1535,9 @@ def test_a_redirect_to_where_nothing_may_go_is_refused_there(location: str, name
         assert len(peer.seen) == 1
 
 
-def test_a_redirect_to_a_host_outside_of_the_allowed_ones_is_refused(name_is: Callable[..., Names]) -> None:
+def test_a_redirect_to_a_host_outside_of_the_allowed_ones_is_refused(
+    name_is: Callable[..., Names],
+) -> None:
     names = name_is(["127.0.0.1"])
     with Peer(answering(redirecting("http://evil.test/"))) as peer:
         answer = call(peer.url(), policy=replace(FOLLOWING, allowed_hosts=("127.0.0.1",)))
@@ -1410,9 +1551,14 @@ def test_a_redirect_to_a_host_outside_of_the_allowed_ones_is_refused(name_is: Ca
 def test_a_redirect_to_a_closed_host_is_not_followed() -> None:
     """Another rule's host: its limits would not see the request."""
     with Peer(answering(answer_bytes(status="302 Found", Location="http://localhost:9/"))) as peer:
-        answer = call(peer.url(), policy=replace(FOLLOWING, closed_hosts=("api.example.com", "localhost")))
+        answer = call(
+            peer.url(), policy=replace(FOLLOWING, closed_hosts=("api.example.com", "localhost"))
+        )
     assert answer.refused
-    assert answer.error == "a redirect was not followed: the host localhost is another rule's, with limits of its own"
+    assert (
+        answer.error
+        == "a redirect was not followed: the host localhost is another rule's, with limits of its own"
+    )
     assert answer.redirects == 0
 
 
@@ -1497,7 +1643,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     private = path.with_name("key.pem")
     path.write_bytes(built.public_bytes(serialization.Encoding.PEM))
     private.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path, private)
@@ -1521,7 +1671,10 @@ def test_a_self_signed_certificate_is_refused_before_anything_is_sent(secure: Pe
     answer = call(secure.url("/?token=" + SECRET), data=SECRET)
     assert nothing_was_sent(answer)
     assert not answer.refused
-    assert answer.error == f"no TLS connection to 127.0.0.1:{secure.port}: certificate not accepted, self-signed certificate"
+    assert (
+        answer.error
+        == f"no TLS connection to 127.0.0.1:{secure.port}: certificate not accepted, self-signed certificate"
+    )
     assert secure.seen == []
 
 
@@ -1533,7 +1686,9 @@ def test_environment_certificates_are_not_trusted(
     assert nothing_was_sent(call(secure.url()))
 
 
-def test_a_certificate_that_is_trusted_by_path_is_accepted(secure: Peer, certificate: Certificate) -> None:
+def test_a_certificate_that_is_trusted_by_path_is_accepted(
+    secure: Peer, certificate: Certificate
+) -> None:
     for word in ("one", "two", "three"):
         assert body_of(call(secure.url(), data=word, policy=trusting(certificate))) == word.encode()
     assert len(secure.lines) == 1
@@ -1552,7 +1707,9 @@ def test_the_name_is_what_the_certificate_must_be_for(
     secure: Peer, certificate: Certificate, name_is: Callable[..., Names]
 ) -> None:
     name_is(["127.0.0.1"])
-    assert body_of(call(secure.url(host="api.test"), data="x", policy=trusting(certificate))) == b"x"
+    assert (
+        body_of(call(secure.url(host="api.test"), data="x", policy=trusting(certificate))) == b"x"
+    )
     assert certificate.names[-1] == "api.test"
     assert secure.seen[0].headers["host"] == f"api.test:{secure.port}"
     answer = call(secure.url(host="other.test"), policy=trusting(certificate))
@@ -1585,12 +1742,19 @@ def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
 
     with Peer(script, context=certificate.server) as peer, within(3):
         assert is_lost(call(peer.url(), policy=trusting(certificate), timeouts=HURRIED))
-    with Peer(lambda line: line.peer.closing.wait(5) and None, context=certificate.server) as peer, within(4):
-        answer = call(peer.url(), data="x" * 30_000_000, policy=trusting(certificate), timeouts=HURRIED)
+    with (
+        Peer(lambda line: line.peer.closing.wait(5) and None, context=certificate.server) as peer,
+        within(4),
+    ):
+        answer = call(
+            peer.url(), data="x" * 30_000_000, policy=trusting(certificate), timeouts=HURRIED
+        )
         assert is_lost(answer)
 
 
-def test_large_requests_and_answers_pass_through_tls(secure: Peer, certificate: Certificate) -> None:
+def test_large_requests_and_answers_pass_through_tls(
+    secure: Peer, certificate: Certificate
+) -> None:
     data = "x" * 3_000_000
     policy = replace(trusting(certificate), max_response_bytes=5_000_000)
     assert body_of(call(secure.url(), data=data, policy=policy)) == data.encode()
@@ -1603,7 +1767,12 @@ def test_an_early_answer_over_tls_counts(certificate: Certificate) -> None:
         line.peer.closing.wait(5)
 
     with Peer(script, context=certificate.server) as peer:
-        answer = call(peer.url(), data="x" * 20_000_000, policy=trusting(certificate), timeouts=Timeouts(read=0.2, total=5))
+        answer = call(
+            peer.url(),
+            data="x" * 20_000_000,
+            policy=trusting(certificate),
+            timeouts=Timeouts(read=0.2, total=5),
+        )
     assert answer.response is not None
     assert answer.response.status_code == 413
 
@@ -1616,7 +1785,9 @@ def test_a_tls_connection_closed_by_the_server_is_not_used_again(certificate: Ce
             assert len(peer.lines) == expected
 
 
-def test_session_tickets_in_the_gate_are_no_reason_to_connect_again(secure: Peer, certificate: Certificate) -> None:
+def test_session_tickets_in_the_gate_are_no_reason_to_connect_again(
+    secure: Peer, certificate: Certificate
+) -> None:
     gate = Recording(lambda: time.sleep(0.05))
     assert body_of(call(secure.url(), data="x", policy=trusting(certificate), gate=gate)) == b"x"
     assert (len(gate.waits), len(secure.lines)) == (1, 1)
@@ -1664,6 +1835,6 @@ def test_a_forked_child_does_not_use_its_parents_connections() -> None:
 def test_nothing_of_a_call_is_kept_once_it_is_over() -> None:
     with Peer(answering(echo)) as peer:
         call(peer.url(), headers={"X-Api-Key": SECRET}, json={"a": SECRET})
-        (kept,) = door._thread.door.idle.values()
+        (kept,) = adapter._thread.door.idle.values()
         assert SECRET not in json.dumps(vars(kept), default=str)
         assert not hasattr(kept, "journey")

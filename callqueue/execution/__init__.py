@@ -1,0 +1,1 @@
+"""The worker: begins attempts, makes their calls, and records what came of them."""

@@ -1,0 +1,1 @@
+"""One HTTP request: to addresses that were checked, within its time, with every byte counted."""

@@ -1,0 +1,3 @@
+"""The ledger: what every budget is charged with, who is held, and which calls are ready. All that
+counts for a release.
+"""

@@ -1,0 +1,1 @@
+"""What time brings: lost attempts, expiries, retention, probes, alerts."""

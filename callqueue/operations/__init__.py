@@ -1,0 +1,1 @@
+"""What operators see and do: status, forecasts, audits, pausing, requeueing."""

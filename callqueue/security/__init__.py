@@ -1,0 +1,1 @@
+"""Secrets and addresses: what may be sent where, and what is never shown."""
