@@ -59,7 +59,9 @@ def is_installed(name: str, fingerprint: str) -> bool:
 
 
 def is_usable(fingerprint: str) -> bool:
-    """Whether some extras are there already, of the same requirements, so that others can be added."""
+    """Whether some extras are there already, of the same requirements, so that others can be
+    added.
+    """
     stamps = VENV.glob(".stamp-*")
     return (VENV / "bin" / "python").exists() and any(
         stamp.read_text() == fingerprint for stamp in stamps

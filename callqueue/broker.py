@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = (
-    5.0  # seconds that the broker has to take a message and, where it confirms, to confirm it
-)
+# seconds that the broker has to take a message and, where it confirms, to confirm it
+PATIENCE = 5.0
 
 
 def send(

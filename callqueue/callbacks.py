@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
-from callqueue import broker, conf, database, events, states
+from callqueue import broker, conf, database, events, states, tables
 
 LEFT = timedelta(
     seconds=10
@@ -24,9 +24,7 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
     """Signals and callbacks for calls that have just ended in `status`; calls that did not are
     passed over.
     """
-    from callqueue.models import CallQueue
-
-    rows = CallQueue.objects.using(using).filter(pk__in=call_ids, status=status)
+    rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     owed = []
     for pk, rule, error, pending in database.persist(
@@ -52,14 +50,14 @@ def deliver(using: str, call_ids: Sequence[int]) -> int:
 
 
 def deliver_owed(using: str) -> int:
-    """The same for any calls whose own process has not sent them: it died, or the broker was away."""
+    """The same for any calls whose own process has not sent them: it died, or the broker was
+    away.
+    """
     return _send(using, _owed(using).filter(finished_at_dt__lt=database.clock(using) - LEFT))
 
 
 def _owed(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using).filter(callback_pending=True, status__in=states.FINAL)
+    return tables.calls(using).filter(callback_pending=True, status__in=states.FINAL)
 
 
 def _send(using: str, owed: Any) -> int:

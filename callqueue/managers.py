@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, models, transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, F, Value, When
 from django.utils.translation import gettext as _
 
-from callqueue import conf, database, events, states
+from callqueue import conf, database, events, states, tables, transitions
 from callqueue.exceptions import IllegalTransition
 from callqueue.ledger import tallies
 
@@ -225,7 +225,9 @@ class CallQueueManager(_Calls):
 
     @property
     def db_for_write(self) -> str:
-        """The database that calls are written to: the one named by `using`, or the router's choice."""
+        """The database that calls are written to: the one named by `using`, or the router's
+        choice.
+        """
         from django.db import router
 
         return self._db or router.db_for_write(self.model)
@@ -278,19 +280,6 @@ class CallAttemptManager(_Attempts):
     """`CallAttempt.objects`."""
 
 
-def ended(status: int) -> dict[str, Any]:
-    """The columns of a call that every final state sets."""
-    return {
-        "status": status,
-        "finished_at_dt": database.ClockNow(),
-        "active_key": None,
-        "ready": False,
-        "callback_pending": Case(
-            When(Q(callback__isnull=True) | Q(callback=""), then=Value(False)), default=Value(True)
-        ),
-    }
-
-
 def _requeue(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
     count = database.again_after_deadlock(using, lambda: _made_new(using, pks, legal))
     if count:
@@ -300,9 +289,8 @@ def _requeue(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
 
 def _made_new(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
     from callqueue.ledger import row_locks
-    from callqueue.models import CallQueue
 
-    calls = CallQueue.objects.using(using)
+    calls = tables.calls(using)
     with database.writing(using):
         found = [
             one
@@ -358,16 +346,15 @@ def _cancel(using: str, pks: list[int]) -> int:
 
 def _made_cancelled(using: str, pks: list[int]) -> list[int]:
     from callqueue.ledger import row_locks
-    from callqueue.models import CallAttempt, CallQueue
 
     with database.writing(using):
         found = row_locks.calls_to_change(using, pks, "status", "last_attempt")
         last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
         unbegun = row_locks.unbegun_of(using, last) if last else []
-        CallAttempt.objects.using(using).void([pk for pk, _, _ in unbegun])
+        tables.attempts(using).void([pk for pk, _, _ in unbegun])
         gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
         gone += [call for _, call, number in unbegun if last[call] == number]
-        CallQueue.objects.using(using).filter(pk__in=gone).update(**ended(states.CANCELLED))
+        tables.calls(using).filter(pk__in=gone).update(**transitions.ended(states.CANCELLED))
     return sorted(gone)
 
 

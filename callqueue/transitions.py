@@ -8,12 +8,16 @@ Writes nothing.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from callqueue import states
+from django.db.models import Case, Q, Value, When
+
+from callqueue import database, events, states, tables
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
+from callqueue.ledger import row_locks
 from callqueue.limits.backoff import delay
 from callqueue.limits.rules import Rule
 
@@ -185,3 +189,33 @@ def _key_is_stale(call: Counted, rule: Rule, now: datetime) -> bool:
     if is_idempotent(call.method) or call.method not in HTTP_METHODS or call.first_sent_dt is None:
         return False
     return rule.idempotency_header is not None and now - call.first_sent_dt > rule.idempotency_ttl
+
+
+def ended(status: int) -> dict[str, Any]:
+    """The columns of a call that every final state sets."""
+    return {
+        "status": status,
+        "finished_at_dt": database.ClockNow(),
+        "active_key": None,
+        "ready": False,
+        "callback_pending": Case(
+            When(Q(callback__isnull=True) | Q(callback=""), then=Value(False)), default=Value(True)
+        ),
+    }
+
+
+def undo(using: str, attempt_ids: Sequence[int]) -> int:
+    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
+    Passes over what is locked.
+    """
+    count = row_locks.take_back(using, attempt_ids)
+    if count:
+        events.tell("attempts_voided", calls=count)
+    return count
+
+
+def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
+    """The same for whatever was released of these rules since then."""
+    released = tables.attempts(using).unbegun().filter(rule__in=rules, released_at__gte=since)
+    ids = list(released.values_list("pk", flat=True))
+    return undo(using, ids) if ids else 0

@@ -19,7 +19,9 @@ ENGINES = {
 
 
 def database(url: str) -> dict[str, Any]:
-    """`postgresql://user:password@host:5432/name`, `mysql://...`, or `sqlite:////the/path.sqlite3`."""
+    """`postgresql://user:password@host:5432/name`, `mysql://...`, or
+    `sqlite:////the/path.sqlite3`.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ENGINES:
         raise ValueError(

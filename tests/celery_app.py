@@ -18,7 +18,9 @@ app.autodiscover_tasks()
 
 @app.task(name="tests.echo")
 def echo(path: str, text: str) -> None:
-    """Append a line to a file: how a test sees that a worker ran something, with no result backend."""
+    """Append a line to a file: how a test sees that a worker ran something, with no result
+    backend.
+    """
     with open(path, "a", encoding="utf-8") as file:
         file.write(text + "\n")
 

@@ -71,7 +71,9 @@ else:
 
 
 def _database(vendor: str) -> dict[str, Any]:
-    """One of the three, under a name of this process's own unless the environment names the test's."""
+    """One of the three, under a name of this process's own unless the environment names the
+    test's.
+    """
     name = os.environ.get("CALLQUEUE_TEST_DB_NAME", f"callqueue_{os.getpid()}")
     if vendor == "sqlite":
         return _sqlite(name)

@@ -297,7 +297,9 @@ def sharing(using: str) -> str:
 
 
 def is_mysql(using: str) -> bool:
-    """Whether the database is MariaDB or MySQL, whose SELECT wants a table even where none is read."""
+    """Whether the database is MariaDB or MySQL, whose SELECT wants a table even where none is
+    read.
+    """
     return connections[using].vendor == "mysql"
 
 
@@ -580,9 +582,8 @@ def update_free(
         )
 
 
-_NO_WAIT = (
-    "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "  # MariaDB only, and for this one statement
-)
+# MariaDB only, and for this one statement
+_NO_WAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 _LOCK_WAIT_TIMEOUT, _DEADLOCK = 1205, 1213
 _SOURCE = "{source}"
 

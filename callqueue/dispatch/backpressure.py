@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Count, F, Q
 
-from callqueue import conf, states
+from callqueue import conf, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger.account import Account
@@ -174,6 +174,4 @@ def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
 
 
 def _attempts(account: Account) -> Any:
-    from callqueue.models import CallAttempt
-
-    return CallAttempt.objects.using(account.using)
+    return tables.attempts(account.using)

@@ -22,7 +22,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import callbacks, conf, database, events, texts
+from callqueue import callbacks, conf, database, events, texts, transitions
 from callqueue.dispatch import listener, publisher
 from callqueue.dispatch.release_pass import REVIEW, Pass, release
 from callqueue.ledger import account, agreement, clock_jumps, ready_calls
@@ -52,9 +52,8 @@ class Lane:
     busy: int = 0  # passes in a row that found the rules' rows locked
     vain: int = 0  # passes in a row that found nothing at all: what a look saw, somebody has locked
     rest_until: float = 0.0  # until when a look may see such calls in vain
-    unpublished_from: float = (
-        0.0  # when the pass began whose releases may be unpublished; 0: all are
-    )
+    # when the pass began whose releases may be unpublished; 0: all are
+    unpublished_from: float = 0.0
 
 
 class Dispenser:
@@ -230,7 +229,7 @@ class Dispenser:
             if lane.unpublished_from:
                 now = database.clock(self.using)
                 since = now - timedelta(seconds=clock_jumps.monotonic() - lane.unpublished_from)
-                publisher.undo_released(self.using, lane.rules, since)
+                transitions.undo_released(self.using, lane.rules, since)
                 lane.unpublished_from = 0.0
 
     def _look(self) -> None:
@@ -352,9 +351,8 @@ class Dispenser:
                 "database_away", error=f"{type(error).__name__}: {str(error).strip()[:200]}"
             )
         connections[self.using].close()
-        self._next_care = self._next_beat = (
-            0.0  # before anything is released: is it the same database, and as old as it was?
-        )
+        # before anything is released: is it the same database, and as old as it was?
+        self._next_care = self._next_beat = 0.0
 
     def _say_once_a_minute(self, event: str, **facts: Any) -> None:
         now = time.monotonic()

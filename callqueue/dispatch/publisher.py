@@ -9,12 +9,10 @@ ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 
-from callqueue import broker, conf, events
+from callqueue import broker, conf, events, transitions
 from callqueue.dispatch.release_pass import Released
 from callqueue.handlers import HTTP_METHODS
-from callqueue.ledger import row_locks
 
 # attempts in a message: larger ones save little more, and all of one share its fate when a worker
 # dies
@@ -22,9 +20,10 @@ MOST = 32
 ASKED = 30.0  # seconds until the broker drops what nobody took, by its own clock
 # and until a worker does, whose clock may be ten minutes off, for brokers that drop nothing
 SKEWED = 3600.0
-SPREAD = (
-    4  # messages that a pass makes for a queue before any of them carries more than one attempt
-)
+# messages that a pass makes for a queue before any of them carries more than one attempt
+SPREAD = 4
+
+MAKE_API_CALL, RECOVER = "callqueue.make_api_call", "callqueue.recover_lost_calls"
 
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], bool]
@@ -55,19 +54,14 @@ def publish(using: str, batch: Sequence[Message]) -> bool:
     """Send the messages; False when the broker refused one: it and those after it are undone."""
     from celery import current_app
 
-    from callqueue.tasks import make_api_call
-
+    task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
         try:
             if current_app.conf.task_always_eager:
-                make_api_call.apply_async((ids,), _options(using))
+                task.apply_async((ids,), _options(using))
                 continue
             broker.send(
-                make_api_call,
-                (ids,),
-                _options(using),
-                queue=queue,
-                lasts=conf.current().release_lease,
+                task, (ids,), _options(using), queue=queue, lasts=conf.current().release_lease
             )
         except Exception as error:
             events.tell(
@@ -76,7 +70,7 @@ def publish(using: str, batch: Sequence[Message]) -> bool:
                 messages=len(batch) - position,
                 error=type(error).__name__,
             )
-            undo(using, [pk for _, rest in batch[position:] for pk in rest])
+            transitions.undo(using, [pk for _, rest in batch[position:] for pk in rest])
             return False
     return True
 
@@ -85,36 +79,15 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
     """Have a worker of each of these queues recover, and reconcile: what takes the network is not
     for a dispenser.
     """
-    from callqueue.tasks import recover_lost_calls
+    from celery import current_app
 
     for queue in queues:
         try:
             how = {"ignore_result": True, "retry": False, "expiration": ASKED, "expires": SKEWED}
-            recover_lost_calls.apply_async((), _options(using), queue=queue or None, **how)
+            current_app.tasks[RECOVER].apply_async((), _options(using), queue=queue or None, **how)
         except Exception as error:
             events.tell("broker_away", during="reconcile", error=type(error).__name__)
             return
-
-
-def undo(using: str, attempt_ids: Sequence[int]) -> int:
-    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
-    Passes over what is locked.
-    """
-    count = row_locks.take_back(using, attempt_ids)
-    if count:
-        events.tell("attempts_voided", calls=count)
-    return count
-
-
-def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
-    """The same for whatever was released of these rules since then."""
-    from callqueue.models import CallAttempt
-
-    released = (
-        CallAttempt.objects.using(using).unbegun().filter(rule__in=rules, released_at__gte=since)
-    )
-    ids = list(released.values_list("pk", flat=True))
-    return undo(using, ids) if ids else 0
 
 
 def _options(using: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from callqueue import callbacks, conf, database, states
+from callqueue import callbacks, conf, database, states, tables
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import backpressure, planning
 from callqueue.dispatch.planning import Plan, Release
@@ -27,8 +27,8 @@ from callqueue.ledger.ready_calls import Candidate
 from callqueue.ledger.turns import Turn
 from callqueue.limits.budgets import Book, Budget, charged_on, cost_of
 from callqueue.maintenance import breaker
-from callqueue.managers import ended
 from callqueue.sending.validation import check_cost
+from callqueue.transitions import ended
 
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
@@ -142,12 +142,12 @@ def release(
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
     """Make the row of every rule that has none yet, and the one of the clock's jumps."""
-    from callqueue.models import RuleState
-
     clock_jumps.make_frame(using)
-    rows = RuleState.objects.using(using)
+    rows = tables.rule_states(using)
     missing = set(rules) - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
-    rows.bulk_create([RuleState(rule=rule) for rule in sorted(missing)], ignore_conflicts=True)
+    rows.bulk_create(
+        [tables.RuleState(rule=rule) for rule in sorted(missing)], ignore_conflicts=True
+    )
 
 
 class _Chooser:
@@ -419,10 +419,8 @@ def _unfitness(call: Candidate, budgets: Sequence[Budget]) -> str | None:
 
 
 def _fail(using: str, unfit: Mapping[int, str]) -> None:
-    from callqueue.models import CallQueue
-
     for pk, why in unfit.items():
-        CallQueue.objects.using(using).waiting().filter(pk=pk).update(
+        tables.calls(using).waiting().filter(pk=pk).update(
             **ended(states.FAILED), error_message=why
         )
 
@@ -431,11 +429,10 @@ def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clock_jum
     """Lock the rules' rows, those that nobody else has locked, and read them; and the clock, as it
     was just before.
     """
-    from callqueue.models import CallAttempt, RuleState
-
     before = clock_jumps.monotonic()
     table, attempts = (
-        database.quoted(using, model._meta.db_table) for model in (RuleState, CallAttempt)
+        database.quoted(using, model._meta.db_table)
+        for model in (tables.RuleState, tables.CallAttempt)
     )
     found = database.rows(
         using,
@@ -457,8 +454,6 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
     """Write the releases: the calls are DISPATCHED, and an open attempt of each stands in the
     ledger.
     """
-    from callqueue.models import CallAttempt, CallQueue
-
     if not releases:
         return []
     # A release may be lost in a crash of the database: its call then waits as before, and its
@@ -472,19 +467,17 @@ def _charge(using: str, account: Account, releases: Sequence[Release]) -> list[R
     for queue, ids in by_queue.items():
         database.run(
             using,
-            f"UPDATE {database.quoted(using, CallQueue._meta.db_table)} SET status = {states.DISPATCHED}, queue = %s, "
+            f"UPDATE {database.quoted(using, tables.CallQueue._meta.db_table)} SET status = {states.DISPATCHED}, queue = %s, "
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE WHERE id IN ({database.listed(ids)}){lazily}",
             [queue, database.as_parameter(using, now)],
         )
     lease = timedelta(seconds=conf.current().release_lease)
     made_ids = database.insert_each(
-        CallAttempt, using, [_attempt(made, account.now, lease) for made in releases]
+        tables.CallAttempt, using, [_attempt(made, account.now, lease) for made in releases]
     )
     if made_ids[0] is None:
         listed = (
-            CallAttempt.objects.using(using)
-            .open()
-            .filter(call_id__in=[m.candidate.id for m in releases])
+            tables.attempts(using).open().filter(call_id__in=[m.candidate.id for m in releases])
         )
         ids_of = dict(listed.values_list("call_id", "pk"))
         made_ids = [ids_of[made.candidate.id] for made in releases]
@@ -535,8 +528,6 @@ def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Accoun
     that released, and each row names the group that had the last pass, so that what another group
     of rules remembers of one of them is not believed any more.
     """
-    from callqueue.models import RuleState
-
     ledger.save(account)
     served = {name: row.served for name, row in rows.items()}
     clock = max(served.values(), default=0)
@@ -560,7 +551,7 @@ def _remember(using: str, rows: Mapping[str, State], made: Plan, account: Accoun
         {"pk": name, "served": served[name], "memo": memos[name], "passes": version[name]}
         for name in sorted(changed)
     ]
-    database.update_each(RuleState, using, listed)
+    database.update_each(tables.RuleState, using, listed)
 
 
 def _remembers(rows: Mapping[str, State], first: str, account: Account) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from callqueue import conf, database, events, states, texts
+from callqueue import conf, database, events, states, tables, texts
 from callqueue.database import from_us, to_us
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import methods
@@ -52,7 +52,9 @@ _READING = ("clock", "moved")  # what a statement selects of the clock
 
 @dataclass(frozen=True)
 class Clock:
-    """The database's clock, read between two instants of this process's monotonic time (seconds)."""
+    """The database's clock, read between two instants of this process's monotonic time
+    (seconds).
+    """
 
     at: datetime
     before: float
@@ -167,10 +169,8 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
     What somebody has locked (a cancel that has not committed yet) is left as it is; the count of
     those.
     """
-    from callqueue.models import CallAttempt
-
     unbegun = (
-        CallAttempt.objects.using(using)
+        tables.attempts(using)
         .unbegun()
         .filter(pk__in=list(attempt_ids))
         .values_list("pk", flat=True)
@@ -239,13 +239,14 @@ def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
 
 @lru_cache
 def _columns(using: str) -> tuple[database.Columns, str, str]:
-    from callqueue.models import CallAttempt, CallQueue
-
     attempts, calls = (
-        database.quoted(using, model._meta.db_table) for model in (CallAttempt, CallQueue)
+        database.quoted(using, model._meta.db_table)
+        for model in (tables.CallAttempt, tables.CallQueue)
     )
     return (
-        database.Columns(using, {"a": (CallAttempt, _OF_ATTEMPT), "c": (CallQueue, _OF_CALL)}),
+        database.Columns(
+            using, {"a": (tables.CallAttempt, _OF_ATTEMPT), "c": (tables.CallQueue, _OF_CALL)}
+        ),
         attempts,
         calls,
     )
@@ -342,8 +343,6 @@ def _take(
     When they were released is part of it: the lease is by a clock that may have jumped meanwhile,
     and the ledger moved.
     """
-    from callqueue.models import CallAttempt
-
     if not jobs:
         return set()
     rows = [
@@ -360,11 +359,9 @@ def _take(
     fence = (
         "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v4"
     )
-    count = database.update_free(CallAttempt, using, rows, fence, [worker])
+    count = database.update_free(tables.CallAttempt, using, rows, fence, [worker])
     ids = {job.attempt_id for job in jobs}
     if count == len(ids):
         return ids
-    mine = CallAttempt.objects.using(using).filter(
-        pk__in=ids, worker=worker, finished_at__isnull=True
-    )
+    mine = tables.attempts(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
     return set(mine.values_list("pk", flat=True))

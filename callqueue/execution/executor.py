@@ -31,14 +31,14 @@ from callqueue.limits.budgets import key_part, with_redirects
 from callqueue.limits.rules import Rule
 from callqueue.maintenance import breaker
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
-from callqueue.security import disclosure, scrubbing
+from callqueue.security import scrubbing
+from callqueue.sending import disclosure
 
 # seconds that the first answer of a rule is expected to take, before this process knows better
 SLOW = 1.0
 LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that somebody has locked
-LEAVING = (
-    1.0  # seconds that a worker that is told to go at once stays for what has just been answered
-)
+# seconds that a worker that is told to go at once stays for what has just been answered
+LEAVING = 1.0
 LEFT = "the worker was stopped before the first byte was sent"
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
 
@@ -461,7 +461,9 @@ def _scope(job: Job, rule: Rule, scope: str | None) -> tuple[str, str]:
 
 
 def _sharers(job: Job, per: str) -> tuple[str, ...]:
-    """The rules that a hold concerns: those that share a budget of that scope with the call's rule."""
+    """The rules that a hold concerns: those that share a budget of that scope with the call's
+    rule.
+    """
     budgets = conf.current().book.budgets.get(job.rule_name, ())
     sharing = {rule for b in budgets if b.limit.per == per and b.limit.name for rule in b.rules}
     return tuple(sorted(sharing | {job.rule_name}))

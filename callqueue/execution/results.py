@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
-from callqueue import callbacks, conf, database, events, states
+from callqueue import callbacks, conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.execution.claim import Job
 from callqueue.handlers import HTTP_METHODS
@@ -179,13 +179,9 @@ def _write_own(using: str, reports: Sequence[Report]) -> Sequence[Report]:
     """Write those that are still this worker's own; those written, and those that an earlier try
     wrote, unknown to it.
     """
-    from callqueue.models import CallAttempt
-
     with database.writing(using):
         ids = [report.job.attempt_id for report in reports]
-        rows = database.locked(
-            CallAttempt.objects.using(using).filter(pk__in=ids).order_by("pk"), wait=True
-        )
+        rows = database.locked(tables.attempts(using).filter(pk__in=ids).order_by("pk"), wait=True)
         found = rows.values_list("pk", "worker", "finished_at", "outcome", "error_message")
         stored = {pk: said for pk, owner, *said in found if owner == reports[0].job.worker}
         still = [r for r in reports if stored.get(r.job.attempt_id, [0])[0] is None]
@@ -205,8 +201,6 @@ def _update(using: str, reports: Sequence[Report]) -> int:
     """Write attempts, then the calls that are free, and for the others what they become; the count
     of attempts written.
     """
-    from callqueue.models import CallAttempt, CallQueue
-
     if not reports:
         return 0
     free, reading = row_locks.calls_to_end(using, [report.job.pk for report in reports])
@@ -216,7 +210,7 @@ def _update(using: str, reports: Sequence[Report]) -> int:
     attempts = _with_corrections(
         reports, [_columns_of_attempt(report, reading) for report in reports]
     )
-    count = database.update_each(CallAttempt, using, attempts, fence, [worker])
+    count = database.update_each(tables.CallAttempt, using, attempts, fence, [worker])
     ours = {
         report.job.pk
         for report in reports
@@ -227,7 +221,7 @@ def _update(using: str, reports: Sequence[Report]) -> int:
         for report in reports
         if report.job.pk in ours
     ]
-    database.update_each(CallQueue, using, calls)
+    database.update_each(tables.CallQueue, using, calls)
     if len(free) < len(reports):
         deferred_endings.keep(
             using,
@@ -242,7 +236,9 @@ def _update(using: str, reports: Sequence[Report]) -> int:
 
 
 def _ending(report: Report, reading: Reading) -> Ending:
-    """What the call becomes; a retry waits as long as it was to, whatever the clock has done since."""
+    """What the call becomes; a retry waits as long as it was to, whatever the clock has done
+    since.
+    """
     ending = report.ending
     if report.ended_at is None or ending.due_at <= report.ended_at:
         return ending

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Error
 from django.utils.module_loading import autodiscover_modules, import_string
 
-from callqueue import conf, states
+from callqueue import conf, states, tables
 from callqueue.exceptions import InvalidCall
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
 from callqueue.security.scrubbing import cleaned
@@ -50,7 +50,9 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def backend_of(api: str) -> type:
-    """The backend's class for one of the two APIs: "django.tasks", or "django_tasks", the backport."""
+    """The backend's class for one of the two APIs: "django.tasks", or "django_tasks", the
+    backport.
+    """
     base = import_module(f"{api}.backends.base").BaseTaskBackend
     attributes = {
         "api": api,
@@ -99,15 +101,13 @@ class QueuedBackend:
         """Queue a call that runs the task, in the caller's transaction. TypeError for arguments
         that are no JSON.
         """
-        from callqueue.models import CallQueue
-
         self.validate_task(task)
         args, kwargs = self._normalized(list(args)), self._normalized(dict(kwargs))
         params = {
             "path": task.module_path, "args": args, "kwargs": kwargs, "api": self.api, "backend": self.alias,
             "queue_name": task.queue_name, "takes_context": task.takes_context,
         }  # fmt: skip
-        call = CallQueue.objects.db_manager(self._using).send(
+        call = tables.CallQueue.objects.db_manager(self._using).send(
             {"method": METHOD, "params": params},
             rule=self._rule(task),
             key=self._asked("key", task, args, kwargs) or "",
@@ -158,7 +158,9 @@ class QueuedBackend:
         ]
 
     def run(self, context: Context) -> Outcome:
-        """Run the task of a call in this worker: signals, context and result as the API documents."""
+        """Run the task of a call in this worker: signals, context and result as the API
+        documents.
+        """
         signals = import_module(f"{self.api}.signals")
         try:
             result = self.get_result(str(context.call_id))
@@ -249,13 +251,11 @@ class QueuedBackend:
         option = import_string(option) if isinstance(option, str) else option
         return option(task, args, kwargs) if callable(option) else option
 
-    def _find(self, result_id: str) -> CallQueue | None:
-        from callqueue.models import CallQueue
-
+    def _find(self, result_id: str) -> tables.CallQueue | None:
         if not str(result_id).isascii() or not str(result_id).isdigit() or len(str(result_id)) > 18:
             return None
         found = (
-            CallQueue.objects.db_manager(self._using)
+            tables.CallQueue.objects.db_manager(self._using)
             .filter(pk=int(result_id), method=METHOD)
             .first()
         )
@@ -284,10 +284,8 @@ class QueuedBackend:
         )
 
     def _result(self, call: CallQueue, task: Any) -> Any:
-        from callqueue.models import CallAttempt
-
         rows = (
-            CallAttempt.objects.using(call._state.db)
+            tables.attempts(call._state.db or "default")
             .charged()
             .filter(call_id=call.pk, started_at__isnull=False)
         )
@@ -347,7 +345,9 @@ def _told(error: BaseException) -> str:
 
 
 def _is_known_error(path: str) -> bool:
-    """Whether it names an exception that is there: the API imports what a result says was raised."""
+    """Whether it names an exception that is there: the API imports what a result says was
+    raised.
+    """
     module, _, name = path.rpartition(".")
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return isinstance(found, type) and issubclass(found, Exception)

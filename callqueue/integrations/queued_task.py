@@ -21,7 +21,7 @@ from django.utils import timezone
 from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
-from callqueue import conf, states
+from callqueue import conf, states, tables
 from callqueue.exceptions import InvalidCall
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ class QueuedTask(DjangoTask):
 
     @classmethod
     def bind(cls, app: Any) -> Any:
-        """Take the decorator's `priority` for the call's: Celery's is a message's, and deprecated."""
+        """Take the decorator's `priority` for the call's: Celery's is a message's, and
+        deprecated.
+        """
         if "priority" in cls.__dict__ and not cls.__bound__:
             cls.call_priority = cls.priority
             del cls.priority
@@ -155,8 +157,6 @@ class QueuedTask(DjangoTask):
         `send` raises: InvalidCall names the argument that is no JSON, or the option that has no
         meaning here and where to set it.
         """
-        from callqueue.models import CallQueue
-
         args, kwargs = self._checked(tuple(args or ()), dict(kwargs or {}))
         _refuse(self, options)
         task_id = task_id or uuid()
@@ -175,7 +175,7 @@ class QueuedTask(DjangoTask):
         }
         using = given.pop("using", self.using)
         try:
-            call = CallQueue.objects.db_manager(using).send(
+            call = tables.CallQueue.objects.db_manager(using).send(
                 {"method": "celery_task", "params": params},
                 **self._arguments(args, kwargs, options, given),
             )
@@ -352,7 +352,9 @@ def _computed(
 def _by_name(
     run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The arguments under the names the task gives them; None where it takes some without a name."""
+    """The arguments under the names the task gives them; None where it takes some without a
+    name.
+    """
     signature = inspect.signature(run)
     nameless = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
     if any(p.kind in nameless for p in signature.parameters.values()):

@@ -20,6 +20,7 @@ from requests.cookies import RequestsCookieJar
 from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers
 
+from callqueue import tables
 from callqueue.exceptions import InvalidCall
 from callqueue.security.secrets import Secret
 from callqueue.sending.validation import _ELSEWHERE as ELSEWHERE
@@ -93,15 +94,13 @@ class Session:
         cert: Any = None,
         json: Any = None,
         **arguments: Any,
-    ) -> CallQueue | None:
+    ) -> tables.CallQueue | None:
         """Queue a call. Beside requests' arguments takes those of `send`, which win over the
         session's.
 
         InvalidCall names an argument that cannot be queued (`timeout`, `files`, ...) and where to
         set it.
         """
-        from callqueue.models import CallQueue
-
         _refuse(
             timeout=timeout, allow_redirects=allow_redirects, proxies=proxies, hooks=hooks, stream=stream, verify=verify,
             cert=cert, files=files,
@@ -128,7 +127,7 @@ class Session:
             if value is not None and (name == "json" or value)
         }
         call_data = {"method": method, "params": {"url": address, **given}}
-        call: CallQueue | None = CallQueue.objects.db_manager(self._using).send(
+        call: tables.CallQueue | None = tables.CallQueue.objects.db_manager(self._using).send(
             call_data, **{**self._arguments, **arguments}
         )
         return call

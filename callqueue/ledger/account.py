@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from callqueue import states
+from callqueue import states, tables
 from callqueue.database import (
     as_parameter,
     from_us,
@@ -217,7 +217,9 @@ class Account:
         return usage
 
     def answered(self) -> list[Scope]:
-        """The scopes per key, of budgets that are not tallied, in which calls were answered lately."""
+        """The scopes per key, of budgets that are not tallied, in which calls were answered
+        lately.
+        """
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         found = {scope for scope in self._aged if any(scope[0] == b.id for b in keyed)}
         in_flight = [b for b in keyed if isinstance(b.limit, Concurrency)]
@@ -468,9 +470,7 @@ def _counted_by(limit: Limit) -> int:
 
 
 def _table(using: str) -> str:
-    from callqueue.models import CallAttempt
-
-    return quoted(using, CallAttempt._meta.db_table)
+    return quoted(using, tables.CallAttempt._meta.db_table)
 
 
 def _read_open(account: Account) -> None:

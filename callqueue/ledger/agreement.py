@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import conf, database, events
+from callqueue import conf, database, events, tables
 from callqueue.database import to_us
 from callqueue.ledger import clock_jumps
 from callqueue.limits.budgets import Book
@@ -54,9 +54,8 @@ class Seat:
     def __init__(self, using: str, name: str) -> None:
         self.using, self.name = using, name
         self.book: Book | None = None
-        self.is_complete = (
-            False  # whether all rows have the book's token: nobody goes by what was in force before
-        )
+        # whether all rows have the book's token: nobody goes by what was in force before
+        self.is_complete = False
         self._digests: Sequence[str] = ()
         self._is_settled = True
         self._signs: dict[str, _Sign] = {}
@@ -107,13 +106,9 @@ class Seat:
 
     def leave(self) -> None:
         """Take the opinion back: what only this dispenser held is not in force any more."""
-        from callqueue.models import DispenserState
-
         with database.writing(self.using):
             before = _locked(self.using)
-            DispenserState.objects.using(self.using).filter(pk=self.name).update(
-                opinion=None, digest=""
-            )
+            tables.dispensers(self.using).filter(pk=self.name).update(opinion=None, digest="")
             heard = {
                 d for name, d in self._heard(database.clock(self.using)) if d in before.digests
             }
@@ -125,9 +120,7 @@ class Seat:
         _tell(self.using, before, after)
 
     def _state(self, digest: str, opinion: Opinion) -> None:
-        from callqueue.models import DispenserState
-
-        rows = DispenserState.objects.using(self.using)
+        rows = tables.dispensers(self.using)
         if rows.filter(pk=self.name, digest=digest).exists():
             return
         if not rows.filter(pk=self.name).update(opinion=opinion, digest=digest):
@@ -159,7 +152,9 @@ class Seat:
 
 @dataclass(frozen=True)
 class _Sign:
-    """A dispenser's last sign of life, and since when (monotonic) another one watches for the next."""
+    """A dispenser's last sign of life, and since when (monotonic) another one watches for the
+    next.
+    """
 
     at: datetime
     since: float
@@ -202,11 +197,7 @@ def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, 
     """What passes remember of each rule: how many there were, and their memo (see ledger.Memo). One
     statement.
     """
-    from callqueue.models import RuleState
-
-    stored = (
-        RuleState.objects.using(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
-    )
+    stored = tables.rule_states(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}
 
 
@@ -241,9 +232,7 @@ def disagreements(
 
     `here`: what this process's settings say, where they are to be judged too.
     """
-    from callqueue.models import DispenserState
-
-    stated = DispenserState.objects.using(using).exclude(digest="").order_by("name")
+    stated = tables.dispensers(using).exclude(digest="").order_by("name")
     if digests is None:
         stated = stated.filter(seen_at__gt=database.clock(using) - timedelta(seconds=SILENCE))
     else:
@@ -279,34 +268,24 @@ def _locked(using: str) -> Agreement:
     """The agreement, locked: nobody else changes it, or gives rows its token, until the transaction
     ends.
     """
-    from callqueue.models import RuleState
-
-    rows = RuleState.objects.using(using).filter(rule=ALL)
+    rows = tables.rule_states(using).filter(rule=ALL)
     found = database.locked(rows, wait=True).values_list("agreement", "memo", "rates").first()
     if found is None:
-        RuleState.objects.using(using).bulk_create([RuleState(rule=ALL)], ignore_conflicts=True)
+        tables.rule_states(using).bulk_create([tables.RuleState(rule=ALL)], ignore_conflicts=True)
         found = database.locked(rows, wait=True).values_list("agreement", "memo", "rates").get()
     return Agreement.of(found[0], found[1] or {}, found[2] or {})
 
 
 def _read(using: str) -> Agreement:
-    from callqueue.models import RuleState
-
     found = (
-        RuleState.objects.using(using)
-        .filter(rule=ALL)
-        .values_list("agreement", "memo", "rates")
-        .first()
+        tables.rule_states(using).filter(rule=ALL).values_list("agreement", "memo", "rates").first()
     )
     return Agreement.of(found[0], found[1] or {}, found[2] or {}) if found else Agreement()
 
 
 def _token(using: str) -> str:
-    from callqueue.models import RuleState
-
     return (
-        RuleState.objects.using(using).filter(rule=ALL).values_list("agreement", flat=True).first()
-        or ""
+        tables.rule_states(using).filter(rule=ALL).values_list("agreement", flat=True).first() or ""
     )
 
 
@@ -314,13 +293,11 @@ def _renew(using: str, before: Agreement, after: Agreement) -> Agreement:
     """Write the agreement, where it has changed, with a new token if that changes what is in force;
     as it is now.
     """
-    from callqueue.models import RuleState
-
     if after == before:
         return before
     token = before.token if before.token and after.says_the_same(before) else secrets.token_hex(8)
     after = replace(after, token=token)
-    RuleState.objects.using(using).filter(rule=ALL).update(
+    tables.rule_states(using).filter(rule=ALL).update(
         agreement=token, memo=after.as_memo(), rates=dict(after.rates)
     )
     return after
@@ -328,10 +305,8 @@ def _renew(using: str, before: Agreement, after: Agreement) -> Agreement:
 
 def _behind(using: str, token: str) -> Any:
     """The rows of rules whose passes may go by another agreement."""
-    from callqueue.models import RuleState
-
     return (
-        RuleState.objects.using(using)
+        tables.rule_states(using)
         .exclude(rule__in=(ALL, clock_jumps.FRAME))
         .exclude(agreement=token)
     )
@@ -341,26 +316,23 @@ def _stamp(using: str, token: str) -> bool:
     """Give the token to the rows that no pass holds now; whether all have it. The agreement must be
     locked.
     """
-    from callqueue.models import RuleState
-
     behind = set(_behind(using, token).values_list("rule", flat=True))
     if not behind:
         return True
     free = set(
         database.locked(_behind(using, token).order_by("rule")).values_list("rule", flat=True)
     )
-    RuleState.objects.using(using).filter(rule__in=free).update(agreement=token)
+    tables.rule_states(using).filter(rule__in=free).update(agreement=token)
     return behind <= free
 
 
 def _ensure_states(using: str, rules: set[str], token: str) -> None:
     """Make the row of every rule that has none yet. The agreement must be locked."""
-    from callqueue.models import RuleState
-
-    rows = RuleState.objects.using(using)
+    rows = tables.rule_states(using)
     missing = rules - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
     rows.bulk_create(
-        [RuleState(rule=rule, agreement=token) for rule in sorted(missing)], ignore_conflicts=True
+        [tables.RuleState(rule=rule, agreement=token) for rule in sorted(missing)],
+        ignore_conflicts=True,
     )
 
 
@@ -368,22 +340,16 @@ def _signs(using: str) -> list[tuple[str, str, datetime]]:
     """By each dispenser that has stated its opinion: its name, the opinion's digest, its last sign
     of life.
     """
-    from callqueue.models import DispenserState
-
     return list(
-        DispenserState.objects.using(using)
-        .exclude(digest="")
-        .values_list("name", "digest", "seen_at")
+        tables.dispensers(using).exclude(digest="").values_list("name", "digest", "seen_at")
     )
 
 
 def _opinions(using: str, digests: Any) -> dict[str, Opinion]:
     """The opinions by their digests. No statement where none is asked for."""
-    from callqueue.models import DispenserState
-
     if not digests:
         return {}
-    stated = DispenserState.objects.using(using).filter(digest__in=list(digests))
+    stated = tables.dispensers(using).filter(digest__in=list(digests))
     names: dict[str, str] = {digest: name for name, digest in stated.values_list("name", "digest")}
     found = stated.filter(pk__in=names.values()).values_list("digest", "opinion")
     return {digest: opinion for digest, opinion in found if opinion is not None}

@@ -21,7 +21,7 @@ from typing import Any
 from django.db.models import Case, DateTimeField, F, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
-from callqueue import database, events, states
+from callqueue import database, events, states, tables
 from callqueue.database import from_us, to_us
 
 # microseconds that the two clocks may differ by between two readings, besides a share of the time
@@ -234,11 +234,10 @@ class Watch:
         (the frame's).
         """
         from callqueue.ledger import agreement
-        from callqueue.models import RuleState
 
         with database.writing(self.using):
             make_frame(self.using)
-            stored = RuleState.objects.using(self.using).order_by("rule")
+            stored = tables.rule_states(self.using).order_by("rule")
             found = {row.rule: row for row in database.locked(stored, wait=True)}
             frame, rules = (
                 found.pop(FRAME),
@@ -302,9 +301,7 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
     clock.
     """
-    from callqueue.models import RuleState
-
-    table = database.quoted(using, RuleState._meta.db_table)
+    table = database.quoted(using, tables.RuleState._meta.db_table)
     return f"(SELECT served FROM {table} WHERE rule = '{FRAME}'{database.sharing(using) if held else ''})"
 
 
@@ -349,9 +346,7 @@ def check(using: str, reading: Reading) -> None:
 
 def make_frame(using: str) -> None:
     """Make the row that jumps are written down in, where it is missing."""
-    from callqueue.models import RuleState
-
-    RuleState.objects.using(using).bulk_create([RuleState(rule=FRAME)], ignore_conflicts=True)
+    tables.rule_states(using).bulk_create([tables.RuleState(rule=FRAME)], ignore_conflicts=True)
 
 
 _watches: dict[str, Watch] = {}
@@ -386,11 +381,10 @@ def forget(using: str, rules: Iterable[Any], jump: Jump) -> None:
     due before still is.
     """
     from callqueue.ledger import agreement, turns
-    from callqueue.models import RuleState
 
     for rule in rules:
         was = max(rule.memo.get(WAS, 0), jump.now - jump.by)
-        RuleState.objects.using(using).filter(pk=rule.pk).update(memo={WAS: was})
+        tables.rule_states(using).filter(pk=rule.pk).update(memo={WAS: was})
     turns.set_back(using, jump.now)
     if jump.by > 0:  # back, what a rule was charged with counts for longer rather than for less
         agreement.shift(using, jump.by)
@@ -400,10 +394,8 @@ def _shift_open(using: str, jump: Jump) -> int:
     """Attempts under way. What their own clock said when they were released, or begun, tells the
     frame they were written in.
     """
-    from callqueue.models import CallAttempt
-
     by, begun = timedelta(microseconds=jump.by), Coalesce("started_at", "released_at")
-    rows = CallAttempt.objects.using(using).open()
+    rows = tables.attempts(using).open()
     of_old = _of_old_frame(rows.annotate(begun=begun), "begun", jump)
     count = of_old.update(lease_until=F("lease_until") + by, started_at=F("started_at") + by)
     # No later than it was: what is remembered of a bucket ends before the first attempt that is
@@ -421,14 +413,13 @@ def _shift_answered(using: str, jump: Jump) -> int:
     `held`: it is past by now.
     """
     from callqueue.ledger import account, agreement
-    from callqueue.models import CallAttempt
 
     oldest = (
         jump.now - jump.by - account.longest_window(agreement.book_in_force(using))
         if jump.by > 0
         else jump.now
     )
-    rows = CallAttempt.objects.using(using).filter(finished_at__gt=from_us(oldest))
+    rows = tables.attempts(using).filter(finished_at__gt=from_us(oldest))
     names = ("released_at", "started_at", "sent_at", "finished_at")
     return int(rows.update(**{name: _moved(name, jump) for name in names}))
 
@@ -453,10 +444,8 @@ def _moved(name: str, jump: Jump) -> Case:
 
 def _shift_holds(using: str, jump: Jump) -> None:
     """Holds that end by themselves, those that were laid before the jump; none is made shorter."""
-    from callqueue.models import Hold
-
     by = timedelta(microseconds=jump.by)
-    rows = Hold.objects.using(using).filter(until__isnull=False)
+    rows = tables.holds(using).filter(until__isnull=False)
     _of_old_frame(rows, "began_at", jump).update(until=F("until") + by, began_at=F("began_at") + by)
 
 
@@ -464,9 +453,7 @@ def _shift_retries(using: str, jump: Jump) -> None:
     """Calls that wait for their backoff go on waiting as long as they had to, or less. Scheduled
     ones keep their instants.
     """
-    from callqueue.models import CallQueue
-
-    retries = CallQueue.objects.using(using).filter(status=states.ERROR, ready=False)
+    retries = tables.calls(using).filter(status=states.ERROR, ready=False)
     of_old = (
         Q(due_at_dt__lt=from_us(jump.now - jump.gap))
         if jump.by > 0

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from django.db.models import Q
 
-from callqueue import database, events
+from callqueue import database, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.ledger import clock_jumps, turns
 from callqueue.limits.budgets import key_part
@@ -67,11 +67,9 @@ class Held:
 
 def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     """The holds on these rules at `now`. One statement."""
-    from callqueue.models import Hold
-
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
-        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {quoted(using, Hold._meta.db_table)} "
+        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {quoted(using, tables.Hold._meta.db_table)} "
         f"WHERE rule IN ({places(rules)}) AND ({until} IS NULL OR {until} > %s OR source = 'breaker') ORDER BY id"
     )
     by_rule: dict[str, list[InForce]] = {}
@@ -103,14 +101,12 @@ def lay(
 
     With `extend=False` a hold in force stays as it is.
     """
-    from callqueue.models import Hold, RuleState
-
     laid = False
     with database.writing(using):
         now = from_us(clock_jumps.held(using).at)
         list(
             database.locked(
-                RuleState.objects.using(using).filter(rule__in=rules).order_by("rule"), wait=True
+                tables.rule_states(using).filter(rule__in=rules).order_by("rule"), wait=True
             ).values_list("pk")
         )
         for rule in sorted(rules):
@@ -123,7 +119,7 @@ def lay(
                 extend,
             )
     if laid:
-        told = "rule_paused" if source == Hold.Source.OPERATOR else "rule_held"
+        told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
         for rule in rules:
             events.tell(told, rule=rule, per=per, value=value, until=until, reason=reason)
     return laid
@@ -140,9 +136,7 @@ def _lay(
     """Hold one rule. That a hold gets no shorter is in the updates themselves: not all who write
     holds have the rule's lock.
     """
-    from callqueue.models import Hold
-
-    stored = Hold.objects.using(using)
+    stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
     if stored.get_or_create(**scope, defaults=fresh)[1] or stored.filter(
         **scope, until__lte=now
@@ -162,9 +156,7 @@ def lift(
     """End the rule's holds, or those of a scope, or of a source; the count of holds that were in
     force.
     """
-    from callqueue.models import Hold
-
-    stored = Hold.objects.using(using).filter(rule=rule)
+    stored = tables.holds(using).filter(rule=rule)
     if per is not None:
         stored = stored.filter(per=per, value=value)
     if source is not None:

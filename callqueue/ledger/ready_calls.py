@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from callqueue import database
+from callqueue import database, tables
 
 PROMOTED = 2000  # calls that one promotion makes ready at most
 PRIORITIES = 16  # levels of priority that those who only look tell apart
@@ -39,7 +39,7 @@ def promote(using: str, limit: int = PROMOTED) -> int:
     made. The count.
     """
     rows = (
-        _calls(using)
+        tables.calls(using)
         .waiting()
         .filter(ready=False, due_at_dt__lte=database.ClockNow())
         .order_by("due_at_dt")
@@ -47,7 +47,7 @@ def promote(using: str, limit: int = PROMOTED) -> int:
     with database.writing(using):
         ids = list(database.locked(rows).values_list("pk", flat=True)[:limit])
         if ids:
-            _calls(using).filter(pk__in=ids).update(ready=True)
+            tables.calls(using).filter(pk__in=ids).update(ready=True)
     return len(ids)
 
 
@@ -59,7 +59,7 @@ def next_due_in(using: str, after: datetime | None = None) -> float:
     somebody has it locked.
     """
     rows = (
-        _calls(using)
+        tables.calls(using)
         .waiting()
         .filter(ready=False)
         .order_by("due_at_dt")
@@ -90,7 +90,9 @@ def rules_of_ready(using: str) -> list[str]:
 
 
 def first(using: str, rule: str, now: datetime, count: int) -> list[Candidate]:
-    """The next `count` calls of a rule, locked; calls that someone else has locked are passed over."""
+    """The next `count` calls of a rule, locked; calls that someone else has locked are passed
+    over.
+    """
     where = f"{READY} AND due_at_dt <= %s ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
     return _candidates(using, where, [rule, database.as_parameter(using, now)])
 
@@ -115,7 +117,9 @@ def pairs(
 
 
 def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, str]]:
-    """The pairs of priority and key of ready calls that were sent after call `pk`; at most `count`."""
+    """The pairs of priority and key of ready calls that were sent after call `pk`; at most
+    `count`.
+    """
     key = database.quoted(using, "key")
     sql = f"SELECT DISTINCT priority, {key} FROM {database.quoted(using, _table())} WHERE id > %s AND {READY} LIMIT {int(count)}"
     return [(priority, text) for priority, text in database.rows(using, sql, [pk, rule])]
@@ -171,19 +175,9 @@ def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
 
 @lru_cache
 def _columns(using: str) -> database.Columns:
-    from callqueue.models import CallQueue
-
     names = ("id", "rule", "key", "priority", "cost", "method", "last_attempt", "queue")
-    return database.Columns(using, {"c": (CallQueue, names)})
-
-
-def _calls(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using)
+    return database.Columns(using, {"c": (tables.CallQueue, names)})
 
 
 def _table() -> str:
-    from callqueue.models import CallQueue
-
-    return CallQueue._meta.db_table
+    return tables.CallQueue._meta.db_table

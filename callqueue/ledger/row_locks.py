@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Case, Value, When
 
-from callqueue import database, states
+from callqueue import database, states, tables
 from callqueue.ledger import clock_jumps
 from callqueue.ledger.clock_jumps import Reading
 
@@ -41,7 +41,7 @@ def calls_to_change(using: str, pks: Iterable[int], *columns: str) -> list[Any]:
     """Lock these calls, waiting for whoever has them; their primary keys and these columns. To be
     called in a transaction.
     """
-    rows = _calls(using).filter(pk__in=list(pks)).order_by("pk")
+    rows = tables.calls(using).filter(pk__in=list(pks)).order_by("pk")
     return list(database.locked(rows, wait=True).values_list("pk", *columns))
 
 
@@ -50,8 +50,15 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 
     A begin that is under way is waited for.
     """
-    pks = _attempts(using).unbegun().filter(call_id__in=list(call_ids)).values_list("pk", flat=True)
-    rows = database.locked(_attempts(using).filter(pk__in=list(pks)).order_by("pk"), wait=True)
+    pks = (
+        tables.attempts(using)
+        .unbegun()
+        .filter(call_id__in=list(call_ids))
+        .values_list("pk", flat=True)
+    )
+    rows = database.locked(
+        tables.attempts(using).filter(pk__in=list(pks)).order_by("pk"), wait=True
+    )
     found = rows.values_list("pk", "call_id", "number", "started_at", "finished_at")
     return [
         (pk, call, number)
@@ -66,11 +73,12 @@ def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, i
 
     To be called in a transaction.
     """
-    from callqueue.models import CallQueue
-
     before = clock_jumps.monotonic()
     columns = f"id, status, last_attempt, {clock_jumps.moved_sql(using, held=True)}, {database.clock_sql(using)}"
-    table, lock = database.quoted(using, CallQueue._meta.db_table), database.skip_locked(using)
+    table, lock = (
+        database.quoted(using, tables.CallQueue._meta.db_table),
+        database.skip_locked(using),
+    )
     sql = f"SELECT {columns} FROM {table} WHERE id IN ({database.listed(pks)}) ORDER BY id{lock}"
     found = database.rows(using, sql)
     reading = (
@@ -87,12 +95,12 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
 
     To be called in a transaction.
     """
-    rows = database.locked(_attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
+    rows = database.locked(tables.attempts(using).filter(pk__in=list(attempt_ids)).order_by("pk"))
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
     ]
     wanted = {attempt.call_id for attempt in found}
-    listed = _calls(using).filter(pk__in=wanted)
+    listed = tables.calls(using).filter(pk__in=wanted)
     calls = (
         {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
         if wanted
@@ -113,8 +121,8 @@ def take_back(using: str, attempt_ids: Iterable[int]) -> int:
     """
     with database.writing(using):
         pairs = free_pairs(using, attempt_ids, begun=False)
-        _attempts(using).void([pair.attempt.pk for pair in pairs])
-        calls = _calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
+        tables.attempts(using).void([pair.attempt.pk for pair in pairs])
+        calls = tables.calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
         return int(calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True))
 
@@ -127,15 +135,3 @@ def _own(attempt: CallAttempt, call: CallQueue | None) -> CallQueue | None:
         and call.last_attempt == attempt.number
     )
     return call if is_own else None
-
-
-def _attempts(using: str) -> Any:
-    from callqueue.models import CallAttempt
-
-    return CallAttempt.objects.using(using)
-
-
-def _calls(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from callqueue import database, states
+from callqueue import database, states, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.limits.budgets import Book, Budget, Former, cost_of
 from callqueue.limits.kinds import (
@@ -36,7 +36,8 @@ LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have
 ROOMY = 1000  # as long as so much is free, nobody asks what has left
 RECOUNT = (
     3600 * SECOND
-    # a tally is counted anew this long after it was, or after an eighth of its window if that is longer
+    # a tally is counted anew this long after it was, or after an eighth of its window if that is
+    # longer
 )
 CORRECTIONS = 1000  # corrections that one pass takes in
 # while former rules' attempts count, a tally is counted anew so often in a window, and nothing
@@ -204,11 +205,9 @@ class Tallies:
 
     def save(self) -> None:
         """Write what changed, of a budget per key. At most three statements."""
-        from callqueue.models import Tally as Row
-
         if not self.limit.is_keyed:
             return
-        name, stored = _name(self.budget), Row.objects.using(self.using)
+        name, stored = _name(self.budget), tables.Tally.objects.using(self.using)
         if self.is_anew:
             stored.filter(budget=name).delete()
         idle = [
@@ -220,7 +219,9 @@ class Tallies:
             stored.filter(pk__in=idle).delete()
         changed = [t for t in self.by_value.values() if t.is_changed and t.pk and t.pk not in idle]
         database.update_each(
-            Row, self.using, [{"pk": t.pk, "used": t.used, "full_at": t.full_at} for t in changed]
+            tables.Tally,
+            self.using,
+            [{"pk": t.pk, "used": t.used, "full_at": t.full_at} for t in changed],
         )
         new = {
             v: t
@@ -228,11 +229,16 @@ class Tallies:
             if (t.used or t.full_at > self.now) and (self.is_anew or not t.pk)
         }
         stored.bulk_create(
-            [Row(budget=name, value=v, used=t.used, full_at=t.full_at) for v, t in new.items()]
+            [
+                tables.Tally(budget=name, value=v, used=t.used, full_at=t.full_at)
+                for v, t in new.items()
+            ]
         )
 
     def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
-        """What is kept, where it is of this very budget, not too old, and of this calendar window."""
+        """What is kept, where it is of this very budget, not too old, and of this calendar
+        window.
+        """
         if kept is None or kept["print"] != self.print:
             return None
         known, horizon = Kept(**{**kept, "values": dict(kept["values"])}), self._horizon()
@@ -433,9 +439,7 @@ def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies
 
 
 def _stored(using: str, budget: Budget, values: Sequence[str]) -> Iterable[Any]:
-    from callqueue.models import Tally as Row
-
-    return Row.objects.using(using).filter(budget=_name(budget), value__in=values)
+    return tables.Tally.objects.using(using).filter(budget=_name(budget), value__in=values)
 
 
 def _name(budget: Budget) -> str:
@@ -596,6 +600,4 @@ def _cost_sql(using: str, budget: Budget) -> tuple[str, list[Any]]:
 
 
 def _attempts_table(using: str) -> str:
-    from callqueue.models import CallAttempt
-
-    return quoted(using, CallAttempt._meta.db_table)
+    return quoted(using, tables.CallAttempt._meta.db_table)

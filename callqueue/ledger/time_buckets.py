@@ -22,7 +22,7 @@ from django.db.models import BigIntegerField, F, Q, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 
-from callqueue import conf
+from callqueue import conf, tables
 from callqueue.database import Slot, from_us
 from callqueue.limits.budgets import Former
 from callqueue.limits.kinds import SECOND
@@ -180,9 +180,7 @@ def attempts(
     """The attempts that a limit of these rules counts, of one value of its `per`; without a value,
     of all.
     """
-    from callqueue.models import CallAttempt
-
-    rows = CallAttempt.objects.using(using).charged().filter(of_rules(rules, former))
+    rows = tables.attempts(using).charged().filter(of_rules(rules, former))
     if per == "rule" or not value:
         return rows
     if per == "queue":

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from callqueue import database
+from callqueue import database, tables
 from callqueue.database import quoted, rows
 from callqueue.ledger import ready_calls
 from callqueue.ledger.tallies import Scope
@@ -71,10 +71,8 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
     """Let all keys of these rules be looked at again: limits or holds have changed. Waits for a
     pass over them to end.
     """
-    from callqueue.models import RuleState
-
     with database.writing(using):
-        states = RuleState.objects.using(using).filter(rule__in=rules).order_by("rule")
+        states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
         list(database.locked(states, wait=True).values_list("pk"))
         _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 
@@ -150,12 +148,10 @@ def save(
     """Write when turns were served, and what others wait for until when; take away those of keys
     that have no call left.
     """
-    from callqueue.models import KeyTurn
-
     if spent:
-        database.delete_each(KeyTurn, using, spent)
+        database.delete_each(tables.KeyTurn, using, spent)
     database.update_each(
-        KeyTurn,
+        tables.KeyTurn,
         using,
         [{"pk": pk, "served": at} for pk, at in served.items() if pk not in set(spent)],
     )
@@ -163,7 +159,7 @@ def save(
         {"pk": pk, "blocked_on": what, "blocked_until": until}
         for pk, (what, until) in blocked.items()
     ]
-    database.update_each(KeyTurn, using, waits)
+    database.update_each(tables.KeyTurn, using, waits)
 
 
 def next_wake(using: str, rules: Sequence[str]) -> int | None:
@@ -192,8 +188,6 @@ def _sent_until(using: str, now: int, place: Sequence[Any]) -> list[int]:
 
 def _add(using: str, rule: str, pairs: Mapping[tuple[int, str], int]) -> None:
     """Give turns to those pairs that have none: as if served at these instants."""
-    from callqueue.models import KeyTurn
-
     if not pairs:
         return
     keys = list({key for _, key in pairs})
@@ -201,19 +195,15 @@ def _add(using: str, rule: str, pairs: Mapping[tuple[int, str], int]) -> None:
     new = {pair: at for pair, at in pairs.items() if pair not in known}
     if new:
         made = [
-            KeyTurn(rule=rule, priority=priority, key=key, served=at)
+            tables.KeyTurn(rule=rule, priority=priority, key=key, served=at)
             for (priority, key), at in new.items()
         ]
         _turns(using).bulk_create(made, ignore_conflicts=True)
 
 
 def _turns(using: str) -> Any:
-    from callqueue.models import KeyTurn
-
-    return KeyTurn.objects.using(using)
+    return tables.KeyTurn.objects.using(using)
 
 
 def _table(using: str) -> str:
-    from callqueue.models import KeyTurn
-
-    return quoted(using, KeyTurn._meta.db_table)
+    return quoted(using, tables.KeyTurn._meta.db_table)

@@ -18,9 +18,8 @@ from callqueue.limits.kinds import Concurrency, Limit
 from callqueue.limits.rules import Rule
 
 Cost = int | Mapping[str, int]
-REDIRECTS = (
-    "redirects"  # the unit in which an attempt's cost says how many redirects are charged with it
-)
+# the unit in which an attempt's cost says how many redirects are charged with it
+REDIRECTS = "redirects"
 
 
 Former = tuple[
@@ -193,7 +192,9 @@ def cost_of(cost: Cost, unit: str) -> int:
 
 
 def with_redirects(cost: Cost, redirects: int) -> Cost:
-    """The cost of a call that makes that many more requests than one; its unit "redirects" says so."""
+    """The cost of a call that makes that many more requests than one; its unit "redirects"
+    says so.
+    """
     if not redirects:
         return cost
     units = cost if isinstance(cost, Mapping) else {"calls": cost}

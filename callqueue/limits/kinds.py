@@ -119,7 +119,9 @@ class Meter:
 
 @dataclass(frozen=True)
 class Limit:
-    """What every limit has. `per`: "rule", "queue", "key", or the name of one of the call's keys."""
+    """What every limit has. `per`: "rule", "queue", "key", or the name of one of the call's
+    keys.
+    """
 
     per: str = field(default="rule", kw_only=True)
     name: str | None = field(default=None, kw_only=True)
@@ -267,7 +269,9 @@ class FixedWindow(_RateLimit):
         return self.period_us + 2 * PERIODS["h"] + 2 * round(self.jitter * SECOND)
 
     def window(self, instant: int) -> tuple[int, int]:
-        """The calendar window that contains `instant`: its first instant, and the first after it."""
+        """The calendar window that contains `instant`: its first instant, and the first after
+        it.
+        """
         zone = ZoneInfo(self.timezone)
         day = datetime.fromtimestamp(instant // SECOND, zone).date()
         if self.period_us % DAY == 0:

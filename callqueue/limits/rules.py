@@ -23,9 +23,8 @@ HOSTS_WANTED = (
     "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 )
 PLACES_WANTED = "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', without scheme or path"
-SOME_REDIRECTS = (
-    3  # how many follow_redirects=True follows: http to https, to another host name, to a language
-)
+# how many follow_redirects=True follows: http to https, to another host name, to a language
+SOME_REDIRECTS = 3
 
 
 @with_known_fields
@@ -158,7 +157,9 @@ class Rule:
 
     @property
     def queue_names(self) -> tuple[str, ...]:
-        """The Celery queues this rule's calls may go to; ("",) stands for Celery's default queue."""
+        """The Celery queues this rule's calls may go to; ("",) stands for Celery's default
+        queue.
+        """
         return tuple(self.queues) if self.queues else ("",)
 
     @property

@@ -137,7 +137,9 @@ class _Lane:
         self._jitter = round(limit.jitter * SECOND)
 
     def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
-        """From when on, not before `at`, call `number` fits; and whether that waits for an answer."""
+        """From when on, not before `at`, call `number` fits; and whether that waits for an
+        answer.
+        """
         raise NotImplementedError
 
     def take(self, number: int, sent: int, answered: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from callqueue import conf, database, events
+from callqueue import conf, database, events, tables
 from callqueue.ledger import ready_calls
 
 AGAIN = 600.0  # seconds after which a backlog that is still too old is told of again
@@ -25,7 +25,9 @@ class Backlogs:
         self._told: dict[str, float] = {}
 
     def tell(self, using: str) -> None:
-        """Tell of the backlogs that are too old. No statement where no rule has a `backlog_alert`."""
+        """Tell of the backlogs that are too old. No statement where no rule has a
+        `backlog_alert`.
+        """
         for name, rule in conf.current().rules.items():
             if rule.backlog_alert is None:
                 continue
@@ -41,8 +43,8 @@ def oldest_due(using: str, rule: str) -> float | None:
     """For how many seconds the call that waits longest has been due; None where none is. An index
     entry per priority.
     """
-    ready = _calls(using).waiting().filter(ready=True, rule=rule)
-    found = []
+    ready = tables.calls(using).waiting().filter(ready=True, rule=rule)
+    found: list[Any] = []
     for priority in ready_calls.priorities(using, rule):
         found += (
             ready.filter(priority=priority)
@@ -50,9 +52,3 @@ def oldest_due(using: str, rule: str) -> float | None:
             .values_list("due_at_dt", flat=True)[:1]
         )
     return max(0.0, (database.clock(using) - min(found)).total_seconds()) if found else None
-
-
-def _calls(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using)

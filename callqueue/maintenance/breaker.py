@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import conf, database, events, states
+from callqueue import conf, database, events, states, tables
 from callqueue.ledger import holds
 from callqueue.limits.rules import Breaker
 
@@ -144,9 +144,7 @@ def _hold(using: str, name: str, until: datetime, why: str) -> None:
 
 
 def _stored(using: str, name: str) -> Any:
-    from callqueue.models import Hold
-
-    return Hold.objects.using(using).filter(
+    return tables.holds(using).filter(
         rule=name, per="rule", value="", source=SOURCE, until__isnull=False
     )
 
@@ -155,9 +153,7 @@ def _ended(using: str, name: str, most: int, **which: datetime) -> list[Ended]:
     """How the rule's attempts ended, newest first; those that say nothing of the provider are left
     out.
     """
-    from callqueue.models import CallAttempt
-
-    rows = CallAttempt.objects.using(using).filter(
+    rows = tables.attempts(using).filter(
         rule=name, outcome__in=TELLING, finished_at__isnull=False, **which
     )
     rows = rows.exclude(outcome=states.GAVE_UP, response_status__isnull=True)

@@ -16,7 +16,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.models import Q
 
-from callqueue import conf, database, events, states
+from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import account, agreement, clock_jumps
 
@@ -101,7 +101,7 @@ def _prune(
     for orphans in _spent_orphans(using):
         for first in range(0, len(orphans), batch_size):
             ids = orphans[first : first + batch_size]
-            cleaned.attempts += database.delete_each(_attempts(using).model, using, ids)
+            cleaned.attempts += database.delete_each(tables.attempts(using).model, using, ids)
     cleaned.holds += _ended_holds(using).delete()[0]
     _delete_turns(using)
 
@@ -164,9 +164,11 @@ def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[in
         if not gone:  # all of them locked, or not what they were
             return 0, 0
         spent = (
-            _attempts(using).filter(_spent(using), call_id__in=gone).values_list("pk", flat=True)
+            tables.attempts(using)
+            .filter(_spent(using), call_id__in=gone)
+            .values_list("pk", flat=True)
         )
-        attempts = database.delete_each(_attempts(using).model, using, list(spent))
+        attempts = database.delete_each(tables.attempts(using).model, using, list(spent))
         return database.delete_each(_model(), using, gone), attempts
 
 
@@ -180,8 +182,8 @@ def _spent_orphans(using: str) -> Iterator[list[int]]:
     from django.db.models import Exists, OuterRef
 
     calls = _model().objects.using(using).filter(pk=OuterRef("call_id"))
-    spent = _attempts(using).filter(_spent(using), ~Exists(calls))
-    keys = _attempts(using).order_by("pk").values_list("pk", flat=True)
+    spent = tables.attempts(using).filter(_spent(using), ~Exists(calls))
+    keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:
         end = next(iter(keys.filter(pk__gt=last)[STRETCH - 1 : STRETCH]), newest)
@@ -190,35 +192,31 @@ def _spent_orphans(using: str) -> Iterator[list[int]]:
 
 
 def _ended_holds(using: str) -> Any:
-    from callqueue.models import Hold
-
-    return Hold.objects.using(using).filter(until__lt=database.clock(using) - timedelta(days=1))
+    return tables.holds(using).filter(until__lt=database.clock(using) - timedelta(days=1))
 
 
 def _delete_turns(using: str) -> None:
     """Delete the turns that are spent, under the lock of their rule as everybody changes them;
     where a pass has it, next time.
     """
-    from callqueue.models import KeyTurn, RuleState
-
     spent: dict[str, list[int]] = {}
     for pk, rule in _spent_turns(using).values_list("pk", "rule"):
         spent.setdefault(rule, []).append(pk)
     for rule, pks in spent.items():
         with database.writing(using):
-            if list(database.locked(RuleState.objects.using(using).filter(pk=rule))):
-                database.delete_each(KeyTurn, using, pks)
+            if list(database.locked(tables.rule_states(using).filter(pk=rule))):
+                database.delete_each(tables.KeyTurn, using, pks)
 
 
 def _spent_turns(using: str) -> Any:
-    """The turns of keys that have no call ready: those of rules whose keys take no turns any more."""
+    """The turns of keys that have no call ready: those of rules whose keys take no turns any
+    more.
+    """
     from django.db.models import Exists, OuterRef
-
-    from callqueue.models import KeyTurn
 
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = _model().objects.using(using).waiting().filter(ready=True, **same)
-    return KeyTurn.objects.using(using).filter(~Exists(ready))
+    return tables.KeyTurn.objects.using(using).filter(~Exists(ready))
 
 
 def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
@@ -277,16 +275,8 @@ def _credited(using: str) -> datetime:
 
 
 def _tables(using: str) -> list[str]:
-    return [_model()._meta.db_table, _attempts(using).model._meta.db_table]
-
-
-def _attempts(using: str) -> Any:
-    from callqueue.models import CallAttempt
-
-    return CallAttempt.objects.using(using)
+    return [_model()._meta.db_table, tables.attempts(using).model._meta.db_table]
 
 
 def _model() -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue
+    return tables.CallQueue

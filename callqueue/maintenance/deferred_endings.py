@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from callqueue import callbacks, database, states
+from callqueue import callbacks, database, states, tables
 from callqueue.ledger import row_locks
 from callqueue.transitions import Ending, columns_of_call
 
@@ -21,15 +21,13 @@ MOST = 1000  # calls that one round ends
 
 def keep(using: str, endings: Sequence[tuple[int, int, Ending]], now: datetime) -> None:
     """Keep (attempt, its number, what it makes of its call) for each call that is still there."""
-    from callqueue.models import BelatedEnding
-
     there = set(
-        _calls(using)
+        tables.calls(using)
         .filter(pk__in=[ending.call_id for _, _, ending in endings])
         .values_list("pk", flat=True)
     )
     rows = [
-        BelatedEnding(
+        tables.BelatedEnding(
             attempt_id=attempt,
             call_id=ending.call_id,
             number=number,
@@ -38,16 +36,14 @@ def keep(using: str, endings: Sequence[tuple[int, int, Ending]], now: datetime) 
         for attempt, number, ending in endings
         if ending.call_id in there
     ]
-    BelatedEnding.objects.using(using).bulk_create(rows)
+    tables.BelatedEnding.objects.using(using).bulk_create(rows)
 
 
 def write(using: str) -> int:
     """End the calls whose rows are free by now, those that have not gone on meanwhile; the count of
     them.
     """
-    from callqueue.models import BelatedEnding, CallQueue
-
-    kept = BelatedEnding.objects.using(using)
+    kept = tables.BelatedEnding.objects.using(using)
     ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST])
     if not ids:
         return 0
@@ -55,7 +51,7 @@ def write(using: str) -> int:
         rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
         wanted = [row.call_id for row in rows]
         free, _ = row_locks.calls_to_end(using, wanted)
-        there = set(_calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
+        there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
         kept.filter(
             pk__in=[row.pk for row in rows if row.call_id in free or row.call_id not in there]
         ).delete()
@@ -64,7 +60,7 @@ def write(using: str) -> int:
             for row in rows
             if free.get(row.call_id) == (states.DISPATCHED, row.number)
         ]
-        database.update_each(CallQueue, using, endings)
+        database.update_each(tables.CallQueue, using, endings)
     for status in {columns["status"] for columns in endings} & set(states.FINAL):
         callbacks.announce(
             using, [columns["pk"] for columns in endings if columns["status"] == status], status
@@ -82,14 +78,8 @@ def _as_json(columns: dict[str, Any]) -> dict[str, Any]:
 
 def _columns(row: Any) -> dict[str, Any]:
     """A call's columns as they were before they were kept as JSON."""
-    field = _calls(row._state.db).model._meta.get_field
+    field: Any = tables.CallQueue._meta.get_field
     return {
         name: field("id" if name == "pk" else name).to_python(value)
         for name, value in row.columns.items()
     }
-
-
-def _calls(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using)

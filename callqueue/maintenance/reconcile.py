@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
-from callqueue import callbacks, conf, database, events, states, texts
+from callqueue import callbacks, conf, database, events, states, tables, texts
 from callqueue.database import from_us
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import row_locks
-from callqueue.managers import ended
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
-from callqueue.security import disclosure
 from callqueue.security.scrubbing import clean, payload_of
+from callqueue.sending import disclosure
+from callqueue.transitions import ended
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -90,13 +90,7 @@ def _hooks() -> dict[str, Any]:
 
 def _due(using: str) -> Any:
     """UNKNOWN calls that a hook may be asked of now."""
-    from callqueue.models import CallQueue
-
-    rows = (
-        CallQueue.objects.using(using)
-        .unknown()
-        .filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
-    )
+    rows = tables.calls(using).unknown().filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
     return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=database.ClockNow()))
 
 

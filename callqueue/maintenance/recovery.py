@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import callbacks, conf, database, events, states
+from callqueue import callbacks, conf, database, events, states, tables, transitions
 from callqueue.database import from_us
-from callqueue.dispatch import publisher
 from callqueue.ledger import account, agreement, clock_jumps, holds, ready_calls, row_locks
 from callqueue.maintenance import deferred_endings
-from callqueue.managers import ended
-from callqueue.transitions import Ending, after_failure, after_loss, columns_of_call
+from callqueue.transitions import Ending, after_failure, after_loss, columns_of_call, ended
 
 ORPHANED = timedelta(
     seconds=10
@@ -45,13 +43,13 @@ def void_unbegun(using: str) -> int:
     nobody listens.
     """
     overdue = (
-        _attempts(using)
+        tables.attempts(using)
         .unbegun()
         .filter(lease_until__lt=database.ClockNow())
         .order_by("lease_until")
     )
     ids = list(overdue.values_list("pk", flat=True)[:MOST])
-    return publisher.undo(using, ids) if ids else 0
+    return transitions.undo(using, ids) if ids else 0
 
 
 def end_lost(using: str) -> int:
@@ -59,7 +57,7 @@ def end_lost(using: str) -> int:
     rule's `on_lost` says.
     """
     overdue = (
-        _attempts(using)
+        tables.attempts(using)
         .open()
         .filter(started_at__isnull=False, lease_until__lt=database.ClockNow())
     )
@@ -78,7 +76,7 @@ def end_lost(using: str) -> int:
             for pair in free
             if pair.attempt.lease_until is not None and pair.attempt.lease_until < now
         ]
-        lost = _attempts(using).filter(pk__in=[pair.attempt.pk for pair in pairs])
+        lost = tables.attempts(using).filter(pk__in=[pair.attempt.pk for pair in pairs])
         lost.update(finished_at=now, outcome=states.LOST, error_message=message)
         endings = [_ending(pair.call, message, now) for pair in pairs if pair.call]
         rows = [columns_of_call(ending, now) for ending in endings]
@@ -159,23 +157,21 @@ def beat(using: str, name: str) -> Sign:
     """Give a dispenser's sign of life; forgets the dispensers that have been silent for longer than
     anything counts.
     """
-    from callqueue.models import DispenserState
-
     now = database.clock(using)
-    rows = DispenserState.objects.using(using)
+    rows = tables.dispensers(using)
     if not rows.filter(pk=name).update(seen_at=now):
         rows.filter(seen_at__lt=now - _memory(using)).delete()
         rows.bulk_create(
-            [DispenserState(name=name, started_at=now, seen_at=now)], ignore_conflicts=True
+            [tables.DispenserState(name=name, started_at=now, seen_at=now)], ignore_conflicts=True
         )
-    return Sign(now, _attempts(using).order_by("-pk").values_list("pk", "released_at").first())
+    return Sign(
+        now, tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
+    )
 
 
 def has_others(using: str, name: str) -> bool:
     """Whether there are other dispensers, or were not long ago."""
-    from callqueue.models import DispenserState
-
-    return DispenserState.objects.using(using).exclude(pk=name).exists()
+    return tables.dispensers(using).exclude(pk=name).exists()
 
 
 def has_gone_back(using: str, name: str, last: Sign) -> bool:
@@ -186,14 +182,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     then, or where the row was so old that others may have pruned it: what this dispenser knew of
     counts no more.
     """
-    from callqueue.models import DispenserState
-
-    seen = (
-        DispenserState.objects.using(using)
-        .filter(pk=name)
-        .values_list("seen_at", flat=True)
-        .first()
-    )
+    seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is not None:
         return bool(seen < last.at)
     return not _has_attempt(using, last.newest) and database.clock(using) - last.at < _memory(using)
@@ -201,7 +190,7 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
 
 def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
     return attempt is not None and bool(
-        _attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists()
+        tables.attempts(using).filter(pk=attempt[0], released_at=attempt[1]).exists()
     )
 
 
@@ -235,13 +224,5 @@ def _ending(call: Any, message: str, now: Any) -> Ending:
     return after_loss(call, rule, message, now)
 
 
-def _attempts(using: str) -> Any:
-    from callqueue.models import CallAttempt
-
-    return CallAttempt.objects.using(using)
-
-
 def _model() -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue
+    return tables.CallQueue

@@ -18,5 +18,5 @@ class Migration(migrations.Migration):
                 "verbose_name": "call",
                 "verbose_name_plural": "calls",
             },
-        ),
+        )
     ]

@@ -2,7 +2,9 @@ from django.db import migrations, models
 
 
 def tell_spaces_apart(apps, schema_editor):
-    """On MariaDB and MySQL, text that differs in trailing spaces differs, as in case and accents."""
+    """On MariaDB and MySQL, text that differs in trailing spaces differs, as in case and
+    accents.
+    """
     from callqueue.database import tell_text_apart
 
     tell_text_apart(

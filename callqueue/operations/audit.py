@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import conf, database, events, states
+from callqueue import conf, database, events, states, tables
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
 from callqueue.ledger import agreement
 from callqueue.limits.budgets import Book, Budget, cost_of
@@ -206,7 +206,9 @@ class Tally:
         self.highest = self.counted = 0
 
     def add(self, instant: int, cost: int) -> None:
-        """So much was counted at this instant; for what is in flight, a negative cost is its end."""
+        """So much was counted at this instant; for what is in flight, a negative cost is its
+        end.
+        """
         raise NotImplementedError
 
     def share(self) -> float:
@@ -365,14 +367,12 @@ def _ended(using: str, what: str, rule: str, cut: int) -> Iterator[Seen]:
 
 def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
     """Attempts, their instants in microseconds."""
-    from callqueue.models import CallAttempt
-
     columns = [quoted(using, name) for name in ("id", "rule", "key", "queue", what)]
     instants = ("sent_at", "COALESCE(started_at, released_at)", "finished_at", "released_at")
     listed = ", ".join(columns + [micros_sql(using, instant) for instant in instants])
     return rows(
         using,
-        f"SELECT {listed} FROM {quoted(using, CallAttempt._meta.db_table)} WHERE {where}",
+        f"SELECT {listed} FROM {quoted(using, tables.CallAttempt._meta.db_table)} WHERE {where}",
         params,
     )
 

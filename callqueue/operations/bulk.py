@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
-from callqueue import conf, database, states
+from callqueue import conf, database, states, tables
 from callqueue.sending import validation
 
 BATCH = 500
@@ -60,7 +60,9 @@ def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
 def statuses_of(
     names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]
 ) -> tuple[int, ...]:
-    """The statuses of these names; ValueError where one is unknown, or not among the `legal` ones."""
+    """The statuses of these names; ValueError where one is unknown, or not among the `legal`
+    ones.
+    """
     if not names:
         return tuple(default)
     allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
@@ -94,11 +96,11 @@ def _each_batch(
 def _next_batch(using: str, picked: Any, act: Callable[[Any], int]) -> tuple[list[int], int]:
     """Act on the next calls; their ids, and how many of them changed."""
     ids = list(picked.order_by("pk").values_list("pk", flat=True)[:BATCH])
-    return ids, act(_calls(using).filter(pk__in=ids)) if ids else 0
+    return ids, act(tables.calls(using).filter(pk__in=ids)) if ids else 0
 
 
 def _picked(using: str, pick: Pick) -> Any:
-    rows = _calls(using).filter(status__in=pick.statuses)
+    rows = tables.calls(using).filter(status__in=pick.statuses)
     if pick.rule is not None:
         conf.current().rule(pick.rule)
         rows = rows.filter(rule=pick.rule)
@@ -111,19 +113,7 @@ def _picked(using: str, pick: Pick) -> Any:
 
 def _since(using: str, cut: datetime) -> Q:
     """Calls whose end, or whose last failure, is no earlier than `cut`."""
-    from callqueue.models import CallAttempt
-
-    attempts = (
-        CallAttempt.objects.using(using)
-        .charged()
-        .filter(call_id=OuterRef("pk"), finished_at__gte=cut)
-    )
+    attempts = tables.attempts(using).charged().filter(call_id=OuterRef("pk"), finished_at__gte=cut)
     ended = Q(status__in=states.FINAL, finished_at_dt__gte=cut)
     failed = Q(status=states.ERROR) & Q(Exists(attempts))
     return ended | failed | Q(status__in=BY_CREATION, created_dt__gte=cut)
-
-
-def _calls(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using)

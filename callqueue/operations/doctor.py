@@ -16,7 +16,7 @@ from typing import Any
 from django.apps import apps
 from django.db import connections
 
-from callqueue import conf, database, states
+from callqueue import conf, database, states, tables
 from callqueue.database import ClockNow
 from callqueue.ledger import agreement
 from callqueue.limits import opinions
@@ -183,15 +183,11 @@ def check_clock(using: str) -> Check:
 
 def check_dispenser(using: str) -> Check:
     """A dispenser has given a sign of life."""
-    from callqueue.models import DispenserState
-
     now = database.clock(using)
     todo = (
         "run `manage.py callqueue_dispenser`, or a worker and beat with callqueue.beat_schedule()"
     )
-    seen = list(
-        DispenserState.objects.using(using).order_by("-seen_at").values_list("name", "seen_at")
-    )
+    seen = list(tables.dispensers(using).order_by("-seen_at").values_list("name", "seen_at"))
     if not seen:
         return Check("dispenser", False, "no dispenser has ever run, or not for a day", todo)
     silent = (now - seen[0][1]).total_seconds()
@@ -248,9 +244,7 @@ def check_schedule(using: str) -> Check:
 
 def check_stuck(using: str) -> Check:
     """Nothing that was released is past its lease: recovery would have taken it back."""
-    from callqueue.models import CallAttempt
-
-    overdue = CallAttempt.objects.using(using).open().filter(lease_until__lt=ClockNow() - STUCK)
+    overdue = tables.attempts(using).open().filter(lease_until__lt=ClockNow() - STUCK)
     count = len(overdue.values_list("pk", flat=True)[:1001])
     if count:
         shown = "more than 1000" if count > 1000 else str(count)
@@ -263,9 +257,7 @@ def check_stuck(using: str) -> Check:
 
 def check_rules(using: str) -> Check:
     """No call waits under a rule that is gone."""
-    from callqueue.models import CallQueue
-
-    table, waiting = CallQueue._meta.db_table, "status IN (0, 2) AND ready"
+    table, waiting = tables.CallQueue._meta.db_table, "status IN (0, 2) AND ready"
     names = database.distinct_next(
         using, table, "rule", waiting, [], after="", down=False, count=1000
     )
@@ -282,9 +274,9 @@ def check_rules(using: str) -> Check:
 
 def check_bloat(using: str) -> Check:
     """Deleted rows do not fill the tables."""
-    from callqueue.models import CallAttempt, CallQueue
-
-    counts = database.dead_rows(using, [CallQueue._meta.db_table, CallAttempt._meta.db_table])
+    counts = database.dead_rows(
+        using, [tables.CallQueue._meta.db_table, tables.CallAttempt._meta.db_table]
+    )
     if counts is None:
         return Check("bloat", True, "this database keeps no count of dead rows")
     bloated = [
@@ -379,15 +371,13 @@ def check_ledger(using: str, crew: Crew) -> Check:
     A database that was put back to an earlier state (a backup, a lagging copy) does not know the
     latest calls, and would make their slots, and some of the calls, a second time.
     """
-    from callqueue.models import CallAttempt, DispenserState, Hold
-
     ahead = database.clock(using) + timedelta(seconds=SKEW)
-    attempts = CallAttempt.objects.using(using)
+    attempts = tables.attempts(using)
     signs = []
     newest = attempts.order_by("-pk").values_list("released_at", flat=True)[:100]
     if any(released_at > ahead for released_at in newest):
         signs.append("attempts were released in the future: the database's clock has been set back")
-    if DispenserState.objects.using(using).filter(seen_at__gt=ahead).exists():
+    if tables.dispensers(using).filter(seen_at__gt=ahead).exists():
         signs.append("dispensers were seen in the future: the database's clock has been set back")
     wanted = set(crew.attempt_ids[:1000])
     if unknown := wanted - set(attempts.filter(pk__in=wanted).values_list("pk", flat=True)):
@@ -395,11 +385,7 @@ def check_ledger(using: str, crew: Crew) -> Check:
             f"workers have {len(unknown)} attempts at hand that the ledger does not know: it was put back in time"
         )
     lately = ClockNow() - timedelta(hours=1)
-    if (
-        held := Hold.objects.using(using)
-        .filter(reason=recovery.WENT_BACK, until__gt=lately)
-        .count()
-    ):
+    if held := tables.holds(using).filter(reason=recovery.WENT_BACK, until__gt=lately).count():
         signs.append(
             f"a dispenser found its last sign of life gone and held {held} rules: the ledger was put back in time"
         )
@@ -454,16 +440,10 @@ def _tried(check: Callable[..., Check], *arguments: Any) -> Check:
 
 def _queues_wanted(using: str) -> set[str]:
     """The queues of all rules. The built-in default rule counts only where calls wait for it."""
-    from callqueue.models import CallQueue
-
     rules = conf.current().rules
     names: Iterable[str] = rules
     if rules["default"] is conf.DEFAULTS["RULES"]["default"]:
-        used = (
-            CallQueue.objects.using(using)
-            .filter(rule="default", status__in=states.UNFINISHED)
-            .exists()
-        )
+        used = tables.calls(using).filter(rule="default", status__in=states.UNFINISHED).exists()
         names = [name for name in rules if used or name != "default"]
     return _queues_of(names)
 
@@ -477,7 +457,7 @@ def _queues_of(names: Iterable[str]) -> set[str]:
 def _scheduled_rows() -> list[str]:
     if not apps.is_installed("django_celery_beat"):
         return []
-    from callqueue.integrations import periodic
+    from callqueue.operations import periodic
 
     return periodic.enabled("callqueue.dispenser")
 

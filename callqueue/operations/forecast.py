@@ -21,7 +21,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf, states
+from callqueue import conf, states, tables
 from callqueue.database import clock, from_us, quoted, rows, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
@@ -431,7 +431,9 @@ def _end(hold: holds.InForce) -> float:
 
 def _silence(using: str, now: datetime) -> str:
     """What to say where dispensers have run and none does now; empty otherwise."""
-    seen_at = _dispensers(using).order_by("-seen_at").values_list("seen_at", flat=True).first()
+    seen_at = (
+        tables.dispensers(using).order_by("-seen_at").values_list("seen_at", flat=True).first()
+    )
     if seen_at is None or seen_at > now - SILENT:
         return ""
     minutes = round((now - seen_at).total_seconds() / 60)
@@ -443,16 +445,14 @@ def _silence(using: str, now: datetime) -> str:
 def _unseen(using: str) -> str:
     return (
         ""
-        if _dispensers(using).exists()
+        if tables.dispensers(using).exists()
         else _("; no dispenser has been seen yet: the time holds if one starts now")
     )
 
 
 def _pace(using: str, rule: str) -> Pace | None:
     """The pace of the rule's latest attempts; None where there are none."""
-    from callqueue.models import CallAttempt
-
-    ended = CallAttempt.objects.using(using).charged().filter(rule=rule, finished_at__isnull=False)
+    ended = tables.attempts(using).charged().filter(rule=rule, finished_at__isnull=False)
     columns = (
         Coalesce("send_at", "released_at"),
         Coalesce("sent_at", "started_at", "released_at"),
@@ -468,17 +468,9 @@ def _pace(using: str, rule: str) -> Pace | None:
 
 def _stalled(account: ledger.Account) -> int:
     """Attempts of the group that were released a while ago and that no worker has begun."""
-    from callqueue.models import CallAttempt
-
-    unbegun = CallAttempt.objects.using(account.using).unbegun().filter(rule__in=account.rules)
+    unbegun = tables.attempts(account.using).unbegun().filter(rule__in=account.rules)
     return int(unbegun.filter(released_at__lt=from_us(account.now) - STALLED)[: CAP + 1].count())
 
 
 def _waiting(call: CallQueue, using: str) -> Any:
     return type(call).objects.using(using).waiting().filter(rule=call.rule).order_by()
-
-
-def _dispensers(using: str) -> Any:
-    from callqueue.models import DispenserState
-
-    return DispenserState.objects.using(using)

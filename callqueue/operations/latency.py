@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from statistics import quantiles
 
+from callqueue import tables
 from callqueue.limits.simulation import DELIVERY, NOTICE
 
 NEWEST = 500  # attempts looked at
@@ -19,10 +20,8 @@ def observed(using: str) -> tuple[float, float]:
     others waited for a worker too, which a simulation takes not to happen. Where too few attempts
     say, what a simulation assumes.
     """
-    from callqueue.models import CallAttempt
-
     newest = (
-        CallAttempt.objects.using(using)
+        tables.attempts(using)
         .order_by("-pk")
         .values_list("released_at", "send_at", "sent_at")[:NEWEST]
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from django.db.models import Count
 
-from callqueue import conf, database, states
+from callqueue import conf, database, states, tables
 from callqueue.database import as_parameter, from_us, instant_us, quoted, rows, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
@@ -283,7 +283,7 @@ def _exact(using: str, names: Sequence[str]) -> dict[str, int]:
     """Each half of the waiting set has an index of its own."""
     counts: Counter[str] = Counter()
     for ready in (True, False):
-        rows = _calls(using).waiting().filter(ready=ready, rule__in=names)
+        rows = tables.calls(using).waiting().filter(ready=ready, rule__in=names)
         counts.update(dict(rows.order_by().values_list("rule").annotate(count=Count("pk"))))
     return {name: counts[name] for name in names}
 
@@ -301,12 +301,12 @@ def _later(using: str) -> dict[str, tuple[int, int]]:
 
 
 def _sampled(using: str) -> Counter[str] | None:
-    """Calls waiting by rule, from a part of the table; None where the database cannot read a part."""
-    from callqueue.models import CallQueue
-
-    total = database.estimated_rows(using, CallQueue._meta.db_table) or 0
+    """Calls waiting by rule, from a part of the table; None where the database cannot read a
+    part.
+    """
+    total = database.estimated_rows(using, tables.CallQueue._meta.db_table) or 0
     percent = min(100.0, 100 * SAMPLE / max(total, 1))
-    source = database.sample_of(using, CallQueue._meta.db_table, percent)
+    source = database.sample_of(using, tables.CallQueue._meta.db_table, percent)
     if source is None:
         return None
     found = rows(using, f"SELECT rule, COUNT(*) FROM {source} WHERE status IN (0, 2) GROUP BY rule")
@@ -496,9 +496,7 @@ def _of_keys(seen: _Seen, name: str) -> list[KeyOverview]:
 
 
 def _open_by_key(using: str, name: str, keys: Sequence[str]) -> Counter[str]:
-    from callqueue.models import CallAttempt
-
-    found = CallAttempt.objects.using(using).open().filter(rule=name, key__in=keys)
+    found = tables.attempts(using).open().filter(rule=name, key__in=keys)
     return Counter(dict(found.order_by().values_list("key").annotate(count=Count("pk"))))
 
 
@@ -578,7 +576,7 @@ def _mean_cost(seen: _Seen, name: str, unit: str) -> float:
     if unit == "calls":
         return 1.0
     ready = (
-        _calls(seen.using)
+        tables.calls(seen.using)
         .waiting()
         .filter(ready=True, rule=name)
         .order_by("-priority", "due_at_dt", "id")
@@ -591,19 +589,9 @@ def _end(hold: holds.InForce) -> float:
     return float("inf") if hold.until is None else hold.until.timestamp()
 
 
-def _calls(using: str) -> Any:
-    from callqueue.models import CallQueue
-
-    return CallQueue.objects.using(using)
-
-
 def _table(using: str) -> str:
-    from callqueue.models import CallQueue
-
-    return quoted(using, CallQueue._meta.db_table)
+    return quoted(using, tables.CallQueue._meta.db_table)
 
 
 def _attempts(using: str) -> str:
-    from callqueue.models import CallAttempt
-
-    return quoted(using, CallAttempt._meta.db_table)
+    return quoted(using, tables.CallAttempt._meta.db_table)

@@ -20,7 +20,7 @@ from django.core.cache import cache
 from django.db.models import Count, Q
 from django.db.models.functions import TruncMinute
 
-from callqueue import database, states
+from callqueue import database, states, tables
 from callqueue.database import Slot, from_us, to_us
 from callqueue.ledger.time_buckets import place, stretch
 from callqueue.limits.kinds import SECOND
@@ -119,10 +119,8 @@ def _chunks(missing: Sequence[int], size: int, until: float) -> Iterator[Sequenc
 
 
 def _count(using: str, chunk: Sequence[int]) -> dict[int, Minute]:
-    from callqueue.models import CallQueue
-
     begin, end = from_us(min(chunk) * MINUTE), from_us((max(chunk) + 1) * MINUTE)
-    ended = CallQueue.objects.using(using).filter(
+    ended = tables.calls(using).filter(
         status__in=ENDED, finished_at_dt__gte=begin, finished_at_dt__lt=end
     )
     grouped = ended.order_by().values_list(
@@ -142,15 +140,13 @@ def _count_attempts(
     """Of these keys in these minutes: how many attempts succeeded, and how many were answered
     otherwise.
     """
-    from callqueue.models import CallAttempt
-
     of_rule: dict[str, list[str]] = {}
     for rule, key in keys:
         of_rule.setdefault(rule, []).append(key)
     asked = reduce(or_, (Q(rule=rule, key__in=listed) for rule, listed in of_rule.items()))
     begin, end = min(chunk) * MINUTE, (max(chunk) + 1) * MINUTE
     attempts = (
-        CallAttempt.objects.using(using)
+        tables.attempts(using)
         .charged()
         .filter(finished_at__gte=from_us(begin), finished_at__lt=from_us(end))
     )

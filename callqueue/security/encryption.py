@@ -93,9 +93,8 @@ def check_keys(keys: Any) -> list[str]:
     return problems
 
 
-_BOUND = (
-    "\0"  # no text that was sealed before tokens had a place begins with it: databases keep no NUL
-)
+# no text that was sealed before tokens had a place begins with it: databases keep no NUL
+_BOUND = "\0"
 
 
 def _label(place: str, row: str) -> str:

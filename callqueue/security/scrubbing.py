@@ -30,7 +30,8 @@ SHORT = 4  # a value of fewer characters is scrubbed only where it stands alone
 SAMPLE, MANY = (
     4,
     100,
-    # characters of a value that are looked for first; from how many of them on a text is cut up instead
+    # characters of a value that are looked for first; from how many of them on a text is cut up
+    # instead
 )
 PART = 8  # as many characters of a value in a row are scrubbed wherever they are
 TELLING = 6  # characters from which on a string of a payload tells something
@@ -168,7 +169,9 @@ class _Needle(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """Needles by how a text is read for them: by each sample, the needles that have it, and where."""
+    """Needles by how a text is read for them: by each sample, the needles that have it, and
+    where.
+    """
 
     by_reading: Mapping[str, Mapping[str, Sequence[tuple[_Needle, int]]]]
 

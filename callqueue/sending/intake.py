@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from callqueue import conf, database, events, states, telemetry
+from callqueue import conf, database, events, states, tables, telemetry
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.handlers import HTTP_METHODS, methods
 from callqueue.limits.budgets import cost_of
@@ -90,14 +90,14 @@ def accept_many(
     return database.again_after_deadlock(using, insert)
 
 
-def insert_many(calls: Sequence[CallQueue], *, batch_size: int, using: str) -> list[CallQueue]:
+def insert_many(
+    calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
+) -> list[tables.CallQueue]:
     """Insert rows that were prepared; in their order, each one's row, or the one there is where a
     unique key says so.
     """
-    from callqueue.models import CallQueue
-
     plain = [call for call in calls if call.unique_key is None]
-    database.insert_objects(CallQueue, using, plain, batch_size=batch_size)
+    database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size)
     by_place = {id(call): _complete(call) for call in plain}
     unique = _by_key([call for call in calls if call.unique_key is not None], using)
     for at in range(0, len(unique), batch_size):
@@ -107,10 +107,8 @@ def insert_many(calls: Sequence[CallQueue], *, batch_size: int, using: str) -> l
     return [by_place[id(call)] for call in calls]
 
 
-def prepare(order: Order) -> CallQueue | None:
+def prepare(order: Order) -> tables.CallQueue | None:
     """The unsaved row of an order, checked in every respect; None where the router discards it."""
-    from callqueue.models import CallQueue
-
     config = conf.current()
     data = validation.check_call_data(
         order.call_data,
@@ -131,7 +129,7 @@ def prepare(order: Order) -> CallQueue | None:
     cost = validation.check_cost(1 if routed.cost is None else routed.cost)
     _check_admissible(cost, name, config)
     validation.check_times(timezone.now(), routed.not_before, routed.expires_at)
-    call = CallQueue(
+    call = tables.CallQueue(
         status=states.NEW,
         rule=name,
         key=key,
@@ -164,7 +162,9 @@ def _numbered(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue | Non
 
 
 def order_of(item: Any, same: Mapping[str, Any] | None = None) -> Order:
-    """An order from `call_data` itself, or from an envelope {"call_data": ..., "rule": ..., ...}."""
+    """An order from `call_data` itself, or from an envelope {"call_data": ..., "rule": ...,
+    ...}.
+    """
     given = dict(same or {})
     if isinstance(item, Mapping) and "call_data" in item:
         given.update(item)
@@ -260,22 +260,18 @@ def _by_key(calls: Sequence[CallQueue], using: str) -> list[CallQueue]:
     return ordered
 
 
-def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQueue]:
+def _insert_uniques(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables.CallQueue]:
     """Insert those whose key no unfinished call carries, in one statement; by key, the call that
     carries it then.
 
     Where another sender is faster with one of them, one after the other in the order of their keys,
     none of them inserted before.
     """
-    from callqueue.models import CallQueue
-
-    first: dict[str, CallQueue] = {}
+    first: dict[str, tables.CallQueue] = {}
     for call in calls:
         first.setdefault(str(call.unique_key), call)
     if database.returns_inserted(using):
-        rows = CallQueue.objects.using(using).filter(
-            active_key__in=list(first), status__in=states.UNFINISHED
-        )
+        rows = tables.calls(using).filter(active_key__in=list(first), status__in=states.UNFINISHED)
         found = {str(call.active_key): call for call in rows}
         free = [call for key, call in first.items() if key not in found]
         if _is_inserted(free, using):
@@ -283,16 +279,14 @@ def _insert_uniques(calls: Sequence[CallQueue], using: str) -> dict[str, CallQue
     return {key: _insert_unique(call, using) for key, call in first.items()}
 
 
-def _insert_unique(call: CallQueue, using: str) -> CallQueue:
+def _insert_unique(call: tables.CallQueue, using: str) -> tables.CallQueue:
     """Insert, or find the unfinished call that carries the key. Another sender's uncommitted row is
     waited for.
 
     Where the transaction's snapshot hides that call, the database's own serialization error says
     so, or a locking read finds it.
     """
-    from callqueue.models import CallQueue
-
-    rows = CallQueue.objects.using(using).filter(active_key=call.unique_key)
+    rows = tables.calls(using).filter(active_key=call.unique_key)
     for tries in range(100):
         found = (
             database.locked(rows, wait=True)
@@ -309,17 +303,15 @@ def _insert_unique(call: CallQueue, using: str) -> CallQueue:
     return _complete(call)
 
 
-def _is_inserted(calls: Sequence[CallQueue], using: str) -> bool:
+def _is_inserted(calls: Sequence[tables.CallQueue], using: str) -> bool:
     """Insert these calls, all or none: False where an unfinished call carries one's key."""
-    from callqueue.models import CallQueue
-
     if len(calls) == 1 and database.passes_over_conflicts(using):
         return bool(
-            database.insert_objects(CallQueue, using, calls, batch_size=1, unless_there=True)
+            database.insert_objects(tables.CallQueue, using, calls, batch_size=1, unless_there=True)
         )
     try:
         with transaction.atomic(using=using):
-            database.insert_objects(CallQueue, using, calls, batch_size=len(calls) or 1)
+            database.insert_objects(tables.CallQueue, using, calls, batch_size=len(calls) or 1)
     except IntegrityError:
         for call in calls:
             call.pk, call._state.adding = None, True

@@ -186,7 +186,9 @@ def check_url(
     allowed_networks: Iterable[str],
     field: str = "params.url",
 ) -> str:
-    """The host of an http(s) URL that may be called, lower-case ASCII. A name is not resolved here."""
+    """The host of an http(s) URL that may be called, lower-case ASCII. A name is not resolved
+    here.
+    """
     return check_place(
         url, allowed_hosts=allowed_hosts, allowed_networks=allowed_networks, field=field
     )[0]

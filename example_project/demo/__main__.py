@@ -97,7 +97,9 @@ def announce_admin(stage: Stage, console: Console) -> None:
 
 
 def wait_for_callbacks() -> None:
-    """The callbacks of the last calls are Celery tasks of their own, and may come a moment later."""
+    """The callbacks of the last calls are Celery tasks of their own, and may come a moment
+    later.
+    """
     from example_project.shop.models import Product
 
     deadline = time.monotonic() + CALLBACK_SECONDS

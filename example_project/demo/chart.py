@@ -175,7 +175,9 @@ def _areas(
 
 
 def _outline(axis: Axis, top: float, steps: Sequence[Step], scale: float) -> str:
-    """The closed outline of a step function over the panel's floor; empty where there are no steps."""
+    """The closed outline of a step function over the panel's floor; empty where there are no
+    steps.
+    """
     if not steps:
         return ""
     floor = top + TALL

@@ -23,9 +23,8 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent.parent
 ADMIN = ("127.0.0.1", 8000)
 READY_SECONDS = 60.0
-STOP_SECONDS = (
-    2.0  # what is still there then has nothing left to lose: Celery takes 5 s to leave an idle pool
-)
+# what is still there then has nothing left to lose: Celery takes 5 s to leave an idle pool
+STOP_SECONDS = 2.0
 WORKERS = {"one": "celery,egress-1", "two": "egress-2"}
 
 

@@ -27,7 +27,9 @@ OBJECT = "<path:object_id>"
 
 @dataclass(frozen=True)
 class Address:
-    """An address of the app's admin; `model` is whose number stands in it, "" where there is none."""
+    """An address of the app's admin; `model` is whose number stands in it, "" where there is
+    none.
+    """
 
     route: str
     model: str

@@ -56,7 +56,9 @@ class Contestant:
         raise NotImplementedError
 
     def command_to_send_apart(self, count: int) -> list[str] | None:
-        """A program that sends calls one by one, and prints when; None where `send` does it here."""
+        """A program that sends calls one by one, and prints when; None where `send` does it
+        here.
+        """
         return None
 
     def has_ended(self) -> bool:

@@ -122,7 +122,9 @@ class _Requests:
 
 
 async def serve() -> None:
-    """Answer until standard input closes, so that no server outlives the process that started it."""
+    """Answer until standard input closes, so that no server outlives the process that started
+    it.
+    """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     with listening("127.0.0.1", 0) as listener:
         loop.add_reader(listener, lambda: _Requests(loop, listener))

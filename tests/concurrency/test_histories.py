@@ -25,8 +25,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database
-from callqueue.dispatch import publisher
+from callqueue import (
+    Concurrency,
+    FixedWindow,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    conf,
+    database,
+    transitions,
+)
 from callqueue.ledger import agreement, clock_jumps, tallies
 from callqueue.limits.budgets import bind, key_part
 from callqueue.limits.kinds import Limit
@@ -192,7 +200,7 @@ class Histories(RuleBasedStateMachine):
     @rule(count=st.integers(1, 2))
     def undo(self, count: int) -> None:
         with patch.object(conf, "current", lambda: Settings):
-            publisher.undo(
+            transitions.undo(
                 "default",
                 list(
                     CallAttempt.objects.unbegun()

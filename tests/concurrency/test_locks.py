@@ -15,8 +15,8 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
-from callqueue import Rule, events, states
-from callqueue.dispatch import dispenser, publisher
+from callqueue import Rule, events, states, transitions
+from callqueue.dispatch import dispenser
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import claim, executor, results
@@ -124,7 +124,7 @@ def test_a_refused_publish_is_undone_beside_a_call_that_is_locked(rules: Rules) 
     locked, free = send("r"), send("r")
     ids = released_by("r")
     with held_by_a_host(locked.pk), waiting_for_nobody():
-        assert publisher.undo("default", ids) == 1
+        assert transitions.undo("default", ids) == 1
         assert statuses(locked, free) == [Status.DISPATCHED, Status.NEW]
     end_leases()
     assert recovery.void_unbegun("default") == 1
@@ -333,7 +333,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
     CallQueue.objects.update(status=Status.NEW, ready=True)
     (second,) = claim.begin("default", released_by("r"))
     if end == "undo":
-        assert publisher.undo("default", first) == 0
+        assert transitions.undo("default", first) == 0
     elif end == "record":
         assert results.record("default", [answered(jobs[0], 500)]) == 1
     else:
@@ -381,7 +381,7 @@ def test_a_cancel_that_met_a_release_is_no_victim_of_its_undo(
 
     def undo() -> None:
         assert has_the_row.wait(PATIENCE)
-        ends["undone"] = publisher.undo("default", ids)
+        ends["undone"] = transitions.undo("default", ids)
         is_undone.set()
 
     def cancel() -> None:

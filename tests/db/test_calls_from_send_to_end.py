@@ -752,7 +752,9 @@ noted: list[Any] = []
 
 
 def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules: Rules) -> None:
-    """The process had no turn between the fence and the call: as for a request that was never sent."""
+    """The process had no turn between the fence and the call: as for a request that was never
+    sent.
+    """
     rules(r=Rule(), more={"HANDLERS": {"note": f"{__name__}.note"}})
     call = CallQueue.objects.send({"method": "note", "params": {}}, rule="r")
     assert call is not None

@@ -30,7 +30,9 @@ PATIENCE = 40.0
 
 
 class Private:
-    """A server process in a folder: `start`, `stop` (politely), `kill` (as if the power had gone)."""
+    """A server process in a folder: `start`, `stop` (politely), `kill` (as if the power had
+    gone).
+    """
 
     program = ""
 

@@ -160,7 +160,9 @@ class Stage:
         return self.processes.dispenser()
 
     def keep(self, *makers: Callable[[], Running]) -> Keeper:
-        """Processes that are started again whenever they die: what systemd or Kubernetes would do."""
+        """Processes that are started again whenever they die: what systemd or Kubernetes
+        would do.
+        """
         return Keeper(list(makers))
 
     # --- Waiting

@@ -209,7 +209,9 @@ def test_the_database_is_read_only_for_a_while(
 def test_behind_pgbouncer_in_transaction_mode(
     at: Callable[..., Stage], server: private.Postgres, length: Length
 ) -> None:
-    """Every transaction may have another server connection: nothing of a session may be counted on."""
+    """Every transaction may have another server connection: nothing of a session may be
+    counted on.
+    """
     with private.PgBouncer(server.port) as bouncer:
         stage = at(bouncer.url, server)
         stage.plant("before-socket", "child", "child")

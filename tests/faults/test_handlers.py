@@ -62,7 +62,9 @@ def test_a_handler_that_ends_its_process(
 
 
 def test_a_cleanup_is_killed_half_way_under_load(stage: Stage, length: Length) -> None:
-    """Only final calls past their retention are gone; a cleanup after it removes the rest of them."""
+    """Only final calls past their retention are gone; a cleanup after it removes the rest of
+    them.
+    """
     many = length(20_000, 1_000_000)
     stage.rule(100, extra='"RETENTION": {"done": timedelta(days=1), "failed": None},')
     age_them(many)

@@ -230,7 +230,9 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(
 
 
 class Claiming:
-    """Answers every request with its path as the charset of a text, and more of the same behind it."""
+    """Answers every request with its path as the charset of a text, and more of the same
+    behind it.
+    """
 
     def __init__(self, padding: str) -> None:
         self.padding = padding.encode()

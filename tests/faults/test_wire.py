@@ -20,7 +20,9 @@ LOST = "lost"
 
 @pytest.fixture
 def ended(stage: Stage) -> dict[str, CallQueue]:
-    """Every kind of trouble, for a call that may be repeated and for one that may not, all at once."""
+    """Every kind of trouble, for a call that may be repeated and for one that may not, all at
+    once.
+    """
     stage.rule(200, total=TOTAL, more="connect_timeout=1.0")
     source = (stage.processes.folder / "settings_with_sabotage.py").read_text("utf-8")
     stage.processes.configure(

@@ -258,7 +258,9 @@ def test_a_second_sigterm_loses_nothing(stage: Stage) -> None:
 
 
 def test_a_worker_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage) -> None:
-    """Held answers arrive, but the attempts are no longer its own: what it records does not count."""
+    """Held answers arrive, but the attempts are no longer its own: what it records does not
+    count.
+    """
     stage.rule(total=1.0)
     stage.dispenser()
     frozen = stage.worker(concurrency=2)

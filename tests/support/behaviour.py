@@ -1,4 +1,6 @@
-"""What the behaviour suite works with: calls by a word, a vendor in memory, a run in this process."""
+"""What the behaviour suite works with: calls by a word, a vendor in memory, a run in this
+process.
+"""
 
 from __future__ import annotations
 

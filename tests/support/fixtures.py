@@ -1,4 +1,6 @@
-"""Fixtures of tests that need a vendor, a broker or processes: see the modules of the same names."""
+"""Fixtures of tests that need a vendor, a broker or processes: see the modules of the same
+names.
+"""
 
 from __future__ import annotations
 

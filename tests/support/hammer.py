@@ -18,8 +18,7 @@ from typing import Any
 
 from django.db import OperationalError, connections, transaction
 
-from callqueue import Retry, Rule, SlidingWindow, states
-from callqueue.dispatch import publisher
+from callqueue import Retry, Rule, SlidingWindow, states, transitions
 from callqueue.dispatch.release_pass import release
 from callqueue.execution import executor
 from callqueue.maintenance import cleanup, recovery
@@ -209,7 +208,7 @@ class Hammer:
             ids = [one.attempt_id for one in release("default", [rule], batch=20).released]
             lost = self.random.random()
             if ids and lost < 0.2:
-                publisher.undo("default", ids)
+                transitions.undo("default", ids)
             elif ids and lost < 0.9:
                 self._messages.put(ids)
                 self._messages.put(ids[:3])  # delivered twice

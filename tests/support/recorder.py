@@ -40,7 +40,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request as the vendor saw it. `answered_at` and `status` are None while it is unanswered."""
+    """One request as the vendor saw it. `answered_at` and `status` are None while it is
+    unanswered.
+    """
 
     at: float
     peer: str
@@ -310,7 +312,9 @@ async def accept_for_ever(server: socket.socket, memory: Memory) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """Reads requests by hand, since speed matters here: one at a time, the next after the answer."""
+    """Reads requests by hand, since speed matters here: one at a time, the next after the
+    answer.
+    """
 
     opened = 0
 
@@ -566,7 +570,9 @@ def redirect(connection: Connection, rest: str, query: Query) -> None:
 
 
 def limited(connection: Connection, rest: str, query: Query) -> None:
-    """/limited?name=x&n=20&window=1.0: 200, or 429 with Retry-After where a sliding window is full."""
+    """/limited?name=x&n=20&window=1.0: 200, or 429 with Retry-After where a sliding window is
+    full.
+    """
     assert connection.entry is not None
     limit, window = int(query.get("n", "20")), float(query.get("window", "1.0"))
     wait = connection.memory.admits(query.get("name", ""), limit, window, connection.entry.at)

@@ -206,7 +206,9 @@ def free_port() -> int:
 
 
 def _binaries_and_account(home: Path) -> tuple[Path, int | None]:
-    """PostgreSQL refuses to run as root: then it runs as nobody, from a copy that nobody may read."""
+    """PostgreSQL refuses to run as root: then it runs as nobody, from a copy that nobody may
+    read.
+    """
     installed = _installed_binaries()
     if os.geteuid() != 0:
         return installed, None

@@ -1,4 +1,6 @@
-"""The example project: its servers come from the environment, and a message in its folder is whole."""
+"""The example project: its servers come from the environment, and a message in its folder is
+whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The names, arguments and numbers that users rely on: changing any of these is a breaking change."""
+"""The names, arguments and numbers that users rely on: changing any of these is a breaking
+change.
+"""
 
 from __future__ import annotations
 

@@ -62,9 +62,8 @@ class Answer:
     truncated: bool = False  # the body was cut at max_response_bytes
     broken: bool = False  # the body broke off, or ran past a timeout
     dropped: bool = False  # the gate raised Dropped
-    redirects: int = (
-        0  # how many were followed; perhaps one of them never got as far as the network
-    )
+    # how many were followed; perhaps one of them never got as far as the network
+    redirects: int = 0
 
 
 def request(
@@ -288,7 +287,9 @@ _OF_THE_BODY = (
 
 
 def _location(response: requests.Response) -> str | None:
-    """Where the answer redirects to: bytes that HTTP reads as Latin-1 and servers write as UTF-8."""
+    """Where the answer redirects to: bytes that HTTP reads as Latin-1 and servers write as
+    UTF-8.
+    """
     if not response.is_redirect:
         return None
     location = response.headers["location"]

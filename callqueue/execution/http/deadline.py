@@ -164,7 +164,9 @@ class Journey:
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
-        """Seconds spent in the gate, by which the deadline moves, though not past the gate's own."""
+        """Seconds spent in the gate, by which the deadline moves, though not past the gate's
+        own.
+        """
         before = now()
         self.gate.wait()
         waited = now() - before

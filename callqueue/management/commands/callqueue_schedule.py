@@ -35,8 +35,8 @@ class Command(CallQueueCommand):
                 "INSTALLED_APPS; or use CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()"
             )
         from callqueue import conf
-        from callqueue.integrations import periodic
         from callqueue.integrations.beat_schedule import beat_schedule
+        from callqueue.operations import periodic
 
         interval = conf.current().interval if options["interval"] is None else options["interval"]
         if not 0.05 <= interval <= 86400:

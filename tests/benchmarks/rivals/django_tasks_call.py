@@ -1,4 +1,6 @@
-"""The task of with_django_tasks.py, in a module of its own since tasks are named by their module."""
+"""The task of with_django_tasks.py, in a module of its own since tasks are named by their
+module.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The admin for someone whose browser asks for German: every page, and not a sentence in English."""
+"""The admin for someone whose browser asks for German: every page, and not a sentence in
+English.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue import Rule, SlidingWindow, broker, tasks
+from callqueue import Rule, SlidingWindow, broker, tasks, transitions
 from callqueue.dispatch import backpressure, publisher, release_pass
 from callqueue.dispatch.backpressure import LEAST, MOST, Shown, room, trust
 from callqueue.dispatch.release_pass import ensure_states
@@ -188,7 +188,7 @@ def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str
         results.record("default", [answered(job, 500) for job in claim.begin("default", ids)])
         CallQueue.objects.all().requeue()
     else:
-        publisher.undo("default", ids)
+        transitions.undo("default", ids)
     assert len(passes("r")) == 20
 
 

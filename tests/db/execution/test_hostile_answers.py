@@ -90,7 +90,9 @@ def answered(
 
 
 def as_one_message() -> list[int]:
-    """Begin and end all that is released, side by side, as a worker does; the ids of the attempts."""
+    """Begin and end all that is released, side by side, as a worker does; the ids of the
+    attempts.
+    """
     release()
     ids = list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True))
     executor.execute("default", ids)

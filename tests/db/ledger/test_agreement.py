@@ -137,7 +137,9 @@ def test_of_several_limits_each_one_holds(waiting: Any) -> None:
 def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_has_joined(
     waiting: Any,
 ) -> None:
-    """No look at anything is needed in between: its next pass finds that its book is out of date."""
+    """No look at anything is needed in between: its next pass finds that its book is out of
+    date.
+    """
     waiting(r=50)
     loose, strict = (
         Process("loose", r=Rule(limits=[SlidingWindow("40/m")])),

@@ -310,7 +310,9 @@ def test_a_jump_that_a_slow_reading_hides_is_not_credited(clocks: Clocks) -> Non
 
 
 def test_what_keys_wait_for_and_whose_turn_it_was_are_forgotten(clocks: Clocks) -> None:
-    """Else a key would wait for an instant of the old frame, or come behind all others until then."""
+    """Else a key would wait for an instant of the old frame, or come behind all others until
+    then.
+    """
     clock_jumps.watch("default").look()
     later = database.to_us(clocks.wall)
     KeyTurn.objects.create(

@@ -245,7 +245,9 @@ def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(
 
 
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
-    """With 50 times as many blocked keys a pass makes the same statements, and reads no more turns."""
+    """With 50 times as many blocked keys a pass makes the same statements, and reads no more
+    turns.
+    """
     seen = {}
     for count in (20, 1000):
         (

@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
-from callqueue.dispatch import publisher
+from callqueue import (
+    Concurrency,
+    FixedWindow,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    database,
+    transitions,
+)
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import account as ledger
@@ -227,7 +234,7 @@ def test_room_of_undone_releases_is_there_at_once(rules: Rules, limit: Limit) ->
     for _ in range(9):
         send("r", key="T")
     assert len(release()) == 5
-    publisher.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:3]))
+    transitions.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:3]))
     assert len(release()) == 3
     assert release() == []
 
@@ -237,7 +244,7 @@ def test_room_of_undone_releases_is_there_at_once_in_a_window_of_thousands(rules
     waiting_calls("r", 3000)
     release_all("r", answered=False)
     assert CallAttempt.objects.count() == 2500
-    publisher.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:900]))
+    transitions.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:900]))
     release_all("r", answered=False)
     assert CallAttempt.objects.charged().count() == 2500
 
@@ -391,7 +398,9 @@ def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
 
 
 def test_passes_read_no_more_rows_however_many_attempts_the_window_has(rules: Rules) -> None:
-    """Counted from the plans: rows that statements read, with 50 times the attempts in the window."""
+    """Counted from the plans: rows that statements read, with 50 times the attempts in the
+    window.
+    """
     if connection.vendor != "postgresql":
         pytest.skip("reads PostgreSQL's plans")
     limits = {
@@ -504,7 +513,7 @@ def answer_open(count: int = 100_000, tokens: int | None = None) -> None:
 def undo_some(released: Iterable[Any], chance: random.Random) -> None:
     ids = [one.attempt_id for one in released if chance.random() < 0.2]
     if ids:
-        publisher.undo("default", ids)
+        transitions.undo("default", ids)
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

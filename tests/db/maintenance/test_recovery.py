@@ -13,9 +13,8 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, callbacks, database
+from callqueue import Retry, Rule, SlidingWindow, callbacks, database, transitions
 from callqueue import broker as messages
-from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser, _name_of_process
 from callqueue.execution import executor
 from callqueue.maintenance import recovery
@@ -264,7 +263,7 @@ def test_a_refused_publish_is_undone_at_once(rules: Rules) -> None:
     calls = [send() for _ in range(3)]
 
     def refuse(using: str, messages: Any) -> bool:
-        publisher.undo(using, [pk for _, ids in messages for pk in ids])
+        transitions.undo(using, [pk for _, ids in messages for pk in ids])
         return False
 
     Dispenser(publish=refuse).run_once()
@@ -362,7 +361,9 @@ def test_twenty_threads_with_one_unique_key_make_one_call(
 
 
 def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
-    """Let so many threads do it at the same moment; what each returned. Re-raises the first error."""
+    """Let so many threads do it at the same moment; what each returned. Re-raises the first
+    error.
+    """
     gate, results, errors = threading.Barrier(count), [None] * count, list[BaseException]()
 
     def body(number: int) -> None:

@@ -1,4 +1,6 @@
-"""The use of limits over their last windows: what the plots show, against instants that are known."""
+"""The use of limits over their last windows: what the plots show, against instants that are
+known.
+"""
 
 from __future__ import annotations
 

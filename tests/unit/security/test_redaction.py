@@ -1,4 +1,6 @@
-"""What people are shown never holds what is probably secret, and curl commands are safe to paste."""
+"""What people are shown never holds what is probably secret, and curl commands are safe to
+paste.
+"""
 
 from __future__ import annotations
 

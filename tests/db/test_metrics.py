@@ -15,8 +15,7 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from callqueue import Rule, SlidingWindow
-from callqueue.integrations import prometheus
+from callqueue import Rule, SlidingWindow, metrics
 from callqueue.operations import control
 from tests.support.behaviour import release, send
 
@@ -33,7 +32,7 @@ def a_backlog(rules: Rules) -> None:
 
 def scraped() -> dict[tuple[str, ...], float]:
     """Every sample of the view: its name and its sorted labels' values -> its value."""
-    answer = prometheus.view(RequestFactory().get("/metrics"))
+    answer = metrics.view(RequestFactory().get("/metrics"))
     assert answer["Content-Type"].startswith("text/plain")
     families = text_string_to_metric_families(answer.content.decode())
     return {
@@ -77,11 +76,11 @@ def test_a_database_that_is_away_is_a_metric_and_not_an_error(
 def test_registering_reads_nothing(django_assert_num_queries: Any) -> None:
     registry = CollectorRegistry()
     with django_assert_num_queries(0):
-        prometheus.register(registry)
+        metrics.register(registry)
     assert registry.get_sample_value("callqueue_waiting_calls", {"rule": "r"}) == 3
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImproperlyConfigured, match=r"django-callqueue\[metrics\]"):
-        prometheus.register()
+        metrics.register()

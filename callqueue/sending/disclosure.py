@@ -22,7 +22,9 @@ from callqueue.sending import validation
 
 @dataclass(frozen=True)
 class Disclosed:
-    """A call's params with the values in place. `is_bound`: one of them may not go just anywhere."""
+    """A call's params with the values in place. `is_bound`: one of them may not go just
+    anywhere.
+    """
 
     params: Mapping[str, Any]
     values: tuple[str, ...] = field(default=(), repr=False)
