@@ -107,6 +107,7 @@ def at_every_moment(
     all_deeds = deeds()
     is_short = deed in all_deeds and not os.environ.get(AT_LENGTH)
     number, step = (all_deeds.index(deed) + 1, len(all_deeds)) if is_short else (1, 1)
+    most = 0
     while True:
         for model in apps.get_app_config("callqueue").get_models():
             model._default_manager.all().delete()
@@ -115,8 +116,8 @@ def at_every_moment(
             work(given)
         judge(given, made.story)
         if not made.came:
-            return made.seen
-        number += step
+            return max(most, made.seen)
+        number, most = number + step, max(most, made.seen)
 
 
 @pytest.mark.fault
