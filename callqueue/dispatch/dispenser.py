@@ -22,7 +22,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import callbacks, conf, database, events, texts, transitions
+from callqueue import callbacks, clocks, conf, database, events, texts, transitions
 from callqueue.dispatch import listener, publisher
 from callqueue.dispatch.release_pass import REVIEW, Pass, release
 from callqueue.ledger import account, agreement, clock_jumps, ready_calls
@@ -128,7 +128,7 @@ class Dispenser:
         elif self._has_settled:
             return
         self._has_settled = True
-        left = (watch.since or 0.0) + clock_jumps.SETTLED - clock_jumps.monotonic()
+        left = (watch.since or 0.0) + clock_jumps.SETTLED - clocks.monotonic()
         if left > 0 and recovery.has_others(self.using, self.name):
             stop.wait(left)
 
@@ -185,7 +185,7 @@ class Dispenser:
 
     def _release(self, lane: Lane) -> Pass:
         """Run a pass over the lane's rules and publish what it released."""
-        lane.unpublished_from = lane.unpublished_from or clock_jumps.monotonic()
+        lane.unpublished_from = lane.unpublished_from or clocks.monotonic()
         done = release(self.using, lane.rules, self.seat.book)
         self._is_outdated |= done.is_outdated
         now = time.monotonic()
@@ -228,7 +228,7 @@ class Dispenser:
         for lane in self.lanes.values():
             if lane.unpublished_from:
                 now = database.clock(self.using)
-                since = now - timedelta(seconds=clock_jumps.monotonic() - lane.unpublished_from)
+                since = now - timedelta(seconds=clocks.monotonic() - lane.unpublished_from)
                 transitions.undo_released(self.using, lane.rules, since)
                 lane.unpublished_from = 0.0
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from callqueue import callbacks, conf, database, states, tables
+from callqueue import callbacks, clocks, conf, database, states, tables
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import backpressure, planning
 from callqueue.dispatch.planning import Plan, Release
@@ -425,11 +425,11 @@ def _fail(using: str, unfit: Mapping[int, str]) -> None:
         )
 
 
-def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clock_jumps.Reading | None]:
+def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clocks.Reading | None]:
     """Lock the rules' rows, those that nobody else has locked, and read them; and the clock, as it
     was just before.
     """
-    before = clock_jumps.monotonic()
+    before = clocks.monotonic()
     table, attempts = (
         database.quoted(using, model._meta.db_table)
         for model in (tables.RuleState, tables.CallAttempt)

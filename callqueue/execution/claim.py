@@ -19,7 +19,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from callqueue import conf, database, events, states, tables, texts
+from callqueue import clocks, conf, database, events, states, tables, texts
 from callqueue.database import from_us, to_us
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import methods
@@ -134,7 +134,7 @@ def begin(using: str, attempt_ids: Sequence[int], worker: str = "") -> list[Job]
 
 
 def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
-    before = clock_jumps.monotonic()
+    before = clocks.monotonic()
     at_once = database.returns_updated(using)
     rows = (
         _take_at_once(using, attempt_ids, worker) if at_once else _read(using, attempt_ids, worker)

@@ -18,14 +18,13 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import conf, database, events, outcome, states, telemetry, texts, transitions
+from callqueue import clocks, conf, database, events, outcome, states, telemetry, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
 from callqueue.execution import claim, provider_limits, results, thread_pool
 from callqueue.execution.claim import Job
 from callqueue.execution.http import client
 from callqueue.execution.results import Report
 from callqueue.handlers import HTTP_METHODS, Context, find
-from callqueue.ledger import clock_jumps
 from callqueue.limits.backoff import delay
 from callqueue.limits.budgets import key_part, with_redirects
 from callqueue.limits.rules import Rule
@@ -172,7 +171,7 @@ class SlotGate(client.Gate):
         """Sleep until the slot opens, on the database's clock, erring late."""
         job = self._job
         if job.send_at is not None:
-            while (left := job.clock.monotonic_at(job.send_at) - clock_jumps.monotonic()) > 0:
+            while (left := job.clock.monotonic_at(job.send_at) - clocks.monotonic()) > 0:
                 time.sleep(left)
         was_through, job.is_through = (
             job.is_through,
@@ -181,7 +180,7 @@ class SlotGate(client.Gate):
         if job.is_left and not was_through:
             job.is_through = False
             raise client.Dropped(LEFT)
-        left = job.lease_ends - clock_jumps.monotonic()
+        left = job.lease_ends - clocks.monotonic()
         if left <= 0:
             raise client.Dropped("the lease had ended before the first byte was sent")
         if self.sent_at is None and left < min(
@@ -327,11 +326,11 @@ def _handle(job: Job, params: Mapping[str, Any], gate: SlotGate) -> Report:
         attempt=job.number,
         idempotency_key=job.idempotency_key,
         deadline=datetime.now(UTC)
-        + timedelta(seconds=max(0.0, job.lease_ends - clock_jumps.monotonic())),
+        + timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic())),
         is_last=job.failed_count + 1 >= job.sound_rule.retry.max_attempts,
     )
     if job.first_sent_dt is None:
-        job.first_sent_dt = job.clock.latest(clock_jumps.monotonic())
+        job.first_sent_dt = job.clock.latest(clocks.monotonic())
     result = find(job.method)(params, context)
     seen = _ended(job)
     verdict = result if isinstance(result, outcome.OUTCOMES) else Succeeded(result)
@@ -489,7 +488,7 @@ def _settled(job: Job, rule: Rule, response: Any) -> Any:
 
 def _unfit(job: Job) -> Report:
     """The report of an attempt that cannot be executed any more."""
-    now = job.clock.latest(clock_jumps.monotonic())
+    now = job.clock.latest(clocks.monotonic())
     if job.unfit == claim.EXPIRED:
         return Report(
             job, transitions.after_expiry(job, now), states.VOIDED, error="expired", ended_at=now
@@ -521,7 +520,7 @@ def _record(using: str, reports: Sequence[Report]) -> None:
                 using
             ):  # a test's: what broke it stays broken, and its connection is not ours to close
                 raise
-            if clock_jumps.monotonic() + pause >= max(report.job.lease_ends for report in reports):
+            if clocks.monotonic() + pause >= max(report.job.lease_ends for report in reports):
                 events.tell(
                     "database_away", during="record", error=type(error).__name__, calls=len(reports)
                 )
@@ -571,11 +570,11 @@ def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
 
 
 def _now(job: Job) -> datetime:
-    return job.clock.latest(clock_jumps.monotonic())
+    return job.clock.latest(clocks.monotonic())
 
 
 def _ended(job: Job) -> dict[str, Any]:
     """That it has ended just now: on the database's clock as begin read it, and by this process's
     own.
     """
-    return {"ended_at": _now(job), "ended_mono": clock_jumps.monotonic()}
+    return {"ended_at": _now(job), "ended_mono": clocks.monotonic()}

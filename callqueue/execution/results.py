@@ -16,12 +16,12 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
-from callqueue import callbacks, conf, database, events, states, tables
+from callqueue import callbacks, clocks, conf, database, events, states, tables
+from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.execution.claim import Job
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import clock_jumps, holds, row_locks
-from callqueue.ledger.clock_jumps import Reading
 from callqueue.ledger.tallies import tallied_rules
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import deferred_endings
@@ -31,7 +31,7 @@ from callqueue.texts import decoded
 from callqueue.transitions import Ending, columns_of_call
 
 LOOKS = 20  # at a clock that jumps again and again, before a record is put off
-TOLERANCE = timedelta(microseconds=clock_jumps.TOLERANCE)
+TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,14 +20,11 @@ from typing import Any
 from django.db.models import Case, DateTimeField, F, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
-from callqueue import database, events, states, tables
+from callqueue import clocks, database, events, states, tables
+from callqueue.clocks import ClockEstimate, Reading
 from callqueue.database import from_us, to_us
 
-# microseconds that the two clocks may differ by between two readings, besides a share of the time
-TOLERANCE = 10_000
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
-FRESH = 20.0  # seconds for which a reading helps to narrow later ones
-DRIFT = 1e-4  # how much one clock may run faster than the other, as a share
 # in the frame's memo: the ledger was moved back last, by somebody who did not see the clock go back
 UNDONE = "undone"
 # in a rule's memo: what the clock showed before it jumped, so that what was due then still is
@@ -38,88 +34,9 @@ WAS = "was"
 FRAME = "\njumps"
 
 
-_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def monotonic() -> float:
-    """Seconds that have passed, those of a suspended machine included where it can tell (Linux):
-    leases go by them too.
-
-    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and
-    the database's clock would seem to have jumped.
-    """
-    return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The database's clock, read between two instants of this process's monotonic time, and how far
-    the ledger was moved by then.
-
-    Without a jump that nobody has dealt with, `at` less `moved` goes on as time does, whoever reads
-    it.
-    """
-
-    at: int
-    before: float
-    after: float
-    moved: int = 0
-
-    def jump_to(self, later: Reading) -> int:
-        """By how much the clock went further (or less far) until `later` than time and the ledger
-        did; 0 within the tolerance.
-
-        Errs upwards, by no more than the readings took: what is moved along by it ages late, never
-        early.
-        """
-        went = (later.at - later.moved) - (self.at - self.moved)
-        least, most, slack = self._bounds(later)
-        return 0 if least - slack <= went <= most + slack else went - least
-
-    def credit(self, later: Reading) -> int:
-        """The instant that `later` may be taken for: what it read, but no more since this reading
-        than time surely went by.
-        """
-        least, _, slack = self._bounds(later)
-        return min(later.at, self.at + (later.moved - self.moved) + least + slack)
-
-    def _bounds(self, later: Reading) -> tuple[int, int, int]:
-        least = round((later.before - self.after) * 1_000_000)
-        most = round((later.after - self.before) * 1_000_000)
-        return least, most, TOLERANCE + round(2 * DRIFT * max(0, most))
-
-
 def _seen(last: Reading, reading: Reading) -> int:
     """By how much the clock itself jumped, whatever has become of the ledger."""
     return last.jump_to(replace(reading, moved=last.moved))
-
-
-class Narrowed:
-    """Readings of the last seconds, taken together: each bounds how the two clocks stand to each
-    other, all bound it closer.
-    """
-
-    def __init__(self) -> None:
-        self._readings: deque[Reading] = deque(maxlen=16)
-
-    def add(self, reading: Reading) -> Reading:
-        """The reading, its two instants moved towards each other as far as the others allow."""
-        while self._readings and reading.after - self._readings[0].after > FRESH:
-            self._readings.popleft()
-        self._readings.append(reading)
-        before, after = reading.before, reading.after
-        for other in self._readings:
-            passed = (reading.at - other.at) / 1_000_000
-            drift = abs(passed) * DRIFT
-            before, after = (
-                max(before, other.before + passed - drift),
-                min(after, other.after + passed + drift),
-            )
-        if before <= after:
-            return replace(reading, before=before, after=after)
-        self._readings.clear()  # they contradict each other: one of the clocks was set
-        self._readings.append(reading)
-        return reading
 
 
 @dataclass(frozen=True)
@@ -149,7 +66,7 @@ class Watch:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
         self.since: float | None = None
-        self.narrowed = Narrowed()
+        self.narrowed = ClockEstimate()
         self.steady_from: int | None = None
         self._suspicious = self._has_taken_over = False
         self._looking, self._keeping = threading.Lock(), threading.Lock()
@@ -208,7 +125,7 @@ class Watch:
             is_next = (
                 last is not None
                 and last.moved == reading.moved
-                and reading.after - last.before <= FRESH
+                and reading.after - last.before <= clocks.FRESH
             )
             if self.steady_from is None or jumped or not is_next:
                 self.steady_from = reading.at
@@ -224,7 +141,7 @@ class Watch:
         """Whether all who saw a jump that this process did not have dealt with it by now, those
         that still run.
         """
-        return not self._has_taken_over or monotonic() - (self.since or 0.0) > SETTLED
+        return not self._has_taken_over or clocks.monotonic() - (self.since or 0.0) > SETTLED
 
     def _follow(self, last: Reading) -> tuple[Reading, bool]:
         """Move the ledger by what of a jump it has not been moved by yet; the reading, and whether
@@ -279,7 +196,7 @@ class Watch:
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:
-            self.narrowed = Narrowed()  # those before are of another frame
+            self.narrowed = ClockEstimate()  # those before are of another frame
         self.last = self.narrowed.add(reading)
         self.since = reading.before if self.since is None else self.since
         return self.last
@@ -287,7 +204,7 @@ class Watch:
 
 def read(using: str) -> Reading:
     """A reading of the database's clock."""
-    before = monotonic()
+    before = clocks.monotonic()
     [(shown, moved)] = database.rows(
         using, f"SELECT {database.clock_sql(using)}, {moved_sql(using)}"
     )
@@ -310,14 +227,14 @@ def brought(using: str, before: float, shown: Any, moved: int | None) -> Reading
     brings none, is this host's.
     """
     at = to_us(database.clock(using)) if shown is None else database.instant_us(shown)
-    return Reading(at, before, monotonic(), moved or 0)
+    return Reading(at, before, clocks.monotonic(), moved or 0)
 
 
 def held(using: str) -> Reading:
     """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes
     an instant that is counted.
     """
-    before = monotonic()
+    before = clocks.monotonic()
     [(moved, shown)] = database.rows(
         using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}"
     )
@@ -332,7 +249,7 @@ def brought_held(using: str, before: float, shown: Any, moved: int | None) -> Re
     reading = brought(using, before, shown, moved)
     # What MariaDB shows is when the statement began, which may have waited for somebody who moved
     # the ledger.
-    waited = reading.after - before > TOLERANCE / 1_000_000
+    waited = reading.after - before > clocks.TOLERANCE / 1_000_000
     return read(using) if waited and database.is_mysql(using) else reading
 
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Case, Value, When
 
-from callqueue import database, states, tables
+from callqueue import clocks, database, states, tables
+from callqueue.clocks import Reading
 from callqueue.ledger import clock_jumps
-from callqueue.ledger.clock_jumps import Reading
 
 if TYPE_CHECKING:
     from callqueue.models import CallAttempt, CallQueue
@@ -73,7 +73,7 @@ def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, i
 
     To be called in a transaction.
     """
-    before = clock_jumps.monotonic()
+    before = clocks.monotonic()
     columns = f"id, status, last_attempt, {clock_jumps.moved_sql(using, held=True)}, {database.clock_sql(using)}"
     table, lock = (
         database.quoted(using, tables.CallQueue._meta.db_table),

@@ -20,6 +20,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, overload
 from unittest import mock
 
+from callqueue import clocks
+
 if TYPE_CHECKING:
     import requests
 
@@ -382,7 +384,6 @@ class FakeTransport:
     ) -> client.Answer:
         """What stands in for callqueue.execution.http.client.request."""
         from callqueue.execution.http import client
-        from callqueue.ledger import clock_jumps
 
         made = _as_request(method, params)
         given = self._answer_for(made)
@@ -390,7 +391,7 @@ class FakeTransport:
             (gate or client.Gate()).wait()
         except client.Dropped as dropped:
             return client.Answer(None, None, error=str(dropped), dropped=True)
-        sent_at = clock_jumps.monotonic()
+        sent_at = clocks.monotonic()
         if gate is not None and not _is_unsent(given):
             gate.sent_at = sent_at
         self.requests.append(made)

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from callqueue import Rule, SlidingWindow, TokenBucket, conf, database
+from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import claim, executor
 from callqueue.execution.claim import Job
@@ -85,7 +85,7 @@ class Cluster(RuleBasedStateMachine):
             model.objects.all().delete()
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "watch", lambda using: self.current.watch))
-        enter(patch.object(clock_jumps, "monotonic", self.own_clock))
+        enter(patch.object(clocks, "monotonic", self.own_clock))
         enter(patch.object(database, "clock", lambda using: self.wall()))
         enter(patch.object(database, "clock_sql", self.wall_sql))
         ensure_states("default", list(conf.current().rules))
@@ -128,7 +128,7 @@ class Cluster(RuleBasedStateMachine):
         the clocks' speeds.
         """
         slept = max(self.mono - p.watch.last.before for p in self.processes if p.watch.last)
-        least = 0.02 + 3 * clock_jumps.DRIFT * slept
+        least = 0.02 + 3 * clocks.DRIFT * slept
         self.offset += seconds if abs(seconds) > least else least if seconds > 0 else -least
 
     # Processes.

@@ -31,6 +31,7 @@ from callqueue import (
     Rule,
     SlidingWindow,
     TokenBucket,
+    clocks,
     conf,
     database,
     transitions,
@@ -87,7 +88,7 @@ FAMILIES = [
 ]  # those that differ in one thing or two
 KEYS = [{"key": "K1", "part": "P1"}, {"key": "K1", "part": "P2"}, {"key": "K2", "part": "P1"}]
 PROCESSES = st.sampled_from([0, 0, 0, 0, 1, 2])
-real_monotonic = clock_jumps.monotonic
+real_monotonic = clocks.monotonic
 
 
 class Histories(RuleBasedStateMachine):
@@ -112,7 +113,7 @@ class Histories(RuleBasedStateMachine):
         enter(patch.object(clock_jumps, "_watches", {}))
         enter(patch.object(agreement, "_books", {}))
         enter(patch.object(database, "ahead", timedelta(0)))
-        enter(patch.object(clock_jumps, "monotonic", lambda: real_monotonic() + self.later))
+        enter(patch.object(clocks, "monotonic", lambda: real_monotonic() + self.later))
         enter(patch.object(tallies, "COARSE", 2))  # so that small windows are tallied too
         enter(patch.object(tallies, "ROOMY", 1))
         self.deploy(0, 0)

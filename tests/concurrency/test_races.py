@@ -18,7 +18,17 @@ import pytest
 from django.db import DatabaseError, connection, connections, transaction
 from django.utils import timezone
 
-from callqueue import Concurrency, Retry, Rule, SlidingWindow, callbacks, conf, database, states
+from callqueue import (
+    Concurrency,
+    Retry,
+    Rule,
+    SlidingWindow,
+    callbacks,
+    clocks,
+    conf,
+    database,
+    states,
+)
 from callqueue import broker as messages
 from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
@@ -547,7 +557,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
     frame = RuleState.objects.filter(rule=clock_jumps.FRAME)
     shown: list[Any] = []
-    found: list[clock_jumps.Reading] = []
+    found: list[clocks.Reading] = []
 
     def write() -> None:
         with database.writing("default"):

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from callqueue import Concurrency, Retry, Rule, SlidingWindow, database
+from callqueue import Concurrency, Retry, Rule, SlidingWindow, clocks, database
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
@@ -104,11 +104,11 @@ class Queue(RuleBasedStateMachine):
             model.objects.all().delete()
         ensure_states("default", ["r"])
         self.later = 0.0
-        real = clock_jumps.monotonic
+        real = clocks.monotonic
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "_watches", {}))
         enter(patch.object(database, "ahead", timedelta(0)))
-        enter(patch.object(clock_jumps, "monotonic", lambda: real() + self.later))
+        enter(patch.object(clocks, "monotonic", lambda: real() + self.later))
         enter(patch.object(time, "sleep", self.pass_time))
         enter(patch.object(client, "request", self.serve))
         for key in ("", "a", "b"):
@@ -135,7 +135,7 @@ class Queue(RuleBasedStateMachine):
             return client.Answer(
                 response=None, sent_at=None, sent=False, dropped=True, error=str(error)
             )
-        job, sent_at = self.current, clock_jumps.monotonic()
+        job, sent_at = self.current, clocks.monotonic()
         self.arrive(job, method)
         self.pass_time(self.latency)
         if self.answer is None:

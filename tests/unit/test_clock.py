@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.ledger.clock_jumps import Narrowed, Reading
+from callqueue.clocks import ClockEstimate, Reading
 
 TRIPS = st.tuples(st.floats(0.0001, 0.05), st.floats(0.0, 1.0), st.floats(0.0, 3.0))
 
@@ -19,7 +19,7 @@ def test_a_narrowed_reading_still_brackets_the_truth(
     """The truth here: the database's clock shows 5000 + monotonic time, running faster or slower by
     `drift`.
     """
-    narrowed, mono = Narrowed(), 100.0
+    narrowed, mono = ClockEstimate(), 100.0
     for round_trip, share, pause in trips:
         before, after = mono, mono + round_trip
         read_at = before + share * round_trip
@@ -32,14 +32,14 @@ def test_a_narrowed_reading_still_brackets_the_truth(
 
 
 def test_a_clock_that_was_set_starts_anew() -> None:
-    narrowed = Narrowed()
+    narrowed = ClockEstimate()
     narrowed.add(Reading(1_000_000, 1.0, 1.001))
     jumped = Reading(9_000_000, 2.0, 2.001)
     assert narrowed.add(jumped) == jumped
 
 
 def test_many_readings_are_closer_than_any() -> None:
-    narrowed = Narrowed()
+    narrowed = ClockEstimate()
     for n in range(10):
         share = n / 9
         closer = narrowed.add(Reading(round((n + share * 0.01) * 1_000_000), float(n), n + 0.01))

@@ -13,9 +13,9 @@ from typing import NamedTuple, NoReturn
 
 import requests
 
-from callqueue.ledger import clock_jumps
+from callqueue import clocks
 
-clock = clock_jumps.monotonic
+clock = clocks.monotonic
 MOST_TURNS = 32_768  # reads and chunks that an answer may come in, besides one for each KiB of it
 WASTE = (
     512 * 1024

@@ -22,6 +22,7 @@ from callqueue import (
     Rule,
     SlidingWindow,
     Succeeded,
+    clocks,
     events,
     states,
 )
@@ -30,7 +31,6 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor, results
 from callqueue.execution.http import client
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
-from callqueue.ledger import clock_jumps
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
 from callqueue.texts import storable
@@ -86,7 +86,7 @@ def answered(
 ) -> client.Answer:
     made = response(status, {}, body)
     made.headers, made.encoding, made.url = headers or {}, charset, path
-    return client.Answer(response=made, sent_at=clock_jumps.monotonic(), sent=True)
+    return client.Answer(response=made, sent_at=clocks.monotonic(), sent=True)
 
 
 def as_one_message() -> list[int]:
@@ -169,7 +169,7 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(
         remote.answers[path] = answered(path, status, head, body, charset)
         verdicts[path] = verdict
         calls.append(send("r", path))
-    began = clock_jumps.monotonic()
+    began = clocks.monotonic()
     assert len(as_one_message()) == len(listed)
     for call, (status, _, _, _, verdict) in zip(calls, listed, strict=True):
         attempt = call.attempts.get()
@@ -184,7 +184,7 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(
         )
         assert fresh(call).status in ended
     assert not CallQueue.objects.filter(status__in=(Status.UNKNOWN, Status.DISPATCHED)).exists()
-    assert clock_jumps.monotonic() - began < 30
+    assert clocks.monotonic() - began < 30
 
 
 @pytest.mark.fault

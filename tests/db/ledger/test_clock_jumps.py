@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, conf, database, states
+from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import executor, results
@@ -40,126 +40,128 @@ class Clocks:
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
+def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
-    clocks = Clocks()
-    monkeypatch.setattr(database, "clock", lambda using: clocks.wall)
+    two_clocks = Clocks()
+    monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
     untold = "CAST(NULL AS timestamptz)" if connection.vendor == "postgresql" else "NULL"
     monkeypatch.setattr(database, "clock_sql", lambda using: untold)
-    monkeypatch.setattr(clock_jumps, "monotonic", lambda: clocks.mono)
+    monkeypatch.setattr(clocks, "monotonic", lambda: two_clocks.mono)
     monkeypatch.setattr(clock_jumps, "_watches", {})
     ensure_states("default", list(conf.current().rules))
     url = {"method": "get", "params": {"url": "http://vendor.example/"}}
     CallQueue.objects.send_many([url] * 100, rule="r")
-    CallQueue.objects.update(due_at_dt=clocks.wall)
+    CallQueue.objects.update(due_at_dt=two_clocks.wall)
     clock_jumps.watch("default").look()
-    clocks.pass_by(1)  # it is no newcomer any more
-    return clocks
+    two_clocks.pass_by(1)  # it is no newcomer any more
+    return two_clocks
 
 
-def released(clocks: Clocks) -> int:
+def released(two_clocks: Clocks) -> int:
     """What the next passes release within a tenth of a second: a pass that finds the clock jumped
     looks again.
     """
     count = 0
     for _ in range(5):
         count += len(release("default", ["r"]).released)
-        clocks.pass_by(0.02)
+        two_clocks.pass_by(0.02)
     return count
 
 
-def answer_all(clocks: Clocks) -> None:
+def answer_all(two_clocks: Clocks) -> None:
     CallAttempt.objects.open().update(
-        started_at=clocks.wall,
-        sent_at=clocks.wall,
-        finished_at=clocks.wall,
+        started_at=two_clocks.wall,
+        sent_at=two_clocks.wall,
+        finished_at=two_clocks.wall,
         outcome=states.SUCCEEDED,
     )
 
 
 @pytest.mark.parametrize("jump", [3600, 86400, 120, 5])
-def test_a_jump_forward_makes_no_room(clocks: Clocks, jump: int) -> None:
-    assert released(clocks) == 20
-    answer_all(clocks)
-    clocks.pass_by(10)
-    assert released(clocks) == 0
-    clocks.jump(jump)
-    clocks.pass_by(1)
-    assert released(clocks) == 0
-    clocks.pass_by(47)
-    assert released(clocks) == 0
-    clocks.pass_by(3)
-    assert released(clocks) == 20
+def test_a_jump_forward_makes_no_room(two_clocks: Clocks, jump: int) -> None:
+    assert released(two_clocks) == 20
+    answer_all(two_clocks)
+    two_clocks.pass_by(10)
+    assert released(two_clocks) == 0
+    two_clocks.jump(jump)
+    two_clocks.pass_by(1)
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(47)
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(3)
+    assert released(two_clocks) == 20
 
 
 @pytest.mark.parametrize("jump", [-3600, -86400, -120, -5])
-def test_a_jump_back_stalls_no_longer_than_a_window(clocks: Clocks, jump: int) -> None:
-    assert released(clocks) == 20
-    answer_all(clocks)
-    clocks.pass_by(10)
-    assert released(clocks) == 0
-    clocks.jump(jump)
-    clocks.pass_by(1)
-    assert released(clocks) == 0
-    clocks.pass_by(60)
-    assert released(clocks) == 20
+def test_a_jump_back_stalls_no_longer_than_a_window(two_clocks: Clocks, jump: int) -> None:
+    assert released(two_clocks) == 20
+    answer_all(two_clocks)
+    two_clocks.pass_by(10)
+    assert released(two_clocks) == 0
+    two_clocks.jump(jump)
+    two_clocks.pass_by(1)
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60)
+    assert released(two_clocks) == 20
 
 
 @pytest.mark.parametrize("jump", [-3600, -5, 20, 3600])
 def test_a_retry_waits_as_long_as_it_had_to_wherever_the_clock_jumps(
-    clocks: Clocks, jump: int
+    two_clocks: Clocks, jump: int
 ) -> None:
     clock_jumps.watch("default").look()
     CallQueue.objects.update(
-        status=CallQueue.Status.ERROR, ready=False, due_at_dt=clocks.wall + timedelta(seconds=10)
+        status=CallQueue.Status.ERROR,
+        ready=False,
+        due_at_dt=two_clocks.wall + timedelta(seconds=10),
     )
-    clocks.pass_by(1)
-    clocks.jump(jump)
-    clocks.pass_by(1)
+    two_clocks.pass_by(1)
+    two_clocks.jump(jump)
+    two_clocks.pass_by(1)
     clock_jumps.watch("default").look()
     left = (
         CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get()
-        - clocks.wall
+        - two_clocks.wall
     )
     assert abs(left - timedelta(seconds=8)) < timedelta(seconds=1)
 
 
-def test_a_scheduled_call_keeps_its_instant(clocks: Clocks) -> None:
+def test_a_scheduled_call_keeps_its_instant(two_clocks: Clocks) -> None:
     clock_jumps.watch("default").look()
-    due = clocks.wall + timedelta(seconds=10)
+    due = two_clocks.wall + timedelta(seconds=10)
     CallQueue.objects.update(ready=False, due_at_dt=due)
-    clocks.pass_by(1)
-    clocks.jump(3600)
-    clocks.pass_by(1)
+    two_clocks.pass_by(1)
+    two_clocks.jump(3600)
+    two_clocks.pass_by(1)
     clock_jumps.watch("default").look()
     assert CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() == due
 
 
-def test_answers_after_the_jump_keep_their_own_time(clocks: Clocks) -> None:
-    assert released(clocks) == 20
-    clocks.pass_by(5)
-    clocks.jump(3600)
-    answer_all(clocks)  # recorded on the new clock, before any dispenser saw the jump
-    clocks.pass_by(1)
-    assert released(clocks) == 0
-    clocks.pass_by(58)
-    assert released(clocks) == 0
-    clocks.pass_by(2)
-    assert released(clocks) == 20
+def test_answers_after_the_jump_keep_their_own_time(two_clocks: Clocks) -> None:
+    assert released(two_clocks) == 20
+    two_clocks.pass_by(5)
+    two_clocks.jump(3600)
+    answer_all(two_clocks)  # recorded on the new clock, before any dispenser saw the jump
+    two_clocks.pass_by(1)
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(58)
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(2)
+    assert released(two_clocks) == 20
 
 
-def test_two_dispensers_shift_the_ledger_once(clocks: Clocks) -> None:
+def test_two_dispensers_shift_the_ledger_once(two_clocks: Clocks) -> None:
     first, second = clock_jumps.Watch("default"), clock_jumps.Watch("default")
     first.look(), second.look()
-    assert released(clocks) == 20
-    answer_all(clocks)
+    assert released(two_clocks) == 20
+    answer_all(two_clocks)
     before = CallAttempt.objects.values_list("finished_at", flat=True)[0]
-    clocks.pass_by(10)
+    two_clocks.pass_by(10)
     first.look(), second.look()
-    clocks.jump(3600)
-    clocks.pass_by(1)
+    two_clocks.jump(3600)
+    two_clocks.pass_by(1)
     first.look(), second.look()
-    clocks.pass_by(1)
+    two_clocks.pass_by(1)
     first.look(), second.look()
     moved = CallAttempt.objects.values_list("finished_at", flat=True)[0] - before
     assert abs(moved - timedelta(hours=1)) < timedelta(seconds=2)
@@ -172,7 +174,7 @@ def test_two_dispensers_shift_the_ledger_once(clocks: Clocks) -> None:
 def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """time.monotonic stands still then; a worker that wakes past its lease must not send."""
     job: Any = SimpleNamespace(
-        send_at=None, lease_ends=clock_jumps.monotonic() + 90, is_left=False, is_through=False
+        send_at=None, lease_ends=clocks.monotonic() + 90, is_left=False, is_through=False
     )
     job.sound_rule, job.rule_name = Rule(total_timeout=60), "r"
     executor.SlotGate(job).wait()
@@ -192,7 +194,7 @@ def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instant
     rows = database.rows
     monkeypatch.setattr(clock_jumps, "_watches", {})
     monkeypatch.setattr(
-        database, "rows", lambda *sql: (read_at.append(clock_jumps.monotonic()), rows(*sql))[1]
+        database, "rows", lambda *sql: (read_at.append(clocks.monotonic()), rows(*sql))[1]
     )
     assert begin("default", [0]) == []
     last = clock_jumps.watch("default").last
@@ -220,46 +222,46 @@ class Others:
 
 
 @pytest.fixture
-def others(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Others:
+def others(two_clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Others:
     return Others(monkeypatch)
 
 
-def used_up(clocks: Clocks) -> None:
-    assert released(clocks) == 20
-    answer_all(clocks)
+def used_up(two_clocks: Clocks) -> None:
+    assert released(two_clocks) == 20
+    answer_all(two_clocks)
 
 
 @pytest.mark.parametrize("jump", [0.02, 0.5, 60, 3600, -3600, 86400 * 7, -86400 * 7])
 def test_a_begin_that_meets_the_jump_leaves_it_to_be_dealt_with(
-    clocks: Clocks, jump: float
+    two_clocks: Clocks, jump: float
 ) -> None:
-    used_up(clocks)
-    clocks.pass_by(59.84)  # a hundredth before the next may be released ahead
+    used_up(two_clocks)
+    two_clocks.pass_by(59.84)  # a hundredth before the next may be released ahead
     clock_jumps.watch("default").look()
-    clocks.jump(jump)
+    two_clocks.jump(jump)
     assert begin("default", [0]) == []
     assert [len(release("default", ["r"]).released) for _ in range(3)] == [0, 0, 0]
-    clocks.pass_by(60.1)
-    assert released(clocks) == 20
+    two_clocks.pass_by(60.1)
+    assert released(two_clocks) == 20
 
 
 @pytest.mark.parametrize("jump", [-3600, 3600])
 def test_a_process_that_has_only_begun_something_moves_nothing_a_second_time(
-    clocks: Clocks, others: Others, jump: float
+    two_clocks: Clocks, others: Others, jump: float
 ) -> None:
     others.be("dispenser").look()
     others.be("worker")
     begin("default", [0])
     others.be("dispenser")
-    used_up(clocks)
-    clocks.jump(jump)
-    clocks.pass_by(1)
+    used_up(two_clocks)
+    two_clocks.jump(jump)
+    two_clocks.pass_by(1)
     others.be("dispenser").look()
-    clocks.pass_by(1)
+    two_clocks.pass_by(1)
     others.be("worker").look()
-    assert released(clocks) == 0
-    clocks.pass_by(60)
-    assert released(clocks) == 20
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60)
+    assert released(two_clocks) == 20
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ def test_a_process_that_has_only_begun_something_moves_nothing_a_second_time(
 )
 @pytest.mark.parametrize("who", ["sleeper", "dispenser"])
 def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
-    clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
+    two_clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
 ) -> None:
     """Between the two, one process looks and the other sleeps; then either meets the second one
     first.
@@ -275,20 +277,20 @@ def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
     for _ in range(2):
         others.be("sleeper").look()
         others.be("dispenser").look()
-        clocks.pass_by(1)
-    used_up(clocks)
-    clocks.pass_by(1)
-    clocks.jump(jumps[0])
+        two_clocks.pass_by(1)
+    used_up(two_clocks)
+    two_clocks.pass_by(1)
+    two_clocks.jump(jumps[0])
     others.be("dispenser").look()
-    clocks.pass_by(1)
-    clocks.jump(jumps[1])
+    two_clocks.pass_by(1)
+    two_clocks.jump(jumps[1])
     others.be(who)
-    assert released(clocks) == 0
-    clocks.pass_by(60.5)
-    assert released(clocks) == 20
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
 
 
-def test_a_jump_that_a_slow_reading_hides_is_not_credited(clocks: Clocks) -> None:
+def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) -> None:
     """The clock's answer may have come at any moment of it, so the time that has surely gone by
     counts and no more.
     """
@@ -297,74 +299,74 @@ def test_a_jump_that_a_slow_reading_hides_is_not_credited(clocks: Clocks) -> Non
     watch.look()
     last = watch.last
     assert last is not None
-    clocks.pass_by(1)
-    before = clocks.mono
-    clocks.pass_by(3)
+    two_clocks.pass_by(1)
+    before = two_clocks.mono
+    two_clocks.pass_by(3)
     credited = watch.credited(
-        clock_jumps.Reading(
-            database.to_us(clocks.wall) + 2_000_000, before, clocks.mono + 3, last.moved
+        clocks.Reading(
+            database.to_us(two_clocks.wall) + 2_000_000, before, two_clocks.mono + 3, last.moved
         )
     )
     assert credited is not None
     assert (credited - last.at) / 1_000_000 < 1 + 0.02
 
 
-def test_what_keys_wait_for_and_whose_turn_it_was_are_forgotten(clocks: Clocks) -> None:
+def test_what_keys_wait_for_and_whose_turn_it_was_are_forgotten(two_clocks: Clocks) -> None:
     """Else a key would wait for an instant of the old frame, or come behind all others until
     then.
     """
     clock_jumps.watch("default").look()
-    later = database.to_us(clocks.wall)
+    later = database.to_us(two_clocks.wall)
     KeyTurn.objects.create(
         rule="r", priority=0, key="k", served=later, blocked_on="room", blocked_until=later + 10**6
     )
-    clocks.jump(-86400)
+    two_clocks.jump(-86400)
     clock_jumps.watch("default").look()
     turn = KeyTurn.objects.get()
     assert turn.blocked_on == ""
-    assert turn.served <= database.to_us(clocks.wall)
+    assert turn.served <= database.to_us(two_clocks.wall)
 
 
 @pytest.mark.parametrize("jump", [3600, -3600])
 def test_a_hold_that_a_jump_finds_in_force_is_made_no_shorter_and_is_as_long_as_it_was(
-    clocks: Clocks, jump: int
+    two_clocks: Clocks, jump: int
 ) -> None:
     clock_jumps.watch("default").look()
-    wall = clocks.wall
+    wall = two_clocks.wall
     Hold.objects.create(
         rule="r", until=wall + timedelta(seconds=30), began_at=wall, source="provider"
     )
     closed = Hold.objects.create(rule="r", until=wall, began_at=wall, source="breaker")
-    clocks.pass_by(10)
-    clocks.jump(jump)
+    two_clocks.pass_by(10)
+    two_clocks.jump(jump)
     clock_jumps.watch("default").look()
     hold = Hold.objects.get(source="provider")
-    assert abs(hold.until - clocks.wall - timedelta(seconds=20)) < timedelta(seconds=0.1)
+    assert abs(hold.until - two_clocks.wall - timedelta(seconds=20)) < timedelta(seconds=0.1)
     assert hold.until - hold.began_at == timedelta(seconds=30)
     closed.refresh_from_db()
     assert closed.until == closed.began_at
 
 
 def test_a_hold_that_was_laid_after_the_jump_is_as_long_as_it_was_laid(
-    clocks: Clocks, others: Others
+    two_clocks: Clocks, others: Others
 ) -> None:
     others.be("dispenser").look()
-    clocks.pass_by(1)
-    clocks.jump(86400)
+    two_clocks.pass_by(1)
+    two_clocks.jump(86400)
     others.be("newcomer")
     holds.lay(
-        "default", ["r"], "rule", "", clocks.wall + timedelta(seconds=30), "", source="provider"
+        "default", ["r"], "rule", "", two_clocks.wall + timedelta(seconds=30), "", source="provider"
     )
     until = Hold.objects.get().until
     others.be("dispenser").look()
     assert Hold.objects.get().until == until
 
 
-def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(clocks: Clocks) -> None:
-    used_up(clocks)
+def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(two_clocks: Clocks) -> None:
+    used_up(two_clocks)
     CallQueue.objects.all().delete()
     clock_jumps.watch("default").look()
-    clocks.jump(86400 * 60)
+    two_clocks.jump(86400 * 60)
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
 
@@ -374,19 +376,19 @@ def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(clocks: Clo
 
 @pytest.fixture
 def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Job:
-    """A call that a worker has begun. The clocks are real; a jump is a test's."""
+    """A call that a worker has begun. The two_clocks are real; a jump is a test's."""
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
     monkeypatch.setattr(clock_jumps, "_watches", {})
     ensure_states("default", ["r"])
     CallQueue.objects.send({"method": "get", "params": {"url": "http://vendor.example/"}}, rule="r")
     (begun,) = begin("default", [one.attempt_id for one in release("default", ["r"]).released])
-    clock_jumps.watch("default").since = clock_jumps.monotonic() - 60
+    clock_jumps.watch("default").since = clocks.monotonic() - 60
     return begun
 
 
 def answered(job: Job, status: int = 200, headers: Any = None) -> Report:
     answer = client.Answer(
-        response=response(status, headers or {}, b"{}"), sent_at=clock_jumps.monotonic(), sent=True
+        response=response(status, headers or {}, b"{}"), sent_at=clocks.monotonic(), sent=True
     )
     return executor._report_of(job, job.sound_rule, answer)
 
@@ -403,7 +405,7 @@ def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     monkeypatch.setattr(database, "ahead", step)
     assert results.record("default", [report]) == 1
     attempt = CallAttempt.objects.get()
-    shown, known = database.clock("default"), timedelta(microseconds=clock_jumps.TOLERANCE)
+    shown, known = database.clock("default"), timedelta(microseconds=clocks.TOLERANCE)
     assert sent + step - known <= attempt.sent_at <= attempt.finished_at <= shown
     if abs(step) > 2 * known:
         assert sent + step <= attempt.sent_at
@@ -413,17 +415,17 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network stands still for three seconds between the database's clock and this process."""
-    skew, real, rows, clock = [0.0], clock_jumps.monotonic, database.rows, database.clock
+    skew, real, rows, clock = [0.0], clocks.monotonic, database.rows, database.clock
 
     def stall(answer: Any) -> Any:
-        """Three seconds go by, for both clocks: for one alone it would be a jump."""
+        """Three seconds go by, for both two_clocks: for one alone it would be a jump."""
         skew[0] += 3
         database.ahead += timedelta(seconds=3)
         return answer
 
     sent = database.clock("default")
     report = answered(job)
-    monkeypatch.setattr(clock_jumps, "monotonic", lambda: real() + skew[0])
+    monkeypatch.setattr(clocks, "monotonic", lambda: real() + skew[0])
     monkeypatch.setattr(database, "ahead", database.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
@@ -476,7 +478,7 @@ def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_write
 def test_a_lease_ends_no_earlier_than_the_worker_believes(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    left = job.lease_ends - clock_jumps.monotonic()
+    left = job.lease_ends - clocks.monotonic()
     monkeypatch.setattr(database, "ahead", timedelta(seconds=jump))
     assert recovery.end_lost("default") == 0
     clock_jumps.watch("default").look()
@@ -496,7 +498,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
         if is_new:
             monkeypatch.setattr(clock_jumps, "_watches", {})
         else:
-            clock_jumps.watch("default").since = clock_jumps.monotonic() - 60
+            clock_jumps.watch("default").since = clocks.monotonic() - 60
         if others:
             recovery.beat("default", "another")
         waits.clear()
@@ -509,7 +511,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
 
 
 def gate(job: Job, left: float) -> executor.SlotGate:
-    job.lease_ends = clock_jumps.monotonic() + left
+    job.lease_ends = clocks.monotonic() + left
     return executor.SlotGate(job)
 
 
@@ -533,6 +535,6 @@ def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(
         gate(job, 7).wait()
     begun = gate(job, 7)
     begun.sent_at = (
-        clock_jumps.monotonic()
+        clocks.monotonic()
     )  # a redirect is followed: the first request has arrived already
     begun.wait()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, Rule, SlidingWindow, database
+from callqueue import Concurrency, Rule, SlidingWindow, clocks, database
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
@@ -25,7 +25,7 @@ from tests.support.behaviour import release, send
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
 Rules = Callable[..., None]
-real_monotonic = clock_jumps.monotonic
+real_monotonic = clocks.monotonic
 
 
 @pytest.fixture(autouse=True)
@@ -314,7 +314,7 @@ def answer_open() -> None:
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
-    monkeypatch.setattr(clock_jumps, "monotonic", lambda: real_monotonic() + seconds)
+    monkeypatch.setattr(clocks, "monotonic", lambda: real_monotonic() + seconds)
 
 
 def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules: Rules) -> None:

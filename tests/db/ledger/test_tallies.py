@@ -19,6 +19,7 @@ from callqueue import (
     Rule,
     SlidingWindow,
     TokenBucket,
+    clocks,
     database,
     transitions,
 )
@@ -35,7 +36,7 @@ from tests.support.behaviour import release, send
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
 Rules = Callable[..., None]
-real_monotonic = clock_jumps.monotonic
+real_monotonic = clocks.monotonic
 LIMITS_OF_FIVE = [
     SlidingWindow("5/2s", per="key"),
     SlidingWindow("5/h", per="key"),
@@ -518,7 +519,7 @@ def undo_some(released: Iterable[Any], chance: random.Random) -> None:
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
-    monkeypatch.setattr(clock_jumps, "monotonic", lambda: real_monotonic() + seconds)
+    monkeypatch.setattr(clocks, "monotonic", lambda: real_monotonic() + seconds)
 
 
 def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:

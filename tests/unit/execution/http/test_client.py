@@ -32,9 +32,9 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from callqueue import clocks
 from callqueue.execution.http import adapter, client, connection, deadline
 from callqueue.execution.http.client import Answer, Dropped, Gate, Policy, Timeouts, close_idle
-from callqueue.ledger import clock_jumps
 from tests.support.busy import BUSY, CHUNKED
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
@@ -271,7 +271,7 @@ class Clock:
     ahead: float = 0.0
 
     def __call__(self) -> float:
-        return clock_jumps.monotonic() + self.ahead
+        return clocks.monotonic() + self.ahead
 
 
 @pytest.fixture
@@ -326,9 +326,9 @@ def name_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Names]:
 
 def test_a_call_comes_back_as_a_requests_response() -> None:
     with Peer(answering(answer_bytes(b'{"id": 7}', Content_Type="application/json"))) as peer:
-        before = clock_jumps.monotonic()
+        before = clocks.monotonic()
         answer = call(peer.url("/v1"), json={"a": 1})
-        after = clock_jumps.monotonic()
+        after = clocks.monotonic()
     response = answer.response
     assert type(response) is requests.Response
     assert (response.status_code, response.json(), response.text, response.reason) == (
@@ -567,7 +567,7 @@ class Recording(Gate):
 
     def wait(self) -> None:
         self.deed()
-        self.waits.append(clock_jumps.monotonic())
+        self.waits.append(clocks.monotonic())
 
 
 def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
@@ -601,7 +601,7 @@ def test_the_stamp_is_that_of_the_last_byte() -> None:
     def script(line: Line) -> None:
         line.read_head()
         reading.wait(5)
-        times.append(clock_jumps.monotonic())
+        times.append(clocks.monotonic())
         size = len(line._buffer)
         while size < 20_000_000:
             size += len(line.sock.recv(1 << 20))

@@ -1,0 +1,95 @@
+"""Clocks: a reading of the database's, between two instants of this process's own.
+
+The database's clock is the only one that is compared. Instants on it are microseconds since the
+epoch; monotonic instants, of this process alone, are seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+# microseconds that the two clocks may differ by between two readings, besides a share of the time
+TOLERANCE = 10_000
+FRESH = 20.0  # seconds for which a reading helps to narrow later ones
+DRIFT = 1e-4  # how much one clock may run faster than the other, as a share
+
+
+_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def monotonic() -> float:
+    """Seconds that have passed, those of a suspended machine included where it can tell (Linux):
+    leases go by them too.
+
+    `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and
+    the database's clock would seem to have jumped.
+    """
+    return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The database's clock, read between two instants of this process's monotonic time, and how far
+    the ledger was moved by then.
+
+    Without a jump that nobody has dealt with, `at` less `moved` goes on as time does, whoever reads
+    it.
+    """
+
+    at: int
+    before: float
+    after: float
+    moved: int = 0
+
+    def jump_to(self, later: Reading) -> int:
+        """By how much the clock went further (or less far) until `later` than time and the ledger
+        did; 0 within the tolerance.
+
+        Errs upwards, by no more than the readings took: what is moved along by it ages late, never
+        early.
+        """
+        went = (later.at - later.moved) - (self.at - self.moved)
+        least, most, slack = self._bounds(later)
+        return 0 if least - slack <= went <= most + slack else went - least
+
+    def credit(self, later: Reading) -> int:
+        """The instant that `later` may be taken for: what it read, but no more since this reading
+        than time surely went by.
+        """
+        least, _, slack = self._bounds(later)
+        return min(later.at, self.at + (later.moved - self.moved) + least + slack)
+
+    def _bounds(self, later: Reading) -> tuple[int, int, int]:
+        least = round((later.before - self.after) * 1_000_000)
+        most = round((later.after - self.before) * 1_000_000)
+        return least, most, TOLERANCE + round(2 * DRIFT * max(0, most))
+
+
+class ClockEstimate:
+    """Readings of the last seconds, taken together: each bounds how the two clocks stand to each
+    other, all bound it closer.
+    """
+
+    def __init__(self) -> None:
+        self._readings: deque[Reading] = deque(maxlen=16)
+
+    def add(self, reading: Reading) -> Reading:
+        """The reading, its two instants moved towards each other as far as the others allow."""
+        while self._readings and reading.after - self._readings[0].after > FRESH:
+            self._readings.popleft()
+        self._readings.append(reading)
+        before, after = reading.before, reading.after
+        for other in self._readings:
+            passed = (reading.at - other.at) / 1_000_000
+            drift = abs(passed) * DRIFT
+            before, after = (
+                max(before, other.before + passed - drift),
+                min(after, other.after + passed + drift),
+            )
+        if before <= after:
+            return replace(reading, before=before, after=after)
+        self._readings.clear()  # they contradict each other: one of the clocks was set
+        self._readings.append(reading)
+        return reading
