@@ -92,7 +92,7 @@ def _prune(
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
         clock_jumps.watch(using).look()
-    database.look_at_what_changed(using, _tables(using))
+    database.analyze_changed(using, _tables(using))
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)

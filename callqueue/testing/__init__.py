@@ -200,10 +200,10 @@ class Clock:
         """Move it by so much: seconds, a timedelta, or timedelta's own arguments (`hours=1`).
         Negative moves it back.
         """
-        from callqueue import database
+        from callqueue.database import server_clock
 
         step = by if isinstance(by, timedelta) else timedelta(seconds=by)
-        _set_ahead(database.ahead + step + timedelta(**parts))
+        _set_ahead(server_clock.ahead + step + timedelta(**parts))
 
     def to(self, instant: datetime) -> None:
         """Move it to an aware datetime."""
@@ -229,10 +229,10 @@ def travel(
     Shifts the database's clock as this process reads it, and `django.utils.timezone.now`. Nests,
     adding up.
     """
-    from callqueue import database
+    from callqueue.database import server_clock
 
     clock = Clock()
-    before = database.ahead
+    before = server_clock.ahead
     _clocks.append(clock)
     with _shifted_now():
         try:
@@ -246,9 +246,9 @@ def travel(
 
 
 def _set_ahead(ahead: timedelta) -> None:
-    from callqueue import database
+    from callqueue.database import server_clock
 
-    database.ahead = ahead
+    server_clock.ahead = ahead
     _forget_readings()
 
 
@@ -265,6 +265,7 @@ def _shifted_now() -> Iterator[None]:
     from django.utils import timezone
 
     from callqueue import database
+    from callqueue.database import server_clock
     from callqueue.models import CallQueue, Hold
 
     if len(_clocks) > 1:
@@ -273,7 +274,7 @@ def _shifted_now() -> Iterator[None]:
     real = timezone.now
 
     def now() -> datetime:
-        return real() + database.ahead
+        return real() + server_clock.ahead
 
     columns = [
         CallQueue._meta.get_field("created_dt"),

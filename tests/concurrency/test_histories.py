@@ -36,6 +36,7 @@ from callqueue import (
     database,
     transitions,
 )
+from callqueue.database import server_clock
 from callqueue.ledger import agreement, clock_jumps, tallies
 from callqueue.limits.budgets import bind, key_part
 from callqueue.limits.kinds import Limit
@@ -112,7 +113,7 @@ class Histories(RuleBasedStateMachine):
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "_watches", {}))
         enter(patch.object(agreement, "_books", {}))
-        enter(patch.object(database, "ahead", timedelta(0)))
+        enter(patch.object(server_clock, "ahead", timedelta(0)))
         enter(patch.object(clocks, "monotonic", lambda: real_monotonic() + self.later))
         enter(patch.object(tallies, "COARSE", 2))  # so that small windows are tallied too
         enter(patch.object(tallies, "ROOMY", 1))
@@ -213,7 +214,7 @@ class Histories(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 10.0, 45.0, 58.0, 61.0, 300.0, 700.0]))
     def pass_time(self, seconds: float) -> None:
         self.later += seconds
-        database.ahead = timedelta(seconds=self.later)
+        server_clock.ahead = timedelta(seconds=self.later)
         DispenserState.objects.update(seen_at=database.clock("default"))  # they give signs of life
 
     # The adversary.

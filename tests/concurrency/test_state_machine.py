@@ -30,6 +30,7 @@ from hypothesis.stateful import (
 )
 
 from callqueue import Concurrency, Retry, Rule, SlidingWindow, clocks, database
+from callqueue.database import server_clock
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
@@ -107,7 +108,7 @@ class Queue(RuleBasedStateMachine):
         real = clocks.monotonic
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "_watches", {}))
-        enter(patch.object(database, "ahead", timedelta(0)))
+        enter(patch.object(server_clock, "ahead", timedelta(0)))
         enter(patch.object(clocks, "monotonic", lambda: real() + self.later))
         enter(patch.object(time, "sleep", self.pass_time))
         enter(patch.object(client, "request", self.serve))
@@ -121,7 +122,7 @@ class Queue(RuleBasedStateMachine):
 
     def pass_time(self, seconds: float) -> None:
         self.later += seconds
-        database.ahead = timedelta(seconds=self.later)
+        server_clock.ahead = timedelta(seconds=self.later)
 
     def serve(
         self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any

@@ -23,6 +23,7 @@ from django.apps import apps
 from django.db import connection, connections, transaction
 
 from callqueue import Retry, Rule, SlidingWindow, database, events
+from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
@@ -52,7 +53,7 @@ def _rules(rules: Callable[..., None], transactional_db: None) -> Iterator[None]
         quiet=Rule(limits=LIMITS),
     )
     yield
-    for kept in database._kept.pop((os.getpid(), "default"), []):
+    for kept in kept_connections.pop((os.getpid(), "default"), []):
         kept.close()
 
 
@@ -356,9 +357,9 @@ def test_the_first_message_after_a_restart_of_the_database_is_begun(remote: Vend
     call = send("r", "/second")
     release()
     ids = list(call.attempts.values_list("pk", flat=True))
-    (kept,) = database._kept[os.getpid(), "default"]
+    (kept,) = kept_connections[os.getpid(), "default"]
     in_a_worker(kill_this_connection)
-    assert database._kept[os.getpid(), "default"] == [kept]
+    assert kept_connections[os.getpid(), "default"] == [kept]
     in_a_worker(make_api_call, ids)
     assert CallQueue.objects.get(pk=call.pk).status == Status.DONE
 

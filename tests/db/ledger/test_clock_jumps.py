@@ -12,6 +12,7 @@ from django.db import connection
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
+from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import executor, results
@@ -402,7 +403,7 @@ def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     sent = database.clock("default")
     report = answered(job)
     step = timedelta(seconds=jump)
-    monkeypatch.setattr(database, "ahead", step)
+    monkeypatch.setattr(server_clock, "ahead", step)
     assert results.record("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     shown, known = database.clock("default"), timedelta(microseconds=clocks.TOLERANCE)
@@ -420,13 +421,13 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     def stall(answer: Any) -> Any:
         """Three seconds go by, for both two_clocks: for one alone it would be a jump."""
         skew[0] += 3
-        database.ahead += timedelta(seconds=3)
+        server_clock.ahead += timedelta(seconds=3)
         return answer
 
     sent = database.clock("default")
     report = answered(job)
     monkeypatch.setattr(clocks, "monotonic", lambda: real() + skew[0])
-    monkeypatch.setattr(database, "ahead", database.ahead)
+    monkeypatch.setattr(server_clock, "ahead", server_clock.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
     assert results.record("default", [report]) == 1
@@ -440,7 +441,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
 ) -> None:
     report = executor._failed(job, "no connection")
     wait = report.ending.due_at - report.ended_at
-    monkeypatch.setattr(database, "ahead", timedelta(seconds=jump))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
     results.record("default", [report])
     due = CallQueue.objects.get().due_at_dt
@@ -452,7 +453,7 @@ def test_a_hold_that_an_answer_asks_for_is_as_long_as_it_says_after_a_jump(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     report = answered(job, 429, {"Retry-After": "30"})
-    monkeypatch.setattr(database, "ahead", timedelta(seconds=jump))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
     executor._record("default", [report])
     until = Hold.objects.get().until
@@ -467,7 +468,7 @@ def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_write
     """Else what it wrote would be of a frame that nobody knows of, should the clock go back at
     once.
     """
-    monkeypatch.setattr(database, "ahead", timedelta(seconds=-3600))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=-3600))
     results.record("default", [answered(job)])
     assert RuleState.objects.get(rule=clock_jumps.FRAME).served / 1_000_000 == pytest.approx(
         -3600, abs=1
@@ -479,7 +480,7 @@ def test_a_lease_ends_no_earlier_than_the_worker_believes(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     left = job.lease_ends - clocks.monotonic()
-    monkeypatch.setattr(database, "ahead", timedelta(seconds=jump))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     assert recovery.end_lost("default") == 0
     clock_jumps.watch("default").look()
     assert recovery.end_lost("default") == 0

@@ -13,6 +13,7 @@ import pytest
 from django.db import connection
 
 from callqueue import Concurrency, Rule, SlidingWindow, clocks, database
+from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
@@ -30,7 +31,7 @@ real_monotonic = clocks.monotonic
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "ahead", timedelta(0))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(0))
     monkeypatch.setattr(clock_jumps, "_watches", {})
 
 
@@ -313,7 +314,7 @@ def answer_open() -> None:
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=seconds))
     monkeypatch.setattr(clocks, "monotonic", lambda: real_monotonic() + seconds)
 
 

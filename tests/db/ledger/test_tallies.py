@@ -23,6 +23,7 @@ from callqueue import (
     database,
     transitions,
 )
+from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import account as ledger
@@ -49,7 +50,7 @@ LIMITS_OF_FIVE = [
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "ahead", timedelta(0))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(0))
     monkeypatch.setattr(clock_jumps, "_watches", {})
 
 
@@ -518,7 +519,7 @@ def undo_some(released: Iterable[Any], chance: random.Random) -> None:
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(database, "ahead", timedelta(seconds=seconds))
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=seconds))
     monkeypatch.setattr(clocks, "monotonic", lambda: real_monotonic() + seconds)
 
 

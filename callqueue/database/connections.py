@@ -1,0 +1,144 @@
+"""Connections: work that is done anew when one is lost, and the one that a worker keeps between
+messages.
+
+Celery closes every connection of Django's after every task; setting one up again costs more than
+the statements of a call.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from django.db import InterfaceError, InternalError, OperationalError, connections
+
+from callqueue import events
+from callqueue.database.statements import rows
+from callqueue.database.transactions import in_transaction
+
+T = TypeVar("T")
+PAUSES = 0.02, 2.0  # seconds before the third try, and the longest between two
+# MySQL's codes for a packet too large, and for text that the column's character set has not:
+# mysqlclient calls them operational.
+_OF_VALUES = {1153, 1366}
+kept: dict[tuple[int, str], list[Any]] = {}  # by process and alias, the one used last at the end
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same write may succeed later: the database is away, busy, locked or read-only.
+
+    What is wrong with the values themselves (DataError, IntegrityError, ValueError, ...) stays
+    wrong.
+    """
+    is_passing = isinstance(error, OperationalError | InterfaceError | InternalError)
+    codes = {code for code in error.args if isinstance(code, int)}
+    return is_passing and not _OF_VALUES & codes
+
+
+def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 10.0) -> T:
+    """What `work` returns; done anew, whole, where the database went away under it or would not
+    have it beside other work.
+
+    For work that may be repeated although it was done: the answer to a commit may be lost. The
+    second try comes at once on a new connection, later ones after growing pauses, until `seconds`
+    have passed since the first failure. Inside somebody else's transaction it is done once: what
+    broke that stays broken.
+    """
+    end, pause = math.inf, 0.0
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            end = min(end, time.monotonic() + seconds)
+            if not may_pass(error) or in_transaction(using) or time.monotonic() + pause >= end:
+                raise
+            if pause == PAUSES[0]:
+                events.tell("database_away", during=during, error=type(error).__name__)
+        connections[using].close()
+        time.sleep(pause)
+        pause = min(PAUSES[1], max(PAUSES[0], 2 * pause))
+
+
+@contextmanager
+def kept_connection(using: str) -> Iterator[None]:
+    """Keep a connection from one message to the next, whatever thread or greenlet that one comes
+    to. Not inside a transaction.
+
+    Celery does not close what it does not see. A connection that failed is dropped, and so is that
+    of a block that raised: a time limit may have struck in the middle of an answer. One that died
+    meanwhile shows at its first statement (`persist`).
+    """
+    stored = kept.setdefault((os.getpid(), using), [])
+    if connections[using].in_atomic_block or connections[using].vendor == "sqlite":
+        yield
+        return
+    connection = _taken(using, stored)
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+    is_sound = not connection.in_atomic_block and not connection.errors_occurred
+    if connections[using] is connection and is_sound:
+        _store(using, connection, stored)
+
+
+def _taken(using: str, stored: list[Any]) -> Any:
+    """The connection used last becomes this thread's, if there is one; closed if it failed."""
+    with suppress(IndexError):
+        last = stored.pop()
+        connections[using].close()
+        connections[using] = last
+    connection = connections[using]
+    if connection.connection is not None and connection.errors_occurred:
+        connection.close()
+    return connection
+
+
+def _store(using: str, connection: Any, stored: list[Any]) -> None:
+    """Take the connection from this thread, and let any thread have it."""
+    connection.close_at = None
+    if not connection.allow_thread_sharing:
+        connection.inc_thread_sharing()
+    del connections[using]
+    stored.append(connection)
+
+
+def close_failed() -> None:
+    """Close this thread's connections that have failed, so that whoever asks next has new ones."""
+    for connection in connections.all(initialized_only=True):
+        connection.close_if_unusable_or_obsolete()
+
+
+def close_all() -> None:
+    """Close this thread's connections, except those in a transaction."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+def connect_within(using: str, seconds: int) -> None:
+    """Let connecting to the database's server take no longer than this, unless the settings say how
+    long it may take.
+    """
+    connection = connections[using]
+    if connection.vendor != "sqlite":
+        connection.settings_dict.setdefault("OPTIONS", {}).setdefault("connect_timeout", seconds)
+
+
+def raw_connection(using: str) -> Any:
+    """The driver's connection of this thread; None where there is none now."""
+    return connections[using].connection
+
+
+def is_standby(using: str) -> bool:
+    """Whether this is a copy that follows another server, and may lag behind it. Only PostgreSQL
+    tells.
+    """
+    return connections[using].vendor == "postgresql" and bool(
+        rows(using, "SELECT pg_is_in_recovery()")[0][0]
+    )

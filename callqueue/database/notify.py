@@ -1,0 +1,106 @@
+"""PostgreSQL's LISTEN and NOTIFY: inserted calls wake a dispenser that sleeps.
+
+An idle dispenser holds an advisory lock, its flag. While no flag is up, senders notify nobody, and
+pay for one shared lock a statement.
+"""
+
+from __future__ import annotations
+
+import selectors
+from typing import Any
+
+from django.db import connections
+
+from callqueue.database.statements import rows, run
+
+CHANNEL = "callqueue_sent"
+TOLD = 8  # rules that a statement's notification names; where it sent calls of more, it names none
+_FLAG = 6_015_403_886_170_112_257  # the lock's number, which nobody else will choose
+_WAKE = (
+    f"""CREATE OR REPLACE FUNCTION callqueue_wake() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        rules text[];
+    BEGIN
+        IF NOT pg_try_advisory_xact_lock_shared({_FLAG}) THEN
+            rules := ARRAY(SELECT DISTINCT rule FROM sent WHERE ready LIMIT {TOLD + 1});
+            IF cardinality(rules) > {TOLD} THEN rules := ARRAY['']; END IF;
+            PERFORM pg_notify('{CHANNEL}', rule) FROM unnest(rules) AS rule;
+        END IF;
+        RETURN NULL;
+    END $$""",
+    "DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue",
+    "CREATE TRIGGER callqueue_wake AFTER INSERT ON callqueue_callqueue"
+    " REFERENCING NEW TABLE AS sent FOR EACH STATEMENT EXECUTE FUNCTION callqueue_wake()",
+)
+
+
+def let_calls_wake(schema_editor: Any) -> None:
+    """A migration's: on PostgreSQL, let inserted calls notify a dispenser that sleeps."""
+    if schema_editor.connection.vendor == "postgresql":
+        for statement in _WAKE:
+            schema_editor.execute(statement)
+
+
+def let_calls_be_silent(schema_editor: Any) -> None:
+    """Undo `let_calls_wake`."""
+    if schema_editor.connection.vendor == "postgresql":
+        schema_editor.execute("DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue")
+        schema_editor.execute("DROP FUNCTION IF EXISTS callqueue_wake()")
+
+
+def start_listening(using: str) -> bool:
+    """Hear of calls that are sent. False where that cannot be: another vendor, a transaction, or a
+    pooler in between.
+    """
+    connection = connections[using]
+    raw = connection.connection
+    if connection.vendor != "postgresql" or connection.in_atomic_block or raw is None:
+        return False
+    # A pooler lends us another session each time.
+    if rows(using, "SELECT pg_backend_pid()")[0][0] != raw.info.backend_pid:
+        return False
+    run(using, f"LISTEN {CHANNEL}")
+    return True
+
+
+def stop_listening(using: str) -> None:
+    """Hear of sent calls no more."""
+    run(using, f"UNLISTEN {CHANNEL}")
+
+
+def raise_flag(using: str) -> bool:
+    """From now on senders notify; False where another dispenser's flag is up, or a sender has not
+    committed yet.
+    """
+    return bool(rows(using, f"SELECT pg_try_advisory_lock({_FLAG})")[0][0])
+
+
+def lower_flag(using: str) -> None:
+    """From now on senders are silent."""
+    rows(using, f"SELECT pg_advisory_unlock({_FLAG})")
+
+
+def wait_for_word(using: str, seconds: float) -> set[str]:
+    """Wait so long for the server to say anything at all: the rules that senders named; "" where it
+    may be about any rule.
+
+    Empty where nothing was said. Raises Django's errors, not the driver's, where the connection is
+    gone.
+    """
+    raw = connections[using].connection
+    with connections[using].wrap_database_errors:
+        with selectors.DefaultSelector() as selector:
+            selector.register(raw.fileno(), selectors.EVENT_READ)
+            if not selector.select(seconds):
+                return set()
+        return _notified(raw) or {""}
+
+
+def _notified(raw: Any) -> set[str]:
+    """What the driver, psycopg 3 or 2, has received."""
+    if callable(raw.notifies):
+        return {word.payload for word in raw.notifies(timeout=0)}
+    raw.poll()
+    said = {word.payload for word in raw.notifies}
+    del raw.notifies[:]
+    return said
