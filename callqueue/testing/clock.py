@@ -1,0 +1,104 @@
+"""The testing kit's clock: how much later than the database's clock this process believes it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from unittest import mock
+
+active_clocks: list[Clock] = []  # of the `travel` blocks that we are in, the innermost last
+
+
+class Clock:
+    """The clock that the queue reads, in the hands of a test."""
+
+    def forward(self, by: float | timedelta = 0.0, /, **parts: float) -> None:
+        """Move it by so much: seconds, a timedelta, or timedelta's own arguments (`hours=1`).
+        Negative moves it back.
+        """
+        from callqueue.database import server_clock
+
+        step = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        _set_ahead(server_clock.ahead + step + timedelta(**parts))
+
+    def to(self, instant: datetime) -> None:
+        """Move it to an aware datetime."""
+        self.forward(instant - self.now())
+
+    def now(self, using: str = "default") -> datetime:
+        """What it shows: the database's clock, and what it was moved by."""
+        from callqueue import database
+
+        return database.clock(using)
+
+
+@contextmanager
+def travel(
+    by: float | timedelta = 0.0, /, *, to: datetime | None = None, **parts: float
+) -> Iterator[Clock]:
+    """Let the queue see a later time: `travel(hours=1)`, `travel(30.0)`, `travel(to=...)`. Time
+    goes on from there.
+
+    Shifts the database's clock as this process reads it, and `django.utils.timezone.now`. Nests,
+    adding up.
+    """
+    from callqueue.database import server_clock
+
+    clock, before = Clock(), server_clock.ahead
+    active_clocks.append(clock)
+    with _shifted_now():
+        try:
+            clock.forward(by, **parts)
+            if to is not None:
+                clock.to(to)
+            yield clock
+        finally:
+            active_clocks.remove(clock)
+            _set_ahead(before)
+
+
+def forget_readings() -> None:
+    """The database's clock did not jump: a test moved it, or its time begins just now."""
+    from callqueue.ledger import clock_jumps
+
+    clock_jumps.forget_readings()
+
+
+def _set_ahead(ahead: timedelta) -> None:
+    from callqueue.database import server_clock
+
+    server_clock.ahead = ahead
+    forget_readings()
+
+
+@contextmanager
+def _shifted_now() -> Iterator[None]:
+    """timezone.now, and what the database fills in for new rows, follow the clock."""
+    from django.utils import timezone
+
+    from callqueue import database, tables
+    from callqueue.database import server_clock
+
+    if len(active_clocks) > 1:
+        yield
+        return
+    real = timezone.now
+
+    def now() -> datetime:
+        return real() + server_clock.ahead
+
+    # The table's defaults read the server's clock itself: insert this process's reading instead.
+    columns = [
+        tables.CallQueue._meta.get_field("created_dt"),
+        tables.CallQueue._meta.get_field("due_at_dt"),
+        tables.Hold._meta.get_field("began_at"),
+    ]
+    with mock.patch.object(timezone, "now", now):
+        for column in columns:
+            column.__dict__["_get_default"] = database.ClockNow
+        try:
+            yield
+        finally:
+            for column in columns:
+                column.__dict__.pop("_get_default", None)
