@@ -146,10 +146,10 @@ class CallQueueManager(_Calls):
         """
         from callqueue.sending import intake
 
-        order = intake.Order(
+        request = intake.CallRequest(
             call_data, rule, key, priority, cost, not_before, expires_at, unique_key, callback
         )
-        return intake.accept(order, using=self.db_for_write)
+        return intake.accept(request, using=self.db_for_write)
 
     def send_many(
         self, iterable: Iterable[Any], *, batch_size: int = 1000, **same: Any

@@ -7,8 +7,9 @@ name that a stranger chose.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from encodings.aliases import aliases
 from typing import Any
 
@@ -73,7 +74,7 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: Any) -> Any:
-    """The same for every text in a JSON value, names too."""
+    """A JSON value whose texts, names too, are the nearest that every database keeps."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, Mapping):
@@ -109,3 +110,14 @@ def decoded(raw: bytes, label: str | None) -> str:
     """
     codec = charset(label)
     return storable(raw.decode("utf-8" if codec == "latin-1" else codec, "replace"))
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a refusal of an unknown name: "; did you mean 'x'?" where a known name is near,
+    else the names there are, 12 at most.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are {', '.join(map(repr, names[:12]))}" if names else ""

@@ -78,7 +78,7 @@ def save(call: CallQueue, call_data: Any, *, again: bool = False) -> str:
     request.
     """
     checked = intake.prepare(
-        intake.Order(
+        intake.CallRequest(
             call_data,
             rule=call.rule,
             key=key_parts(call.key) or call.key,

@@ -1,6 +1,6 @@
 """Many rows inserted in one statement, for models without inheritance and without given keys.
 
-On PostgreSQL this takes about half of bulk_create's time (see bulk_values), and can pass over a
+On PostgreSQL this takes about a fifth of bulk_create's time (see bulk_values), and can pass over a
 conflict with any unique index and still return what was inserted. On other databases it is
 bulk_create.
 """

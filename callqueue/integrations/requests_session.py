@@ -23,8 +23,7 @@ from requests.utils import default_headers
 from callqueue import tables
 from callqueue.exceptions import InvalidCall
 from callqueue.security.secrets import Secret
-from callqueue.sending.validation import _ELSEWHERE as ELSEWHERE
-from callqueue.sending.validation import _FRAMING as FRAMING
+from callqueue.sending.validation import ELSEWHERE, FRAMING
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue

@@ -32,8 +32,8 @@ class Disclosed:
 
 
 def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> Disclosed:
-    """The params with their secrets, each asked for once, and checked once more now that they are
-    known.
+    """The params with their secrets' values; each is asked for once, and the whole is checked once
+    more now that they are known.
 
     NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
     does not fit its place, SecretError where one has no value now.
@@ -45,13 +45,7 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
         if method in HTTP_METHODS:
             asking.go_to(params.get("url"))
         resolved = secrets.resolve(params, asking.value_of)
-        settings = conf.current()
-        validation.check_params(
-            method,
-            resolved,
-            allowed_hosts=settings.allowed_hosts,
-            allowed_networks=settings.allowed_networks,
-        )
+        validation.check_params(method, resolved, _reach())
     except InvalidCall as error:
         raise InvalidCall(error.field, scrubbing.scrub(error.why, asking.values.values())) from None
     except NotAllowed as error:
@@ -70,6 +64,11 @@ def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ..
         return ()
 
 
+def _reach() -> validation.Reach:
+    settings = conf.current()
+    return validation.Reach(settings.allowed_hosts, settings.allowed_networks)
+
+
 class _Asking:
     """One call's asking for secrets: what it got, and where it goes."""
 
@@ -85,12 +84,7 @@ class _Asking:
         """
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
-        settings = conf.current()
-        self.host, self.port = validation.check_place(
-            address,
-            allowed_hosts=settings.allowed_hosts,
-            allowed_networks=settings.allowed_networks,
-        )
+        self.host, self.port = validation.check_url(address, _reach())
         if is_secret:
             self._check_host(url.name)
 
@@ -118,7 +112,8 @@ class _Asking:
             return
         if not self.host:
             raise NotAllowed(
-                f"the secret {name!r} is for calls to some hosts only, and this call goes to none: see SECRETS"
+                f"the secret {name!r} is for calls to some hosts only, and this call goes to none:"
+                " see SECRETS"
             )
         if host_refusal(self.host, hosts, self.port) is not None:
             raise NotAllowed(

@@ -1,4 +1,4 @@
-"""Feed: sends the calls of a file, one JSON document a line, or one document over several lines.
+"""The importer: sends the calls of a file, one JSON document a line, or one over several lines.
 
 A file of any size is read line by line; calls are written in batches, in one transaction, which is
 rolled back where a line is bad, so that all of the file is sent or nothing. Every line is checked
@@ -21,7 +21,7 @@ from django.db import transaction
 from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.security.secrets import references_to
-from callqueue.sending import intake
+from callqueue.sending import insertion, intake
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -35,7 +35,7 @@ Progress = Callable[[int, int | None], None]
 
 
 @dataclass
-class Fed:
+class Imported:
     """What became of a file: lines that hold a call, those refused, calls sent, calls that the
     router discarded.
     """
@@ -46,7 +46,7 @@ class Fed:
     discarded: int = 0
 
 
-def feed(
+def send_file(
     source: IO[bytes],
     *,
     using: str,
@@ -55,7 +55,7 @@ def feed(
     names_secrets: bool = False,
     refused: Refused,
     progress: Progress | None = None,
-) -> Fed:
+) -> Imported:
     """Send the calls in `source`, which can be sought. With a bad line nothing is sent, unless
     `skip_bad`.
 
@@ -65,18 +65,30 @@ def feed(
     """
     if rule is not None:
         conf.current().rule(rule)
-    fed, told = Fed(), progress or _tell_nobody
+    done, told = Imported(), progress or _tell_nobody
     size = source.seek(0, io.SEEK_END)
     with transaction.atomic(using=using):
         same = {} if rule is None else {"rule": rule}
-        for batch in _batches(_prepared(source, fed, same, names_secrets, refused)):
-            if skip_bad or not fed.refused:
-                fed.sent += len(intake.insert_many(batch, batch_size=BATCH, using=using))
-            told(fed.lines, round(fed.lines * size / max(1, source.tell())))
-        if fed.refused and not skip_bad:
+        for batch in _batches(_prepared(source, done, same, names_secrets, refused)):
+            if skip_bad or not done.refused:
+                done.sent += len(insertion.insert_many(batch, batch_size=BATCH, using=using))
+            told(done.lines, round(done.lines * size / max(1, source.tell())))
+        if done.refused and not skip_bad:
             transaction.set_rollback(True, using=using)
-            fed.sent = 0
-    return fed
+            done.sent = 0
+    return done
+
+
+def rereadable(source: IO[bytes], into: IO[bytes]) -> IO[bytes]:
+    """`source`, or, where it can be read only once, such as a pipe, a copy of it, made `into` a
+    temporary file.
+    """
+    if source.seekable():
+        return source
+    while chunk := source.read(io.DEFAULT_BUFFER_SIZE * 8):
+        into.write(chunk)
+    into.seek(0)
+    return into
 
 
 def documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -123,9 +135,9 @@ def parse_document(text: bytes) -> Any:
         raise ValueError("is nested too deep") from None
 
 
-def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
-    """The order that a document is: `call_data` itself, or an envelope, whose instants are ISO 8601
-    text.
+def request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
+    """The request that a document is: `call_data` itself, or an envelope, which writes instants as
+    ISO 8601 text.
     """
     if isinstance(document, list):
         raise InvalidCall("call_data", "is a list; write one call per line")
@@ -138,26 +150,30 @@ def order_of(document: Any, same: Mapping[str, Any]) -> intake.Order:
         for name in _INSTANTS:
             if name in document:
                 document[name] = _instant(name, document[name])
-    return intake.order_of(document, same)
+    return intake.request_of(document, same)
 
 
 def _prepared(
-    source: IO[bytes], fed: Fed, same: Mapping[str, Any], names_secrets: bool, refused: Refused
+    source: IO[bytes],
+    done: Imported,
+    same: Mapping[str, Any],
+    names_secrets: bool,
+    refused: Refused,
 ) -> Iterator[CallQueue | None]:
     """The unsaved row of each good line; None for a line that is bad or discarded, so that batches
     are of so many lines.
     """
     for number, text in documents(source):
-        fed.lines += 1
+        done.lines += 1
         call = None
         try:
-            order = order_of(parse_document(text), same)
+            request = request_of(parse_document(text), same)
             if names_secrets:
-                order = replace(order, call_data=references_to(order.call_data))
-            call = intake.prepare(order)
-            fed.discarded += call is None
+                request = replace(request, call_data=references_to(request.call_data))
+            call = intake.prepare(request)
+            done.discarded += call is None
         except (CallQueueError, ValueError) as error:
-            fed.refused += 1
+            done.refused += 1
             refused(number, str(error))
         yield call
 
@@ -225,15 +241,3 @@ def _instant(name: str, value: Any) -> datetime:
         raise InvalidCall(
             name, 'is not an instant; write ISO 8601 with an offset, as in "2030-01-31T12:00:00Z"'
         ) from None
-
-
-def rereadable(source: IO[bytes], into: IO[bytes]) -> IO[bytes]:
-    """`source`, or, where it can be read only once, such as a pipe, a copy of it, made `into` a
-    temporary file.
-    """
-    if source.seekable():
-        return source
-    while chunk := source.read(io.DEFAULT_BUFFER_SIZE * 8):
-        into.write(chunk)
-    into.seek(0)
-    return into

@@ -172,8 +172,8 @@ def test_every_argument_of_send_is_in_the_reference() -> None:
 def test_every_parameter_of_a_call_is_in_the_reference() -> None:
     from callqueue.sending import validation
 
-    names = [*validation._HTTP_PARAMS, *validation._ELSEWHERE]
-    names += [name for names in validation._PARAMS.values() for name in names]
+    names = [*validation.HTTP_PARAMS, *validation.ELSEWHERE]
+    names += [*validation.EMAIL_PARAMS, *validation.TASK_PARAMS]
     assert unnamed(names, page("sending.md")) == []
 
 

@@ -42,7 +42,7 @@ class Command(CallQueueCommand):
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         with _opened(options["file"]) as source, progress("sending") as bar:
-            fed = importer.feed(
+            fed = importer.send_file(
                 source,
                 using=using,
                 rule=options["rule"],

@@ -28,8 +28,7 @@ from callqueue.limits.kinds import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
 from callqueue.security import secrets
 from callqueue.security.secrets import Secret
-from tests.support import behaviour
-from tests.unit.sending import test_validation as callcheck_tests
+from tests.support import behaviour, samples
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -478,14 +477,14 @@ def test_nothing_of_a_payload_is_a_format_an_import_or_a_keyword(
 OTHER_ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={
-        "key": callcheck_tests.texts | callcheck_tests.values,
-        "cost": callcheck_tests.values | st.integers(0, 5),
-        "priority": callcheck_tests.values | st.integers(-9, 9),
-        "unique_key": callcheck_tests.texts | callcheck_tests.values,
-        "callback": callcheck_tests.texts | callcheck_tests.values,
-        "rule": callcheck_tests.texts | st.just("default"),
-        "not_before": st.datetimes(timezones=st.none() | st.just(UTC)) | callcheck_tests.values,
-        "expires_at": st.datetimes(timezones=st.none() | st.just(UTC)) | callcheck_tests.values,
+        "key": samples.texts | samples.values,
+        "cost": samples.values | st.integers(0, 5),
+        "priority": samples.values | st.integers(-9, 9),
+        "unique_key": samples.texts | samples.values,
+        "callback": samples.texts | samples.values,
+        "rule": samples.texts | st.just("default"),
+        "not_before": st.datetimes(timezones=st.none() | st.just(UTC)) | samples.values,
+        "expires_at": st.datetimes(timezones=st.none() | st.just(UTC)) | samples.values,
     },
 )
 
@@ -494,7 +493,7 @@ OTHER_ARGUMENTS = st.fixed_dictionaries(
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(call_data=callcheck_tests.call_datas, options=OTHER_ARGUMENTS)
+@given(call_data=samples.call_datas, options=OTHER_ARGUMENTS)
 def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
     rules: Rules, call_data: Any, options: Any
 ) -> None:

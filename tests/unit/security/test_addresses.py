@@ -320,7 +320,7 @@ def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
     from callqueue.exceptions import NotAllowed
     from callqueue.execution.http import client
     from callqueue.limits.rules import is_place_pattern
-    from callqueue.sending.validation import check_url
+    from callqueue.sending.validation import Reach, check_url
 
     assert is_place_pattern(pattern)
     parts = urlsplit(url)
@@ -329,10 +329,10 @@ def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
         is is_allowed
     )
     if is_allowed:
-        assert check_url(url, allowed_hosts=[pattern], allowed_networks=[])
+        assert check_url(url, Reach(hosts=(pattern,), networks=()))
         return
     with pytest.raises(NotAllowed, match="port"):
-        check_url(url, allowed_hosts=[pattern], allowed_networks=[])
+        check_url(url, Reach(hosts=(pattern,), networks=()))
 
 
 @pytest.mark.parametrize(

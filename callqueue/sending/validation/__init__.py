@@ -1,0 +1,25 @@
+"""What `send` accepts: checks of call_data and of send's other arguments, before anything is
+written.
+
+Python values enter; plain JSON values leave, or InvalidCall (naming the field) or NotAllowed. No
+database, no clock and no network is asked; names are resolved and checked again in the worker. An
+error never repeats a value, which may be secret: it names the path and the reason.
+"""
+
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
+from callqueue.sending.validation.arguments import (
+    check_callback,
+    check_cost,
+    check_key,
+    check_priority,
+    check_times,
+    check_unique_key,
+)
+from callqueue.sending.validation.call_data import check_call_data, check_params
+from callqueue.sending.validation.email_params import EMAIL_PARAMS
+from callqueue.sending.validation.http_params import ELSEWHERE, FRAMING, HTTP_PARAMS
+from callqueue.sending.validation.json_values import MAX_DEPTH
+from callqueue.sending.validation.task_params import TASK_PARAMS
+from callqueue.sending.validation.urls import Reach, check_url

@@ -1,0 +1,32 @@
+"""Checks of what a celery_task call takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from callqueue.exceptions import InvalidCall
+from callqueue.sending.validation.value_checks import (
+    TASK_NAME,
+    is_secret,
+    listed,
+    named,
+    refuse_unknown,
+)
+
+# options: the task's id and canvas, see callqueue.integrations.queued_task
+TASK_PARAMS = ("name", "args", "kwargs", "options")
+
+
+def check_task_params(params: dict[str, Any]) -> None:
+    """InvalidCall where Celery could not send a task of this."""
+    refuse_unknown(params, TASK_PARAMS)
+    name = params.get("name")
+    if not is_secret(name) and not (isinstance(name, str) and TASK_NAME.fullmatch(name)):
+        raise InvalidCall(
+            "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
+        )
+    if params.get("args") is not None:
+        listed("params.args", params["args"])
+    for mapping in ("kwargs", "options"):
+        if params.get(mapping) is not None:
+            named(f"params.{mapping}", params[mapping])
