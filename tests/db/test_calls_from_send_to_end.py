@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 from django.core import mail
-from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
 import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, conf
 from callqueue.dispatch.release_pass import LEAD
-from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
+from callqueue.exceptions import IllegalTransition
 from callqueue.execution import claim, executor
 from callqueue.execution.http import client
 from callqueue.handlers import Context
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.security.secrets import Secret
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, response, run, send
 
@@ -549,111 +547,6 @@ def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
     assert CallQueue.objects.done().requeue(again=True) == 1
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("order-A", "order-a"),
-        ("café", "cafe"),
-        ("straße", "strasse"),
-        ("T1", "T1 "),
-        (" ", "  "),
-        ("é", "e\u0301"),
-        ("a", "a\u200b"),
-    ],
-)
-def test_keys_that_differ_in_case_accents_or_spaces_are_two(
-    rules: Rules, one: str, other: str
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h", per="key")]))
-    first, second = send("r", unique_key=one, key=one), send("r", unique_key=other, key=other)
-    assert first != second
-    assert set(release()) == {first, second}
-
-
-def test_while_an_unfinished_call_carries_the_key_send_returns_it(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule())
-    first = send("r", unique_key="order-1")
-    assert send("r", unique_key="order-1") == first
-    run()
-    second = send("r", unique_key="order-1")
-    assert second != first
-    with pytest.raises(IllegalTransition):
-        fresh(first).requeue(again=True)
-    CallQueue.objects.filter(pk=second.pk).update(status=Status.CANCELLED)
-    assert send("r", unique_key="order-1") not in (first, second)
-
-
-def test_send_takes_part_in_the_callers_transaction(rules: Rules) -> None:
-    rules(r=Rule())
-    with transaction.atomic():
-        send("r")
-        transaction.set_rollback(True)
-    assert not CallQueue.objects.exists()
-
-
-def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:
-    rules({"ALLOWED_HOSTS": ["vendor.example"]}, r=Rule(limits=[SlidingWindow("5/s")]))
-    good = {"method": "post", "params": {"url": "http://vendor.example/"}}
-    refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-        ({"method": "pust", "params": {}}, {}, InvalidCall, "method"),
-        ({"method": "post", "params": {}}, {}, InvalidCall, "url"),
-        ({"method": "post", "params": {"url": "ftp://vendor.example/"}}, {}, InvalidCall, "url"),
-        (
-            {"method": "post", "params": {"url": "http://vendor.example/", "timeout": 3}},
-            {},
-            InvalidCall,
-            "timeout",
-        ),
-        (
-            {"method": "post", "params": {"url": "http://evil.example/"}},
-            {},
-            NotAllowed,
-            "evil.example",
-        ),
-        (good, {"rule": "rr"}, UnknownRule, "'r'"),
-        (good, {"cost": -1}, InvalidCall, "cost"),
-        (good, {"cost": 6}, InvalidCall, "cost"),
-        (good, {"not_before": timezone.now().replace(tzinfo=None)}, InvalidCall, "not_before"),
-        (good, {"expires_at": timezone.now() - timedelta(hours=1)}, InvalidCall, "expires_at"),
-        (good, {"priority": 99999}, InvalidCall, "priority"),
-    ]
-    for data, options, error, said in refused:
-        with pytest.raises(error, match=said):
-            CallQueue.objects.send(data, **{"rule": "r", **options})
-    with pytest.raises(InvalidCall, match=r"\[1\]"):
-        CallQueue.objects.send_many([good, {"method": "post"}], rule="r")
-    assert not CallQueue.objects.exists()
-
-
-def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> None:
-    def router(data: Any) -> Any:
-        if "drop" in data["params"]["url"]:
-            return callqueue.Discard("not wanted")
-        if "routed" in data["params"]["url"]:
-            return callqueue.Route(rule="routed", key="K", priority=4, cost=2)
-        return None
-
-    rules(
-        {"ROUTER": router},
-        default=Rule(),
-        routed=Rule(),
-        hosted=Rule(hosts=["*.vendor.example", "vendor.example"]),
-        stated=Rule(),
-    )
-
-    def put(url: str, **options: Any) -> Any:
-        return CallQueue.objects.send({"method": "get", "params": {"url": url}}, **options)
-
-    assert put("http://x.example/drop", rule="stated") is None
-    routed = put("http://x.example/routed")
-    assert (routed.rule, routed.key, routed.priority, routed.cost) == ("routed", "K", 4, 2)
-    assert put("http://x.example/routed", rule="stated", key="mine").key == "mine"
-    assert put("http://api.vendor.example/").rule == put("http://vendor.example/").rule == "hosted"
-    assert put("http://elsewhere.example/").rule == "default"
-
-
 def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
     told: list[tuple[int, str]] = []
@@ -674,52 +567,6 @@ def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
         callqueue.call_finished.disconnect(listen)
         callqueue.call_finished.disconnect(broken)
     assert sorted(told) == [(done.pk, "done"), (failed.pk, "failed")]
-
-
-def test_secrets_are_resolved_in_the_worker_and_stored_nowhere(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules({"SECRETS": {"TOKEN": "s3cr3t-value"}}, r=Rule())
-    data = {
-        "method": "post",
-        "params": {"url": "http://vendor.example/", "headers": {"Authorization": Secret("TOKEN")}},
-    }
-    call = CallQueue.objects.send(data, rule="r")
-    remote.answers["/"] = (400, {"X-Echo": "s3cr3t-value"}, b"you sent s3cr3t-value")
-    run()
-    assert remote.requests[0][2]["headers"]["Authorization"] == "s3cr3t-value"
-    (attempt,) = fresh(call).attempts.all()
-    kept = f"{fresh(call).call_data} {fresh(call).error_message} {attempt.response_body} {attempt.response_headers}"
-    assert "s3cr3t" not in kept
-    assert "[secret]" in attempt.response_body
-
-
-def test_encrypted_calls_are_made_and_unreadable_ones_fail_by_themselves(
-    rules: Rules, remote: Vendor, settings: Any
-) -> None:
-    from cryptography.fernet import Fernet
-    from django.db import connection
-
-    key, other = Fernet.generate_key().decode(), Fernet.generate_key().decode()
-    rules({"ENCRYPTION_KEYS": [key]}, r=Rule())
-    first, second = send("r", "/first-path"), send("r", "/second-path")
-    remote.answers["/first-path"] = (200, {}, b"private answer")
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT call_data FROM callqueue_callqueue")
-        assert "first-path" not in str(cursor.fetchall())
-    CallQueue.objects.filter(pk=second.pk).update(priority=-1)
-    release()
-    ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
-    executor.execute("default", ids[:1], inline=True)
-    assert fresh(first).status == Status.DONE
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT response_body FROM callqueue_callattempt")
-        assert "private" not in str(cursor.fetchall())
-    assert fresh(first).attempts.get().response_body == "private answer"
-    rules({"ENCRYPTION_KEYS": [other]}, r=Rule())
-    executor.execute("default", ids[1:], inline=True)
-    assert fresh(second).status == Status.FAILED
-    assert "ENCRYPTION_KEYS" in fresh(second).error_message
 
 
 def test_truncated_and_broken_bodies_are_told_with_the_attempt(

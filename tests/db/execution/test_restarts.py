@@ -380,26 +380,6 @@ def test_whoever_makes_calls_in_his_own_process_keeps_his_connection(
     assert remote.paths() == ["/first"]
 
 
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
-def test_a_connection_outlives_the_thread_that_kept_it() -> None:
-    """gevent has a greenlet for each message, so what a thread keeps for itself would be kept for
-    nobody.
-    """
-    seen: list[Any] = []
-
-    def use() -> None:
-        with database.kept_connection("default"):
-            assert RuleState.objects.count() >= 0
-            seen.append(connection.connection)
-
-    for _ in range(3):
-        thread = threading.Thread(target=use)
-        thread.start()
-        thread.join(20)
-    assert len(seen) == 3
-    assert seen[0] is seen[1] is seen[2]
-
-
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="no other has the setting")
 def test_the_dispensers_patience_is_that_of_its_passes_only(
     monkeypatch: pytest.MonkeyPatch,

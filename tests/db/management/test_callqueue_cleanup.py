@@ -202,12 +202,6 @@ def test_space_is_reclaimed_and_a_full_vacuum_says_what_it_locks(option: str, ru
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("full", [False, True])
-def test_no_vacuum_shows_no_progress(full: bool) -> None:
-    assert database.vacuum_progress("default", ["callqueue_callqueue"], full=full) is None
-
-
-@pytest.mark.django_db(transaction=True)
 def test_how_far_a_vacuum_is_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     told, heard = list[tuple[object, ...]](), threading.Event()
 

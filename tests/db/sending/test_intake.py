@@ -1,0 +1,129 @@
+"""What `send` refuses and what it writes: rules, unique keys, the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+import callqueue
+from callqueue import Rule, SlidingWindow
+from callqueue.exceptions import IllegalTransition, InvalidCall, NotAllowed, UnknownRule
+from callqueue.models import CallQueue
+from tests.support.behaviour import Vendor, release, run, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("order-A", "order-a"),
+        ("café", "cafe"),
+        ("straße", "strasse"),
+        ("T1", "T1 "),
+        (" ", "  "),
+        ("é", "e\u0301"),
+        ("a", "a\u200b"),
+    ],
+)
+def test_keys_that_differ_in_case_accents_or_spaces_are_two(
+    rules: Rules, one: str, other: str
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", per="key")]))
+    first, second = send("r", unique_key=one, key=one), send("r", unique_key=other, key=other)
+    assert first != second
+    assert set(release()) == {first, second}
+
+
+def test_while_an_unfinished_call_carries_the_key_send_returns_it(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule())
+    first = send("r", unique_key="order-1")
+    assert send("r", unique_key="order-1") == first
+    run()
+    second = send("r", unique_key="order-1")
+    assert second != first
+    with pytest.raises(IllegalTransition):
+        fresh(first).requeue(again=True)
+    CallQueue.objects.filter(pk=second.pk).update(status=Status.CANCELLED)
+    assert send("r", unique_key="order-1") not in (first, second)
+
+
+def test_send_takes_part_in_the_callers_transaction(rules: Rules) -> None:
+    rules(r=Rule())
+    with transaction.atomic():
+        send("r")
+        transaction.set_rollback(True)
+    assert not CallQueue.objects.exists()
+
+
+def test_a_refused_send_names_the_field_and_writes_nothing(rules: Rules) -> None:
+    rules({"ALLOWED_HOSTS": ["vendor.example"]}, r=Rule(limits=[SlidingWindow("5/s")]))
+    good = {"method": "post", "params": {"url": "http://vendor.example/"}}
+    refused: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        ({"method": "pust", "params": {}}, {}, InvalidCall, "method"),
+        ({"method": "post", "params": {}}, {}, InvalidCall, "url"),
+        ({"method": "post", "params": {"url": "ftp://vendor.example/"}}, {}, InvalidCall, "url"),
+        (
+            {"method": "post", "params": {"url": "http://vendor.example/", "timeout": 3}},
+            {},
+            InvalidCall,
+            "timeout",
+        ),
+        (
+            {"method": "post", "params": {"url": "http://evil.example/"}},
+            {},
+            NotAllowed,
+            "evil.example",
+        ),
+        (good, {"rule": "rr"}, UnknownRule, "'r'"),
+        (good, {"cost": -1}, InvalidCall, "cost"),
+        (good, {"cost": 6}, InvalidCall, "cost"),
+        (good, {"not_before": timezone.now().replace(tzinfo=None)}, InvalidCall, "not_before"),
+        (good, {"expires_at": timezone.now() - timedelta(hours=1)}, InvalidCall, "expires_at"),
+        (good, {"priority": 99999}, InvalidCall, "priority"),
+    ]
+    for data, options, error, said in refused:
+        with pytest.raises(error, match=said):
+            CallQueue.objects.send(data, **{"rule": "r", **options})
+    with pytest.raises(InvalidCall, match=r"\[1\]"):
+        CallQueue.objects.send_many([good, {"method": "post"}], rule="r")
+    assert not CallQueue.objects.exists()
+
+
+def test_the_rule_is_stated_or_routed_or_found_by_its_hosts(rules: Rules) -> None:
+    def router(data: Any) -> Any:
+        if "drop" in data["params"]["url"]:
+            return callqueue.Discard("not wanted")
+        if "routed" in data["params"]["url"]:
+            return callqueue.Route(rule="routed", key="K", priority=4, cost=2)
+        return None
+
+    rules(
+        {"ROUTER": router},
+        default=Rule(),
+        routed=Rule(),
+        hosted=Rule(hosts=["*.vendor.example", "vendor.example"]),
+        stated=Rule(),
+    )
+
+    def put(url: str, **options: Any) -> Any:
+        return CallQueue.objects.send({"method": "get", "params": {"url": url}}, **options)
+
+    assert put("http://x.example/drop", rule="stated") is None
+    routed = put("http://x.example/routed")
+    assert (routed.rule, routed.key, routed.priority, routed.cost) == ("routed", "K", 4, 2)
+    assert put("http://x.example/routed", rule="stated", key="mine").key == "mine"
+    assert put("http://api.vendor.example/").rule == put("http://vendor.example/").rule == "hosted"
+    assert put("http://elsewhere.example/").rule == "default"

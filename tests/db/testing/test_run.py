@@ -1,0 +1,160 @@
+"""run_callqueue: releases and makes calls in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import TestCase, override_settings
+
+from callqueue import Retry, Rule, SlidingWindow, handlers
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.testing import (
+    FakeTransport,
+    answer,
+    calls_sent,
+    fake_transport,
+    in_turn,
+    run_callqueue,
+    travel,
+)
+from tests.db.testing.calls import URL, send, status_of
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+NO_WAIT = Retry(base=0.0, jitter=False)
+
+
+def test_what_was_sent_is_made_in_this_process(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
+    rules(default=Rule())
+    callqueue_transport.add(f"{URL}/pay", answer(201, json={"id": 7}))
+    call = send(json={"amount": 5})
+    assert run_callqueue() == 1
+    assert status_of(call) == Status.DONE
+    (made,) = callqueue_transport.requests
+    assert (made.method, made.url, made.json) == ("POST", f"{URL}/pay", {"amount": 5})
+    assert made.idempotency_key == str(call.idempotency_key)
+    (attempt,) = call.attempts.all()
+    assert (attempt.response_status, attempt.response_body) == (201, '{"id": 7}')
+
+
+def test_it_goes_on_until_nothing_is_due_any_more(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
+    rules(default=Rule(retry=NO_WAIT))
+    callqueue_transport.add(f"{URL}/pay", in_turn(500, 500, 200))
+    call = send()
+    assert run_callqueue() == 3
+    assert status_of(call) == Status.DONE
+
+
+def test_without_until_idle_it_makes_one_pass(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
+    rules(default=Rule(retry=NO_WAIT))
+    callqueue_transport.add(f"{URL}/pay", in_turn(500, 200))
+    call = send()
+    assert run_callqueue(until_idle=False) == 1
+    assert status_of(call) == Status.ERROR
+
+
+def test_what_a_limit_keeps_back_is_not_waited_for(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
+    rules(default=Rule(limits=[SlidingWindow("2/h")]))
+    callqueue_transport.default = 200
+    for _ in range(5):
+        send()
+    assert run_callqueue() == 2
+    assert CallQueue.objects.new().count() == 3
+
+
+def test_calls_that_send_calls_without_end_are_noticed(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
+    rules(default=Rule())
+
+    def once_more(request: Any) -> int:
+        send()
+        return 200
+
+    callqueue_transport.default = once_more
+    send()
+    with pytest.raises(AssertionError, match="not idle after 5 passes"):
+        run_callqueue(max_passes=5)
+
+
+def test_a_callback_runs_at_once(rules: Rules, callqueue_transport: FakeTransport) -> None:
+    from celery import shared_task
+
+    told: list[Any] = []
+
+    @shared_task(name="tests.told", ignore_result=True)
+    def tell(call_id: int, status: str) -> None:
+        told.append((call_id, status))
+
+    rules(default=Rule())
+    callqueue_transport.default = 200
+    call = send(callback="tests.told")
+    run_callqueue()
+    assert told == [(call.pk, "done")]
+
+
+def test_a_handler_that_breaks_the_tests_transaction_fails_it_at_once(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(params: Any, context: Any) -> None:
+        transaction.set_rollback(True)
+
+    monkeypatch.setitem(handlers._registered, "breaks", breaks)
+    rules(default=Rule())
+    with transaction.atomic():
+        CallQueue.objects.send({"method": "breaks", "params": {}})
+        with pytest.raises(transaction.TransactionManagementError):
+            run_callqueue()
+
+
+def test_a_handlers_result_that_is_no_json_is_kept_as_text(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        handlers._registered, "odd", lambda params, context: {(1, 2): "a tuple for a key"}
+    )
+    rules(default=Rule())
+    call = CallQueue.objects.send({"method": "odd", "params": {}})
+    assert call is not None
+    run_callqueue()
+    (attempt,) = CallAttempt.objects.filter(call=call)
+    assert (status_of(call), "a tuple for a key" in attempt.response_body) == (Status.DONE, True)
+
+
+def test_waits_can_be_skipped(rules: Rules, callqueue_transport: FakeTransport) -> None:
+    rules(default=Rule(limits=[SlidingWindow("2/h")], retry=Retry(base=60.0, jitter=False)))
+    callqueue_transport.add(f"{URL}/pay", in_turn(500, 200))
+    calls = [send(), *(send("/other") for _ in range(4))]
+    callqueue_transport.add(f"{URL}/other", (429, {"Retry-After": "120"}, "slow down"))
+    callqueue_transport.add(f"{URL}/other", in_turn((429, {"Retry-After": "120"}, ""), 200))
+    with travel():
+        assert run_callqueue(skip_waits=True) == 7
+    assert {status_of(call) for call in calls} == {Status.DONE}
+
+
+def test_waits_are_skipped_inside_travel_only(db: None) -> None:
+    with pytest.raises(RuntimeError, match="inside"):
+        run_callqueue(skip_waits=True)
+
+
+@override_settings(CALLQUEUE={"RULES": {"default": Rule(limits=[SlidingWindow("1/h")])}})
+class DjangosOwnTestCase(TestCase):
+    def test_everything_works_inside_its_transaction(self) -> None:
+        with calls_sent() as sent, fake_transport({f"{URL}/*": 200}), travel() as clock:
+            send("/a")
+            send("/b")
+            assert run_callqueue() == 1
+            clock.forward(hours=1, seconds=1)
+            assert run_callqueue() == 1
+        assert [call.status for call in sent] == [Status.DONE, Status.DONE]

@@ -1,0 +1,93 @@
+"""fake_transport: patterns, and what a test may answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import requests
+
+from callqueue import Rule
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.testing import UnexpectedRequest, answer, fake_transport, run_callqueue
+from tests.db.testing.calls import URL, send, status_of
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        (f"{URL}/pay", "/pay"),
+        (f"{URL}/pay", "/pay?a=1"),
+        (f"{URL}/*", "/pay/7?a=1"),
+        (f"POST {URL}/pay", "/pay"),
+        (re.compile(r"/pay/\d+"), "/pay/12"),
+        (lambda request: request.method == "POST", "/anything"),
+        (URL, ""),
+    ],
+)
+def test_patterns(rules: Rules, pattern: Any, path: str) -> None:
+    rules(default=Rule())
+    call = send(path)
+    with fake_transport({pattern: 204}):
+        run_callqueue()
+    assert status_of(call) == Status.DONE
+
+
+@pytest.mark.parametrize(
+    "pattern", [f"{URL}/pay?a=1", f"GET {URL}/pay", "https://other.example/*", f"{URL}/pa"]
+)
+def test_a_request_without_an_answer_fails_the_test_and_names_what_there_is(
+    rules: Rules, pattern: str
+) -> None:
+    rules(default=Rule())
+    send()
+    with (
+        fake_transport({pattern: 200}),
+        pytest.raises(UnexpectedRequest, match="no answer for POST https://api.example.com/pay"),
+    ):
+        run_callqueue()
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "body"),
+    [
+        (204, 204, ""),
+        ({"ok": True}, 200, '{"ok": true}'),
+        ([1, 2], 200, "[1, 2]"),
+        ("text", 200, "text"),
+        ((201, {"X-Id": "9"}, {"id": 9}), 201, '{"id": 9}'),
+        (answer(202, body="later"), 202, "later"),
+        (lambda request: {"saw": request.json["amount"]}, 200, '{"saw": 3}'),
+    ],
+)
+def test_answers(rules: Rules, given: Any, status: int, body: str) -> None:
+    rules(default=Rule())
+    call = send(json={"amount": 3})
+    with fake_transport(default=given):
+        run_callqueue()
+    (attempt,) = CallAttempt.objects.filter(call=call)
+    assert (attempt.response_status, attempt.response_body) == (status, body)
+
+
+@pytest.mark.parametrize(
+    ("error", "method", "expected"),
+    [
+        (requests.ConnectTimeout, "post", Status.ERROR),
+        (requests.ConnectionError("refused"), "post", Status.ERROR),
+        (requests.ReadTimeout("no answer"), "post", Status.UNKNOWN),
+        (requests.ReadTimeout("no answer"), "get", Status.ERROR),
+    ],
+)
+def test_networks_fail(rules: Rules, error: Any, method: str, expected: int) -> None:
+    rules(default=Rule())
+    call = send(method=method)
+    with fake_transport(default=error):
+        run_callqueue(until_idle=False)
+    assert status_of(call) == expected
+    (attempt,) = CallAttempt.objects.filter(call=call)
+    assert (attempt.sent_at is None) == (expected == Status.ERROR and method == "post")
