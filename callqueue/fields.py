@@ -26,8 +26,8 @@ UNREADABLE = {"$unreadable": "no key in ENCRYPTION_KEYS opens this value"}
 
 @dataclass(frozen=True)
 class Bound:
-    """A value that is written into the row of this identity. One that is written without is bound
-    to its column alone.
+    """A value that is written into the row of this identity. A value that is not wrapped in this is
+    bound to its column alone.
     """
 
     value: Any
@@ -54,8 +54,8 @@ class ToldTextField(_Told, models.TextField):  # type: ignore[type-arg]
 
 
 class _Sealed(models.Field):  # type: ignore[type-arg]
-    """What the two kinds of column share. `bound_to` is the column that tells rows apart, and is
-    known when they are inserted.
+    """What the two kinds of encrypted column share. `bound_to` is the column that tells rows apart,
+    and is known when they are inserted.
     """
 
     def __init__(self, *args: Any, bound_to: str = "id", **kwargs: Any) -> None:
@@ -101,8 +101,8 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
         return seal(text, keys, place=self.place, row=value.row if isinstance(value, Bound) else "")
 
     def opened(self, token: Any, row: str | None) -> str | None:
-        """What the token holds; None where no key opens it here. It is read without its row only
-        where it has none.
+        """What the token holds; None where no key opens it here. `row` is None where the value was
+        read without its row's identity.
         """
         from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
@@ -120,15 +120,15 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
 
 class SealedJSONField(_Sealed, models.JSONField):
     """JSON, stored as {"$sealed": token} when there are keys; secrets are stored by name, see
-    callqueue.secrets.
+    callqueue.security.secrets.
     """
 
     def db_type(self, connection: Any) -> str | None:
         # MariaDB's own check of its JSON columns refuses what is nested 32 deep; send allows 64.
-        return "longtext" if connection.vendor == "mysql" else super().db_type(connection)
+        return "longtext" if database.is_mysql(connection.alias) else super().db_type(connection)
 
     def db_check(self, connection: Any) -> str | None:
-        return None if connection.vendor == "mysql" else super().db_check(connection)
+        return None if database.is_mysql(connection.alias) else super().db_check(connection)
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         data = value.value if isinstance(value, Bound) else value
@@ -171,7 +171,7 @@ class SealedJSONField(_Sealed, models.JSONField):
 
 
 class ToldJSONField(_Told, SealedJSONField):
-    """The same for what others say."""
+    """JSON that others say. To migrations it is a SealedJSONField: the column is no other."""
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
@@ -210,7 +210,7 @@ def one_call() -> int:
 
 def _has_marks(value: Any) -> bool:
     """Whether the value may be stored otherwise than it is: it has secrets, or names like their
-    marks. In half of json's time.
+    marks. Reading its repr takes half of json's time.
     """
     text = repr(value)
     return MARK in text or "Secret(" in text
@@ -224,7 +224,7 @@ def _unmarked(value: Any) -> Any:
 
 
 def _identity(row: Any) -> str:
-    """As every database writes it: some have UUIDs with dashes."""
+    """The identity as every database writes it: some have UUIDs with dashes."""
     return str(row).replace("-", "")
 
 

@@ -1,7 +1,7 @@
-"""The tables, for every room below the models: found in Django's registry when they are used.
+"""The tables, for every package below the models: found in Django's registry when they are used.
 
-So nothing that works on rows has to import the models, which import half of the house. `tables.X`
-is the model X; the functions give its rows in one database.
+So nothing that works on rows imports the models, which themselves import much of the app.
+`tables.X` is the model X; the functions give its rows in one database.
 """
 
 from __future__ import annotations
@@ -68,5 +68,5 @@ def name(using: str, model: str) -> str:
 
 
 def _rows(model: str, using: str) -> Any:
-    """Annotated where it is called: Django's registry knows no types."""
+    """The model's rows. Callers state the type: Django's registry knows none."""
     return apps.get_model("callqueue", model)._default_manager.using(using)

@@ -2,7 +2,7 @@
 
 In: text with NUL or halves of surrogate pairs in it, bytes in whatever charset is claimed, anything
 that was raised. Out: the nearest text that can be stored. Never raises, and looks up no codec by a
-name that a stranger chose.
+name that a stranger chose. Also the words that suggest a name for one that is unknown.
 """
 
 from __future__ import annotations
@@ -14,50 +14,17 @@ from encodings.aliases import aliases
 from typing import Any
 
 LONGEST_LABEL = 40  # characters of a charset's name that are looked at
-_CHARSETS = frozenset(
-    {f"cp125{n}" for n in range(9)}
-    | {f"iso8859_{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)}
-    | {
-        "ascii",
-        "latin_1",
-        "utf_8",
-        "utf_8_sig",
-        "utf_16",
-        "utf_16_be",
-        "utf_16_le",
-        "utf_32",
-        "utf_32_be",
-        "utf_32_le",
-    }
-    | {
-        "big5",
-        "big5hkscs",
-        "cp932",
-        "cp949",
-        "cp950",
-        "euc_jis_2004",
-        "euc_jp",
-        "euc_kr",
-        "gb18030",
-        "gb2312",
-        "gbk",
-        "hz",
-    }
-    | {"iso2022_jp", "iso2022_kr", "johab", "shift_jis", "shift_jis_2004", "tis_620"}
-    | {
-        "cp437",
-        "cp850",
-        "cp852",
-        "cp855",
-        "cp866",
-        "cp874",
-        "koi8_r",
-        "koi8_u",
-        "mac_cyrillic",
-        "mac_roman",
-        "ptcp154",
-    }
-)
+_CHARSETS = frozenset({
+    *(f"cp125{n}" for n in range(9)),
+    *(f"iso8859_{n}" for n in range(2, 17) if n != 12),
+    "ascii", "latin_1", "utf_8", "utf_8_sig",
+    "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le",
+    "big5", "big5hkscs", "cp950", "gb18030", "gb2312", "gbk", "hz",
+    "cp932", "euc_jis_2004", "euc_jp", "iso2022_jp", "shift_jis", "shift_jis_2004",
+    "cp874", "cp949", "euc_kr", "iso2022_kr", "johab", "tis_620",
+    "cp437", "cp850", "cp852", "cp855", "cp866", "koi8_r", "koi8_u",
+    "mac_cyrillic", "mac_roman", "ptcp154",
+})  # fmt: skip
 
 
 def storable(text: str) -> str:
