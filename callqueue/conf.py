@@ -7,10 +7,9 @@ it for the system checks. Nothing else in the app reads django.conf.settings.CAL
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, cached_property
@@ -27,6 +26,7 @@ from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import SlidingWindow
 from callqueue.limits.rules import MAX_NAME, PLACES_WANTED, Rule, is_place_pattern
 from callqueue.security.secrets import SecretFor
+from callqueue.texts import suggest as suggest
 
 STATUS_NAMES = {
     "new": states.NEW,
@@ -123,15 +123,6 @@ def current() -> Config:
 def problems() -> list[str]:
     """What is wrong with the settings, one sentence each; empty when nothing is."""
     return _read(getattr(settings, "CALLQUEUE", {}))[1]
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" where a known name is near, else the names there are."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; there are {', '.join(map(repr, names[:12]))}" if names else ""
 
 
 def forget(*, setting: str = "", **_: Any) -> None:

@@ -84,7 +84,14 @@ def suggest(name: str, known: Iterable[str]) -> str:
     else the names there are, 12 at most.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+    if near := nearest(name, names):
+        return f"; did you mean {near!r}?"
     return f"; there are {', '.join(map(repr, names[:12]))}" if names else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one, of which 100 characters are looked at; None where
+    none is like it.
+    """
+    near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
+    return near[0] if near else None

@@ -8,7 +8,6 @@ gives the argument for why this never exceeds a limit.
 
 from __future__ import annotations
 
-import difflib
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
+
+from callqueue.texts import nearest
 
 D = TypeVar("D")
 SECOND = 1_000_000
@@ -63,8 +64,8 @@ def with_known_fields(declared: type[D]) -> type[D]:
     def construct_known(self: D, *values: Any, **named: Any) -> None:
         for name in named:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                near = nearest(name, known)
+                advice = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
                 raise ImproperlyConfigured(
                     f"{declared.__name__}: there is no field {name!r}; {advice}"
                 )
