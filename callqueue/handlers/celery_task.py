@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.security.scrubbing import cleaned
+from callqueue.security.log_scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context

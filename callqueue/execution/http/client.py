@@ -135,21 +135,9 @@ def _hop(
     in its place.
     """
     session, ours = this_thread()
-    timeouts = deadline.timeouts
-    began, in_gate = now(), deadline.in_gate
     ours.enter(target, policy, deadline)
     try:
-        response = session.get_adapter(prepared.url or "").send(
-            prepared,
-            stream=True,
-            timeout=(timeouts.connect, timeouts.read),
-            verify=policy.verify,
-            proxies={},
-        )
-        response.elapsed = timedelta(seconds=now() - began - (deadline.in_gate - in_gate))
-        # what a hook reads as text is looked up by no name of the server's
-        if response.encoding is not None:
-            response.encoding = charset(response.encoding)
+        response = _sent(session, prepared, policy, deadline)
         body = read_body(response, policy.max_response_bytes, deadline)
         response._content, answer.error = body.content, body.error
         response._content_consumed = True  # type: ignore[attr-defined]
@@ -158,4 +146,27 @@ def _hop(
             ours.keep(response)
     finally:
         ours.leave()
+    return response
+
+
+def _sent(
+    session: requests.Session,
+    prepared: requests.PreparedRequest,
+    policy: Policy,
+    deadline: Deadline,
+) -> requests.Response:
+    """The response with its body still to be read. `elapsed` is without the time in the gate."""
+    timeouts = deadline.timeouts
+    began, in_gate = now(), deadline.in_gate
+    response = session.get_adapter(prepared.url or "").send(
+        prepared,
+        stream=True,
+        timeout=(timeouts.connect, timeouts.read),
+        verify=policy.verify,
+        proxies={},
+    )
+    response.elapsed = timedelta(seconds=now() - began - (deadline.in_gate - in_gate))
+    # what a hook reads as text is looked up by no name of the server's
+    if response.encoding is not None:
+        response.encoding = charset(response.encoding)
     return response

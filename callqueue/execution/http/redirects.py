@@ -6,23 +6,15 @@ judged here: every hop is checked before it is made.
 
 from __future__ import annotations
 
-import re
 from urllib.parse import urljoin, urlsplit
 
 import requests
 
 from callqueue.execution.http.errors import Refused
 from callqueue.execution.http.policy import Policy
+from callqueue.security.credentials import is_for_its_origin
 from callqueue.security.scrubbing import holds
 
-_CREDENTIAL = re.compile(
-    r"auth|cookie|token|secret|key|credential|passw|passphrase|session|sign|jwt|bearer|csrf|xsrf|saml|assertion"
-    r"|otp$|^host$",
-    re.IGNORECASE,
-)
-_CREDENTIAL_VALUE = re.compile(
-    r"(bearer|basic|token|digest|negotiate|apikey|hmac\S*|aws4\S*)\s", re.IGNORECASE
-)
 _OF_THE_BODY = (
     "Content-Length",
     "Content-Type",
@@ -94,7 +86,7 @@ def _leave_secrets(onward: requests.PreparedRequest, policy: Policy) -> None:
         raise Refused(f"{_NOT_FOLLOWED} a secret of the call is bound to its places")
     for name, value in list(onward.headers.items()):
         text = value.decode("latin-1") if isinstance(value, bytes) else value
-        if _CREDENTIAL.search(name) or _CREDENTIAL_VALUE.match(text) or holds(text, policy.secrets):
+        if is_for_its_origin(name, text) or holds(text, policy.secrets):
             del onward.headers[name]
     body = onward.body.decode("utf-8", "replace") if isinstance(onward.body, bytes) else onward.body
     if isinstance(body, str) and holds(body, policy.secrets):
