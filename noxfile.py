@@ -1,7 +1,8 @@
 """The tests on every supported pair of Python and Django, with both of PostgreSQL's drivers.
 
-`nox` runs all that this machine has a Python for, on each database and broker that answers. One cell:
-`nox -s "behaviour(python='3.13', django='6.0', driver='psycopg3')"`; arguments after `--` go to pytest.
+`nox` runs all that this machine has a Python for, on each database and broker that answers. One
+cell: `nox -s "behaviour(python='3.13', django='6.0', driver='psycopg3')"`. Arguments after `--` go
+to pytest.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from django.utils.translation import gettext as _
 
 from callqueue import database, states
 from callqueue.admin import formatting
+from callqueue.admin.curl import as_curl
 from callqueue.admin.edit_call import as_text, shown
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.operations.forecast import forecast
-from callqueue.security.redaction import as_curl, redact_headers, redact_text
+from callqueue.security.redaction import redact_headers, redact_text
 
 ATTEMPTS = 100  # the newest so many are shown
 LARGE = 50_000  # attempts from which on the forecast comes after the page

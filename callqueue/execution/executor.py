@@ -24,13 +24,13 @@ from callqueue.execution import claim, provider_limits, results, thread_pool
 from callqueue.execution.claim import Job
 from callqueue.execution.http import client
 from callqueue.execution.results import Report
-from callqueue.handlers import HTTP_METHODS, Context, find
+from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.limits.backoff import delay
 from callqueue.limits.budgets import key_part, with_redirects
 from callqueue.limits.rules import Rule
 from callqueue.maintenance import breaker
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
-from callqueue.security import scrubbing
+from callqueue.security.log_scrubbing import at_work
 from callqueue.sending import disclosure
 
 # seconds that the first answer of a rule is expected to take, before this process knows better
@@ -208,9 +208,7 @@ def _make(job: Job) -> Report:
         return _failed(
             job, str(error) if isinstance(error, CallQueueError) else texts.worded(error)
         )
-    with scrubbing.at_work(
-        disclosed.values, job.method, None if job.method in HTTP_METHODS else job.params
-    ):
+    with at_work(disclosed.values, job.method, None if job.method in HTTP_METHODS else job.params):
         return results.scrubbed(_made(job, disclosed), disclosed.values)
 
 
@@ -252,7 +250,7 @@ def _lost(job: Job, why: str, **seen: Any) -> Report:
 def _request(job: Job, disclosed: disclosure.Disclosed, gate: SlotGate) -> Report:
     """Make an HTTP call within the rule's timeouts."""
     rule, settings, params = job.sound_rule, conf.current(), dict(disclosed.params)
-    if rule.idempotency_header and job.method in ("post", "put", "patch", "delete"):
+    if rule.idempotency_header and job.method not in SAFE:
         headers = dict(params.get("headers") or {})
         headers.setdefault(rule.idempotency_header, job.idempotency_key)
         params["headers"] = headers

@@ -17,8 +17,9 @@ from django.utils.module_loading import import_string
 
 from callqueue import conf
 
-HTTP_METHODS = frozenset({"get", "options", "head", "post", "put", "patch", "delete"})
-IDEMPOTENT = frozenset({"get", "options", "head", "put", "delete"})  # RFC 9110 section 9.2.2
+SAFE = frozenset({"get", "options", "head"})  # RFC 9110 section 9.2.1
+IDEMPOTENT = SAFE | {"put", "delete"}  # RFC 9110 section 9.2.2
+HTTP_METHODS = IDEMPOTENT | {"post", "patch"}
 BUILT_IN = {
     "send_email": "callqueue.handlers.email.send_email",
     "celery_task": "callqueue.handlers.celery_task.run_task",

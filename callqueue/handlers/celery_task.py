@@ -11,10 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from celery import current_app, signals
+from celery import states as celery_states
+from celery.app.trace import ExceptionInfo, TraceInfo, build_tracer
+from celery.exceptions import MaxRetriesExceededError
+from celery.utils.nodenames import gethostname
+from kombu.exceptions import EncodeError
+
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.security.scrubbing import cleaned
+from callqueue.security.log_scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -28,9 +36,6 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
 
     A task may return an outcome of callqueue's, such as HoldUntil, as any handler may.
     """
-    from celery import current_app
-    from celery.app.trace import build_tracer
-
     app = current_app._get_current_object()
     task = app.tasks.get(params["name"])
     if task is None:
@@ -40,9 +45,8 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     args, kwargs = list(params.get("args") or ()), dict(params.get("kwargs") or {})
     request = _request(task, params.get("options") or {}, context)
     told: list[Outcome] = []
-    tracer = build_tracer(
-        task.name, task, eager=False, propagate=False, app=app, Info=_information(context, told)
-    )
+    information = partial(_Information, context, told)
+    tracer = build_tracer(task.name, task, eager=False, propagate=False, app=app, Info=information)
     done = tracer(request["id"], args, kwargs, request)
     if told:
         return told[-1]
@@ -63,7 +67,7 @@ def _request(task: Any, options: Mapping[str, Any], context: Context) -> dict[st
         "parent_id": options.get("parent_id"),
         "retries": max(0, context.attempt - 1),
         "is_eager": True,
-        "hostname": _hostname(),
+        "hostname": gethostname(),
         "callbacks": options.get("link"),
         "errbacks": options.get("link_error"),
         "chain": options.get("chain"),
@@ -87,79 +91,64 @@ def _request(task: Any, options: Mapping[str, Any], context: Context) -> dict[st
     }
 
 
-def _hostname() -> str:
-    from celery.utils.nodenames import gethostname
-
-    return str(gethostname())
-
-
-def _information(context: Context, told: list[Outcome]) -> type:
+class _Information(TraceInfo):  # type: ignore[misc]
     """Celery's account of a failure, which tells the table instead of the broker, and the backend
     only of the last.
     """
-    from celery import signals
-    from celery import states as celery_states
-    from celery.app.trace import ExceptionInfo, TraceInfo
 
-    class Information(TraceInfo):  # type: ignore[misc]
-        retval: Any
+    retval: Any
 
-        def handle_retry(
-            self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any
-        ) -> Any:
-            retry = self.retval
-            changed = _changes(retry, req)
-            if changed:
-                told.append(
-                    GiveUp(
-                        f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"
-                    )
-                )
-            else:
-                after = None if getattr(req, "callqueue_backoff", False) else _seconds_until(retry)
-                told.append(
-                    RetryLater(
-                        _worded("the task asked to be retried", retry.exc or retry), after=after
-                    )
-                )
-            if changed or context.is_last:
-                self.state, self.retval = (
-                    celery_states.FAILURE,
-                    retry.exc if retry.exc is not None else retry,
-                )
-                return super().handle_failure(
-                    task, req, store_errors=store_errors, call_errbacks=True
-                )
-            return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
+    def __init__(self, context: Context, told: list[Outcome], state: str, retval: Any = None):
+        super().__init__(state, retval)
+        self._context, self._told = context, told
 
-        def handle_failure(
-            self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True
-        ) -> Any:
-            error, is_final = self.retval, _is_final(self.retval, req)
-            einfo = ExceptionInfo((type(error), error, error.__traceback__))
-            why = _worded("", error, str(einfo.traceback))
-            told.append(GiveUp(why) if is_final else RetryLater(why))
-            if is_final or context.is_last:
-                return super().handle_failure(
-                    task, req, store_errors=store_errors, call_errbacks=call_errbacks
-                )
-            self.state = celery_states.RETRY
-            if store_errors:
-                task.backend.mark_as_retry(req.id, error, einfo.traceback, request=req)
-            task.on_retry(error, req.id, req.args, req.kwargs, einfo)
-            signals.task_retry.send(sender=task, request=req, reason=error, einfo=einfo)
-            return einfo
+    def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
+        retry = self.retval
+        changed = _changes(retry, req)
+        self._told.append(_refused_change(changed) if changed else _asked_retry(retry, req))
+        if changed or self._context.is_last:
+            self.state = celery_states.FAILURE
+            self.retval = retry.exc if retry.exc is not None else retry
+            return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=True)
+        return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
 
-    return Information
+    def handle_failure(
+        self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True
+    ) -> Any:
+        error, is_final = self.retval, _is_final(self.retval, req)
+        einfo = ExceptionInfo((type(error), error, error.__traceback__))
+        why = _worded("", error, str(einfo.traceback))
+        self._told.append(GiveUp(why) if is_final else RetryLater(why))
+        if is_final or self._context.is_last:
+            return super().handle_failure(
+                task, req, store_errors=store_errors, call_errbacks=call_errbacks
+            )
+        self.state = celery_states.RETRY
+        if store_errors:
+            task.backend.mark_as_retry(req.id, error, einfo.traceback, request=req)
+        task.on_retry(error, req.id, req.args, req.kwargs, einfo)
+        signals.task_retry.send(sender=task, request=req, reason=error, einfo=einfo)
+        return einfo
+
+
+def _refused_change(changed: str) -> Outcome:
+    return GiveUp(
+        f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"
+    )
+
+
+def _asked_retry(retry: Any, request: Any) -> Outcome:
+    """A retry at the time that the task names, or after the rule's backoff where Celery would back
+    off.
+    """
+    after = None if getattr(request, "callqueue_backoff", False) else _seconds_until(retry)
+    return RetryLater(_worded("the task asked to be retried", retry.exc or retry), after=after)
 
 
 def _is_final(error: BaseException, request: Any) -> bool:
     """Whether another attempt cannot help: the task's own retries are used up, or its result cannot
     be stored.
     """
-    from celery.exceptions import MaxRetriesExceededError
-    from kombu.exceptions import EncodeError
-
     return isinstance(error, MaxRetriesExceededError | EncodeError) or bool(
         getattr(request, "callqueue_exhausted", False)
     )

@@ -23,7 +23,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from callqueue import conf, states, tables
 from callqueue.exceptions import InvalidCall
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.security.scrubbing import cleaned
+from callqueue.security.log_scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context

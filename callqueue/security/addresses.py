@@ -99,23 +99,12 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     """
     if "*" in allowed_hosts:
         return None
-    name = _canonical(host)
-    is_name = literal_address(host) is None
-    for pattern, only in map(_place, allowed_hosts):
-        if only is not None and only != port:
-            continue
-        if pattern == "*":
-            return None
-        if pattern.startswith("*."):
-            if is_name and name.endswith("." + _canonical(pattern[2:])):
-                return None
-        elif name == _canonical(pattern):
-            return None
-    shown = (
-        name
-        if port is None or not any(only for _, only in map(_place, allowed_hosts))
-        else f"{name}, port {port},"
-    )
+    name, is_name = _canonical(host), literal_address(host) is None
+    places = [_place(pattern) for pattern in allowed_hosts]
+    if any(_is_for(pattern, name, is_name) for pattern, only in places if only in (None, port)):
+        return None
+    has_ports = port is not None and any(only for _, only in places)
+    shown = f"{name}, port {port}," if has_ports else name
     return f"the host {shown} is not in ALLOWED_HOSTS"
 
 
@@ -135,6 +124,14 @@ def literal_address(host: str) -> Address | None:
 
 
 _place = lru_cache(maxsize=256)(split_place)
+
+
+def _is_for(pattern: str, name: str, is_name: bool) -> bool:
+    if pattern == "*":
+        return True
+    if pattern.startswith("*."):
+        return is_name and name.endswith("." + _canonical(pattern[2:]))
+    return name == _canonical(pattern)
 
 
 @lru_cache(maxsize=256)

@@ -116,7 +116,8 @@ def _fernet_module() -> Any:
         from cryptography import fernet
     except ImportError:
         raise EncryptionUnavailable(
-            "ENCRYPTION_KEYS needs the cryptography package: pip install 'django-callqueue[encryption]'"
+            "ENCRYPTION_KEYS needs the cryptography package: "
+            "pip install 'django-callqueue[encryption]'"
         ) from None
     return fernet
 

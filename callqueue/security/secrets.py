@@ -45,7 +45,8 @@ class Secret:
 
     def __format__(self, spec: str) -> str:
         raise TypeError(
-            f"{self!r} stands for a whole string, not for a part of one: put what surrounds it into its value"
+            f"{self!r} stands for a whole string, not for a part of one: "
+            "put what surrounds it into its value"
         )
 
 
@@ -94,15 +95,28 @@ class SecretFor:
         if callable(value):
             try:
                 value = value(context) if _takes_context(value) else value()
-            except (
-                BaseException
-            ) as error:  # raised anew outside: its text and its traceback may hold the value
+            # raised anew outside: its text and its traceback may hold the value
+            except BaseException as error:
                 failed = type(error).__name__
         if failed:
             raise SecretError(f"secret {name!r}: its callable raised {failed}")
         if not isinstance(value, str) or not value:
             raise SecretError(f"secret {name!r} is not a non-empty string")
         return value
+
+
+def walked(value: Any, *, with_names: bool = False) -> Iterator[Any]:
+    """A JSON value and every value inside it, in no promised order; on request, names too."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        yield value
+        if isinstance(value, Mapping):
+            pending.extend(value.values())
+            if with_names:
+                pending.extend(map(str, value))
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
 
 
 def has_secret(value: Any) -> bool:
@@ -165,7 +179,7 @@ def references_to(document: Any) -> Any:
     """A document in which {"$secret": NAME} names a secret, as whoever sends it has said;
     InvalidCall where one is malformed.
     """
-    for value in _walked(document):
+    for value in walked(document):
         if (
             isinstance(value, dict)
             and MARK in value
@@ -179,18 +193,7 @@ def references_to(document: Any) -> Any:
 
 
 def _named(value: Any) -> Iterator[Secret]:
-    return (found for found in _walked(value) if isinstance(found, Secret))
-
-
-def _walked(value: Any) -> Iterator[Any]:
-    pending = [value]
-    while pending:
-        value = pending.pop()
-        yield value
-        if isinstance(value, Mapping):
-            pending.extend(value.values())
-        elif isinstance(value, list | tuple):
-            pending.extend(value)
+    return (found for found in walked(value) if isinstance(found, Secret))
 
 
 def _more(name: Any) -> Any:
@@ -227,7 +230,8 @@ def _names(name: str, value: Any) -> tuple[str, ...] | None:
         raise ImproperlyConfigured(f"SecretFor.{name}: is not a list of names, but {_kind(value)}")
     if not names:
         raise ImproperlyConfigured(
-            f"SecretFor.{name}: is empty, so the secret could go nowhere; leave it out for no such limit"
+            f"SecretFor.{name}: is empty, so the secret could go nowhere; "
+            "leave it out for no such limit"
         )
     return tuple(names)
 

@@ -159,7 +159,8 @@ def conclude(console: Console, problems: list[str]) -> int:
     """Say whether everything was as promised; the exit status."""
     if not problems:
         console.print(
-            "As promised: no limit exceeded, no 429, nothing made twice, every call in its right state."
+            "As promised: no limit exceeded, no 429, nothing made twice, every call in its right "
+            "state."
         )
         return 0
     console.print(f"NOT as promised ({len(problems)}):", style="bold red")

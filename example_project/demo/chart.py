@@ -19,7 +19,10 @@ HEADER, TALL, TITLE, GAP, FOOTER = 92, 150, 44, 26, 60
 LANE = 25  # height of a channel's lane
 INK, SOFT, GRID, PAPER = "#1f2933", "#66727f", "#e4e8ec", "#ffffff"
 BLUE, TEAL, VIOLET, RED = "#3b7dd8", "#1f9e89", "#8a63d2", "#d64545"
-FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif\""
+FONT = (
+    "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, "
+    'sans-serif"'
+)
 
 Step = tuple[float, int]  # from this second on, so many calls in the window that ends here
 
@@ -56,7 +59,8 @@ def draw(record: Mapping[str, Any]) -> str:
         _title(
             tops[1],
             "messages",
-            f"at most {limits['channel']} call in any second of each channel; a bar is a call and its second",
+            f"at most {limits['channel']} call in any second of each channel; "
+            "a bar is a call and its second",
         ),
         _lanes(axis, tops[1] + TITLE, window, by_limit, start),
         _title(
@@ -82,7 +86,10 @@ def draw(record: Mapping[str, Any]) -> str:
             bottom,
         ),
     ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + FOOTER}" {FONT} role="img">'
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" '
+        f'viewBox="0 0 {WIDTH} {bottom + FOOTER}" {FONT} role="img">'
+    )
     paper = f'<rect width="{WIDTH}" height="{bottom + FOOTER}" fill="{PAPER}"/>'
     return "\n".join(
         [head, "<title>Calls over time against the limits</title>", paper, *parts, "</svg>", ""]
@@ -119,16 +126,21 @@ def rolling(instants: Sequence[float], window: float) -> list[Step]:
 
 def _header(arrivals: Sequence[Mapping[str, Any]]) -> str:
     refused = sum(arrival["status"] == 429 for arrival in arrivals)
-    told = f"{len(arrivals)} requests, as the vendor recorded their arrival; {refused} of them refused with 429"
+    told = (
+        f"{len(arrivals)} requests, as the vendor recorded their arrival; "
+        f"{refused} of them refused with 429"
+    )
     return (
-        f'<text x="{LEFT}" y="42" font-size="22" font-weight="600" fill="{INK}">Calls over time against the limits</text>'
+        f'<text x="{LEFT}" y="42" font-size="22" font-weight="600" fill="{INK}">'
+        "Calls over time against the limits</text>"
         f'<text x="{LEFT}" y="66" font-size="14" fill="{SOFT}">{escape(told)}</text>'
     )
 
 
 def _title(top: float, name: str, limit: str) -> str:
     return (
-        f'<text x="{LEFT}" y="{top + 26}" font-size="15" fill="{INK}"><tspan font-weight="600">{escape(name)}</tspan>'
+        f'<text x="{LEFT}" y="{top + 26}" font-size="15" fill="{INK}">'
+        f'<tspan font-weight="600">{escape(name)}</tspan>'
         f'<tspan dx="10" font-size="13" fill="{SOFT}">{escape(limit)}</tspan></text>'
     )
 
@@ -167,8 +179,9 @@ def _areas(
         parts.append(f'<path d="{path}" fill="{colour}" fill-opacity="0.82" fill-rule="evenodd"/>')
     y = top + TALL - limit * scale
     parts.append(
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RED}" stroke-width="2" '
-        f'stroke-dasharray="7 5"/><text x="{WIDTH - RIGHT}" y="{y - 6:.1f}" font-size="12" text-anchor="end" '
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+        f'stroke="{RED}" stroke-width="2" stroke-dasharray="7 5"/>'
+        f'<text x="{WIDTH - RIGHT}" y="{y - 6:.1f}" font-size="12" text-anchor="end" '
         f'fill="{RED}">limit {limit}</text>'
     )
     return "\n".join(parts)
@@ -195,7 +208,8 @@ def _scale(top: float, highest: int, scale: float) -> list[str]:
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>'
         )
         parts.append(
-            f'<text x="{LEFT - 10}" y="{y + 4:.1f}" font-size="12" text-anchor="end" fill="{SOFT}">{count}</text>'
+            f'<text x="{LEFT - 10}" y="{y + 4:.1f}" font-size="12" text-anchor="end" '
+            f'fill="{SOFT}">{count}</text>'
         )
     return parts
 
@@ -212,14 +226,17 @@ def _lanes(
     for number, channel in enumerate(CHANNELS):
         y = top + number * LANE
         parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y + LANE - 3}" y2="{y + LANE - 3}" stroke="{GRID}"/>'
-            f'<text x="{LEFT - 10}" y="{y + 15}" font-size="12" text-anchor="end" fill="{SOFT}">{escape(channel)}</text>'
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y + LANE - 3}" y2="{y + LANE - 3}" '
+            f'stroke="{GRID}"/>'
+            f'<text x="{LEFT - 10}" y="{y + 15}" font-size="12" text-anchor="end" '
+            f'fill="{SOFT}">{escape(channel)}</text>'
         )
         for arrival in by_limit.get(f"channel:{channel}", ()):
             x, right = axis.x(arrival["at"] - start), axis.x(arrival["at"] - start + window)
             parts.append(
-                f'<rect x="{x}" y="{y + 3}" width="{max(1.0, right - x):.2f}" height="{LANE - 9}" rx="2" fill="{TEAL}" '
-                f'fill-opacity="0.82"/><rect x="{x}" y="{y + 3}" width="2" height="{LANE - 9}" fill="#0d5c4f"/>'
+                f'<rect x="{x}" y="{y + 3}" width="{max(1.0, right - x):.2f}" height="{LANE - 9}" '
+                f'rx="2" fill="{TEAL}" fill-opacity="0.82"/>'
+                f'<rect x="{x}" y="{y + 3}" width="2" height="{LANE - 9}" fill="#0d5c4f"/>'
             )
     return "\n".join(parts)
 
@@ -228,7 +245,8 @@ def _legend(y: float) -> str:
     parts, x = [], WIDTH - RIGHT - 170
     for colour, name in ((TEAL, "messages"), (VIOLET, "uploads")):
         parts.append(
-            f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{colour}" fill-opacity="0.82"/>'
+            f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" '
+            f'fill="{colour}" fill-opacity="0.82"/>'
             f'<text x="{x + 18}" y="{y + 11}" font-size="13" fill="{SOFT}">{name}</text>'
         )
         x += 98
@@ -241,14 +259,17 @@ def _seconds(axis: Axis, panels: Sequence[tuple[float, float]], bottom: float) -
         x = axis.x(second)
         for top, height in panels:
             parts.append(
-                f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + height}" stroke="{INK}" stroke-opacity="0.06"/>'
+                f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + height}" '
+                f'stroke="{INK}" stroke-opacity="0.06"/>'
             )
         parts.append(
-            f'<text x="{x}" y="{bottom + 20}" font-size="12" text-anchor="middle" fill="{SOFT}">{second}</text>'
+            f'<text x="{x}" y="{bottom + 20}" font-size="12" text-anchor="middle" '
+            f'fill="{SOFT}">{second}</text>'
         )
     middle = LEFT + PLOT / 2
     parts.append(
-        f'<text x="{middle}" y="{bottom + 42}" font-size="13" text-anchor="middle" fill="{SOFT}">'
-        "seconds since the first call; the height is the number of calls in the second that ends there</text>"
+        f'<text x="{middle}" y="{bottom + 42}" font-size="13" text-anchor="middle" '
+        f'fill="{SOFT}">seconds since the first call; '
+        "the height is the number of calls in the second that ends there</text>"
     )
     return "\n".join(parts)

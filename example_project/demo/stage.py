@@ -102,7 +102,8 @@ class Stage:
         for name, process in self.started.items():
             if process.poll() is not None:
                 raise StageError(
-                    f"the {name} ended with status {process.returncode}. It said:\n{self.said(name)[-2000:]}"
+                    f"the {name} ended with status {process.returncode}. "
+                    f"It said:\n{self.said(name)[-2000:]}"
                 )
 
     def said(self, name: str) -> str:
@@ -169,7 +170,8 @@ class Stage:
             self.check()
             if time.monotonic() > deadline:
                 raise StageError(
-                    f"the {name} was not ready after {READY_SECONDS:g} s. It said:\n{self.said(name)[-2000:]}"
+                    f"the {name} was not ready after {READY_SECONDS:g} s. "
+                    f"It said:\n{self.said(name)[-2000:]}"
                 )
             time.sleep(0.05)
 

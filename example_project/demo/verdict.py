@@ -127,7 +127,8 @@ def _broken_promises(figures: Figures) -> list[str]:
     broken = []
     if figures.highest > figures.allowed:
         broken.append(
-            f"{figures.rule}: the vendor saw {figures.highest} in a window that allows {figures.allowed}"
+            f"{figures.rule}: the vendor saw {figures.highest} "
+            f"in a window that allows {figures.allowed}"
         )
     if figures.refused:
         broken.append(f"{figures.rule}: the vendor answered 429 to {figures.refused} calls")

@@ -199,10 +199,10 @@ def judge_calls(calls: dict[int, CallQueue], arrivals: list[Arrival]) -> None:
 GIVES_UP = """
 import sys
 import requests
-from callqueue.handlers import wire
+from callqueue.execution.http import client
 
 url, network = sys.argv[1:]
-policy = wire.Policy(allowed_networks=(network,))
+policy = client.Policy(allowed_networks=(network,))
 session = requests.Session()
 session.trust_env = False
 
@@ -214,13 +214,13 @@ def with_requests():
         session.close()
 
 
-def with_the_wire():
-    wire.request("get", {"url": f"{url}?who=the-wire"}, policy=policy, timeouts=wire.Timeouts(total=0.3))
+def with_the_client():
+    client.request("get", {"url": f"{url}?who=the-client"}, policy=policy, timeouts=client.Timeouts(total=0.3))
 
 
 for _ in range(2):  # once to connect, once when the host has been cut off
     with_requests()
-    with_the_wire()
+    with_the_client()
     print("went", flush=True)
     sys.stdin.readline()
 """
@@ -240,7 +240,7 @@ def test_what_was_given_up_while_cut_off_does_not_arrive_afterwards(
         assert client.stdout.readline() == "went\n"
         assert Counter(arrival.query["who"] for arrival in hub.arrivals()) == {
             "requests": 1,
-            "the-wire": 1,
+            "the-client": 1,
         }
         host.cut()
         client.stdin.write("\n")
@@ -252,5 +252,5 @@ def test_what_was_given_up_while_cut_off_does_not_arrive_afterwards(
         client.stdin.write("\n")
     assert Counter(arrival.query["who"] for arrival in hub.arrivals()) == {
         "requests": 2,
-        "the-wire": 1,
+        "the-client": 1,
     }

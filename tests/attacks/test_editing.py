@@ -14,8 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from callqueue.admin import edit_call
+from callqueue.admin.curl import as_curl
 from callqueue.exceptions import InvalidCall
-from callqueue.security.redaction import REDACTED, as_curl
+from callqueue.security.redaction import REDACTED
 
 HIDDEN = ("s3cr3t-a", "s3cr3t-b", "s3cr3t-c")
 NAMES = st.sampled_from(

@@ -15,7 +15,7 @@ from django.urls import reverse
 from callqueue import Rule, SlidingWindow
 from callqueue.models import CallQueue
 from tests.attacks.admin_site import addresses, scene, someone, telling
-from tests.unit.security.test_redaction import words_of
+from tests.unit.admin.test_curl import words_of
 
 Rules = Callable[..., None]
 TEXTS = {

@@ -1,9 +1,8 @@
-"""A thread's door to the network: a requests adapter, and the connections that it keeps for a
-moment.
+"""The adapter of a thread's requests session, and the connections that it keeps for a moment.
 
-A journey and a target enter; requests asks the adapter to send, and gets a response whose body is
-still to be read. Never keeps a cookie, never retries, and never gives a connection to a call that
-would not have been let through to it.
+A target, a policy and a deadline enter; requests asks the adapter to send, and gets a response
+whose body is still to be read. Never keeps a cookie, never retries, and never gives a connection to
+a call that would not have been let through to it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import ssl
 import threading
 import weakref
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -22,54 +21,65 @@ from urllib3.response import BaseHTTPResponse
 from urllib3.util.ssl_ import create_urllib3_context
 
 from callqueue.execution.http.connection import IDLE_SECONDS, Connection, SecureConnection
-from callqueue.execution.http.deadline import Failed, Journey, Target, now
+from callqueue.execution.http.deadline import Deadline, now
+from callqueue.execution.http.errors import Failed
+from callqueue.execution.http.policy import Policy
+from callqueue.execution.http.target import Target
 
 IDLE_CONNECTIONS = 16
 _thread = threading.local()
 
 
-def this_thread() -> tuple[requests.Session, Door]:
-    """The session and the door of this thread. A test may have put another adapter into the
+def this_thread() -> tuple[requests.Session, Adapter]:
+    """The session and the adapter of this thread. A test may have put another adapter into the
     session.
     """
     try:
-        return _thread.session, _thread.door
+        return _thread.session, _thread.adapter
     except AttributeError:
-        session, door = requests.Session(), Door()
+        session, adapter = requests.Session(), Adapter()
         session.trust_env = False
-        session.mount("http://", door)
-        session.mount("https://", door)
-        weakref.finalize(door, _close_all, door.idle)  # the thread has ended
-        _thread.session, _thread.door = session, door
-        return session, door
+        session.mount("http://", adapter)
+        session.mount("https://", adapter)
+        weakref.finalize(adapter, _close_all, adapter.idle)  # the thread has ended
+        _thread.session, _thread.adapter = session, adapter
+        return session, adapter
 
 
 def close_idle() -> None:
     """Close the connections that this thread keeps."""
-    door = getattr(_thread, "door", None)
-    if door is not None:
-        _close_all(door.idle)
+    adapter = getattr(_thread, "adapter", None)
+    if adapter is not None:
+        _close_all(adapter.idle)
 
 
-class Door(HTTPAdapter):
-    """A thread's way out: an adapter, and the connections it keeps for a moment.
+class _Place(NamedTuple):
+    """What a connection was let through to, and as whom it trusts the other side."""
+
+    target: Target
+    verify: bool | str
+    allowed_networks: tuple[str, ...]
+
+
+class Adapter(HTTPAdapter):
+    """A requests adapter that sends by our connections, and keeps them for a moment.
 
     A connection is kept for calls to the same place under the same verify and allowed networks, so
     whoever reuses it would have been let through to its address too.
     """
 
-    journey: Journey
+    deadline: Deadline
     connection: Connection | None = None
-    _place: tuple[Any, ...] = ()
+    _place: _Place
 
     def __init__(self) -> None:
         super().__init__(max_retries=0)
-        self.idle: dict[tuple[Any, ...], Connection] = {}
+        self.idle: dict[_Place, Connection] = {}
 
-    def enter(self, journey: Journey, target: Target) -> None:
-        """What is sent next belongs to this journey, and goes there."""
-        self.journey = journey
-        self._place = (target, journey.policy.verify, journey.policy.allowed_networks)
+    def enter(self, target: Target, policy: Policy, deadline: Deadline) -> None:
+        """What is sent next goes there, under this policy, and has this deadline."""
+        self.deadline = deadline
+        self._place = _Place(target, policy.verify, policy.allowed_networks)
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
         return self
@@ -85,7 +95,7 @@ class Door(HTTPAdapter):
     ) -> BaseHTTPResponse:
         """What requests asks of a pool: send, and come back with the head of the answer."""
         connection = self.connection = self._take()
-        connection.journey = self.journey
+        connection.deadline = self.deadline
         connection.compose(method, url, body, headers)
         connection.depart()
         return connection.arrive()
@@ -100,10 +110,17 @@ class Door(HTTPAdapter):
             return connection
         if connection is not None:
             connection.close()
-        target, verify, _ = self._place
-        if target.scheme == "https":
-            return SecureConnection(target.host, target.port, ssl_context=_context(verify))
-        return Connection(target.host, target.port)
+        return self._new()
+
+    def _new(self) -> Connection:
+        target, verify, networks = self._place
+        connection = (
+            SecureConnection(target.host, target.port, ssl_context=_context(verify))
+            if target.scheme == "https"
+            else Connection(target.host, target.port)
+        )
+        connection.allowed_networks = networks
+        return connection
 
     def keep(self, response: requests.Response) -> None:
         """Keep the connection for the next call, where nothing of this one is left in it."""
@@ -118,7 +135,7 @@ class Door(HTTPAdapter):
 
     def leave(self) -> None:
         """Close what was not kept, so that nothing of it arrives any more, and forget the call."""
-        del self.journey
+        del self.deadline
         if self.connection is not None:
             self.connection.abandon()
             self.connection = None
@@ -128,7 +145,7 @@ class Door(HTTPAdapter):
         super().close()
 
 
-def _close_all(idle: dict[tuple[Any, ...], Connection]) -> None:
+def _close_all(idle: dict[_Place, Connection]) -> None:
     while idle:
         idle.popitem()[1].close()
 

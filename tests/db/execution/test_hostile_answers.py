@@ -36,7 +36,7 @@ from callqueue.security.secrets import Secret
 from callqueue.texts import storable
 from tests.support.behaviour import Vendor, release, response, run, send
 from tests.support.length import examples
-from tests.unit.execution.http.test_client import Peer, answer_bytes, answering
+from tests.support.peer import Peer, answer_bytes, answering
 
 Rules = Callable[..., None]
 Status = CallQueue.Status

@@ -18,7 +18,7 @@ from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import executor, results
 from callqueue.execution.claim import Job, begin
 from callqueue.execution.http import client
-from callqueue.execution.http.deadline import Journey
+from callqueue.execution.http.deadline import Deadline
 from callqueue.execution.results import Report
 from callqueue.ledger import clock_jumps, holds
 from callqueue.maintenance import cleanup, recovery
@@ -518,13 +518,13 @@ def gate(job: Job, left: float) -> executor.SlotGate:
 
 def test_a_request_has_ended_when_its_lease_ends(job: Job) -> None:
     narrow = gate(job, 20)
-    journey = Journey(client.Policy(), client.Timeouts(total=60), narrow)
-    assert journey.deadline <= job.lease_ends
-    journey.pass_gate()
-    assert journey.deadline <= job.lease_ends
-    assert journey.why_late("read", 27) == "the read timeout of 27 s"
-    wide = Journey(client.Policy(), client.Timeouts(total=60), gate(job, 90))
-    assert wide.deadline < job.lease_ends - 25
+    deadline = Deadline(client.Timeouts(total=60), narrow)
+    assert deadline.at <= job.lease_ends
+    deadline.pass_gate()
+    assert deadline.at <= job.lease_ends
+    assert deadline.why_late("read", 27) == "the read timeout of 27 s"
+    wide = Deadline(client.Timeouts(total=60), gate(job, 90))
+    assert wide.at < job.lease_ends - 25
 
 
 def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import provider_limits
-from callqueue.execution.http import client, deadline
+from callqueue.execution.http import client, errors
 from callqueue.handlers import HTTP_METHODS
 from callqueue.limits.kinds import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
@@ -516,7 +516,7 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
         params = secrets.resolve(
             stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__
         )
-        with suppress(deadline.Refused):
+        with suppress(errors.Refused):
             client._prepared(stored.method, params)
 
 

@@ -314,18 +314,18 @@ def test_other_hosts_are_refused_by_name(host: str, patterns: tuple[str, ...]) -
 def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
     pattern: str, url: str, is_allowed: bool
 ) -> None:
-    """By `send` and by the wire alike."""
+    """By `send` and by the HTTP client alike."""
     from urllib.parse import urlsplit
 
     from callqueue.exceptions import NotAllowed
-    from callqueue.execution.http import client
+    from callqueue.execution.http import target
     from callqueue.limits.rules import is_place_pattern
     from callqueue.sending.validation import Reach, check_url
 
     assert is_place_pattern(pattern)
     parts = urlsplit(url)
     assert (
-        isinstance(client._target(parts.scheme, parts.netloc, (pattern,), ()), client.Target)
+        isinstance(target.judged(parts.scheme, parts.netloc, (pattern,), ()), target.Target)
         is is_allowed
     )
     if is_allowed:

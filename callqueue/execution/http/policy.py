@@ -1,0 +1,60 @@
+"""What one request may do: where it may go, how long it may take, and when its first byte may go.
+
+Values only. Nothing here touches a network.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
+    CIDR ranges.
+
+    At most `redirects` are followed, and none to one of `closed_hosts`. `secrets` are values that
+    the request holds and that stay with its origin; where they are bound to places, no redirect
+    leaves it.
+    """
+
+    allowed_hosts: tuple[str, ...] = ("*",)
+    allowed_networks: tuple[str, ...] = ()
+    verify: bool | str = True
+    redirects: int = 0
+    closed_hosts: tuple[str, ...] = ()
+    max_response_bytes: int = 1048576
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    is_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds: for one connection, between two bytes, and from name resolution to the last byte,
+    all hops together.
+    """
+
+    connect: float = 3.05
+    read: float = 27
+    total: float = 60
+
+
+class Gate:
+    """What a request passes just before its first byte. This gate is always open.
+
+    `sent_at` is clocks.monotonic() just after the last byte of the request, of the latest hop; None
+    where no byte of any hop may have reached the network. `ends` is when the request must have
+    ended, on that clock, whatever its timeouts say.
+    """
+
+    sent_at: float | None = None
+    ends: float = math.inf
+
+    def wait(self) -> None:
+        """Return when the first byte may go, or raise Dropped. Called once per hop, connected and
+        composed.
+
+        The time spent here counts against no timeout. Called once more where the server hung up
+        meanwhile: then nothing of this hop has been sent, and there is a new connection.
+        """

@@ -1,0 +1,76 @@
+"""Where a request goes, judged before any name is resolved.
+
+A URL and a policy enter; a target leaves, or Refused with the reason. The addresses that a name
+turns out to have are judged later, by whoever connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from callqueue.execution.http.errors import Refused
+from callqueue.execution.http.policy import Policy
+from callqueue.security.addresses import host_refusal, literal_address, refusal
+
+LONGEST_AUTHORITY = 300  # characters of a host and its port: a name has at most 253
+_UNREADABLE = "the URL has no host that can be read"
+
+
+class Target(NamedTuple):
+    """Where to connect: a host that may be called; where it is an address, in canonical form."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def target_of(url: str | None, policy: Policy, *, is_redirected: bool) -> Target:
+    """The target of a URL. Refused where the policy closes it; a redirect also stays out of hosts
+    that are another rule's.
+    """
+    parts = urlsplit(url or "")
+    found: Target | str = _UNREADABLE
+    # no cache keeps what a stranger makes as long as he likes
+    if len(parts.scheme) + len(parts.netloc) <= LONGEST_AUTHORITY:
+        found = judged(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
+    if is_redirected and isinstance(found, Target):
+        found = _open_to_redirects(found, policy)
+    if isinstance(found, str):
+        raise Refused(f"a redirect was not followed: {found}" if is_redirected else found)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def judged(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[str]) -> Target | str:
+    """Where to connect, or why not."""
+    if not scheme:
+        return "the URL has no scheme"
+    if scheme not in ("http", "https"):
+        return f"the scheme {scheme[:20]!r} is neither http nor https"
+    if "@" in netloc:
+        return "the URL holds a user or a password; use auth"
+    try:
+        parts = urlsplit(f"//{netloc}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return _UNREADABLE
+    if not host:
+        return _UNREADABLE
+    address = literal_address(host)
+    port = port if port is not None else 443 if scheme == "https" else 80
+    why = host_refusal(host, hosts, port)
+    if why is None and address is not None:
+        why = refusal(address, networks)
+    return why or Target(scheme, host if address is None else str(address), port)
+
+
+def _open_to_redirects(target: Target, policy: Policy) -> Target | str:
+    if host_refusal(target.host, policy.closed_hosts) is None:
+        return f"the host {target.host} is another rule's, with limits of its own"
+    return target

@@ -1,0 +1,187 @@
+"""Servers that are slow on purpose: when a call ends, and what it costs this process until then.
+
+Time is real where a socket must wait for it, and short; where it need not pass, `deadline.clock` is
+moved.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from callqueue.execution.http.client import Timeouts
+from tests.support.busy import BUSY
+from tests.support.peer import (
+    FOLLOWING,
+    HURRIED,
+    Clock,
+    Line,
+    Peer,
+    Recording,
+    Seen,
+    answer_bytes,
+    answering,
+    body_of,
+    call,
+    echo,
+    is_lost,
+    nothing_was_sent,
+    redirecting,
+    within,
+    without_end,
+)
+
+
+def test_time_spent_in_the_gate_counts_against_no_timeout(clock: Clock) -> None:
+    def sleep() -> None:
+        clock.ahead += 1000
+
+    with Peer(answering(echo)) as peer:
+        answer = call(peer.url(), data="x", gate=Recording(sleep))
+    assert body_of(answer) == b"x"
+    assert answer.response is not None
+    assert answer.response.elapsed.total_seconds() < 5
+
+
+def test_a_connect_timeout_sends_nothing() -> None:
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        time.sleep(0.05)
+        answer = call(
+            f"http://127.0.0.1:{full.getsockname()[1]}/", timeouts=Timeouts(connect=0.2, total=5)
+        )
+    assert nothing_was_sent(answer)
+    assert "the connect timeout of 0.2 s" in answer.error
+
+
+def test_a_total_timeout_used_up_before_the_send_sends_nothing() -> None:
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        answer = call(peer.url(), timeouts=Timeouts(total=0))
+    assert nothing_was_sent(answer)
+    assert len(peer.seen) == 1
+
+
+@pytest.mark.parametrize("how", list(BUSY))
+def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str) -> None:
+    """This thread's own, so that it is no matter of what else runs; before, it was all of the total
+    timeout.
+    """
+    head, piece, why = BUSY[how]
+    with Peer(without_end(head, piece)) as peer:
+        before = time.thread_time()
+        answer = call(peer.url())
+        spent = time.thread_time() - before
+        assert peer.has_closed(1)
+    assert why in answer.error
+    assert answer.truncated == (answer.response is not None)
+    assert not answer.broken
+    assert spent < 0.5
+
+
+def test_all_hops_together_may_keep_us_busy_no_longer_than_one() -> None:
+    waste = b"1;" + b"y" * 60_000 + b"\r\nx\r\n"
+    hop = (
+        b"HTTP/1.1 307 Onward\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + waste * 4
+        + b"0\r\n\r\n"
+    )
+    with Peer(answering(hop)) as peer:
+        answer = call(peer.url(), policy=FOLLOWING)
+        assert "hardly any body" in answer.error
+        assert len(peer.seen) == 4
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX-One: "])
+def test_a_head_that_drips_ends_with_the_total_timeout(head: bytes) -> None:
+    def script(line: Line) -> None:
+        line.read()
+        line.send(head)
+        line.drip(b"HTTP/1.1 200 OK and so on and on" * 100)
+
+    with Peer(script) as peer, within(3):
+        answer = call(peer.url(), timeouts=HURRIED)
+    assert is_lost(answer)
+    assert "the total timeout of 0.3 s" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("head", "drip"),
+    [
+        (answer_bytes(Content_Length="10000")[:-2], b"x" * 10000),
+        (answer_bytes(Content_Length="", Connection="close")[:-2], b"x" * 10000),
+        (answer_bytes(Content_Length="", Transfer_Encoding="chunked")[:-2], b"1\r\nx\r\n" * 1000),
+        (
+            answer_bytes(Content_Length="", Transfer_Encoding="chunked")[:-2] + b"1\r\nx\r\n0\r\n",
+            b"X: y\r\n" * 1000,
+        ),
+    ],
+)
+def test_a_body_that_drips_ends_with_the_total_timeout_and_keeps_what_came(
+    head: bytes, drip: bytes
+) -> None:
+    def script(line: Line) -> None:
+        line.read()
+        line.send(head)
+        line.drip(drip)
+
+    with Peer(script) as peer, within(3):
+        answer = call(peer.url(), timeouts=HURRIED)
+        assert answer.response is not None
+        assert answer.response.status_code == 200
+        assert answer.broken
+        assert not answer.truncated
+        assert body_of(answer).startswith(b"x")
+        assert "the total timeout of 0.3 s" in answer.error
+        assert len(peer.lines) == 1
+        call(peer.url(), timeouts=HURRIED)
+        assert len(peer.lines) == 2
+
+
+def test_a_body_that_stalls_ends_with_the_read_timeout() -> None:
+    def script(line: Line) -> None:
+        line.read()
+        line.send(answer_bytes(Content_Length="100"))
+        line.peer.closing.wait(5)
+
+    with Peer(script) as peer, within(3):
+        answer = call(peer.url(), timeouts=Timeouts(read=0.1))
+    assert answer.broken
+    assert body_of(answer) == b"ok"
+    assert "the read timeout of 0.1 s" in answer.error
+
+
+def test_a_server_that_does_not_read_ends_with_the_total_timeout() -> None:
+    with Peer(lambda line: line.peer.closing.wait(5) and None) as peer, within(4):
+        answer = call(peer.url(), data="x" * 50_000_000, timeouts=HURRIED)
+    assert is_lost(answer)
+    assert "the total timeout of 0.3 s" in answer.error
+
+
+def test_a_server_that_reads_one_byte_a_time_ends_with_the_total_timeout() -> None:
+    def script(line: Line) -> None:
+        while not line.peer.closing.wait(0.01) and line.sock.recv(1000):
+            pass
+
+    with Peer(script) as peer, within(4):
+        answer = call(peer.url(), data="x" * 50_000_000, timeouts=HURRIED)
+    assert is_lost(answer)
+
+
+def test_the_total_timeout_spans_all_hops() -> None:
+    def slowly(seen: Seen) -> bytes:
+        time.sleep(0.12)
+        return redirecting("/again")
+
+    with Peer(answering(slowly)) as peer, within(3):
+        answer = call(peer.url(), policy=FOLLOWING, timeouts=HURRIED)
+    assert answer.response is None
+    assert answer.sent
+    assert "0.3 s" in answer.error
