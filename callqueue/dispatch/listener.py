@@ -19,7 +19,7 @@ DEAF = 0.2  # seconds for which it may not notice that it is to stop
 REST = 0.05  # seconds for which a dispenser that was woken for nothing is not to be woken again
 
 
-class Bell:
+class Listener:
     """What a dispenser waits by, in the one thread that runs it."""
 
     def __init__(self, using: str) -> None:
@@ -51,7 +51,7 @@ class Bell:
         return set()
 
     def has_served(self) -> None:
-        """The last ring was not for nothing."""
+        """The last word was not for nothing."""
         self._was_for_nothing = False
 
     def disarm(self) -> None:

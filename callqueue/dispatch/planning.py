@@ -1,9 +1,9 @@
 """Which of the candidates go now, by which queue, and at what instant: the decision of one pass, in
 memory.
 
-In: an account of the charges, candidates by rule, holds. Out: releases, and when to look again.
-Calls may be released up to `lead` ahead of their slot, with the instant to send at. No statement is
-made here.
+In: an account of the charges, candidates by rule, holds. Out: releases, and what the others wait
+for. Calls may be released ahead of their slot, up to `account.until`, with the instant to send at.
+No statement is made here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from callqueue.dispatch.next_look import Wait
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.ready_calls import Candidate
@@ -33,23 +34,21 @@ class Release:
 
 @dataclass
 class Plan:
-    """What a pass decided. `wake_at`: when the first blocked candidate may fit; `on_answer`: some
-    wait for an open attempt.
+    """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
+    budget per key.
     """
 
     releases: list[Release] = field(default_factory=list)
-    wake_at: int | None = None
-    on_answer: bool = False
-    kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)  # by a budget per key
+    wait: Wait = field(default=Wait())
+    kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
 
-    def wait_for(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
-        """Note that a candidate is kept back until `instant`, or until an answer when None."""
+    def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
+        """Note that a candidate waits for room in the budget: until `instant`, or for an answer
+        where that is None.
+        """
         if budget.limit.is_keyed:
             self.kept_back.append((candidate, budget))
-        if instant is None:
-            self.on_answer = True
-        else:
-            self.wake_at = instant if self.wake_at is None else min(self.wake_at, instant)
+        self.wait |= Wait.for_room(instant)
 
 
 def plan(
@@ -57,10 +56,9 @@ def plan(
     candidates: Mapping[str, Iterable[Candidate]],
     held: Held,
     served: Mapping[str, int],
-    until: int,
 ) -> Plan:
-    """Choose releases up to the instant `until`: rules by priority, equals in turns, each rule's
-    candidates in order.
+    """Choose releases up to the instant `account.until`: rules by priority, equals in turns, each
+    rule's candidates in order.
 
     `served` says when each rule was served last (a running number). A call that waits for a budget
     shuts it for those behind it, so that a costly call is not starved by cheap ones.
@@ -72,7 +70,7 @@ def plan(
     shut: set[Scope] = set()
     while queues:
         rule = min(queues, key=lambda name: (-account.book.rules[name].priority, turn[name], name))
-        if not queues[rule] or not _next(account, made, rule, queues[rule], held, shut, until):
+        if not queues[rule] or not _next(account, made, rule, queues[rule], held, shut):
             del queues[rule]
         else:
             clock += 1
@@ -80,16 +78,19 @@ def plan(
     return made
 
 
-def room(account: Account, rule: str, until: int, most: int) -> int:
-    """How many calls of cost 1 the rule's own limits (those per rule, in calls) let go by `until`;
-    at most `most`.
-    """
-    meters = [
-        account.meter(b)
-        for b in account.book.budgets[rule]
-        if b.limit.per == "rule" and b.limit.unit == "calls"
+def room(account: Account, rule: str, most: int) -> int:
+    """How many calls of cost 1 the rule's own limits let go by `account.until`; at most `most`."""
+    meters = own_meters(account, rule)
+    return min((most_that_fits(meter, account.until, most) for meter in meters), default=most)
+
+
+def own_meters(account: Account, rule: str) -> list[Meter]:
+    """The meters of the rule's own limits: those per rule, in calls."""
+    return [
+        account.meter(budget)
+        for budget in account.book.budgets[rule]
+        if budget.limit.per == "rule" and budget.limit.unit == "calls"
     ]
-    return min((most_that_fits(meter, until, most) for meter in meters), default=most)
 
 
 def most_that_fits(meter: Meter, until: int, most: int) -> int:
@@ -112,7 +113,6 @@ def _next(
     waiting: deque[Candidate],
     held: Held,
     shut: set[Scope],
-    until: int,
 ) -> bool:
     """Release the rule's next candidate that fits; False when none does, or none is left."""
     while waiting:
@@ -120,7 +120,7 @@ def _next(
         if held.blocking(rule, candidate.key):
             continue
         queue, instant, binding = _best_queue(account, candidate, held, shut)
-        if queue is not None and instant is not None and instant <= until:
+        if queue is not None and instant is not None and instant <= account.until:
             _take(account, candidate, queue)
             made.releases.append(
                 Release(candidate, queue, instant if instant > account.now else None)
@@ -129,7 +129,7 @@ def _next(
         if binding is None:
             continue  # every queue is held
         budget, value = binding
-        made.wait_for(candidate, budget, instant)
+        made.keep_back(candidate, budget, instant)
         shut.add((budget.id, value))
         if not budget.limit.is_keyed:
             return False

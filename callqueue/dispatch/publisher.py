@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from callqueue import broker, conf, events, transitions
-from callqueue.dispatch.release_pass import Released
+from callqueue.dispatch.charging import Released
 from callqueue.handlers import HTTP_METHODS
 
 # attempts in a message: larger ones save little more, and all of one share its fate when a worker

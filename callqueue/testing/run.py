@@ -57,17 +57,18 @@ class _Run:
     """One run: counts attempts, and knows when more may go."""
 
     def __init__(self, using: str) -> None:
-        from callqueue.dispatch.dispenser import Dispenser, Lane
+        from callqueue.dispatch.dispenser import Dispenser
         from callqueue.dispatch.release_pass import Pass
+        from callqueue.dispatch.rule_group import RuleGroup
 
         self.using, self.attempts = using, 0
         # Seconds until a blocked call of these rules may go, by the last pass over them.
         wakes = self.wakes = dict[tuple[str, ...], float | None]()
 
         class Watched(Dispenser):
-            def _release(self, lane: Lane) -> Pass:
-                done = super()._release(lane)
-                wakes[lane.rules] = done.wake_in
+            def _release(self, group: RuleGroup) -> Pass:
+                done = super()._release(group)
+                wakes[group.rules] = done.opens_in
                 return done
 
         self.dispenser = Watched(using, publish=self._execute)

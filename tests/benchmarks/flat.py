@@ -169,7 +169,7 @@ def _pass(rule: str, batch: int, *, is_warm: bool) -> tuple[float, int]:
         seconds = time.perf_counter() - began
     if is_warm and len(done.released) < batch:
         raise AssertionError(
-            f"{rule}: released {len(done.released)} of {batch}: {done.wake_in=} {done.on_answer=}"
+            f"{rule}: released {len(done.released)} of {batch}: {done.opens_in=} {done.next_look=}"
         )
     _sql(
         "UPDATE callqueue_callqueue SET status = 3, finished_at_dt = clock_timestamp() WHERE status = 1"

@@ -90,7 +90,7 @@ def released_by(rule: str) -> list[int]:
     """
     for _ in range(500):
         made = release("default", conf.current().book.groups[rule])
-        if not made.busy:
+        if not made.next_look.streak.locked:
             return [r.attempt_id for r in made.released]
     raise AssertionError("the group stays locked")
 

@@ -74,7 +74,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> None:
 
 def registered(dispenser: Process) -> datetime:
     """The instant from which all go by what this one holds, too."""
-    wait_for(lambda: dispenser.seat.is_complete)
+    wait_for(lambda: dispenser.membership.seat.is_complete)
     return database.clock("default")
 
 
@@ -106,7 +106,12 @@ def test_from_the_moment_the_strict_one_has_joined_nobody_releases_more(
         wait_for(lambda: CallAttempt.objects.count() > (2 if strict_first else 45))
         with at_work(working(second)):
             since = registered(strict)
-            wait_for(lambda: loose.seat.book and len(loose.seat.book.all_budgets()) == 2)
+            wait_for(
+                lambda: (
+                    loose.membership.seat.book
+                    and len(loose.membership.seat.book.all_budgets()) == 2
+                )
+            )
             wait_for(lambda: len(released_since(since)) >= 7)
     assert most_in_a_second(released_since(since)) <= 2
 
@@ -168,11 +173,11 @@ def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> No
         try:
             assert inside.wait(60)
             assert strict.goes() == {"b": 2}
-            assert not strict.seat.is_complete
+            assert not strict.membership.seat.is_complete
         finally:
             thaw.set()
     assert strict.goes() == {"a": 2}
-    assert strict.seat.is_complete
+    assert strict.membership.seat.is_complete
 
 
 @pytest.mark.usefixtures("rules")

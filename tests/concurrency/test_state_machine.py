@@ -216,7 +216,7 @@ class Queue(RuleBasedStateMachine):
     def release(self) -> None:
         ready_calls.promote("default")
         made = release("default", ["r"])
-        assert not made.busy
+        assert not made.next_look.streak.locked
         assert not (self.paused and made.released), "released although the rule is paused"
         self.messages += [ids for _, ids in publisher.pack(made.released)]
         self.settle("release")

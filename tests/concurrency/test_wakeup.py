@@ -12,8 +12,8 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
 from callqueue import Rule, database
-from callqueue.dispatch import listener
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.listener import Listener
 from callqueue.models import CallQueue
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,7 +51,7 @@ def send() -> Any:
 def bell() -> Any:
     """A bell that is armed: its first wait looks again at once."""
     connection.ensure_connection()
-    bell = listener.Bell("default")
+    bell = Listener("default")
     assert bell.wait(threading.Event(), 5)
     yield bell
     bell.close()
@@ -107,7 +107,7 @@ def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_
     None
 ):
     connection.ensure_connection()
-    bell, sent, may_commit = listener.Bell("default"), threading.Event(), threading.Event()
+    bell, sent, may_commit = Listener("default"), threading.Event(), threading.Event()
 
     def send_slowly() -> None:
         with transaction.atomic():
@@ -129,7 +129,7 @@ def test_a_sender_in_a_transaction_keeps_the_bell_from_being_armed_and_the_wait_
 def test_only_one_dispenser_is_woken(bell: Any) -> None:
     def other() -> set[str]:
         connection.ensure_connection()
-        return listener.Bell("default").wait(threading.Event(), 0.02)
+        return Listener("default").wait(threading.Event(), 0.02)
 
     assert in_thread(other) == set()
 

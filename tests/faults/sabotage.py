@@ -78,19 +78,19 @@ class Sabotage(AppConfig):
     path = str(Path(__file__).parent)
 
     def ready(self) -> None:
-        from callqueue.dispatch import dispenser, publisher, release_pass
+        from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, executor, results
         from callqueue.maintenance import cleanup
 
-        dispenser.HEARTBEAT = 1.0  # a test waits for signs of life
+        chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
         _before(claim, "begin", "before-begin")
         _before(executor.SlotGate, "wait", "before-socket")
         _before(executor, "_record", "before-record")
         _before(results, "columns_of_call", "inside-record")
         _after(executor, "_record", "after-record")
-        _after(release_pass, "_charge", "inside-release")
+        _after(release_pass, "charge", "inside-release")
         _before(publisher, "pack", "before-publish")
         _before(publisher, "_options", "inside-publish")
         _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))

@@ -24,15 +24,15 @@ class Process(Dispenser):
         few seconds.
         """
         newest = CallAttempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-        self._is_outdated |= self.seat.look()
-        self.run_once(care=False)
+        self.membership.is_outdated |= self.membership.seat.look()
+        self.run_once(maintain=False)
         made = list(CallAttempt.objects.filter(pk__gt=newest).values_list("rule", flat=True))
         return {rule: made.count(rule) for rule in sorted(set(made))}
 
     def group_of(self, rule: str) -> tuple[str, ...]:
         """The group that the rule is in."""
         self.joins()
-        return next(lane.rules for lane in self.lanes.values() if rule in lane.rules)
+        return next(group for group in self.groups if rule in group)
 
     def joins(self) -> None:
         """It states its opinion, and releases nothing yet."""

@@ -128,9 +128,9 @@ def test_a_pass_that_is_held_up_looks_again_soon(rules: Rules) -> None:
     CallQueue.objects.send_many([CALL] * 600, rule="r")
     passes("r")
     made = release_pass.release("default", ["r"])
-    assert (made.released, made.more) == ([], False)
-    assert made.wake_in is not None
-    assert 0 < made.wake_in <= backpressure.AGAIN / 1_000_000
+    assert (made.released, made.next_look.goes_on) == ([], False)
+    assert made.opens_in is not None
+    assert 0 < made.opens_in <= backpressure.AGAIN / 1_000_000
 
 
 def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:

@@ -57,14 +57,14 @@ def test_an_answer_that_comes_while_another_is_made_up_for_is_noticed(rules: Rul
         send("r")
     dispenser = Dispenser(publish=lambda *_: True)
     dispenser.tick()
-    (lane,) = (lane for lane in dispenser.lanes.values() if "r" in lane.rules)
+    group = dispenser.groups[("r",)]
     assert CallAttempt.objects.open().count() == 2
     answer(CallAttempt.objects.open()[:1])
     dispenser.tick()  # sees one open, and releases another
     answer(CallAttempt.objects.open()[:1])  # one open again
     dispenser.tick()
     assert (CallAttempt.objects.count(), CallAttempt.objects.open().count()) == (4, 2)
-    assert lane.open_seen == 2
+    assert group.next_look.open_attempts == 2
 
 
 def test_all_limits_must_admit_a_call(rules: Rules) -> None:

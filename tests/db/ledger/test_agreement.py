@@ -147,9 +147,9 @@ def test_a_dispenser_that_releases_goes_by_the_stricter_one_from_the_moment_it_h
     )
     loose.joins()
     strict.joins()
-    loose.run_once(care=False)
+    loose.run_once(maintain=False)
     assert CallAttempt.objects.count() == 0
-    assert loose._is_outdated
+    assert loose.membership.is_outdated
     assert loose.goes() == {"r": 2}
 
 
@@ -368,7 +368,7 @@ def test_a_rule_that_was_linked_for_a_while_is_counted_anew(waiting: Any) -> Non
         for _ in range(2):
             total += len(
                 process._release(
-                    next(lane for lane in process.lanes.values() if "b" in lane.rules)
+                    next(group for group in process.groups.values() if "b" in group.rules)
                 ).released
             )
         process.leave()
@@ -621,10 +621,10 @@ def test_a_pass_makes_no_statement_for_it(waiting: Any, django_assert_num_querie
     waiting(r=10)
     process = Process("one", r=LOOSE)
     process.joins()
-    release("default", ["r"], process.seat.book)
+    release("default", ["r"], process.membership.book)
     inside = 0 if connection.vendor == "sqlite" else 1  # the clock is read before and inside
     with CaptureQueriesContext(connection) as captured:
-        assert not release("default", ["r"], process.seat.book).released
+        assert not release("default", ["r"], process.membership.book).released
     texts = [
         query["sql"]
         for query in captured

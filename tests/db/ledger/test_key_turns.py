@@ -183,8 +183,8 @@ def test_a_pass_says_when_the_next_key_has_room(rules: Rules) -> None:
         answer_open()
         ensure_states("default", ["r"])
         done = make_pass("default", ["r"])
-        assert done.wake_in == pytest.approx(float(rate[2:-1]), abs=0.3)
-        assert not done.on_answer and not done.more
+        assert done.opens_in == pytest.approx(float(rate[2:-1]), abs=0.3)
+        assert not done.next_look.on_answer and not done.next_look.goes_on
 
 
 def test_a_changed_limit_lets_blocked_keys_go(rules: Rules) -> None:
@@ -325,7 +325,7 @@ def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules:
     dispenser = Dispenser(publish=lambda *_: True)
     for _ in range(40):
         dispenser.tick()
-    assert dispenser.lanes[("r",)].wake_at > time.monotonic()
+    assert dispenser.groups[("r",)].look_at > time.monotonic()
     with connection.execute_wrapper(noting(statements := [])):
         dispenser.tick()
     assert not any("keyturn" in sql for sql in statements)

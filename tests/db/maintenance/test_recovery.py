@@ -486,7 +486,7 @@ def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
     dispenser.run(seconds=0.05)
     RuleState.objects.all().delete()
     call = send()
-    dispenser._next_care = dispenser._next_beat = 0.0
+    dispenser.chores.start_over()
     dispenser.run(seconds=0.3)
     assert state(call) == Status.DISPATCHED
 

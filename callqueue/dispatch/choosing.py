@@ -1,0 +1,165 @@
+"""Which calls a pass lets go: candidates of every rule, no more than its limits can let go, and of
+those the ones that fit, by a queue whose workers have room.
+
+In: an account and the holds. Out: releases, calls that never fit, and what the others wait for.
+Locks the candidates, and writes the turns of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from callqueue.database import to_us
+from callqueue.dispatch import backpressure, planning
+from callqueue.dispatch.candidates_by_key import KeysInTurn
+from callqueue.dispatch.next_look import Wait
+from callqueue.dispatch.planning import Release
+from callqueue.exceptions import InvalidCall
+from callqueue.ledger import ready_calls
+from callqueue.ledger.account import Account
+from callqueue.ledger.holds import Held
+from callqueue.ledger.ready_calls import Candidate
+from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.maintenance import breaker
+from callqueue.sending.validation import check_cost
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why."""
+
+    releases: Sequence[Release]
+    unfit: Mapping[int, str]
+    wait: Wait
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The candidates of a rule, in the order in which they should go, and what the other calls wait
+    for.
+
+    `is_limited`: perhaps for room in the rule's own limits, which is known after the plan.
+    """
+
+    calls: list[Candidate]
+    wait: Wait = field(default=Wait())
+    is_limited: bool = False
+
+
+def choose(account: Account, held: Held, served: Mapping[str, int], batch: int) -> Choice:
+    """Choose at most about `batch` releases of each rule; `served`: when each rule was served last.
+
+    The same number of statements whatever waits.
+    """
+    keys = KeysInTurn(account, held, batch)
+    found = {
+        rule: _find(account, held, keys, rule, batch)
+        for rule in account.rules
+        if rule in account.book.settings.rules and not held.blocking(rule)
+    }
+    candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
+    within, is_short = backpressure.within(account, candidates, held)
+    made = planning.plan(account, candidates, within, served)
+    wait = made.wait | keys.settle(made) | _wait_for_holds(account, held)
+    for rule, one in found.items():
+        wait |= one.wait
+        if one.is_limited:
+            wait |= _wait_for_room(account, rule)
+    if is_short:
+        wait = replace(wait, is_unfinished=False) | Wait(until=account.now + backpressure.AGAIN)
+    return Choice(made.releases, unfit, wait)
+
+
+def _find(account: Account, held: Held, keys: KeysInTurn, rule: str, batch: int) -> _Found:
+    """Fetch the rule's candidates: as many as its own limits let go, and one that probes it where
+    its circuit breaker wants that.
+    """
+    count = planning.room(account, rule, batch)
+    probes = _probes(account, held, rule)
+    if probes is not None:
+        return _find_probe(account, held, keys, rule, min(count, probes))
+    if not count:
+        return _Found([], is_limited=True)
+    calls, wait = _first(account, held, keys, rule, count)
+    is_full = len(calls) >= batch
+    is_limited = count < batch and len(calls) >= count
+    return _Found(calls, wait | Wait(is_unfinished=is_full), is_limited)
+
+
+def _probes(account: Account, held: Held, rule: str) -> int | None:
+    """How many calls may probe the rule, where its circuit breaker wants it probed; None where it
+    does not.
+    """
+    if rule not in held.probing or account.book.rules[rule].breaker is None:
+        return None
+    return breaker.room(account.using, rule, account.open_by_rule[rule])
+
+
+def _find_probe(account: Account, held: Held, keys: KeysInTurn, rule: str, count: int) -> _Found:
+    """At most one call; whatever comes next waits for its answer."""
+    if not count:
+        is_out = account.open_by_rule[rule] > 0
+        return _Found([], Wait(on_answer=is_out), is_limited=not is_out)
+    calls, wait = _first(account, held, keys, rule, 1)
+    return _Found(calls[:1], wait | Wait(on_answer=bool(calls)))
+
+
+def _first(
+    account: Account, held: Held, keys: KeysInTurn, rule: str, count: int
+) -> tuple[list[Candidate], Wait]:
+    """The rule's first calls, by turns where keys have limits or holds of their own."""
+    if any(b.limit.is_keyed for b in account.book.budgets[rule]) or held.on_keys(rule):
+        return keys.candidates(rule, count)
+    return ready_calls.first(account.using, rule, keys.due_by, count), Wait()
+
+
+def _fit(
+    found: Mapping[str, Sequence[Candidate]], book: Book
+) -> tuple[dict[str, list[Candidate]], dict[int, str]]:
+    """The candidates that some instant could admit, and why the others never will be: they would
+    keep back all behind them.
+
+    The first cost what they are to be charged now, under limits that operators may have changed.
+    What only another dispenser's limit would never admit waits until that has gone.
+    """
+    fit: dict[str, list[Candidate]] = {rule: [] for rule in found}
+    unfit: dict[int, str] = {}
+    for rule, candidates in found.items():
+        for call in candidates:
+            why = _unfitness(call, book.settings.budgets[rule])
+            if why is None:
+                charge = book.charge_of(rule, call.cost)
+                fit[rule].append(call if charge == call.cost else replace(call, cost=charge))
+            else:
+                unfit[call.id] = why
+    return fit, unfit
+
+
+def _unfitness(call: Candidate, budgets: Sequence[Budget]) -> str | None:
+    if call.cost == 1:
+        return None
+    try:
+        check_cost(call.cost)
+    except InvalidCall as error:
+        return str(error)
+    for budget in budgets:
+        wanted = cost_of(call.cost, budget.limit.unit)
+        if wanted > budget.limit.capacity:
+            limit = f"{budget.limit.unit} are more than {budget.limit.label} ever admits"
+            return f"cost: {wanted} {limit}"
+    return None
+
+
+def _wait_for_room(account: Account, rule: str) -> Wait:
+    """The rule's own limits are used up: until all of them let a call go."""
+    instants = [meter.free_at(1) for meter in planning.own_meters(account, rule)]
+    if None in instants:
+        return Wait(on_answer=True)
+    return Wait(until=max((at for at in instants if at is not None), default=account.now))
+
+
+def _wait_for_holds(account: Account, held: Held) -> Wait:
+    """Until the first hold ends; one that has no end may be lifted."""
+    end = held.first_end(account.rules)
+    return Wait(until=to_us(end) if end else None)

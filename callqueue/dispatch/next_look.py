@@ -1,0 +1,128 @@
+"""When a group of rules is looked at again: what a pass concludes, and a dispenser obeys.
+
+In: what the calls wait for that a pass left behind, and how many passes before it had no success.
+Out: a NextLook. No statement is made here, and no clock is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from callqueue.ledger.account import GLANCED
+
+# seconds until the next try where another pass has the rules; twice as long each time
+LOCKED = 0.005
+AGREE = 0.02  # seconds between two tries to agree with the other dispensers, at first
+# seconds after which a blocked group is looked at again whatever it waits for: limits and holds may
+# change
+REVIEW = 0.5
+FRUITLESS = 2  # rounds that go on at once though they release nothing
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What the calls wait for that a pass leaves behind; `a | b` is what those of both wait for.
+
+    `until`: the first instant at which one of them may go, in microseconds of the database's clock.
+    `is_unfinished`: nothing, for all that is known, since the pass did not come to look at them.
+    `is_mid_round`: it did not come to the last of the keys that take turns.
+    """
+
+    until: int | None = None
+    on_answer: bool = False
+    is_unfinished: bool = False
+    is_mid_round: bool = False
+
+    @classmethod
+    def for_room(cls, instant: int | None) -> Wait:
+        """For room in a limit: from an instant, or, where that is None, once a call is answered."""
+        return cls(until=instant, on_answer=instant is None)
+
+    def __or__(self, other: Wait) -> Wait:
+        instants = [at for at in (self.until, other.until) if at is not None]
+        return Wait(
+            min(instants, default=None),
+            self.on_answer or other.on_answer,
+            self.is_unfinished or other.is_unfinished,
+            self.is_mid_round or other.is_mid_round,
+        )
+
+
+@dataclass(frozen=True)
+class Streak:
+    """How many passes over a group had no success, one after the other: by it patience grows."""
+
+    locked: int = 0  # another pass had the rules
+    fruitless: int = 0  # nothing was released; passes in the middle of a round do not count
+    in_vain: int = 0  # nothing was found, and nothing to wait for: what was ready is locked
+
+
+NO_STREAK = Streak()
+
+
+@dataclass(frozen=True)
+class NextLook:
+    """When a group of rules is looked at again: `after` so many seconds.
+
+    `on_ready`: only once one of the rules has a call that is ready then, or is sent; `on_answer`:
+    earlier, if an attempt of the group ends, so that not so many are open as `open_attempts` (None:
+    too many to count); `goes_on`: at once, since calls are left that this pass did not look at;
+    `joins`: after the dispenser has agreed with the others on what is in force.
+    """
+
+    after: float = 0.0
+    on_ready: bool = False
+    on_answer: bool = False
+    open_attempts: int | None = None
+    goes_on: bool = False
+    joins: bool = False
+    streak: Streak = NO_STREAK
+
+
+def when_locked(last: Streak) -> NextLook:
+    """Another dispenser's pass takes no longer than ours; a transaction of an operator's may."""
+    streak = replace(last, locked=last.locked + 1, fruitless=last.fruitless + 1)
+    return NextLook(after=_growing(LOCKED, last.locked), streak=streak)
+
+
+def when_outdated(last: Streak) -> NextLook:
+    """The book is not what all dispensers agree on, or not all of them know yet."""
+    streak = replace(last, locked=0, fruitless=last.fruitless + 1)
+    return NextLook(after=AGREE, joins=True, streak=streak)
+
+
+def when_passed(
+    wait: Wait,
+    opens_in: float | None,
+    last: Streak,
+    *,
+    has_released: bool,
+    open_attempts: int,
+    poll: float,
+) -> NextLook:
+    """After a pass that counted and chose.
+
+    `opens_in`: seconds until a blocked call may fit, None where nobody knows; `poll`: seconds
+    between two looks for calls that are ready.
+    """
+    fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
+    streak = replace(last, locked=0, fruitless=fruitless)
+    if wait.is_unfinished and fruitless < FRUITLESS:
+        look = NextLook(goes_on=True)
+    elif opens_in is not None or wait.on_answer:
+        look = NextLook(after=REVIEW if opens_in is None else min(REVIEW, opens_in))
+    else:
+        rest = _growing(poll, last.in_vain) if last.in_vain else 0.0
+        look = NextLook(after=rest, on_ready=True)
+        streak = replace(streak, in_vain=0 if has_released else last.in_vain + 1)
+    return replace(
+        look,
+        on_answer=wait.on_answer,
+        open_attempts=open_attempts if open_attempts < GLANCED else None,
+        streak=streak,
+    )
+
+
+def _growing(first: float, times: int) -> float:
+    """Seconds that double each time, and are never more than a review's."""
+    return min(REVIEW, first * 2.0 ** min(times, 10))
