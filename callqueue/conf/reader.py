@@ -1,32 +1,25 @@
-"""The app's settings, typed: `current()` reads CALLQUEUE once, checks it, and reads it again when
-settings change.
+"""Reads the keys of CALLQUEUE one after the other, and notes what is wrong with each.
 
-Anything wrong raises ImproperlyConfigured naming the key and what to do; `problems()` gives all of
-it for the system checks. Nothing else in the app reads django.conf.settings.CALLQUEUE.
+In: the dict that the settings hold. Out: values of the types that the app works with, and a
+sentence for each mistake, which names the place and never a value that may be a secret.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, cached_property
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from callqueue import states
-from callqueue.exceptions import UnknownRule
 from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import SlidingWindow
 from callqueue.limits.rules import MAX_NAME, PLACES_WANTED, Rule, is_place_pattern
 from callqueue.security.secrets import SecretFor
-from callqueue.texts import suggest as suggest
+from callqueue.texts import suggest
 
 STATUS_NAMES = {
     "new": states.NEW,
@@ -63,116 +56,20 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Config:
-    """The settings as the app uses them; durations are seconds, sizes bytes."""
+class Reader:
+    """Reads one key after the other, and notes in `wrong` what is wrong instead of stopping at the
+    first.
+    """
 
-    book: Book
-    router: Callable[[Mapping[str, Any]], Any] | None
-    handlers: Mapping[str, str]
-    retention: Mapping[int, timedelta | None]
-    allowed_hosts: tuple[str, ...]
-    allowed_networks: tuple[str, ...]
-    secrets: Mapping[str, SecretFor]
-    encryption_keys: tuple[str, ...]
-    max_call_bytes: int
-    max_response_bytes: int
-    keep_response_bytes: int
-    interval: float
-    poll: float
-    release_lease: float
-    grace: float
-
-    @property
-    def rules(self) -> Mapping[str, Rule]:
-        """The rules by name."""
-        return self.book.rules
-
-    def rule(self, name: str) -> Rule:
-        """The rule of this name; UnknownRule suggests the nearest."""
-        try:
-            return self.book.rules[name]
-        except (KeyError, TypeError):
-            raise UnknownRule(
-                f"there is no rule {name!r}{suggest(str(name), self.book.rules)}"
-            ) from None
-
-    @cached_property
-    def leases(self) -> str:
-        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on
-        PostgreSQL sends it.
-        """
-        return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
-
-    def lease(self, rule: Rule | None) -> float:
-        """Seconds that an attempt of the rule may take from its slot on; None: of one that is not
-        in the settings any more.
-        """
-        return (rule.total_timeout if rule else 0.0) + self.grace
-
-
-@cache
-def current() -> Config:
-    """The settings in force. ImproperlyConfigured lists everything that is wrong."""
-    config, wrong = _read(getattr(settings, "CALLQUEUE", {}))
-    if wrong or config is None:
-        raise ImproperlyConfigured("; ".join(wrong))
-    return config
-
-
-def problems() -> list[str]:
-    """What is wrong with the settings, one sentence each; empty when nothing is."""
-    return _read(getattr(settings, "CALLQUEUE", {}))[1]
-
-
-def forget(*, setting: str = "", **_: Any) -> None:
-    """Read the settings again at the next use: connected to Django's setting_changed."""
-    if setting in ("", "CALLQUEUE"):
-        current.cache_clear()
-
-
-setting_changed.connect(forget, dispatch_uid="callqueue.conf")
-
-
-def _read(raw: Any) -> tuple[Config | None, list[str]]:
-    if not isinstance(raw, Mapping):
-        return None, [f"CALLQUEUE: {type(raw).__name__} is not a dict"]
-    wrong = [
-        f"CALLQUEUE: unknown key {key!r}{suggest(str(key), DEFAULTS)}"
-        for key in raw
-        if key not in DEFAULTS
-    ]
-    reader = _Reader(
-        {**DEFAULTS, **{key: value for key, value in raw.items() if key in DEFAULTS}}, wrong
-    )
-    intervals = reader.numbers("DISPENSER", {"INTERVAL": 0.05, "POLL": 0.001})
-    leases = reader.numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
-    book = reader.book()
-    config = Config(
-        book=book,
-        router=reader.router(),
-        handlers=reader.handlers(),
-        retention=reader.retention(),
-        allowed_hosts=reader.hosts(),
-        allowed_networks=reader.networks(),
-        secrets=reader.secrets(book.rules),
-        encryption_keys=reader.encryption_keys(),
-        max_call_bytes=reader.size("MAX_CALL_BYTES"),
-        max_response_bytes=reader.size("MAX_RESPONSE_BYTES"),
-        keep_response_bytes=reader.size("KEEP_RESPONSE_BYTES", least=0),
-        interval=intervals["INTERVAL"],
-        poll=intervals["POLL"],
-        release_lease=leases["RELEASE"],
-        grace=leases["GRACE"],
-    )
-    return config, wrong
-
-
-class _Reader:
-    """Reads one key after the other, and notes what is wrong instead of stopping at the first."""
-
-    def __init__(self, values: Mapping[str, Any], wrong: list[str]) -> None:
-        self.values, self.wrong = values, wrong
+    def __init__(self, raw: Any) -> None:
+        self.wrong: list[str] = []
+        if not isinstance(raw, Mapping):
+            self.wrong.append(f"CALLQUEUE: {type(raw).__name__} is not a dict")
+            raw = {}
+        for key in raw:
+            if key not in DEFAULTS:
+                self.wrong.append(f"CALLQUEUE: unknown key {key!r}{suggest(str(key), DEFAULTS)}")
+        self.values = {key: raw.get(key, default) for key, default in DEFAULTS.items()}
 
     def note(self, key: str, why: str) -> None:
         self.wrong.append(f"CALLQUEUE[{key!r}]: {why}")
@@ -287,10 +184,8 @@ class _Reader:
             elif callable(value) or (isinstance(value, str) and value):
                 secrets[name] = SecretFor(value)
             else:
-                self.note(
-                    "SECRETS",
-                    f"{name!r} is neither a string, a callable nor a SecretFor(...), but {_kind(value)}",
-                )
+                wanted = "neither a string, a callable nor a SecretFor(...)"
+                self.note("SECRETS", f"{name!r} is {wanted}, but {_kind(value)}")
         for name, secret in secrets.items():
             for rule in secret.rules or ():
                 if rule not in rules:

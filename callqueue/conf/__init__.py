@@ -1,0 +1,134 @@
+"""The app's settings, typed: `current()` reads CALLQUEUE once, checks it, and reads it again when
+settings change.
+
+Anything wrong raises ImproperlyConfigured naming the key and what to do; `problems()` gives all of
+it for the system checks. Nothing else in the app reads django.conf.settings.CALLQUEUE.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache, cached_property
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from callqueue.conf.reader import DEFAULTS, NAMES_OF_STATUS, STATUS_NAMES, Reader
+from callqueue.exceptions import UnknownRule
+from callqueue.limits.budgets import Book
+from callqueue.limits.rules import Rule
+from callqueue.security.secrets import SecretFor
+from callqueue.texts import suggest
+
+__all__ = [
+    "DEFAULTS",
+    "NAMES_OF_STATUS",
+    "STATUS_NAMES",
+    "Config",
+    "current",
+    "forget",
+    "problems",
+    "suggest",
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings as the app uses them; durations are seconds, sizes bytes."""
+
+    book: Book
+    router: Callable[[Mapping[str, Any]], Any] | None
+    handlers: Mapping[str, str]
+    retention: Mapping[int, timedelta | None]
+    allowed_hosts: tuple[str, ...]
+    allowed_networks: tuple[str, ...]
+    secrets: Mapping[str, SecretFor]
+    encryption_keys: tuple[str, ...]
+    max_call_bytes: int
+    max_response_bytes: int
+    keep_response_bytes: int
+    interval: float
+    poll: float
+    release_lease: float
+    grace: float
+
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """The rules by name."""
+        return self.book.rules
+
+    def rule(self, name: str) -> Rule:
+        """The rule of this name; UnknownRule suggests the nearest."""
+        try:
+            return self.book.rules[name]
+        except (KeyError, TypeError):
+            raise UnknownRule(
+                f"there is no rule {name!r}{suggest(str(name), self.book.rules)}"
+            ) from None
+
+    @cached_property
+    def leases(self) -> str:
+        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on
+        PostgreSQL sends it.
+        """
+        return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
+
+    def lease(self, rule: Rule | None) -> float:
+        """Seconds that an attempt of the rule may take from its slot on; None: of one that is not
+        in the settings any more.
+        """
+        return (rule.total_timeout if rule else 0.0) + self.grace
+
+
+@cache
+def current() -> Config:
+    """The settings in force. ImproperlyConfigured lists everything that is wrong."""
+    config, wrong = _read()
+    if wrong:
+        raise ImproperlyConfigured("; ".join(wrong))
+    return config
+
+
+def problems() -> list[str]:
+    """What is wrong with the settings, one sentence each; empty when nothing is."""
+    return _read()[1]
+
+
+def forget(*, setting: str = "", **_: Any) -> None:
+    """Read the settings again at the next use: connected to Django's setting_changed."""
+    if setting in ("", "CALLQUEUE"):
+        current.cache_clear()
+
+
+setting_changed.connect(forget, dispatch_uid="callqueue.conf")
+
+
+def _read() -> tuple[Config, list[str]]:
+    """The settings, with defaults in place of what is wrong, and what is wrong."""
+    reader = Reader(getattr(settings, "CALLQUEUE", {}))
+    intervals = reader.numbers("DISPENSER", {"INTERVAL": 0.05, "POLL": 0.001})
+    leases = reader.numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
+    book = reader.book()
+    config = Config(
+        book=book,
+        router=reader.router(),
+        handlers=reader.handlers(),
+        retention=reader.retention(),
+        allowed_hosts=reader.hosts(),
+        allowed_networks=reader.networks(),
+        secrets=reader.secrets(book.rules),
+        encryption_keys=reader.encryption_keys(),
+        max_call_bytes=reader.size("MAX_CALL_BYTES"),
+        max_response_bytes=reader.size("MAX_RESPONSE_BYTES"),
+        keep_response_bytes=reader.size("KEEP_RESPONSE_BYTES", least=0),
+        interval=intervals["INTERVAL"],
+        poll=intervals["POLL"],
+        release_lease=leases["RELEASE"],
+        grace=leases["GRACE"],
+    )
+    return config, reader.wrong
