@@ -37,8 +37,10 @@ def send(
 
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
-    """The same for a task by its name: its own `apply_async` where it has one of its own or tasks
-    run eagerly.
+    """Send the message of the task of this name, whether this process knows the task or not.
+
+    A task with an `apply_async` of its own, and any while tasks run eagerly, is left to it, and may
+    take its time.
     """
     task = app.tasks.get(name)
     if task is None:
@@ -66,7 +68,6 @@ def _within_patience(app: Any, send: Callable[..., Any]) -> None:
         try:
             send(producer=producer, retry=False, timeout=PATIENCE)
         except Exception:
-            producer.connection.collect(
-                socket_timeout=0.1
-            )  # a polite close of a blocked connection would wait for ever
+            # a polite close of a blocked connection would wait for ever
+            producer.connection.collect(socket_timeout=0.1)
             raise

@@ -4,9 +4,12 @@ to do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.utils.module_loading import import_string
 
 from callqueue import conf
 
@@ -23,29 +26,28 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 @register("callqueue")
 def check_handlers(**_: Any) -> list[CheckMessage]:
     """callqueue.E002: a handler, classify, settle or reconcile cannot be imported."""
-    from django.utils.module_loading import import_string
-
     if conf.problems():
         return []
-    config = conf.current()
-    paths = [(f"HANDLERS[{name!r}]", path) for name, path in config.handlers.items()]
-    for name, rule in config.rules.items():
-        paths += [
-            (f"RULES[{name!r}].{field}", getattr(rule, field))
-            for field in ("classify", "settle", "reconcile")
-        ]
     found: list[CheckMessage] = []
-    for place, path in paths:
+    for place, path in _dotted_paths(conf.current()):
         try:
             target = import_string(path) if isinstance(path, str) else path
         except ImportError as error:
             found.append(Error(f"CALLQUEUE: {place}: {error}", id="callqueue.E002"))
             continue
         if target is not None and not callable(target):
-            found.append(
-                Error(f"CALLQUEUE: {place}: {path!r} is not callable", id="callqueue.E002")
-            )
+            why = f"{path!r} is not callable"
+            found.append(Error(f"CALLQUEUE: {place}: {why}", id="callqueue.E002"))
     return found
+
+
+def _dotted_paths(config: conf.Config) -> Iterator[tuple[str, Any]]:
+    """Where the settings name something to import, and what: a dotted path, or the thing itself."""
+    for name, path in config.handlers.items():
+        yield f"HANDLERS[{name!r}]", path
+    for name, rule in config.rules.items():
+        for field in ("classify", "settle", "reconcile"):
+            yield f"RULES[{name!r}].{field}", getattr(rule, field)
 
 
 @register("callqueue")
@@ -65,13 +67,12 @@ def check_queues(**_: Any) -> list[CheckMessage]:
     for name, rule in conf.current().rules.items():
         for queue in rule.queues or ():
             if queue not in names:
-                make = Warning if current_app.conf.task_create_missing_queues else Error
-                found.append(
-                    make(
-                        f"CALLQUEUE: RULES[{name!r}].queues: {queue!r} is not in CELERY_TASK_QUEUES{conf.suggest(queue, names)}",
-                        id="callqueue.W001" if make is Warning else "callqueue.E003",
-                    )
-                )
+                place = f"CALLQUEUE: RULES[{name!r}].queues"
+                why = f"{queue!r} is not in CELERY_TASK_QUEUES{conf.suggest(queue, names)}"
+                if current_app.conf.task_create_missing_queues:
+                    found.append(Warning(f"{place}: {why}", id="callqueue.W001"))
+                else:
+                    found.append(Error(f"{place}: {why}", id="callqueue.E003"))
     return found
 
 
@@ -94,9 +95,10 @@ def check_time_limit(**_: Any) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            f"Celery's hard time limit of {limit:g} s kills a worker in the middle of calls; those of RULES[{name!r}] may take "
-            f"{needed:g} s, to be made and recorded",
-            hint="Give callqueue.make_api_call a time_limit of its own in CELERY_TASK_ANNOTATIONS. See docs/reference/tasks.md.",
+            f"Celery's hard time limit of {limit:g} s kills a worker in the middle of calls; "
+            f"those of RULES[{name!r}] may take {needed:g} s, to be made and recorded",
+            hint="Give callqueue.make_api_call a time_limit of its own in "
+            "CELERY_TASK_ANNOTATIONS. See docs/reference/tasks.md.",
             id="callqueue.W002",
         )
     ]
@@ -105,14 +107,14 @@ def check_time_limit(**_: Any) -> list[CheckMessage]:
 @register("callqueue")
 def check_time_zone(**_: Any) -> list[CheckMessage]:
     """callqueue.E004: USE_TZ is off, and limits are kept by instants that every clock agrees on."""
-    from django.conf import settings
-
     if settings.USE_TZ:
         return []
     return [
         Error(
-            "callqueue needs USE_TZ = True: without it, Django stores local times, and an hour a year happens twice",
-            hint="Set USE_TZ = True; TIME_ZONE still says in which zone times are shown. See docs/reference/settings.md.",
+            "callqueue needs USE_TZ = True: without it, Django stores local times, and an hour a "
+            "year happens twice",
+            hint="Set USE_TZ = True; TIME_ZONE still says in which zone times are shown. "
+            "See docs/reference/settings.md.",
             id="callqueue.E004",
         )
     ]
