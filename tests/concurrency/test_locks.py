@@ -5,7 +5,6 @@ of another's order.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,12 +15,8 @@ from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
 from callqueue import Rule, events, states, transitions
-from callqueue.dispatch import chores, dispenser
-from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.next_look import LOCKED, REVIEW, when_locked
-from callqueue.dispatch.release_pass import Pass, ensure_states, release
+from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import claim, executor, results
-from callqueue.ledger import ready_calls
 from callqueue.maintenance import cleanup, recovery
 from callqueue.managers import CallAttemptQuerySet
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue
@@ -226,81 +221,6 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(
     monkeypatch.setattr(executor.time, "sleep", lambda _: host.__exit__(None, None, None))
     assert executor.execute("default", ids, inline=True) == 0
     assert statuses(call) == [Status.NEW]
-
-
-def test_a_dispenser_rests_beside_a_due_call_that_is_locked_and_minds_the_others(
-    rules: Rules,
-) -> None:
-    rules(r=Rule())
-    locked = send("r", not_before=timezone.now() + timedelta(hours=1))
-    CallQueue.objects.update(due_at_dt=timezone.now() - PAST)
-    running = Dispenser()
-    running.run_once(maintain=False)
-    with held_by_a_host(locked.pk), waiting_for_nobody():
-        assert running.chores.maintain() == chores.ROUND
-        send("r", not_before=timezone.now() + timedelta(seconds=0.3))
-        assert 0 < running.chores.maintain() < chores.ROUND
-    running.chores.maintain()
-    assert fresh(locked).ready
-
-
-def test_a_full_promotion_is_followed_by_the_next_at_once(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule())
-    send("r", not_before=timezone.now() + timedelta(hours=1))
-    CallQueue.objects.update(due_at_dt=timezone.now() - PAST)
-    running = Dispenser()
-    running.run_once(maintain=False)
-    monkeypatch.setattr(ready_calls, "PROMOTED", 1)
-    assert running.chores.maintain() == 0
-
-
-def test_a_dispenser_looks_ever_less_often_for_a_ready_call_that_is_locked(rules: Rules) -> None:
-    rules(r=Rule(), other=Rule())
-    locked = send("r")
-    made: list[Any] = []
-    running = Dispenser(publish=lambda using, messages: bool(made.extend(messages)) or True)
-    running._follow_settings()
-    group = running.groups[("r",)]
-    with held_by_a_host(locked.pk), waiting_for_nobody():
-        for _ in range(8):
-            group.look_at = running._poll_at = 0.0
-            running.tick()
-        assert group.look_at > time.monotonic() + REVIEW / 2
-        assert not made
-        running._on_notify({"r"})
-        assert not group.rests, "what a sender says is heard at once"
-        send("other")
-        running._poll_at = 0.0
-        running.tick()
-        assert len(made) == 1
-    group.look_at = running._poll_at = 0.0
-    running.tick()
-    assert len(made) == 2
-    assert group.next_look.streak.in_vain == 0
-
-
-def test_a_dispenser_looks_ever_less_often_at_a_rule_whose_row_is_locked(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule())
-    send("r")
-    running = Dispenser(publish=lambda *_: True)
-    running._follow_settings()
-    group = running.groups[("r",)]
-    with monkeypatch.context() as patch:
-        patch.setattr(dispenser, "release", lambda *_, last: Pass(next_look=when_locked(last)))
-        pauses = []
-        for _ in range(12):
-            before = time.monotonic()
-            running._release(group)
-            pauses.append(group.look_at - before)
-    assert pauses[0] < 0.01 + LOCKED
-    assert pauses[-1] >= chores.ROUND
-    assert sum(pauses) < 12 * chores.ROUND
-    assert running._release(group).released
-    assert group.next_look.streak.locked == 0
 
 
 def test_cleanup_goes_on_beside_a_batch_that_is_locked_whole(rules: Rules) -> None:

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
 
-from callqueue import Rule, SlidingWindow, broker, tasks, transitions
-from callqueue.dispatch import backpressure, publisher, release_pass
-from callqueue.dispatch.backpressure import LEAST, MOST, Shown, room, trust
+from callqueue import Rule, SlidingWindow, transitions
+from callqueue.dispatch import backpressure, release_pass
+from callqueue.dispatch.backpressure import LEAST
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.execution import claim, results
 from callqueue.maintenance import recovery
@@ -26,42 +23,6 @@ from tests.support.behaviour import send
 Rules = Callable[..., None]
 CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 SHORT = {"LEASE": {"RELEASE": 2, "GRACE": 30}}  # seconds: the least that a queue gets on trust
-
-leases = st.floats(0.1, 86400)
-counts = st.integers(0, 10**6)
-
-
-# --- The decision
-
-
-@given(counts, counts, leases)
-def test_what_is_unbegun_never_passes_trust_and_what_was_begun_lately(
-    unbegun: int, begun: int, lease: float
-) -> None:
-    assert unbegun + room(Shown(unbegun, begun), lease) <= max(unbegun, MOST + begun)
-
-
-@given(counts, leases)
-def test_a_silent_queue_has_one_attempt_at_a_time(unbegun: int, lease: float) -> None:
-    assert room(Shown(unbegun, is_silent=True), lease) == (0 if unbegun else 1)
-
-
-@given(counts, counts, leases)
-def test_workers_that_begin_everything_are_never_short(
-    begun: int, unbegun: int, lease: float
-) -> None:
-    """As many as they began lately may wait for them, and some more."""
-    assert room(Shown(min(unbegun, begun), begun), lease) >= LEAST
-
-
-@pytest.mark.parametrize(
-    ("lease", "allowed"), [(0.1, 32), (10, 32), (60, 180), (300, 900), (86400, 1000)]
-)
-def test_what_a_queue_gets_on_trust_grows_with_the_lease(lease: float, allowed: int) -> None:
-    assert trust(lease) == allowed
-
-
-# --- In passes
 
 
 def passes(*rules: str) -> list[int]:
@@ -190,21 +151,3 @@ def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str
     else:
         transitions.undo("default", ids)
     assert len(passes("r")) == 20
-
-
-def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`expires` would be compared with the clock of a worker, which may be ten minutes off: it
-    would drop all or nothing.
-    """
-    rules(SHORT, r=Rule())
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        tasks.make_api_call, "apply_async", lambda *args, **options: sent.append(options)
-    )
-    assert broker.send(tasks.make_api_call, ([1],), queue="q", lasts=2.0) is None
-    assert publisher.publish("default", [("q", [1])])
-    assert [(options["expiration"], options.get("expires")) for options in sent] == [
-        (2.0, None)
-    ] * 2

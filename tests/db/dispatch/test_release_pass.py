@@ -9,7 +9,6 @@ from datetime import timedelta
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database, states
-from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution.claim import begin
 from callqueue.ledger import holds
 from callqueue.models import CallAttempt, CallQueue, Hold
@@ -48,23 +47,6 @@ def test_concurrency_counts_what_is_unanswered(rules: Rules) -> None:
     assert len(release()) == 2
     answer(CallAttempt.objects.all()[:1])
     assert len(release()) == 1
-
-
-def test_an_answer_that_comes_while_another_is_made_up_for_is_noticed(rules: Rules) -> None:
-    """The count of open attempts is then what the dispenser saw last, and is news all the same."""
-    rules(r=Rule(limits=[Concurrency(2)]))
-    for _ in range(4):
-        send("r")
-    dispenser = Dispenser(publish=lambda *_: True)
-    dispenser.tick()
-    group = dispenser.groups[("r",)]
-    assert CallAttempt.objects.open().count() == 2
-    answer(CallAttempt.objects.open()[:1])
-    dispenser.tick()  # sees one open, and releases another
-    answer(CallAttempt.objects.open()[:1])  # one open again
-    dispenser.tick()
-    assert (CallAttempt.objects.count(), CallAttempt.objects.open().count()) == (4, 2)
-    assert group.next_look.open_attempts == 2
 
 
 def test_all_limits_must_admit_a_call(rules: Rules) -> None:

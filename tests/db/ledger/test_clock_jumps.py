@@ -13,7 +13,6 @@ from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
-from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import executor, results
 from callqueue.execution.claim import Job, begin
@@ -486,26 +485,6 @@ def test_a_lease_ends_no_earlier_than_the_worker_believes(
     assert recovery.end_lost("default") == 0
     lease = CallAttempt.objects.get().lease_until - database.clock("default")
     assert left - 5 <= lease.total_seconds() <= left + 1
-
-
-def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None
-) -> None:
-    settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
-    waits: list[float] = []
-    stop: Any = SimpleNamespace(wait=waits.append)
-    dispenser = Dispenser("default")
-    for others, is_new in ((False, True), (True, True), (True, False)):
-        if is_new:
-            monkeypatch.setattr(clock_jumps, "_watches", {})
-        else:
-            clock_jumps.watch("default").since = clocks.monotonic() - 60
-        if others:
-            recovery.beat("default", "another")
-        waits.clear()
-        dispenser._settle(stop)
-        assert bool(waits) == (others and is_new)
-        assert all(0 < seconds <= 1 for seconds in waits)
 
 
 # --- The lease of a request

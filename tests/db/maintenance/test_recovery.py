@@ -15,10 +15,10 @@ from django.utils import timezone
 
 from callqueue import Retry, Rule, SlidingWindow, callbacks, database, transitions
 from callqueue import broker as messages
-from callqueue.dispatch.dispenser import Dispenser, _name_of_process
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
 from tests.support.behaviour import Vendor, release, send
 
@@ -457,44 +457,3 @@ def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: st
     }
     send("quick")
     assert release() == []
-
-
-def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
-    rules: Rules, transactional_db: None
-) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    published: list[Any] = []
-    dispenser = Dispenser(publish=lambda using, messages: bool(published.extend(messages)) or True)
-    dispenser.run(seconds=0.05)
-    DispenserState.objects.all().delete()  # as in a backup from before it was started
-    dispenser._lost_database(RuntimeError("the connection broke"))
-    call = send()
-    dispenser.run(seconds=0.3)
-    assert not published
-    assert state(call) == Status.NEW
-    assert Hold.objects.filter(rule="default").exists()
-
-
-def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
-    rules: Rules, transactional_db: None
-) -> None:
-    """In a backup from before a rule was added its row is missing; without it nothing of the rule
-    could be released.
-    """
-    rules(default=Rule(limits=[WIDE]))
-    dispenser = Dispenser(publish=lambda using, messages: True)
-    dispenser.run(seconds=0.05)
-    RuleState.objects.all().delete()
-    call = send()
-    dispenser.chores.start_over()
-    dispenser.run(seconds=0.3)
-    assert state(call) == Status.DISPATCHED
-
-
-def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
-    """Two containers may well be alike in both: each would take the other's sign of life for its
-    own.
-    """
-    dispensers = [_name_of_process.__wrapped__(7) for _ in range(2)]
-    assert len(set(dispensers)) == 2
-    assert Dispenser().name == Dispenser().name

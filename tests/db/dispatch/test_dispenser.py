@@ -1,0 +1,112 @@
+"""The dispenser's loop: what it notices, whom it waits for, and what it finds when the database was
+away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from callqueue import Concurrency, Rule, SlidingWindow, clocks, database
+from callqueue.dispatch.dispenser import Dispenser, _name_of_process
+from callqueue.ledger import clock_jumps
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+WIDE = SlidingWindow("10000/s")
+
+
+def test_an_answer_that_comes_while_another_is_made_up_for_is_noticed(rules: Rules) -> None:
+    """The count of open attempts is then what the dispenser saw last, and is news all the same."""
+    rules(r=Rule(limits=[Concurrency(2)]))
+    for _ in range(4):
+        send("r")
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    group = dispenser.groups[("r",)]
+    assert CallAttempt.objects.open().count() == 2
+    answer(CallAttempt.objects.open()[:1])
+    dispenser.tick()  # sees one open, and releases another
+    answer(CallAttempt.objects.open()[:1])  # one open again
+    dispenser.tick()
+    assert (CallAttempt.objects.count(), CallAttempt.objects.open().count()) == (4, 2)
+    assert group.next_look.open_attempts == 2
+
+
+def test_a_running_dispenser_looks_for_its_beat_before_it_releases_anything(
+    rules: Rules, transactional_db: None
+) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    published: list[Any] = []
+    dispenser = Dispenser(publish=lambda using, messages: bool(published.extend(messages)) or True)
+    dispenser.run(seconds=0.05)
+    DispenserState.objects.all().delete()  # as in a backup from before it was started
+    dispenser._lost_database(RuntimeError("the connection broke"))
+    call = send()
+    dispenser.run(seconds=0.3)
+    assert not published
+    assert state(call) == Status.NEW
+    assert Hold.objects.filter(rule="default").exists()
+
+
+def test_rows_of_rules_that_vanish_under_a_running_dispenser_come_back(
+    rules: Rules, transactional_db: None
+) -> None:
+    """In a backup from before a rule was added its row is missing; without it nothing of the rule
+    could be released.
+    """
+    rules(default=Rule(limits=[WIDE]))
+    dispenser = Dispenser(publish=lambda using, messages: True)
+    dispenser.run(seconds=0.05)
+    RuleState.objects.all().delete()
+    call = send()
+    dispenser.chores.start_over()
+    dispenser.run(seconds=0.3)
+    assert state(call) == Status.DISPATCHED
+
+
+def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
+    """Two containers may well be alike in both: each would take the other's sign of life for its
+    own.
+    """
+    dispensers = [_name_of_process.__wrapped__(7) for _ in range(2)]
+    assert len(set(dispensers)) == 2
+    assert Dispenser().name == Dispenser().name
+
+
+def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None
+) -> None:
+    settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
+    waits: list[float] = []
+    stop: Any = SimpleNamespace(wait=waits.append)
+    dispenser = Dispenser("default")
+    for others, is_new in ((False, True), (True, True), (True, False)):
+        if is_new:
+            monkeypatch.setattr(clock_jumps, "_watches", {})
+        else:
+            clock_jumps.watch("default").since = clocks.monotonic() - 60
+        if others:
+            recovery.beat("default", "another")
+        waits.clear()
+        dispenser._settle(stop)
+        assert bool(waits) == (others and is_new)
+        assert all(0 < seconds <= 1 for seconds in waits)
+
+
+def answer(attempts: Any) -> None:
+    now = database.clock("default")
+    CallAttempt.objects.filter(pk__in=[one.pk for one in attempts]).update(
+        started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
+    )
+
+
+def state(call: CallQueue) -> Status:
+    call.refresh_from_db()
+    return Status(call.status)

@@ -1,0 +1,127 @@
+"""When a group of rules is looked at again, and how patience grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from callqueue.dispatch.next_look import (
+    AGREE,
+    LOCKED,
+    NO_STREAK,
+    REVIEW,
+    NextLook,
+    Streak,
+    Wait,
+    when_locked,
+    when_outdated,
+    when_passed,
+)
+from callqueue.dispatch.rule_group import RuleGroup
+
+POLL = 0.05
+UNFINISHED = Wait(is_unfinished=True)
+
+
+def passed(wait: Wait | None = None, last: Streak = NO_STREAK, **more: Any) -> NextLook:
+    facts = {"opens_in": None, "has_released": False, "open_attempts": 0, "poll": POLL}
+    return when_passed(wait or Wait(), last=last, **(facts | more))
+
+
+def test_two_waits_are_for_whatever_comes_first() -> None:
+    assert Wait(until=9) | Wait(until=4, on_answer=True) | UNFINISHED == Wait(4, True, True)
+    assert Wait.for_room(None) == Wait(on_answer=True)
+    assert Wait.for_room(7) == Wait(until=7)
+
+
+def test_rules_that_are_locked_are_tried_ever_less_often() -> None:
+    look, pauses = when_locked(NO_STREAK), []
+    for _ in range(12):
+        pauses.append(look.after)
+        look = when_locked(look.streak)
+    assert pauses[:3] == [LOCKED, 2 * LOCKED, 4 * LOCKED]
+    assert pauses[-1] == REVIEW
+    assert passed(last=look.streak).streak.locked == 0
+
+
+def test_an_outdated_book_is_agreed_upon_first() -> None:
+    look = when_outdated(Streak(locked=3))
+    assert (look.after, look.joins, look.streak.locked) == (AGREE, True, 0)
+
+
+def test_what_was_not_looked_at_is_looked_at_at_once_while_that_bears_fruit() -> None:
+    assert passed(UNFINISHED, has_released=True, opens_in=9.0).goes_on
+    first = passed(UNFINISHED, opens_in=9.0)
+    second = passed(UNFINISHED, first.streak, opens_in=9.0)
+    assert (first.goes_on, second.goes_on, second.after) == (True, False, REVIEW)
+
+
+def test_a_round_of_keys_is_gone_through_to_its_end() -> None:
+    look, mid_round = passed(), UNFINISHED | Wait(is_mid_round=True)
+    for _ in range(50):
+        look = passed(mid_round, look.streak)
+        assert look.goes_on
+
+
+@pytest.mark.parametrize(
+    ("opens_in", "on_answer", "after"),
+    [(0.2, False, 0.2), (60.0, False, REVIEW), (None, True, REVIEW), (0.1, True, 0.1)],
+)
+def test_what_is_blocked_is_looked_at_when_it_may_go(
+    opens_in: float | None, on_answer: bool, after: float
+) -> None:
+    look = passed(Wait(on_answer=on_answer), opens_in=opens_in, open_attempts=3)
+    assert (look.after, look.on_ready, look.on_answer) == (after, False, on_answer)
+    assert look.open_attempts == 3
+
+
+def test_calls_that_are_ready_and_locked_are_minded_ever_less() -> None:
+    look, rests = passed(), []
+    for _ in range(8):
+        assert look.on_ready
+        rests.append(look.after)
+        look = passed(last=look.streak)
+    assert rests[:3] == [0.0, 2 * POLL, 4 * POLL]
+    assert rests[-1] == REVIEW
+    assert passed(last=look.streak, has_released=True).streak.in_vain == 0
+
+
+# --- What a dispenser does by it
+
+
+def test_a_group_at_rest_is_due_once_a_call_is_ready() -> None:
+    group = RuleGroup(("r",))
+    assert not group.is_due(now=5.0)
+    group.wake()
+    assert group.is_due(now=5.0)
+    group.obey(passed(opens_in=0.2), now=5.0)
+    assert (group.is_due(now=5.1), group.is_due(now=5.2)) == (False, True)
+
+
+def test_a_group_that_waits_is_due_once_an_attempt_ends() -> None:
+    group = RuleGroup(("a", "b"))
+    group.obey(passed(Wait(on_answer=True), open_attempts=3), now=5.0)
+    group.notice({"a": (2, 70), "b": (1, 60)})
+    assert not group.is_due(now=5.0)
+    group.notice({"a": (2, 70), "b": (0, 80)})
+    assert group.is_due(now=5.0)
+
+
+def test_an_end_that_a_release_made_up_for_is_news() -> None:
+    group = RuleGroup(("r",))
+    group.obey(passed(Wait(on_answer=True), open_attempts=2), now=5.0)
+    group.notice({"r": (2, 70)})
+    assert not group.is_due(now=5.0)
+    group.notice({"r": (2, 80)})
+    assert group.is_due(now=5.0)
+
+
+def test_trouble_puts_off_a_pass_but_wakes_nobody_from_rest() -> None:
+    resting, waiting = RuleGroup(("a",)), RuleGroup(("b",))
+    waiting.obey(passed(opens_in=0.0), now=5.0)
+    for group in (resting, waiting):
+        group.put_off(6.0)
+    assert not waiting.is_due(now=5.5)
+    assert waiting.is_due(now=6.0)
+    assert not resting.is_due(now=6.0)

@@ -1,0 +1,84 @@
+"""Who goes, by which queue, and when: decided in memory, from an account nobody had to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from callqueue import Concurrency, Rule, SlidingWindow
+from callqueue.dispatch import planning
+from callqueue.dispatch.next_look import Wait
+from callqueue.dispatch.planning import Plan
+from callqueue.ledger.account import Account
+from callqueue.ledger.holds import Held, InForce
+from callqueue.ledger.ready_calls import Candidate
+from callqueue.limits.budgets import bind
+
+NOW = 1_800_000_000_000_000  # microseconds
+SECOND = 1_000_000
+FREE = Held({})
+
+
+def account(lead: float = 0.0, **rules: Rule) -> Account:
+    """Of rules that nothing was charged to yet."""
+    return Account("default", bind(rules), tuple(sorted(rules)), NOW, NOW + round(lead * SECOND))
+
+
+def calls(rule: str, *ids: int, **more: Any) -> list[Candidate]:
+    fields = {"key": "", "priority": 0, "cost": 1, "method": "get", "last_attempt": 0, **more}
+    return [Candidate(pk, rule, **fields) for pk in ids]
+
+
+def released(made: Plan) -> list[int]:
+    return [one.candidate.id for one in made.releases]
+
+
+def test_equals_take_turns_and_who_waited_longest_begins() -> None:
+    shared = SlidingWindow("5/m", name="account")
+    of = account(a=Rule(limits=[shared]), b=Rule(limits=[shared]))
+    waiting = {"a": calls("a", 1, 2, 3), "b": calls("b", 11, 12, 13)}
+    made = planning.plan(of, waiting, FREE, {"a": 7, "b": 4})
+    assert released(made) == [11, 1, 12, 2, 13]
+
+
+def test_a_rule_of_higher_priority_goes_before_turns() -> None:
+    shared = SlidingWindow("3/m", name="account")
+    of = account(a=Rule(limits=[shared]), b=Rule(limits=[shared], priority=1))
+    waiting = {"a": calls("a", 1, 2), "b": calls("b", 11, 12)}
+    assert released(planning.plan(of, waiting, FREE, {"a": 0, "b": 9})) == [11, 12, 1]
+
+
+def test_what_an_answer_must_make_room_for_waits_for_it() -> None:
+    of = account(r=Rule(limits=[Concurrency(2)]))
+    made = planning.plan(of, {"r": calls("r", 1, 2, 3)}, FREE, {})
+    assert released(made) == [1, 2]
+    assert made.wait == Wait(on_answer=True)
+
+
+def test_a_costly_call_shuts_its_budget_for_those_behind_it() -> None:
+    of = account(r=Rule(limits=[SlidingWindow("5/m")]))
+    waiting = calls("r", 1, cost=3) + calls("r", 2, cost=4) + calls("r", 3)
+    assert released(planning.plan(of, {"r": waiting}, FREE, {})) == [1]
+
+
+def test_the_roomier_queue_is_taken_and_a_held_one_is_not() -> None:
+    limit = SlidingWindow("2/m", per="queue")
+    of = account(r=Rule(queues=["e1", "e2"], limits=[limit]))
+    made = planning.plan(of, {"r": calls("r", 1, 2, 3, 4)}, FREE, {})
+    assert [one.queue for one in made.releases] == ["e1", "e2", "e1", "e2"]
+    of = account(r=Rule(queues=["e1", "e2"], limits=[limit]))
+    held = Held({"r": [InForce("r", "queue", "e1", None, "away")]})
+    made = planning.plan(of, {"r": calls("r", 1, 2, 3)}, held, {})
+    assert [one.queue for one in made.releases] == ["e2", "e2"]
+
+
+def test_a_call_that_went_before_goes_by_the_next_queue() -> None:
+    of = account(r=Rule(queues=["e1", "e2", "e3"]))
+    (release,) = planning.plan(of, {"r": calls("r", 1, queue="e2")}, FREE, {}).releases
+    assert release.queue == "e3"
+
+
+def test_a_rule_has_as_much_room_as_the_tightest_of_its_own_limits() -> None:
+    limits = [SlidingWindow("9/m"), Concurrency(4), SlidingWindow("2/m", unit="tokens")]
+    of = account(r=Rule(limits=limits))
+    assert planning.room(of, "r", 500) == 4
+    assert planning.room(of, "r", 3) == 3
