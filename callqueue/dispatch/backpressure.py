@@ -23,11 +23,8 @@ from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.ready_calls import Candidate
 
 LATELY = 2.0  # seconds, of which the begun ones show how fast workers are
-LEAST, MOST, PER_SECOND = (
-    32,
-    1000,
-    3,
-)  # what a queue gets on trust, by how long its attempts may wait to be begun
+# attempts that a queue gets on trust: so many for each second that they may wait to be begun
+PER_SECOND, LEAST, MOST = 3, 32, 1000
 # attempts of each kind that are counted at most: where more have been begun, workers are there
 SAMPLE = 5000
 AGAIN = 250_000  # microseconds until a group is looked at again whose workers are behind
@@ -64,7 +61,7 @@ def trust(lease: float) -> int:
 
 
 @dataclass(frozen=True)
-class Within(Held):
+class HeldOrFull(Held):
     """Holds, and queues that are shut once a pass has released by them what their workers have room
     for.
 
@@ -77,7 +74,7 @@ class Within(Held):
     def blocking(
         self, rule: str, key: str | None = None, queue: str | None = None
     ) -> InForce | None:
-        """As of holds."""
+        """The hold that keeps such a call back, or one that stands for a queue that is full."""
         full_at = None if queue is None else self.full_at.get((rule, queue))
         if (
             self.account
@@ -89,7 +86,7 @@ class Within(Held):
         return super().blocking(rule, key, queue)
 
 
-def within(
+def with_full_queues(
     account: Account, candidates: Mapping[str, Sequence[Candidate]], held: Held
 ) -> tuple[Held, bool]:
     """The holds, and with them the queues whose workers have no room; and whether some rule may
@@ -107,7 +104,9 @@ def within(
             {(rule, queue): account.open_by_queue[queue] + left for queue, left in rooms.items()}
         )
         is_short |= sum(rooms.values()) < len(listed)
-    return (Within(held.by_rule, held.probing, account, full_at) if full_at else held), is_short
+    if full_at:
+        held = HeldOrFull(held.by_rule, held.probing, account, full_at)
+    return held, is_short
 
 
 def _is_doubtful(
@@ -132,7 +131,7 @@ def _is_doubtful(
 def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
     """Read what the queue's workers have shown of the rule's attempts."""
     lately = from_us(account.now) - timedelta(seconds=min(LATELY, lease / 4))
-    rows = _attempts(account).filter(rule=rule, queue=queue)
+    rows = tables.attempts(account.using).filter(rule=rule, queue=queue)
     counts: dict[str, int] = (
         rows.open()
         .order_by()
@@ -171,7 +170,3 @@ def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
         Q(finished_at__isnull=True) | Q(finished_at__gte=last), started_at__gte=last
     )
     return not shown.exists()
-
-
-def _attempts(account: Account) -> Any:
-    return tables.attempts(account.using)

@@ -59,8 +59,8 @@ def choose(account: Account, held: Held, served: Mapping[str, int], batch: int) 
         if rule in account.book.settings.rules and not held.blocking(rule)
     }
     candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
-    within, is_short = backpressure.within(account, candidates, held)
-    made = planning.plan(account, candidates, within, served)
+    held_or_full, is_short = backpressure.with_full_queues(account, candidates, held)
+    made = planning.plan(account, candidates, held_or_full, served)
     wait = made.wait | keys.settle(made) | _wait_for_holds(account, held)
     for rule, one in found.items():
         wait |= one.wait

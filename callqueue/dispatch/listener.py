@@ -34,21 +34,23 @@ class Listener:
         """
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
-        elif not self._is_listening():
-            pass
-        elif not self._is_armed:
+        elif self._is_listening():
+            if self._is_armed:
+                return self._hear(min(seconds, DEAF))
             self._is_armed = database.raise_flag(self.using)
             if self._is_armed:
                 return {""}  # for what was sent between the last look and now
-        else:
-            told = database.wait_for_word(self.using, min(seconds, DEAF))
-            if told:
-                if self._was_for_nothing:
-                    self._not_before = time.monotonic() + REST
-                self._was_for_nothing = True
-            return told
         stop.wait(seconds)
         return set()
+
+    def _hear(self, seconds: float) -> set[str]:
+        """Wait for a sender's word. After two for nothing, senders are let be for a while."""
+        told = database.wait_for_word(self.using, seconds)
+        if told:
+            if self._was_for_nothing:
+                self._not_before = time.monotonic() + REST
+            self._was_for_nothing = True
+        return told
 
     def has_served(self) -> None:
         """The last word was not for nothing."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from callqueue.dispatch.next_look import Wait
 from callqueue.ledger.account import Account
@@ -63,19 +64,18 @@ def plan(
     `served` says when each rule was served last (a running number). A call that waits for a budget
     shuts it for those behind it, so that a costly call is not starved by cheap ones.
     """
-    made = Plan()
+    planner = _Planner(account, held)
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
     turn = {rule: served.get(rule, 0) for rule in queues}
     clock = max(turn.values(), default=0)
-    shut: set[Scope] = set()
     while queues:
         rule = min(queues, key=lambda name: (-account.book.rules[name].priority, turn[name], name))
-        if not queues[rule] or not _next(account, made, rule, queues[rule], held, shut):
-            del queues[rule]
-        else:
+        if planner.release_next(queues[rule]):
             clock += 1
             turn[rule] = clock
-    return made
+        else:
+            del queues[rule]
+    return planner.made
 
 
 def room(account: Account, rule: str, most: int) -> int:
@@ -106,94 +106,94 @@ def most_that_fits(meter: Meter, until: int, most: int) -> int:
     return low
 
 
-def _next(
-    account: Account,
-    made: Plan,
-    rule: str,
-    waiting: deque[Candidate],
-    held: Held,
-    shut: set[Scope],
-) -> bool:
-    """Release the rule's next candidate that fits; False when none does, or none is left."""
-    while waiting:
-        candidate = waiting.popleft()
-        if held.blocking(rule, candidate.key):
-            continue
-        queue, instant, binding = _best_queue(account, candidate, held, shut)
-        if queue is not None and instant is not None and instant <= account.until:
-            _take(account, candidate, queue)
-            made.releases.append(
-                Release(candidate, queue, instant if instant > account.now else None)
-            )
-            return True
-        if binding is None:
-            continue  # every queue is held
-        budget, value = binding
-        made.keep_back(candidate, budget, instant)
-        shut.add((budget.id, value))
-        if not budget.limit.is_keyed:
-            return False
-    return False
-
-
-def _best_queue(
-    account: Account, candidate: Candidate, held: Held, shut: set[Scope]
-) -> tuple[str | None, int | None, tuple[Budget, str] | None]:
-    """The queue with most room, the instant at which every limit admits the call there, and the
-    budget that binds.
-
-    A call that went before goes by the next of the queues that are free at the same instant:
-    perhaps nobody listens on its last.
+class _Way(NamedTuple):
+    """A queue that a candidate may go by: from which instant on (None: after an answer, or behind
+    another call that waits), and which budget, for which value of its `per`, says so.
     """
-    best: tuple[tuple[int, int, int, int], str, int] | None = None
-    blocked: tuple[Budget, str] | None = None
-    names = account.book.rules[candidate.rule].queue_names
-    start = names.index(candidate.queue) + 1 if candidate.queue in names else None
-    for place, queue in enumerate(names):
-        if held.blocking(candidate.rule, None, queue):
-            continue
-        instant, binding = _free_at(account, candidate, queue, shut)
-        if instant is None:
-            blocked = blocked or binding
-            continue
-        turn = 0 if start is None else (place - start) % len(names)
-        rank = (
-            instant,
-            turn,
-            -_queue_room(account, candidate, queue),
-            account.open_by_queue[queue],
-        )
-        if best is None or rank < best[0]:
-            best, blocked = (rank, queue, instant), binding or blocked
-    if best is None:
-        return None, None, blocked
-    return best[1], best[2], blocked
+
+    queue: str
+    instant: int | None
+    binding: tuple[Budget, str] | None
 
 
-def _free_at(
-    account: Account, candidate: Candidate, queue: str, shut: set[Scope]
-) -> tuple[int | None, tuple[Budget, str] | None]:
-    latest, binding = account.now, None
-    for budget in account.book.budgets[candidate.rule]:
-        cost = charged_on(budget.limit, candidate.cost)
-        if not cost:
-            continue
-        value = budget.value_of(candidate.key, queue)
-        instant = None if (budget.id, value) in shut else account.meter(budget, value).free_at(cost)
-        if instant is None:
-            return None, (budget, value)
-        if instant > latest or binding is None:
-            latest, binding = max(latest, instant), (budget, value)
-    return latest, binding
+class _Planner:
+    """Takes room in the budgets, candidate by candidate."""
 
+    def __init__(self, account: Account, held: Held) -> None:
+        self.account, self.held = account, held
+        self.made = Plan()
+        self._shut: set[Scope] = set()  # what a call waits for that goes before those behind it
 
-def _queue_room(account: Account, candidate: Candidate, queue: str) -> int:
-    budgets = [b for b in account.book.budgets[candidate.rule] if b.limit.per == "queue"]
-    return min((account.meter(b, queue).free for b in budgets), default=0)
+    def release_next(self, waiting: deque[Candidate]) -> bool:
+        """Release a rule's next candidate that fits; False when none does, or none is left."""
+        while waiting:
+            candidate = waiting.popleft()
+            if self.held.blocking(candidate.rule, candidate.key):
+                continue
+            way = self._best_way(candidate)
+            if way is None:
+                continue  # every queue is held
+            if way.instant is not None and way.instant <= self.account.until:
+                self._release(candidate, way.queue, way.instant)
+                return True
+            if way.binding is not None and not self._keep_back(candidate, way):
+                return False
+        return False
 
+    def _release(self, candidate: Candidate, queue: str, instant: int) -> None:
+        send_at = instant if instant > self.account.now else None
+        self.made.releases.append(Release(candidate, queue, send_at))
+        self.account.open_by_queue[queue] += 1
+        for budget in self.account.book.budgets[candidate.rule]:
+            if cost := charged_on(budget.limit, candidate.cost):
+                self.account.meter(budget, budget.value_of(candidate.key, queue)).take(cost)
 
-def _take(account: Account, candidate: Candidate, queue: str) -> None:
-    account.open_by_queue[queue] += 1
-    for budget in account.book.budgets[candidate.rule]:
-        if cost := charged_on(budget.limit, candidate.cost):
-            account.meter(budget, budget.value_of(candidate.key, queue)).take(cost)
+    def _keep_back(self, candidate: Candidate, way: _Way) -> bool:
+        """The candidate waits; whether those of other keys may go before it."""
+        assert way.binding is not None
+        budget, value = way.binding
+        self.made.keep_back(candidate, budget, way.instant)
+        self._shut.add((budget.id, value))
+        return budget.limit.is_keyed
+
+    def _best_way(self, candidate: Candidate) -> _Way | None:
+        """By the queue that is free first, and of those the one with most room; where all wait for
+        an answer, the first; None where all are held.
+
+        A call that went before goes by the next of the queues that are free at the same instant:
+        perhaps nobody listens on its last.
+        """
+        ways = [
+            self._way(candidate, queue)
+            for queue in self.account.book.rules[candidate.rule].queue_names
+            if not self.held.blocking(candidate.rule, None, queue)
+        ]
+        known = [way for way in ways if way.instant is not None]
+        if len(known) > 1:
+            return min(known, key=lambda way: self._rank(candidate, way))
+        return next(iter(known or ways), None)
+
+    def _way(self, candidate: Candidate, queue: str) -> _Way:
+        """When every limit admits the call on this queue, and the budget that does so last."""
+        latest, binding = self.account.now, None
+        for budget in self.account.book.budgets[candidate.rule]:
+            cost = charged_on(budget.limit, candidate.cost)
+            if not cost:
+                continue
+            value = budget.value_of(candidate.key, queue)
+            is_shut = (budget.id, value) in self._shut
+            instant = None if is_shut else self.account.meter(budget, value).free_at(cost)
+            if instant is None:
+                return _Way(queue, None, (budget, value))
+            if instant > latest or binding is None:
+                latest, binding = max(latest, instant), (budget, value)
+        return _Way(queue, latest, binding)
+
+    def _rank(self, candidate: Candidate, way: _Way) -> tuple[int, int, int, int]:
+        names = self.account.book.rules[candidate.rule].queue_names
+        turn = 0
+        if candidate.queue in names:
+            turn = (names.index(way.queue) - names.index(candidate.queue) - 1) % len(names)
+        budgets = [b for b in self.account.book.budgets[candidate.rule] if b.limit.per == "queue"]
+        free = min((self.account.meter(b, way.queue).free for b in budgets), default=0)
+        return way.instant or 0, turn, -free, self.account.open_by_queue[way.queue]

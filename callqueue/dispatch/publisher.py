@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from celery import current_app
+
 from callqueue import broker, conf, events, transitions
 from callqueue.dispatch.charging import Released
 from callqueue.handlers import HTTP_METHODS
@@ -38,9 +40,8 @@ def pack(released: Iterable[Released]) -> list[Message]:
     for one in sorted(released, key=_kind):
         kinds.setdefault((*_kind(one), one.rule), []).append(one.attempt_id)
     for (queue, alone, waits, _), ids in kinds.items():
-        spread = (
-            1 if waits else SPREAD
-        )  # what waits for its slot does so side by side; what waits for a worker wants no second
+        # what waits for its slot does so side by side; what waits for a worker wants no second
+        spread = 1 if waits else SPREAD
         size = 1 if alone else max(1, min(MOST, -(-len(ids) // spread)))
         packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
     return packed
@@ -52,8 +53,6 @@ def _kind(released: Released) -> tuple[str, bool, bool]:
 
 def publish(using: str, batch: Sequence[Message]) -> bool:
     """Send the messages; False when the broker refused one: it and those after it are undone."""
-    from celery import current_app
-
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
         try:
@@ -79,8 +78,6 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
     """Have a worker of each of these queues recover, and reconcile: what takes the network is not
     for a dispenser.
     """
-    from celery import current_app
-
     for queue in queues:
         try:
             how = {"ignore_result": True, "retry": False, "expiration": ASKED, "expires": SKEWED}
