@@ -16,12 +16,13 @@ from callqueue import broker, conf, events, transitions
 from callqueue.dispatch.charging import Released
 from callqueue.handlers import HTTP_METHODS
 
-# attempts in a message: larger ones save little more, and all of one share its fate when a worker
-# dies
-MOST = 32
-ASKED = 30.0  # seconds until the broker drops what nobody took, by its own clock
-# and until a worker does, whose clock may be ten minutes off, for brokers that drop nothing
-SKEWED = 3600.0
+# attempts in a message at most: larger ones save little more, and all of one share its fate when a
+# worker dies
+MESSAGE_SIZE = 32
+# seconds until the broker drops a message that asks to recover, by its own clock; and until a
+# worker does, whose clock may be ten minutes off, for brokers that drop nothing
+RECOVER_LASTS = 30.0
+RECOVER_EXPIRES = 3600.0
 # messages that a pass makes for a queue before any of them carries more than one attempt
 SPREAD = 4
 
@@ -42,7 +43,7 @@ def pack(released: Iterable[Released]) -> list[Message]:
     for (queue, alone, waits, _), ids in kinds.items():
         # what waits for its slot does so side by side; what waits for a worker wants no second
         spread = 1 if waits else SPREAD
-        size = 1 if alone else max(1, min(MOST, -(-len(ids) // spread)))
+        size = 1 if alone else max(1, min(MESSAGE_SIZE, -(-len(ids) // spread)))
         packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
     return packed
 
@@ -80,7 +81,12 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
     """
     for queue in queues:
         try:
-            how = {"ignore_result": True, "retry": False, "expiration": ASKED, "expires": SKEWED}
+            how = {
+                "ignore_result": True,
+                "retry": False,
+                "expiration": RECOVER_LASTS,
+                "expires": RECOVER_EXPIRES,
+            }
             current_app.tasks[RECOVER].apply_async((), _options(using), queue=queue or None, **how)
         except Exception as error:
             events.tell("broker_away", during="reconcile", error=type(error).__name__)
