@@ -17,7 +17,7 @@ from django.core.management import get_commands
 from django.urls import reverse
 
 import callqueue
-from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket, conf
+from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
 from callqueue.exceptions import (
     CallQueueError,
     IllegalTransition,
@@ -123,24 +123,6 @@ def test_defaults_of_a_rule_and_its_retry() -> None:
     assert (retry.max_hold, retry.max_rate_limited) == (21600.0, 20)
 
 
-def test_defaults_of_the_settings(settings: object) -> None:
-    settings.CALLQUEUE = {}  # type: ignore[attr-defined]
-    config = conf.current()
-    assert list(config.rules) == ["default"]
-    assert config.rules["default"].limits[0].rate == "100/h"  # type: ignore[attr-defined]
-    assert (config.interval, config.poll, config.release_lease, config.grace) == (
-        1.0,
-        0.05,
-        300,
-        30,
-    )
-    assert (config.max_call_bytes, config.max_response_bytes, config.keep_response_bytes) == (
-        262144,
-        1048576,
-        4096,
-    )
-
-
 @pytest.mark.parametrize(
     "rate", ["ten/s", "5/0s", "0/s", "5", "5/", "/s", "5/y", "-5/s", "5/s ", "5.5/s", None, 5]
 )
@@ -211,44 +193,6 @@ def test_hosts_are_names_patterns_and_addresses(hosts: object) -> None:
 def test_a_limit_says_what_is_wrong(limit: object) -> None:
     with pytest.raises(ImproperlyConfigured):
         limit()  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"RULEZ": {}}, "did you mean 'RULES'"),
-        ({"RULES": {"a": "100/h"}}, "'a'"),
-        ({"RULES": {rate: Rule(limits=[SlidingWindow(rate, name="x")]) for rate in ("1/s", "2/s")}}, "'x'"),
-        ({"RETENTION": {"dun": None}}, "did you mean 'done'"),
-        ({"RETENTION": {"done": 7}}, "timedelta"),
-        ({"DISPENSER": {"POL": 1}}, "did you mean 'POLL'"),
-        ({"LEASE": {"GRACE": -1}}, "GRACE"),
-        ({"ALLOWED_NETWORKS": ["10.0.0.0/99"]}, "ALLOWED_NETWORKS"),
-        ({"ALLOWED_HOSTS": ["https://api.example.com/"]}, "without scheme"),
-        ({"ROUTER": "no.such.thing"}, "ROUTER"),
-        ({"MAX_CALL_BYTES": "big"}, "MAX_CALL_BYTES"),
-        ({"ENCRYPTION_KEYS": ["short"]}, "ENCRYPTION_KEYS"),
-        ({"HANDLERS": {"x": 5}}, "HANDLERS"),
-        ([], "CALLQUEUE"),
-    ],
-)  # fmt: skip
-def test_a_system_check_names_the_place_and_suggests(
-    settings: object, given: object, said: str
-) -> None:
-    from callqueue.checks import check_settings
-
-    settings.CALLQUEUE = given  # type: ignore[attr-defined]
-    assert any(said in message.msg for message in check_settings())
-
-
-def test_a_handler_that_cannot_be_imported_is_a_check_error(settings: object) -> None:
-    from callqueue.checks import check_handlers
-
-    settings.CALLQUEUE = {
-        "HANDLERS": {"sms": "no.such.handler"},
-        "RULES": {"a": Rule(classify="no.such.thing")},
-    }  # type: ignore[attr-defined]
-    assert len(check_handlers()) == 2
 
 
 def test_admin_urls_have_their_names() -> None:
