@@ -53,8 +53,9 @@ def choose(account: Account, held: Held, served: Mapping[str, int], batch: int) 
     The same number of statements whatever waits.
     """
     keys = KeysInTurn(account, held, batch)
+    finder = _Finder(account, held, keys, batch)
     found = {
-        rule: _find(account, held, keys, rule, batch)
+        rule: finder.find(rule)
         for rule in account.rules
         if rule in account.book.settings.rules and not held.blocking(rule)
     }
@@ -71,47 +72,48 @@ def choose(account: Account, held: Held, served: Mapping[str, int], batch: int) 
     return Choice(made.releases, unfit, wait)
 
 
-def _find(account: Account, held: Held, keys: KeysInTurn, rule: str, batch: int) -> _Found:
-    """Fetch the rule's candidates: as many as its own limits let go, and one that probes it where
-    its circuit breaker wants that.
-    """
-    count = planning.room(account, rule, batch)
-    probes = _probes(account, held, rule)
-    if probes is not None:
-        return _find_probe(account, held, keys, rule, min(count, probes))
-    if not count:
-        return _Found([], is_limited=True)
-    calls, wait = _first(account, held, keys, rule, count)
-    is_full = len(calls) >= batch
-    is_limited = count < batch and len(calls) >= count
-    return _Found(calls, wait | Wait(is_unfinished=is_full), is_limited)
+@dataclass(frozen=True)
+class _Finder:
+    """Fetches candidates: as many of a rule as its own limits let go."""
 
+    account: Account
+    held: Held
+    keys: KeysInTurn
+    batch: int
 
-def _probes(account: Account, held: Held, rule: str) -> int | None:
-    """How many calls may probe the rule, where its circuit breaker wants it probed; None where it
-    does not.
-    """
-    if rule not in held.probing or account.book.rules[rule].breaker is None:
-        return None
-    return breaker.room(account.using, rule, account.open_by_rule[rule])
+    def find(self, rule: str) -> _Found:
+        """The rule's candidates: one that probes it where its circuit breaker wants that."""
+        count = planning.room(self.account, rule, self.batch)
+        probes = self._probes(rule)
+        if probes is not None:
+            return self._find_probe(rule, min(count, probes))
+        if not count:
+            return _Found([], is_limited=True)
+        calls, wait = self._first(rule, count)
+        is_full = len(calls) >= self.batch
+        is_limited = count < self.batch and len(calls) >= count
+        return _Found(calls, wait | Wait(is_unfinished=is_full), is_limited)
 
+    def _probes(self, rule: str) -> int | None:
+        """How many calls may probe the rule; None where its circuit breaker does not want that."""
+        if rule not in self.held.probing or self.account.book.rules[rule].breaker is None:
+            return None
+        return breaker.room(self.account.using, rule, self.account.open_by_rule[rule])
 
-def _find_probe(account: Account, held: Held, keys: KeysInTurn, rule: str, count: int) -> _Found:
-    """At most one call; whatever comes next waits for its answer."""
-    if not count:
-        is_out = account.open_by_rule[rule] > 0
-        return _Found([], Wait(on_answer=is_out), is_limited=not is_out)
-    calls, wait = _first(account, held, keys, rule, 1)
-    return _Found(calls[:1], wait | Wait(on_answer=bool(calls)))
+    def _find_probe(self, rule: str, count: int) -> _Found:
+        """At most one call; whatever comes next waits for its answer."""
+        if not count:
+            is_out = self.account.open_by_rule[rule] > 0
+            return _Found([], Wait(on_answer=is_out), is_limited=not is_out)
+        calls, wait = self._first(rule, 1)
+        return _Found(calls[:1], wait | Wait(on_answer=bool(calls)))
 
-
-def _first(
-    account: Account, held: Held, keys: KeysInTurn, rule: str, count: int
-) -> tuple[list[Candidate], Wait]:
-    """The rule's first calls, by turns where keys have limits or holds of their own."""
-    if any(b.limit.is_keyed for b in account.book.budgets[rule]) or held.on_keys(rule):
-        return keys.candidates(rule, count)
-    return ready_calls.first(account.using, rule, keys.due_by, count), Wait()
+    def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
+        """The rule's first calls, by turns where keys have limits or holds of their own."""
+        budgets = self.account.book.budgets[rule]
+        if any(budget.limit.is_keyed for budget in budgets) or self.held.on_keys(rule):
+            return self.keys.candidates(rule, count)
+        return ready_calls.first(self.account.using, rule, self.keys.due_by, count), Wait()
 
 
 def _fit(
