@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser
 from callqueue.management.base import CallQueueCommand, first_line, problem, wrong_use
 from callqueue.management.progress import progress
 from callqueue.security.redaction import printable
-from callqueue.sending import importer
+from callqueue.sending import importer, json_lines
 
 
 class Command(CallQueueCommand):
@@ -66,11 +66,11 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
     """The file, or standard input; what cannot be sought is copied first."""
     with tempfile.TemporaryFile() as copy:
         if name == "-":
-            yield importer.rereadable(sys.stdin.buffer, copy)
+            yield json_lines.seekable(sys.stdin.buffer, copy)
             return
         try:
             file = open(name, "rb")  # noqa: SIM115
         except OSError as error:
             raise wrong_use(f"{name}: {error.strerror or first_line(error)}") from None
         with file:
-            yield importer.rereadable(file, copy)
+            yield json_lines.seekable(file, copy)

@@ -13,7 +13,7 @@ import pytest
 
 from callqueue import Discard, Rule, SlidingWindow
 from callqueue.models import CallQueue
-from callqueue.sending import importer
+from callqueue.sending import importer, json_lines
 from tests.db.commands import Ran, run
 
 Rules = Callable[..., None]
@@ -213,7 +213,7 @@ def test_an_empty_file_sends_nothing(send_file: Send) -> None:
 def test_a_line_past_all_bounds_is_refused_without_being_read_whole(
     send_file: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importer, "_longest", lambda: 1000)
+    monkeypatch.setattr(json_lines, "_longest", lambda: 1000)
     ran = send_file(f"{LINE}\n{'x' * 10_000}\n{LINE}\n", "--skip-bad")
     assert "line 2: is longer than 1000 bytes" in ran.error
     assert CallQueue.objects.count() == 2
