@@ -34,7 +34,8 @@ from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import SECOND
 from callqueue.models import CallQueue, RuleState
 from callqueue.operations import control, status_report, throughput, usage_history
-from callqueue.operations.status_report import KeyOverview, LimitOverview, RuleOverview
+from callqueue.operations.limit_usage import KeyOverview, LimitOverview
+from callqueue.operations.status_report import RuleOverview
 
 PERMISSION = "callqueue.control_rule"
 KEYS = 5
