@@ -10,10 +10,11 @@ from typing import IO, Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, first_line, problem, wrong_use
+from callqueue.management.base import CallQueueCommand, problem, wrong_use
 from callqueue.management.progress import progress
 from callqueue.security.redaction import printable
 from callqueue.sending import importer
+from callqueue.texts import in_one_line
 
 
 class Command(CallQueueCommand):
@@ -71,6 +72,6 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
         try:
             file = open(name, "rb")  # noqa: SIM115
         except OSError as error:
-            raise wrong_use(f"{name}: {error.strerror or first_line(error)}") from None
+            raise wrong_use(f"{name}: {error.strerror or in_one_line(error)}") from None
         with file:
             yield importer.rereadable(file, copy)

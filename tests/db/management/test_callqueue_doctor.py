@@ -15,14 +15,21 @@ from callqueue import Rule, beat_schedule, database
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.operations import doctor
-from callqueue.operations.doctor import Check, Crew
+from callqueue.operations.doctor import (
+    broker_checks,
+    database_checks,
+    settings_checks,
+    worker_checks,
+)
+from callqueue.operations.doctor.check import Check
+from callqueue.operations.doctor.worker_checks import Workers
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 from tests.support.processes import Processes
 
 Rules = Callable[..., None]
-NOBODY = Crew({}, [])
+NOBODY = Workers({}, [])
 
 
 @pytest.fixture(autouse=True)
@@ -78,38 +85,46 @@ def test_wrong_settings_are_told_and_what_depends_on_them_is_left_out(settings: 
 
 
 def test_a_dispensers_sign_of_life_is_wanted_every_few_seconds() -> None:
-    assert_wrong(doctor.check_dispenser("default"), "no dispenser", "callqueue_dispenser")
+    assert_wrong(database_checks.check_dispenser("default"), "no dispenser", "callqueue_dispenser")
     recovery.beat("default", "host:1")
-    assert doctor.check_dispenser("default") == Check("dispenser", True, "running: host:1")
+    assert database_checks.check_dispenser("default") == Check("dispenser", True, "running: host:1")
     DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
-    assert_wrong(doctor.check_dispenser("default"), "of host:1, is 18", "callqueue_dispenser")
+    assert_wrong(
+        database_checks.check_dispenser("default"), "of host:1, is 18", "callqueue_dispenser"
+    )
 
 
 def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., None]) -> None:
     celery(task_default_queue="standard")
     rules(r=Rule(queues=["egress", "other"]))
-    wrong = doctor.check_workers("default", Crew({"w@host": {"egress"}}, []))
+    wrong = worker_checks.check_workers("default", Workers({"w@host": {"egress"}}, []))
     assert_wrong(wrong, "no worker listens on other", "--queues other")
     assert_wrong(
-        doctor.check_workers("default", NOBODY), "no worker answered", "--queues egress,other"
+        worker_checks.check_workers("default", NOBODY),
+        "no worker answered",
+        "--queues egress,other",
     )
-    assert doctor.check_workers("default", Crew({"a": {"egress"}, "b": {"other"}}, [])).ok
+    assert worker_checks.check_workers("default", Workers({"a": {"egress"}, "b": {"other"}}, [])).ok
 
 
 def test_the_default_queue_needs_a_worker_once_calls_come_to_it(
     celery: Callable[..., None], rules: Rules
 ) -> None:
     celery(task_default_queue="standard")
-    crew = Crew({"w@host": {"egress"}}, [])
-    assert doctor.check_workers("default", crew).ok
+    workers = Workers({"w@host": {"egress"}}, [])
+    assert worker_checks.check_workers("default", workers).ok
     send("default")
     assert_wrong(
-        doctor.check_workers("default", crew), "no worker listens on standard", "--queues standard"
+        worker_checks.check_workers("default", workers),
+        "no worker listens on standard",
+        "--queues standard",
     )
     CallQueue.objects.all().delete()
     rules(default=Rule())
     assert_wrong(
-        doctor.check_workers("default", crew), "no worker listens on standard", "--queues standard"
+        worker_checks.check_workers("default", workers),
+        "no worker listens on standard",
+        "--queues standard",
     )
 
 
@@ -136,17 +151,21 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {{"confirm_publish": True}}
 
 
 def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
-    assert doctor.check_schedule("default").ok
+    assert settings_checks.check_schedule("default").ok
     run("schedule")
-    assert doctor.check_schedule("default") == Check("schedule", True, "in django-celery-beat")
+    assert settings_checks.check_schedule("default") == Check(
+        "schedule", True, "in django-celery-beat"
+    )
     celery(beat_schedule=beat_schedule())
     assert_wrong(
-        doctor.check_schedule("default"),
+        settings_checks.check_schedule("default"),
         "CELERY_BEAT_SCHEDULE: callqueue.dispenser",
         "callqueue_schedule --remove",
     )
     run("schedule", "--remove")
-    assert doctor.check_schedule("default") == Check("schedule", True, "in CELERY_BEAT_SCHEDULE")
+    assert settings_checks.check_schedule("default") == Check(
+        "schedule", True, "in CELERY_BEAT_SCHEDULE"
+    )
 
 
 def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[..., None]) -> None:
@@ -155,21 +174,21 @@ def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[.
         beat_schedule=beat_schedule(),
         beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler",
     )
-    assert doctor.check_schedule("default").ok
+    assert settings_checks.check_schedule("default").ok
 
 
 def test_a_broker_that_may_drop_messages_is_told(celery: Callable[..., None]) -> None:
     celery(broker_url="amqp://guest@127.0.0.1:1//", broker_transport_options={})
-    assert_wrong(doctor.check_confirms(), "may drop a message", '{"confirm_publish": True}')
+    assert_wrong(broker_checks.check_confirms(), "may drop a message", '{"confirm_publish": True}')
     celery(broker_transport_options={"confirm_publish": True})
-    assert doctor.check_confirms().ok
+    assert broker_checks.check_confirms().ok
     celery(broker_url="redis://127.0.0.1:1", broker_transport_options={})
-    assert doctor.check_confirms().ok
+    assert broker_checks.check_confirms().ok
 
 
 def test_a_broker_that_is_away_is_told_within_seconds(celery: Callable[..., None]) -> None:
     celery(broker_url="amqp://guest@127.0.0.1:1//")
-    assert_wrong(doctor.check_broker(), "refused", "start the broker")
+    assert_wrong(broker_checks.check_broker(), "refused", "start the broker")
 
 
 def test_redis_must_not_repeat_what_is_still_at_work(
@@ -177,51 +196,53 @@ def test_redis_must_not_repeat_what_is_still_at_work(
 ) -> None:
     celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
     assert_wrong(
-        doctor.check_visibility(),
+        broker_checks.check_visibility(),
         "again after 100 s, and an attempt may take 390 s",
         '"visibility_timeout": 450',
     )
     celery(broker_transport_options={"visibility_timeout": 450})
-    assert doctor.check_visibility().ok
+    assert broker_checks.check_visibility().ok
 
 
 def test_clocks_that_disagree_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.check_clock("default").ok
+    assert database_checks.check_clock("default").ok
     monkeypatch.setattr(database, "clock", lambda using: timezone.now() + timedelta(seconds=30))
-    assert_wrong(doctor.check_clock("default"), "30.0 s ahead of this host's", "NTP")
+    assert_wrong(database_checks.check_clock("default"), "30.0 s ahead of this host's", "NTP")
 
 
 def test_what_nobody_recovers_is_told() -> None:
     send("r")
     release()
-    assert doctor.check_stuck("default").ok
+    assert database_checks.check_stuck("default").ok
     CallAttempt.objects.update(lease_until=timezone.now() - timedelta(minutes=5))
-    assert_wrong(doctor.check_stuck("default"), "1 attempts", "recovers at once")
+    assert_wrong(database_checks.check_stuck("default"), "1 attempts", "recovers at once")
 
 
 def test_calls_under_a_rule_that_is_gone_are_told(rules: Rules) -> None:
     send("r")
-    assert doctor.check_rules("default").ok
+    assert database_checks.check_rules("default").ok
     rules(other=Rule())
-    assert_wrong(doctor.check_rules("default"), "'r'", "put the rule back")
+    assert_wrong(database_checks.check_rules("default"), "'r'", "put the rule back")
 
 
 def test_dead_rows_are_told_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (10, 1000)}
     )
-    assert doctor.check_bloat("default").ok
+    assert database_checks.check_bloat("default").ok
     monkeypatch.setattr(
         database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (900_000, 1000)}
     )
     assert_wrong(
-        doctor.check_bloat("default"), "900000 dead rows beside 1000", "callqueue_cleanup --vacuum"
+        database_checks.check_bloat("default"),
+        "900000 dead rows beside 1000",
+        "callqueue_cleanup --vacuum",
     )
 
 
 def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "is_standby", lambda using: True)
-    assert_wrong(doctor.check_database("default"), "standby", "primary")
+    assert_wrong(database_checks.check_database("default"), "standby", "primary")
 
 
 def at_hand(pk: int, queue: str = "egress", **kwargs: str) -> dict[str, Any]:
@@ -257,18 +278,18 @@ def test_what_others_on_the_same_broker_have_at_hand_is_none_of_ours(
         def reserved(self) -> Any:
             return {"w@ours": []}
 
-    monkeypatch.setattr(doctor._celery().control, "inspect", Inspect)
-    assert doctor.Crew.asked("default").attempt_ids == [1]
-    assert doctor.Crew.asked("archive").attempt_ids == [3]
+    monkeypatch.setattr(broker_checks.celery_app().control, "inspect", Inspect)
+    assert Workers.asked("default").attempt_ids == [1]
+    assert Workers.asked("archive").attempt_ids == [3]
 
 
 def test_a_ledger_that_was_put_back_in_time_is_told() -> None:
     send("r")
     release()
     known = CallAttempt.objects.get().pk
-    assert doctor.check_ledger("default", Crew({}, [known])).ok
+    assert worker_checks.check_ledger("default", Workers({}, [known])).ok
     assert_wrong(
-        doctor.check_ledger("default", Crew({}, [known, known + 7])),
+        worker_checks.check_ledger("default", Workers({}, [known, known + 7])),
         "1 attempts at hand",
         "callqueue_pause",
     )
@@ -279,14 +300,18 @@ def test_a_ledger_from_the_future_is_told() -> None:
     release()
     CallAttempt.objects.update(released_at=timezone.now() + timedelta(minutes=5))
     DispenserState.objects.update(seen_at=timezone.now() + timedelta(minutes=5))
-    assert_wrong(doctor.check_ledger("default", NOBODY), "in the future", "one full window")
+    assert_wrong(worker_checks.check_ledger("default", NOBODY), "in the future", "one full window")
 
 
 def test_attempts_are_read_from_what_workers_say_of_their_tasks() -> None:
     for args, found in (([[1, 2]], [1, 2]), ([3], [3]), ([], [])):
-        assert doctor._attempts_of({**at_hand(0), "args": args}, "default", {"egress"}) == found
+        assert (
+            worker_checks._attempts_of({**at_hand(0), "args": args}, "default", {"egress"}) == found
+        )
     assert (
-        doctor._attempts_of({"name": "callqueue.dispenser", "args": [[1]]}, "default", {"egress"})
+        worker_checks._attempts_of(
+            {"name": "callqueue.dispenser", "args": [[1]]}, "default", {"egress"}
+        )
         == []
     )
 
@@ -300,7 +325,7 @@ def test_missing_migrations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "applied_migrations",
         lambda self: {node: row for node, row in whole(self).items() if node[0] != "callqueue"},
     )
-    assert_wrong(doctor.check_migrations("default"), "0001_initial", "migrate callqueue")
+    assert_wrong(database_checks.check_migrations("default"), "0001_initial", "migrate callqueue")
 
 
 def test_a_check_that_fails_is_a_finding_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
