@@ -15,7 +15,7 @@ from django.utils import timezone
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, events, states
 from callqueue.limits.simulation import DELIVERY, NOTICE
 from callqueue.models import CallAttempt
-from callqueue.operations import audit, control
+from callqueue.operations import audited_attempts, control
 from tests.db.commands import run
 
 Rules = Callable[..., None]
@@ -144,7 +144,7 @@ def test_the_worst_key_is_the_one_reported(rules: Rules) -> None:
 def test_pages_are_read_without_missing_or_doubling_any(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "PAGE", 7)
+    monkeypatch.setattr(audited_attempts, "PAGE", 7)
     rules(r=Rule(limits=[SlidingWindow("50/s")]), other=Rule(limits=[SlidingWindow("50/s")]))
     paced(40, 0.01)
     paced(10, 0.01, rule="other")
