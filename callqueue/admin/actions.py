@@ -8,7 +8,6 @@ in a state from which it may not, or changed meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from callqueue import database, states
+from callqueue.database.batches import in_batches
 from callqueue.models import CallQueue
 
 BATCH = 500
@@ -66,7 +66,7 @@ def _each_batch(
 ) -> Acted:
     done, began = Acted(), time.monotonic()
     every = CallQueue.objects.using(calls.db)
-    for pks in _batches(calls):
+    for pks in in_batches(calls, BATCH):
         if time.monotonic() - began > LONGEST:
             done.is_unfinished = True
             break
@@ -110,12 +110,3 @@ def _log(
         LogEntry.objects.log_actions(
             user_id, same, CHANGE, _("%(done)s; it was %(status)s.") % {"done": word, "status": was}
         )
-
-
-def _batches(calls: QuerySet[CallQueue]) -> Iterator[list[int]]:
-    last = 0
-    while pks := list(
-        calls.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]
-    ):
-        yield pks
-        last = pks[-1]

@@ -16,6 +16,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, states, tables
+from callqueue.database.batches import in_batches
 from callqueue.sending import validation
 
 BATCH = 500
@@ -77,26 +78,16 @@ def statuses_of(
 def _each_batch(
     using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None
 ) -> int:
-    picked = database.persist(using, lambda: _picked(using, pick), during="bulk")
-    total = (
-        database.persist(using, lambda: int(picked.count()), during="bulk") if progress else None
-    )
-    changed = seen = last = 0
-    while True:
-        ids, count = database.persist(
-            using, partial(_next_batch, using, picked.filter(pk__gt=last), act), during="bulk"
-        )
-        if not ids:
-            return changed
-        changed, seen, last = changed + count, seen + len(ids), ids[-1]
+    persist = partial(database.persist, using, during="bulk")
+    picked = persist(lambda: _picked(using, pick))
+    total = persist(lambda: int(picked.count())) if progress else None
+    changed = seen = 0
+    for pks in in_batches(picked, BATCH, read=persist):
+        changed += persist(partial(act, tables.calls(using).filter(pk__in=pks)))
+        seen += len(pks)
         if progress:
             progress(seen, total)
-
-
-def _next_batch(using: str, picked: Any, act: Callable[[Any], int]) -> tuple[list[int], int]:
-    """Act on the next calls; their ids, and how many of them changed."""
-    ids = list(picked.order_by("pk").values_list("pk", flat=True)[:BATCH])
-    return ids, act(tables.calls(using).filter(pk__in=ids)) if ids else 0
+    return changed
 
 
 def _picked(using: str, pick: Pick) -> Any:
