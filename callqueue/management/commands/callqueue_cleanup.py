@@ -56,7 +56,7 @@ class Command(CallQueueCommand):
         recovered = 0 if options["dry_run"] else self._recover(using, wanted)
         if options["vacuum_full"]:
             self.say(LOCKS)
-        with progress(_label(options), wanted=wanted) as bar:
+        with progress(_label(options), wanted=wanted) as update:
             cleaned = cleanup.clean(
                 using,
                 older_than=older_than,
@@ -64,7 +64,7 @@ class Command(CallQueueCommand):
                 dry_run=options["dry_run"],
                 vacuum=options["vacuum"],
                 vacuum_full=options["vacuum_full"],
-                progress=bar.update if wanted and self._has_terminal() else None,
+                progress=update,
             )
         if options["dry_run"]:
             self.say(f"would delete {_counts(cleaned)}; nothing was changed")
@@ -74,19 +74,15 @@ class Command(CallQueueCommand):
             )
 
     def _recover(self, using: str, wanted: bool) -> int:
-        with progress("recovering", wanted=wanted) as bar:
+        with progress("recovering", wanted=wanted) as update:
             total = 0
             while count := database.persist(
                 using, lambda: recovery.recover(using), during="recovery"
             ):
                 total += count
-                bar.update(total)
+                if update:
+                    update(total)
         return total
-
-    def _has_terminal(self) -> bool:
-        import sys
-
-        return sys.stderr.isatty()
 
 
 def _label(options: dict[str, Any]) -> str:

@@ -42,7 +42,7 @@ class Command(CallQueueCommand):
         )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        with _opened(options["file"]) as source, progress("sending") as bar:
+        with _opened(options["file"]) as source, progress("sending") as update:
             fed = importer.send_file(
                 source,
                 using=using,
@@ -50,7 +50,7 @@ class Command(CallQueueCommand):
                 skip_bad=options["skip_bad"],
                 names_secrets=bool(options["secrets"]),
                 refused=lambda number, why: self.stderr.write(printable(f"line {number}: {why}")),
-                progress=bar.update,
+                progress=update,
             )
         if fed.refused and not options["skip_bad"]:
             raise problem(
