@@ -7,7 +7,6 @@ into the log.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
@@ -30,7 +29,7 @@ from django.views.decorators.csrf import csrf_protect
 
 from callqueue import states
 from callqueue.admin import actions as acting
-from callqueue.admin import call_page, dashboard, edit_call, formatting, simulate_page
+from callqueue.admin import call_page, dashboard, edit_call, simulate_page
 from callqueue.admin.changelist import (
     BoundedPaginator,
     CallList,
@@ -43,6 +42,7 @@ from callqueue.admin.changelist import (
 from callqueue.admin.readonly import may_see_holds
 from callqueue.exceptions import CallQueueError, IllegalTransition
 from callqueue.models import CallQueue
+from callqueue.operations import formatting
 from callqueue.security.redaction import redact_text
 
 ASKED = (
@@ -146,7 +146,8 @@ class CallQueueAdmin(OwnAdmin):
     def due(self, call: CallQueue) -> str:
         if call.status not in states.WAITING:
             return ""
-        return format_html('<span class="cq-time">{}</span>', _ago_or_in(call.due_at_dt))
+        seconds = (call.due_at_dt - timezone.now()).total_seconds()
+        return format_html('<span class="cq-time">{}</span>', formatting.from_now(seconds))
 
     @admin.display(description=gettext_lazy("age"), ordering="created_dt")
     def age(self, call: CallQueue) -> str:
@@ -502,12 +503,3 @@ def _user_id(request: HttpRequest) -> int:
 
 def _page_of(call: CallQueue) -> str:
     return reverse("admin:callqueue_callqueue_change", args=[call.pk])
-
-
-def _ago_or_in(instant: datetime) -> str:
-    seconds = (instant - timezone.now()).total_seconds()
-    return (
-        _("in %s") % formatting.duration(seconds)
-        if seconds > 0
-        else _("%s ago") % formatting.duration(-seconds)
-    )

@@ -25,7 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf
-from callqueue.admin import formatting, plots
+from callqueue.admin import plots
 from callqueue.admin.readonly import may_see_holds
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
@@ -33,7 +33,7 @@ from callqueue.ledger import agreement
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import SECOND
 from callqueue.models import CallQueue, RuleState
-from callqueue.operations import control, status_report, throughput, usage_history
+from callqueue.operations import control, formatting, status_report, throughput, usage_history
 from callqueue.operations.limit_usage import KeyOverview, LimitOverview
 from callqueue.operations.status_report import RuleOverview
 

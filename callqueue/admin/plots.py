@@ -14,7 +14,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from callqueue.admin.formatting import count
+from callqueue.operations.formatting import count
 
 WIDTH, HEIGHT = 360, 56
 GAUGE = 120

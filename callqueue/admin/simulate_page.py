@@ -16,10 +16,11 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
 from callqueue import conf, database
-from callqueue.admin import formatting, plots
+from callqueue.admin import plots
 from callqueue.ledger import agreement
 from callqueue.limits.simulation import Simulated, simulate
 from callqueue.models import CallQueue
+from callqueue.operations import formatting
 from callqueue.operations import latency as pacing
 
 # calls times limits that one request follows: a tenth of a second or so, whatever is asked

@@ -1135,7 +1135,7 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
     operator = log_in("view_callqueue", "control_rule")
     limit = {"do": "limit", "rule": "pay", "limit": "pay#0"}
     asked = operator.post(reverse(DASHBOARD), {**limit, "rate": "1000/h"})
-    assert (asked.context["drain_before"], asked.context["drain_after"]) == ("2 h", "0 s")
+    assert (asked.context["drain_before"], asked.context["drain_after"]) == ("2 hours", "0 seconds")
     assert not RuleState.objects.exclude(rates={}).exists()
     assert "changed to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
     (row, *_) = operator.get(reverse(DASHBOARD)).context["rows"]
@@ -1178,7 +1178,7 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("rule=pay&calls=250&latency=0.2&keys=1", "2 h"),
+        ("rule=pay&calls=250&latency=0.2&keys=1", "2 hours"),
         ("rule=pay&calls=50&latency=0.2&keys=1", "none"),
         ("rule=pay", "Work it out"),
         ("rule=pay&calls=0&latency=0.2&keys=1", "greater than or equal to 1"),
