@@ -20,6 +20,8 @@ from callqueue import database, states
 from callqueue.database.batches import in_batches
 from callqueue.models import CallQueue
 
+# may have been made already: requeueing them is asked about first
+ASKED = (states.UNKNOWN, states.DONE)
 BATCH = 500
 LOGGED = 1000  # calls that get a log entry each; of more there is one for each batch
 # seconds after which the rest is left for another time: a web server would end the request
@@ -49,11 +51,6 @@ def cancel(user_id: int, calls: QuerySet[CallQueue]) -> Acted:
     return _each_batch(
         user_id, calls, legal, lambda rows: rows.cancel(), _("Cancelled"), states.CANCELLED
     )
-
-
-def log_call(user_id: int, call: CallQueue, what: str) -> None:
-    """Write into the admin's log what was done to a call."""
-    LogEntry.objects.log_actions(user_id, [call], CHANGE, what, single_object=True)
 
 
 def _each_batch(

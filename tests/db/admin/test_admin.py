@@ -20,7 +20,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.admin import actions, call_page, changelist
+from callqueue.admin import actions, call_actions, call_page, changelist
 from callqueue.ledger import clock_jumps
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.security.secrets import Secret
@@ -594,9 +594,7 @@ def test_a_superuser_deletes_calls_and_their_attempts_stay_for_the_ledger(
 def test_more_calls_than_fit_on_a_page_are_not_deleted_by_form(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from callqueue.admin import calls
-
-    monkeypatch.setattr(calls, "DELETED", 2)
+    monkeypatch.setattr(call_actions, "DELETED", 2)
     sent = [send() for _ in range(3)]
     assert "callqueue_cleanup" in text_of(do(root, "delete_selected", *sent))
     assert "Are you sure" in text_of(do(root, "delete_selected", *sent[:2]))
