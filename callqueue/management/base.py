@@ -133,4 +133,7 @@ def _what_ails(using: str, error: Exception) -> str:
         connection.ensure_connection()
     except Exception as reason:
         return f"the database is away: {in_one_line(reason)}"
-    return f"the database refused: {in_one_line(error)} (are all migrations applied? see callqueue_doctor)"
+    return (
+        "the database refused: "
+        f"{in_one_line(error)} (are all migrations applied? see callqueue_doctor)"
+    )

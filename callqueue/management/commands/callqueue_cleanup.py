@@ -12,7 +12,8 @@ from callqueue.management.base import CallQueueCommand, duration, wrong_use
 from callqueue.management.progress import progress
 
 LOCKS = (
-    "--vacuum-full rewrites the tables of calls and attempts, and locks each against all reading and writing meanwhile: "
+    "--vacuum-full rewrites the tables of calls and attempts, "
+    "and locks each against all reading and writing meanwhile: "
     "sends, dispensers and workers wait. It needs as much free space again as the tables take."
 )
 
@@ -92,7 +93,10 @@ def _label(options: dict[str, Any]) -> str:
 
 
 def _counts(cleaned: cleanup.Cleaned) -> str:
-    return f"{cleaned.calls} calls, {cleaned.attempts} attempts of calls that are gone, {cleaned.holds} ended holds"
+    return (
+        f"{cleaned.calls} calls, {cleaned.attempts} attempts of calls that are gone, "
+        f"{cleaned.holds} ended holds"
+    )
 
 
 def _reclaimed(options: dict[str, Any]) -> str:

@@ -11,7 +11,10 @@ from callqueue.management.base import CallQueueCommand, problem, wrong_use
 
 
 class Command(CallQueueCommand):
-    help = "Write callqueue's periodic tasks into django-celery-beat; running it again changes nothing that is right already."
+    help = (
+        "Write callqueue's periodic tasks into django-celery-beat; "
+        "running it again changes nothing that is right already."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -31,7 +34,8 @@ class Command(CallQueueCommand):
     def run(self, using: str, options: dict[str, Any]) -> None:
         if not apps.is_installed("django_celery_beat"):
             raise problem(
-                'django-celery-beat is not installed: pip install "django-callqueue[beat]" and add "django_celery_beat" to '
+                "django-celery-beat is not installed: "
+                'pip install "django-callqueue[beat]" and add "django_celery_beat" to '
                 "INSTALLED_APPS; or use CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()"
             )
         from callqueue import conf

@@ -19,8 +19,10 @@ from callqueue.texts import in_one_line
 
 class Command(CallQueueCommand):
     help = (
-        "Queue calls: one JSON call, or one a line, from a file or standard input. A line is call_data itself, or "
-        '{"call_data": {...}, "rule": ..., "key": ..., ...}. With a bad line nothing is sent, unless --skip-bad.'
+        "Queue calls: one JSON call, or one a line, "
+        "from a file or standard input. A line is call_data itself, or "
+        '{"call_data": {...}, "rule": ..., "key": ..., ...}. '
+        "With a bad line nothing is sent, unless --skip-bad."
     )
     is_repeatable = False  # the calls may have been sent
 
@@ -54,7 +56,8 @@ class Command(CallQueueCommand):
             )
         if fed.refused and not options["skip_bad"]:
             raise problem(
-                f"{fed.refused} of {fed.lines} lines are bad; nothing was sent (--skip-bad sends the others)"
+                f"{fed.refused} of {fed.lines} lines are bad; "
+                "nothing was sent (--skip-bad sends the others)"
             )
         discarded = f", {fed.discarded} discarded by the router" if fed.discarded else ""
         self.say(f"sent {fed.sent} calls{discarded}")

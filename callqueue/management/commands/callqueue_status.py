@@ -22,7 +22,10 @@ HEADING = ("rule", "waiting", "in flight", "a second", "oldest due", "drained", 
 
 
 class Command(CallQueueCommand):
-    help = "Say per rule what waits, what is in flight, what is used and free of every limit, holds, and the drain time."
+    help = (
+        "Say per rule what waits, what is in flight, "
+        "what is used and free of every limit, holds, and the drain time."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
