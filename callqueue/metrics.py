@@ -9,14 +9,14 @@ secret.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse
 
-if TYPE_CHECKING:
-    from callqueue.operations.status_report import RuleOverview
+from callqueue.operations import dispensers, status_report
+from callqueue.operations.status_report import RuleOverview
 
 # name: what it says, and what gives its value for a rule (None: there is none)
 _OF_RULES: dict[str, tuple[str, Any]] = {
@@ -64,11 +64,8 @@ class CallQueueCollector:
 
     def collect(self) -> Iterator[Any]:
         """The metrics as of now."""
-        from callqueue.operations import dispensers
-        from callqueue.operations.status_report import look
-
         try:
-            rules = look(self.using)
+            rules = status_report.look(self.using)
             silent = dispensers.silence(self.using)
         except (DatabaseError, InterfaceError):
             yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 0)])

@@ -91,6 +91,19 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [] if made is None else made.expected_parameters()
 
 
+class CallPermissions(OwnAdmin):
+    """Who may do what to a call, each by a permission of its own."""
+
+    def has_requeue_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "requeue_call")
+
+    def has_edit_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "edit_call")
+
+    def has_cancel_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "cancel_call")
+
+
 def may(request: HttpRequest, permission: str) -> bool:
     """Whether the user has this permission of the app."""
     return bool(request.user.has_perm(f"callqueue.{permission}"))

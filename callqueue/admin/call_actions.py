@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import states
 from callqueue.admin import actions
-from callqueue.admin.base import OwnAdmin, may, user_id
+from callqueue.admin.base import CallPermissions, user_id
 from callqueue.models import CallQueue
 from callqueue.operations import formatting
 
@@ -24,17 +24,8 @@ COUNTED = 10_000  # calls of a status that are counted before they are asked abo
 LEGAL = (*states.REQUEUABLE, states.DONE)
 
 
-class CallActions(OwnAdmin):
+class CallActions(CallPermissions):
     """The actions of the list of calls."""
-
-    def has_requeue_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "requeue_call")
-
-    def has_edit_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "edit_call")
-
-    def has_cancel_call_permission(self, request: HttpRequest) -> bool:
-        return may(request, "cancel_call")
 
     @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
     def requeue_calls(

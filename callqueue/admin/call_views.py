@@ -23,7 +23,7 @@ from django.views.decorators.http import require_POST
 from callqueue import states
 from callqueue.admin import call_page, edit_call
 from callqueue.admin.actions import ASKED
-from callqueue.admin.base import OwnAdmin, View, for_viewers, log_change, may, user_id
+from callqueue.admin.base import CallPermissions, View, for_viewers, log_change, user_id
 from callqueue.admin.readonly import may_see_holds
 from callqueue.exceptions import CallQueueError, IllegalTransition
 from callqueue.models import CallQueue
@@ -53,7 +53,7 @@ def of_call(view: View) -> View:
     return found
 
 
-class CallViews(OwnAdmin):
+class CallViews(CallPermissions):
     """The pages of one call."""
 
     @of_call
@@ -82,9 +82,10 @@ class CallViews(OwnAdmin):
             "original": call,
             "has_view_permission": True,
             "is_asked": call.status in ASKED,
-            "can_requeue": may(request, "requeue_call") and call.status in requeuable,
-            "can_edit": may(request, "edit_call") and call.status in edit_call.EDITABLE,
-            "can_cancel": may(request, "cancel_call") and call.status in cancellable,
+            "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
+            "can_edit": self.has_edit_call_permission(request)
+            and call.status in edit_call.EDITABLE,
+            "can_cancel": self.has_cancel_call_permission(request) and call.status in cancellable,
             "can_delete": self.has_delete_permission(request, call),
         }
 
@@ -101,19 +102,19 @@ class CallViews(OwnAdmin):
     @of_call
     def requeue_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
         """POST: requeue one call; one that may have been made already needs "again"."""
-        return self._act(request, call, "requeue_call", _requeue)
+        return self._act(request, call, self.has_requeue_call_permission(request), _requeue)
 
     @method_decorator(csrf_protect)
     @method_decorator(require_POST)
     @of_call
     def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
         """POST: cancel one call."""
-        return self._act(request, call, "cancel_call", _cancel)
+        return self._act(request, call, self.has_cancel_call_permission(request), _cancel)
 
     def _act(
-        self, request: HttpRequest, call: CallQueue, permission: str, act: Act
+        self, request: HttpRequest, call: CallQueue, is_allowed: bool, act: Act
     ) -> HttpResponse:
-        if not may(request, permission):
+        if not is_allowed:
             raise PermissionDenied
         try:
             what = act(request, call)
@@ -129,7 +130,7 @@ class CallViews(OwnAdmin):
     @of_call
     def edit_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
         """Change a call's request and requeue it."""
-        if not may(request, "edit_call"):
+        if not self.has_edit_call_permission(request):
             raise PermissionDenied
         if call.status not in edit_call.EDITABLE:
             why = _("Call %(number)d is %(status)s and cannot be edited.")

@@ -20,7 +20,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf
+from callqueue import conf, texts
 from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
@@ -121,7 +121,7 @@ def _limit_of(rule: str, budget_id: str) -> tuple[RuleOverview, LimitOverview]:
     found = {limit.id: limit for limit in before.limits}
     if budget_id not in found:
         why = _("rule %(rule)r has no limit %(limit)r") % {"rule": rule, "limit": budget_id}
-        raise InvalidCall("limit", f"{why}{conf.suggest(budget_id, found)}")
+        raise InvalidCall("limit", f"{why}{texts.suggest(budget_id, found)}")
     return before, found[budget_id]
 
 

@@ -14,10 +14,11 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils.module_loading import import_string
 
-from callqueue import conf, database, tables
+from callqueue import conf, database, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.integrations.registered_tasks import registered
 from callqueue.integrations.task_results import error_of, put, result_of, told_of
@@ -131,8 +132,6 @@ class QueuedBackend:
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
-        from django.apps import apps
-
         place = f"TASKS[{self.alias!r}]"
         if not apps.is_installed("callqueue"):
             return [Error(f"{place}: 'callqueue' is not in INSTALLED_APPS", id="callqueue.E005")]
@@ -146,7 +145,7 @@ class QueuedBackend:
         known = conf.current().rules
         return [
             Error(
-                f"{place}: {where}: there is no rule {rule!r}{conf.suggest(str(rule), known)}",
+                f"{place}: {where}: there is no rule {rule!r}{texts.suggest(str(rule), known)}",
                 id="callqueue.E005",
             )
             for where, rule in named.items()

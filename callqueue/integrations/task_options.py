@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.abstract import CallableSignature
 from django.utils import timezone
 
-from callqueue import conf
+from callqueue import texts
 from callqueue.exceptions import InvalidCall
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def refuse(task: QueuedTask, options: Mapping[str, Any]) -> None:
                 continue
             why = "is 'json' for every call: arguments are stored as JSON"
             raise InvalidCall("serializer", why)
-        nearest = conf.suggest(name, sorted(KNOWN - OF_THE_BROKER))
+        nearest = texts.suggest(name, sorted(KNOWN - OF_THE_BROKER))
         raise InvalidCall(name, ELSEWHERE.get(name) or f"is no option of a QueuedTask{nearest}")
     everywhere = task._get_app().conf
     for name in ("queue", "routing_key", "exchange", "time_limit", "soft_time_limit", "rate_limit"):

@@ -17,6 +17,7 @@ from kombu.exceptions import OperationalError as BrokerError
 from callqueue import database
 from callqueue.exceptions import CallQueueError
 from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.models import CallQueue
 from callqueue.security.redaction import printable
 from callqueue.texts import in_one_line
 
@@ -114,8 +115,6 @@ def key_of(text: str | None) -> Any:
 
 
 def _database(alias: str | None) -> str:
-    from callqueue.models import CallQueue
-
     if alias is None:
         return str(CallQueue.objects.db_for_write)
     if alias not in connections:

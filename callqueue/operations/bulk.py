@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
-from callqueue import conf, database, states, tables
+from callqueue import conf, database, states, tables, texts
 from callqueue.database.batches import in_batches
 from callqueue.sending import validation
 
@@ -69,7 +69,7 @@ def statuses_of(
     allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
     for name in names:
         if name not in conf.STATUS_NAMES:
-            raise ValueError(f"there is no status {name!r}{conf.suggest(name, allowed)}")
+            raise ValueError(f"there is no status {name!r}{texts.suggest(name, allowed)}")
         if name not in allowed:
             raise ValueError(f"{name!r} is none that this acts on; there are {', '.join(allowed)}")
     return tuple(dict.fromkeys(allowed[name] for name in names))

@@ -7,7 +7,10 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import CommandParser
 
+from callqueue import conf
+from callqueue.integrations.beat_schedule import beat_schedule
 from callqueue.management.base import CallQueueCommand, problem, wrong_use
+from callqueue.operations import periodic
 
 
 class Command(CallQueueCommand):
@@ -38,10 +41,6 @@ class Command(CallQueueCommand):
                 'pip install "django-callqueue[beat]" and add "django_celery_beat" to '
                 "INSTALLED_APPS; or use CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()"
             )
-        from callqueue import conf
-        from callqueue.integrations.beat_schedule import beat_schedule
-        from callqueue.operations import periodic
-
         interval = conf.current().interval if options["interval"] is None else options["interval"]
         if not 0.05 <= interval <= 86400:
             raise wrong_use("--interval: is from 0.05 to 86400 seconds")

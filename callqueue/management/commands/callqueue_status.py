@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from callqueue.management.base import CallQueueCommand, wrong_use
 from callqueue.management.table import table
+from callqueue.models import CallQueue
 from callqueue.operations import formatting
 from callqueue.operations.status_report import overview
 from callqueue.security.redaction import printable
@@ -66,8 +67,6 @@ class Command(CallQueueCommand):
             self.say(line)
 
     def _forecast(self, using: str, pk: int, as_json: bool) -> None:
-        from callqueue.models import CallQueue
-
         call = CallQueue.objects.using(using).filter(pk=pk).first()
         if call is None:
             raise wrong_use(f"--call: there is no call {pk}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from django.apps import apps
 
 from callqueue import conf
+from callqueue.operations import periodic
 from callqueue.operations.doctor.broker_checks import celery_app
 from callqueue.operations.doctor.check import Check, well, wrong
 
@@ -53,8 +54,6 @@ def check_schedule(using: str) -> Check:
 def _scheduled_rows() -> list[str]:
     if not apps.is_installed("django_celery_beat"):
         return []
-    from callqueue.operations import periodic
-
     return periodic.enabled("callqueue.dispenser")
 
 
