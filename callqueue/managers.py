@@ -7,7 +7,7 @@ the order that locks.py gives for all, so that no two of these can deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from django.db.models import Case, F, Value, When
 from django.utils.translation import gettext as _
 
 from callqueue import conf, database, events, states, tables, transitions
+from callqueue.database.batches import in_batches
 from callqueue.exceptions import IllegalTransition
 from callqueue.ledger import tallies
 
@@ -79,12 +80,13 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         `again=True`.
         """
         legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
-        return sum(_requeue(self.db, pks, legal) for pks in _batches(self.filter(status__in=legal)))
+        requeuable = self.filter(status__in=legal)
+        return sum(_requeue(self.db, pks, legal) for pks in in_batches(requeuable, BATCH))
 
     def cancel(self) -> int:
         """End these calls, those that no worker has begun; the count of them."""
         cancellable = self.filter(status__in=(*states.CANCELLABLE, states.DISPATCHED))
-        return sum(_cancel(self.db, pks) for pks in _batches(cancellable))
+        return sum(_cancel(self.db, pks) for pks in in_batches(cancellable, BATCH))
 
     requeue.alters_data = True  # type: ignore[attr-defined]
     cancel.alters_data = True  # type: ignore[attr-defined]
@@ -356,17 +358,3 @@ def _made_cancelled(using: str, pks: list[int]) -> list[int]:
         gone += [call for _, call, number in unbegun if last[call] == number]
         tables.calls(using).filter(pk__in=gone).update(**transitions.ended(states.CANCELLED))
     return sorted(gone)
-
-
-def _batches(rows: models.QuerySet[Any]) -> Iterator[list[int]]:
-    """The primary keys of `rows`, BATCH at a time, read as they are needed, so that no statement
-    grows with the table.
-    """
-    if rows.query.is_sliced:
-        pks = sorted(rows.values_list("pk", flat=True))
-        yield from (pks[i : i + BATCH] for i in range(0, len(pks), BATCH))
-        return
-    last = 0
-    while pks := list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]):
-        yield pks
-        last = pks[-1]

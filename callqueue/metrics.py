@@ -9,16 +9,14 @@ secret.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse
 
-from callqueue import tables
-
-if TYPE_CHECKING:
-    from callqueue.operations.status_report import RuleOverview
+from callqueue.operations import dispensers, status_report
+from callqueue.operations.status_report import RuleOverview
 
 # name: what it says, and what gives its value for a rule (None: there is none)
 _OF_RULES: dict[str, tuple[str, Any]] = {
@@ -66,11 +64,9 @@ class CallQueueCollector:
 
     def collect(self) -> Iterator[Any]:
         """The metrics as of now."""
-        from callqueue.operations.status_report import look
-
         try:
-            rules = look(self.using)
-            silent = _silence(self.using)
+            rules = status_report.look(self.using)
+            silent = dispensers.silence(self.using)
         except (DatabaseError, InterfaceError):
             yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 0)])
             return
@@ -79,7 +75,9 @@ class CallQueueCollector:
         yield from _of_limits(rules)
         if silent is not None:
             text = "Since the last sign of life of any dispenser"
-            yield _gauge("callqueue_dispenser_silent_seconds", text, [], [([], silent)])
+            yield _gauge(
+                "callqueue_dispenser_silent_seconds", text, [], [([], silent.total_seconds())]
+            )
 
 
 def register(registry: Any = None, using: str = "default") -> CallQueueCollector:
@@ -131,16 +129,6 @@ def _gauge(name: str, text: str, labels: list[str], samples: list[tuple[list[str
     for values, value in samples:
         family.add_metric(values, value)
     return family
-
-
-def _silence(using: str) -> float | None:
-    """Seconds since the last sign of life of any dispenser; None where there has been none."""
-    from callqueue import database
-
-    seen_at = (
-        tables.dispensers(using).order_by("-seen_at").values_list("seen_at", flat=True).first()
-    )
-    return None if seen_at is None else max(0.0, (database.clock(using) - seen_at).total_seconds())
 
 
 def _client() -> Any:

@@ -60,6 +60,14 @@ def worded(error: BaseException) -> str:
     return storable(f"{type(error).__name__}: {said}") if said else type(error).__name__
 
 
+def in_one_line(error: BaseException) -> str:
+    """What was raised in its own words, in one line of 300 characters at most; its type where it
+    has no words.
+    """
+    text = " ".join(str(error).split())
+    return text[:300] or type(error).__name__
+
+
 def charset(label: str | None) -> str:
     """The codec of text that a charset's label names, one of a fixed list; utf-8 for every other
     label.

@@ -2,7 +2,7 @@
 default admin site.
 
 Staff with view permissions see what those name, redacted. Acting needs `requeue_call`, `edit_call`,
-`cancel_call` or `control_rule`, goes by POST, and is logged. Every class is a `listing.OwnAdmin`,
+`cancel_call` or `control_rule`, goes by POST, and is logged. Every class is a `base.OwnAdmin`,
 which heeds no lookup but its filters' own.
 """
 

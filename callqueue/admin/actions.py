@@ -8,7 +8,6 @@ in a state from which it may not, or changed meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,11 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from callqueue import database, states
+from callqueue.database.batches import in_batches
 from callqueue.models import CallQueue
 
+# may have been made already: requeueing them is asked about first
+ASKED = (states.UNKNOWN, states.DONE)
 BATCH = 500
 LOGGED = 1000  # calls that get a log entry each; of more there is one for each batch
 # seconds after which the rest is left for another time: a web server would end the request
@@ -51,11 +53,6 @@ def cancel(user_id: int, calls: QuerySet[CallQueue]) -> Acted:
     )
 
 
-def log_call(user_id: int, call: CallQueue, what: str) -> None:
-    """Write into the admin's log what was done to a call."""
-    LogEntry.objects.log_actions(user_id, [call], CHANGE, what, single_object=True)
-
-
 def _each_batch(
     user_id: int,
     calls: QuerySet[CallQueue],
@@ -66,7 +63,7 @@ def _each_batch(
 ) -> Acted:
     done, began = Acted(), time.monotonic()
     every = CallQueue.objects.using(calls.db)
-    for pks in _batches(calls):
+    for pks in in_batches(calls, BATCH):
         if time.monotonic() - began > LONGEST:
             done.is_unfinished = True
             break
@@ -110,12 +107,3 @@ def _log(
         LogEntry.objects.log_actions(
             user_id, same, CHANGE, _("%(done)s; it was %(status)s.") % {"done": word, "status": was}
         )
-
-
-def _batches(calls: QuerySet[CallQueue]) -> Iterator[list[int]]:
-    last = 0
-    while pks := list(
-        calls.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH]
-    ):
-        yield pks
-        last = pks[-1]

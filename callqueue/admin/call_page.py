@@ -14,10 +14,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from callqueue import database, states
-from callqueue.admin import formatting
 from callqueue.admin.curl import as_curl
 from callqueue.admin.edit_call import as_text, shown
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import formatting
 from callqueue.operations.forecast import forecast
 from callqueue.security.redaction import redact_headers, redact_text
 

@@ -1,42 +1,31 @@
-"""The dashboard: where every rule stands, and pause, resume and changed limits by form.
+"""The dashboard: where every rule stands.
 
-In: a request. Out: a page, the parts of it that change, or a redirect with a message. What is done
-goes through callqueue.control and into the admin's log; nothing here counts anything itself.
+In: a request. Out: a page, or the parts of it that change. Nothing here counts anything itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from django.contrib import messages
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import router
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import reverse
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
-from callqueue import conf
-from callqueue.admin import formatting, plots
+from callqueue.admin import plots, rule_actions
+from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
+from callqueue.admin.rule_actions import using
 from callqueue.database import clock
-from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.ledger import agreement
-from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import SECOND
-from callqueue.models import CallQueue, RuleState
-from callqueue.operations import control, status_report, throughput, usage_history
-from callqueue.operations.status_report import KeyOverview, LimitOverview, RuleOverview
+from callqueue.operations import formatting, status_report, throughput, usage_history
+from callqueue.operations.limit_usage import KeyOverview, LimitOverview
+from callqueue.operations.status_report import RuleOverview
 
-PERMISSION = "callqueue.control_rule"
 KEYS = 5
 # seconds into a request after which it counts for half as long; the next look goes on from there
 COUNTING = 0.12
@@ -75,24 +64,17 @@ class Row:
     def drain(self) -> str:
         if not self.rule.waiting:
             return ""
-        return _in_words(self.rule.drain_s)
+        return rule_actions.in_words(self.rule.drain_s)
 
 
-def page(request: HttpRequest, admin: Any) -> HttpResponse:
+def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """The whole page; a POST acts first."""
     if request.method == "POST":
-        return _act(request, admin)
-    context = {
-        **admin.admin_site.each_context(request),
-        **_context(request),
-        "title": _("Dashboard"),
-        "opts": admin.opts,
-        "media": admin.media,
-    }
-    return TemplateResponse(request, "admin/callqueue/dashboard.html", context)
+        return rule_actions.act(request, admin)
+    return admin.page(request, "dashboard.html", _("Dashboard"), _context(request))
 
 
-def live(request: HttpRequest, admin: Any) -> HttpResponse:
+def live(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """The parts that change, for the script to put in their places."""
     response = TemplateResponse(request, "admin/callqueue/dashboard_live.html", _context(request))
     response["Cache-Control"] = "no-store"
@@ -100,15 +82,15 @@ def live(request: HttpRequest, admin: Any) -> HttpResponse:
 
 
 def _context(request: HttpRequest) -> dict[str, Any]:
-    using, late = _using(), time.monotonic() + COUNTING
+    alias, late = using(), time.monotonic() + COUNTING
 
     def soon(seconds: float) -> float:
         now = time.monotonic()
         return max(min(late, now + seconds), now + seconds / 2)
 
-    hour = throughput.per_minute(using, until=soon(0.03))
-    rules = status_report.look(using, keys=KEYS, until=late)
-    traces = _traces(using, [limit for rule in rules for limit in rule.limits], soon(0.02))
+    hour = throughput.per_minute(alias, until=soon(0.03))
+    rules = status_report.look(alias, keys=KEYS, until=late)
+    traces = _traces(alias, [limit for rule in rules for limit in rule.limits], soon(0.02))
     of_keys = [
         limit
         for rule in rules
@@ -116,9 +98,9 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         for limit in key.limits
         if _scope(limit) not in traces
     ]
-    traces |= _traces(using, of_keys, soon(0.01))
+    traces |= _traces(alias, of_keys, soon(0.01))
     keys = [(rule.name, key.key) for rule in rules for key in rule.keys]
-    hours = dict(zip(keys, throughput.of_keys(using, keys, until=soon(0.02)), strict=True))
+    hours = dict(zip(keys, throughput.of_keys(alias, keys, until=soon(0.02)), strict=True))
     return {
         "rows": [
             _row(
@@ -129,9 +111,9 @@ def _context(request: HttpRequest) -> dict[str, Any]:
             )
             for rule in rules
         ],
-        "now": timezone.localtime(clock(using)),
-        "may_control": request.user.has_perm(PERMISSION),
-        "disagreements": agreement.disagreements(using),
+        "now": timezone.localtime(clock(alias)),
+        "may_control": may(request, rule_actions.PERMISSION),
+        "disagreements": agreement.disagreements(alias),
         "may_see_holds": may_see_holds(request),
         "totals": {
             "waiting": formatting.count(sum(rule.waiting for rule in rules)),
@@ -178,148 +160,3 @@ def _traces(
 
 def _scope(limit: LimitOverview) -> usage_history.Scope:
     return usage_history.Scope(limit.budget, limit.value, limit.capacity, limit.used)
-
-
-# --- acting
-
-
-def _act(request: HttpRequest, admin: Any) -> HttpResponse:
-    if not request.user.has_perm(PERMISSION):
-        raise PermissionDenied
-    act = _ACTS.get(request.POST.get("do", ""))
-    if act is None:
-        messages.error(request, _("Nothing was done: there is no such action."))
-        return _back()
-    try:
-        answer = act(request, admin, request.POST.get("rule", ""))
-    except (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError) as error:
-        messages.error(request, _("Nothing was changed: %s") % error)
-        return _back()
-    if isinstance(answer, HttpResponse):
-        return answer
-    _log(request, request.POST.get("rule", ""), answer)
-    messages.success(request, f"{request.POST.get('rule', '')}: {answer}")
-    return _back()
-
-
-def _pause(request: HttpRequest, admin: Any, rule: str) -> str:
-    key, reason = request.POST.get("key", "").strip(), request.POST.get("reason", "").strip()[:500]
-    until = _until(request)
-    control.pause(
-        _using(),
-        rule,
-        key=_key(key),
-        until=until,
-        reason=reason or _("paused by %s") % request.user.get_username(),
-    )
-    end = (
-        _("until %s") % f"{timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}"
-        if until
-        else _("until it is resumed")
-    )
-    said = _("Paused key %(key)s %(end)s") if key else _("Paused %(end)s")
-    return said % {"key": repr(key), "end": end} + (f": {reason}" if reason else "") + "."
-
-
-def _resume(request: HttpRequest, admin: Any, rule: str) -> str:
-    key = request.POST.get("key", "").strip()
-    count = control.resume(_using(), rule, key=_key(key))
-    ended = ngettext("%d hold ended", "%d holds ended", count) % count
-    said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
-    return said % {"key": repr(key), "ended": ended}
-
-
-def _change(request: HttpRequest, admin: Any, rule: str) -> HttpResponse | str:
-    """Says first what it would do to the drain time; does it once that was confirmed."""
-    budget_id, text = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
-    rate = text or None
-    if "confirm" in request.POST:
-        control.change_limit(_using(), rule, budget_id, rate)
-        said = (
-            _("Limit %(limit)s changed to %(rate)s.")
-            if rate
-            else _("Limit %(limit)s is as the settings say.")
-        )
-        return said % {"limit": budget_id, "rate": rate}
-    conf.current().rule(rule)
-    (before,) = status_report.look(_using(), only=rule)
-    found = {limit.id: limit for limit in before.limits}
-    if budget_id not in found:
-        why = _("rule %(rule)r has no limit %(limit)r") % {"rule": rule, "limit": budget_id}
-        raise InvalidCall("limit", f"{why}{conf.suggest(budget_id, found)}")
-    limit = found[budget_id]
-    wanted = rate or limit.configured
-    _check_rate(rule, budget_id, wanted)
-    after = status_report.drain_with(_using(), rule, {budget_id: wanted})
-    context = {
-        **admin.admin_site.each_context(request),
-        "title": _("Change a limit of %s?") % rule,
-        "opts": admin.opts,
-        "media": admin.media,
-        "rule": before,
-        "limit": limit,
-        "rate": text,
-        "wanted": wanted,
-        "others": [name for name in limit.rules if name != rule],
-        "drain_before": _in_words(before.drain_s),
-        "drain_after": _in_words(after),
-        "is_longer": None not in (after, before.drain_s) and (after or 0) > (before.drain_s or 0),
-    }
-    return TemplateResponse(request, "admin/callqueue/confirm_limit.html", context)
-
-
-_ACTS: dict[str, Callable[[HttpRequest, Any, str], HttpResponse | str]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "limit": _change,
-}
-
-
-def _in_words(seconds: float | None) -> str:
-    return _("nobody can say") if seconds is None else formatting.duration(seconds)
-
-
-def _check_rate(rule: str, budget_id: str, rate: str) -> None:
-    """ImproperlyConfigured where the limit cannot have such a rate."""
-    for budget in conf.current().book.budgets[rule]:
-        if budget.id == budget_id:
-            budget.limit.with_rate(rate)
-
-
-def _until(request: HttpRequest) -> datetime | None:
-    """When a pause is to end: after a duration, at an instant, or None."""
-    for_, at = request.POST.get("for", "").strip(), request.POST.get("until", "").strip()
-    if for_ and at:
-        raise InvalidCall("until", _("give either how long or until when, not both"))
-    if for_:
-        return clock(_using()) + parse_duration(for_)
-    if not at:
-        return None
-    until = parse_datetime(at)
-    if until is None:
-        raise InvalidCall("until", _("%r is not a date and time") % at)
-    if timezone.is_naive(until):
-        until = timezone.make_aware(until)
-    if until <= clock(_using()):
-        raise InvalidCall("until", _("is in the past"))
-    return until
-
-
-def _key(text: str) -> Any:
-    """A key as `send` takes it: a mapping is written as JSON."""
-    from callqueue.limits.budgets import key_parts
-
-    return dict(key_parts(text)) or text
-
-
-def _log(request: HttpRequest, rule: str, what: str) -> None:
-    user_id: Any = request.user.pk
-    LogEntry.objects.log_actions(user_id, [RuleState(rule=rule)], CHANGE, what, single_object=True)
-
-
-def _back() -> HttpResponse:
-    return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))
-
-
-def _using() -> str:
-    return router.db_for_write(CallQueue)

@@ -125,7 +125,8 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
         raise InvalidCall(
             "call_data",
             _(
-                "is another kind of call: the method, the host, a task's name and mail addresses stay; send a new call instead"
+                "is another kind of call: the method, the host, a task's name and mail addresses "
+                "stay; send a new call instead"
             ),
         )
     added = _references(laid) - _references(stored)
@@ -135,12 +136,14 @@ def _refuse_to_leak(edited: Any, laid: Any, stored: Any) -> None:
     is_hidden = _differs(shown(stored), stored) or bool(_references(stored))
     if is_hidden and _is_opaque(stored) and _differs(laid, stored):
         why = _(
-            "has values that are not shown here, and only its handler knows where they go; send a new call instead"
+            "has values that are not shown here, and only its handler knows where they go; "
+            "send a new call instead"
         )
         raise InvalidCall("call_data", why)
     if _differs(shown(laid), edited) and _differs(shown(laid), shown(edited)):
         why = _(
-            "has %s where what it stands for would be shown; replace it there, or leave its name as it was"
+            "has %s where what it stands for would be shown; "
+            "replace it there, or leave its name as it was"
         )
         raise InvalidCall("call_data", why % REDACTED)
 

@@ -14,7 +14,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from callqueue.admin.formatting import count
+from callqueue.operations.formatting import count
 
 WIDTH, HEIGHT = 360, 56
 GAUGE = 120
@@ -118,7 +118,8 @@ def trace(levels: Sequence[int | None], capacity: int, over: str) -> Trace:
     else:
         summary = (
             _(
-                "Use over the last %(over)s, as far as it is counted yet: at most %(highest)s of %(capacity)s"
+                "Use over the last %(over)s, as far as it is counted yet: "
+                "at most %(highest)s of %(capacity)s"
             )
             % words
         )
@@ -134,9 +135,9 @@ def curve(points: Sequence[tuple[float, int]]) -> Curve:
     """The curve of (seconds, calls sent so far), which both only grow."""
     seconds, calls = points[-1] if points else (0.0, 0)
     height = 2 * HEIGHT
+    wide, high = WIDTH / seconds if seconds else 0, height / max(calls, 1)
     drawn = " ".join(
-        f"{WIDTH * at / seconds if seconds else WIDTH:.1f},{height - height * sent / max(calls, 1):.1f}"
-        for at, sent in points
+        f"{at * wide if seconds else WIDTH:.1f},{height - sent * high:.1f}" for at, sent in points
     )
     summary = _("%(calls)s calls sent over %(seconds)s seconds") % {
         "calls": count(calls),
@@ -162,11 +163,13 @@ def plot(minutes: Sequence[tuple[int, int] | None], *, of_attempts: bool = False
     shown = {"done": count(done), "failed": count(failed), "most": count(top)}
     if of_attempts:
         said = _(
-            "Attempts per minute over the last hour: %(done)s succeeded and %(failed)s failed, at most %(most)s in a minute"
+            "Attempts per minute over the last hour: %(done)s succeeded and %(failed)s failed, "
+            "at most %(most)s in a minute"
         )
     else:
         said = _(
-            "Calls per minute over the last hour: %(done)s done and %(failed)s failed, at most %(most)s in a minute"
+            "Calls per minute over the last hour: %(done)s done and %(failed)s failed, "
+            "at most %(most)s in a minute"
         )
     summary = said % shown
     return Plot(

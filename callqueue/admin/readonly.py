@@ -18,7 +18,8 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from callqueue import conf
-from callqueue.admin.changelist import BoundedPaginator, OwnAdmin
+from callqueue.admin.base import OwnAdmin, may
+from callqueue.admin.changelist import BoundedPaginator
 from callqueue.ledger import agreement, clock_jumps
 from callqueue.models import CallAttempt, Hold, RuleState
 from callqueue.security.redaction import redact_headers, redact_text
@@ -28,7 +29,7 @@ def may_see_holds(request: HttpRequest) -> bool:
     """Whether to show why something is held, and which keys are. That a rule is held, whoever may
     view calls may see.
     """
-    return bool(request.user.has_perm("callqueue.view_hold"))
+    return may(request, "view_hold")
 
 
 class _ViewOnly(OwnAdmin):
@@ -100,8 +101,9 @@ class CallAttemptAdmin(_ViewOnly):
     sortable_by = ("id",)
     paginator = BoundedPaginator
     fields = (
-        "call_link", "number", "rule", "key", "queue", "cost", "released_at", "send_at", "lease_until", "started_at",
-        "sent_at", "finished_at", "outcome", "response_status", "headers", "body", "error", "worker",
+        "call_link", "number", "rule", "key", "queue", "cost",
+        "released_at", "send_at", "lease_until", "started_at", "sent_at", "finished_at",
+        "outcome", "response_status", "headers", "body", "error", "worker",
     )  # fmt: skip
     readonly_fields = fields
 

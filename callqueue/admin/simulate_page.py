@@ -12,14 +12,15 @@ from typing import Any
 from django import forms
 from django.db import router
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
 from callqueue import conf, database
-from callqueue.admin import formatting, plots
+from callqueue.admin import plots
+from callqueue.admin.base import OwnAdmin
 from callqueue.ledger import agreement
 from callqueue.limits.simulation import Simulated, simulate
 from callqueue.models import CallQueue
+from callqueue.operations import formatting
 from callqueue.operations import latency as pacing
 
 # calls times limits that one request follows: a tenth of a second or so, whatever is asked
@@ -50,26 +51,20 @@ class WhatIfForm(forms.Form):
         most = STEPS // max(1, len(conf.current().book.budgets.get(asked.get("rule", ""), ())))
         if asked.get("calls", 0) > most:
             why = _(
-                "At most %(count)d are followed here under this rule; callqueue_simulate follows more."
+                "At most %(count)d are followed here under this rule; "
+                "callqueue_simulate follows more."
             )
             self.add_error("calls", why % {"count": most})
         return asked
 
 
-def page(request: HttpRequest, admin: Any) -> HttpResponse:
+def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """The form, and the answer once it is filled in."""
     given = request.GET if "calls" in request.GET else None
     form = WhatIfForm(given, initial={"rule": request.GET.get("rule", "default")})
-    context: dict[str, Any] = {
-        **admin.admin_site.each_context(request),
-        "title": _("What if?"),
-        "opts": admin.opts,
-        "media": admin.media,
-        "form": form,
-    }
-    if given is not None and form.is_valid():
-        context.update(_answer(form.cleaned_data, form))
-    return TemplateResponse(request, "admin/callqueue/what_if.html", context)
+    is_asked = given is not None and form.is_valid()
+    answer = _answer(form.cleaned_data, form) if is_asked else {}
+    return admin.page(request, "what_if.html", _("What if?"), {"form": form, **answer})
 
 
 def _answer(asked: dict[str, Any], form: WhatIfForm) -> dict[str, Any]:

@@ -9,21 +9,20 @@ Importing this module needs neither of the two.
 from __future__ import annotations
 
 import json
-import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.utils.module_loading import autodiscover_modules, import_string
+from django.utils.module_loading import import_string
 
-from callqueue import conf, states, tables
+from callqueue import conf, database, tables, texts
 from callqueue.exceptions import InvalidCall
+from callqueue.integrations.registered_tasks import registered
+from callqueue.integrations.task_results import error_of, put, result_of, told_of
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.security.log_scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 METHOD = "django_task"
 APIS = ("django.tasks", "django_tasks")
-HEAD, TAIL = 400, 1400  # characters of an error's own words, and of its traceback's end
-_RAISED = re.compile(r"([A-Za-z_][\w.]*\.[A-Za-z_]\w*)(?:: |\n|$)")
-_UNRAISED = "callqueue.exceptions.CallQueueError"
 
 
 def __getattr__(name: str) -> Any:
@@ -104,7 +100,8 @@ class QueuedBackend:
         self.validate_task(task)
         args, kwargs = self._normalized(list(args)), self._normalized(dict(kwargs))
         params = {
-            "path": task.module_path, "args": args, "kwargs": kwargs, "api": self.api, "backend": self.alias,
+            "path": task.module_path, "args": args, "kwargs": kwargs,
+            "api": self.api, "backend": self.alias,
             "queue_name": task.queue_name, "takes_context": task.takes_context,
         }  # fmt: skip
         call = tables.CallQueue.objects.db_manager(self._using).send(
@@ -135,8 +132,6 @@ class QueuedBackend:
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
-        from django.apps import apps
-
         place = f"TASKS[{self.alias!r}]"
         if not apps.is_installed("callqueue"):
             return [Error(f"{place}: 'callqueue' is not in INSTALLED_APPS", id="callqueue.E005")]
@@ -150,7 +145,7 @@ class QueuedBackend:
         known = conf.current().rules
         return [
             Error(
-                f"{place}: {where}: there is no rule {rule!r}{conf.suggest(str(rule), known)}",
+                f"{place}: {where}: there is no rule {rule!r}{texts.suggest(str(rule), known)}",
                 id="callqueue.E005",
             )
             for where, rule in named.items()
@@ -198,34 +193,29 @@ class QueuedBackend:
         try:
             value = result.task.call(*before, *result.args, **result.kwargs)
         except BaseException as error:
-            return RetryLater(_told(error)), error
+            return RetryLater(told_of(error)), error
         if isinstance(value, OUTCOMES):
             return value, None
         try:
             value = self._normalized(value)
         except TypeError as error:
-            return GiveUp(_told(error)), error
+            return GiveUp(told_of(error)), error
         size, most = len(json.dumps(value)), conf.current().keep_response_bytes
         if size > most:
             long = ValueError(
                 f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}"
             )
-            return GiveUp(_told(long)), long
+            return GiveUp(told_of(long)), long
         return Succeeded(value), None
 
     def _finish(self, result: Any, outcome: Outcome) -> None:
         """Bring the result up to what will be recorded, for the listeners of task_finished."""
-        status = self._base.TaskResultStatus
+        status, now = self._base.TaskResultStatus, database.clock(self._using or "default")
         if isinstance(outcome, Succeeded):
-            _put(
-                result,
-                status=status.SUCCESSFUL,
-                _return_value=outcome.result,
-                finished_at=_now(self._using),
-            )
+            put(result, status=status.SUCCESSFUL, _return_value=outcome.result, finished_at=now)
         else:
-            result.errors.append(self._error(getattr(outcome, "why", "")))
-            _put(result, status=status.FAILED, finished_at=_now(self._using))
+            result.errors.append(error_of(self._base, getattr(outcome, "why", "")))
+            put(result, status=status.FAILED, finished_at=now)
 
     @property
     def _using(self) -> str | None:
@@ -274,7 +264,7 @@ class QueuedBackend:
         none of that name.
         """
         params = call.call_data["params"]
-        found = _registered(str(params["path"]), self._base.Task)
+        found = registered(str(params["path"]), self._base.Task)
         later = call.due_at_dt if call.due_at_dt > call.created_dt else None
         return found.using(
             priority=call.priority,
@@ -284,102 +274,4 @@ class QueuedBackend:
         )
 
     def _result(self, call: CallQueue, task: Any) -> Any:
-        rows = (
-            tables.attempts(call._state.db or "default")
-            .charged()
-            .filter(call_id=call.pk, started_at__isnull=False)
-        )
-        attempts = list(rows.order_by("number"))
-        params = call.call_data["params"]
-        result = self._base.TaskResult(
-            task=task,
-            id=str(call.pk),
-            status=self._status(call, bool(attempts) and attempts[-1].finished_at is None),
-            enqueued_at=call.created_dt,
-            started_at=attempts[0].started_at if attempts else None,
-            finished_at=call.finished_at_dt,
-            last_attempted_at=attempts[-1].started_at if attempts else None,
-            args=params["args"],
-            kwargs=params["kwargs"],
-            backend=self.alias,
-            errors=self._errors(call, attempts),
-            worker_ids=[a.worker for a in attempts],
-        )
-        if call.status == states.DONE and attempts and attempts[-1].response_body:
-            _put(result, _return_value=json.loads(attempts[-1].response_body))
-        return result
-
-    def _status(self, call: CallQueue, is_running: bool) -> Any:
-        status = self._base.TaskResultStatus
-        if call.status == states.DONE:
-            return status.SUCCESSFUL
-        if call.status in states.FINAL:
-            return status.FAILED
-        return status.RUNNING if is_running and call.status == states.DISPATCHED else status.READY
-
-    def _errors(self, call: CallQueue, attempts: list[Any]) -> list[Any]:
-        told = [
-            a.error_message for a in attempts if a.error_message and a.outcome != states.SUCCEEDED
-        ]
-        if not told and call.status in states.FINAL and call.status != states.DONE:
-            told = [call.error_message or f"the call is {call.get_status_display()}"]
-        return [self._error(message) for message in told]
-
-    def _error(self, message: str) -> Any:
-        """An error of an attempt, by the text that was recorded."""
-        raised = _RAISED.match(message)
-        _, _, traceback = message.partition("\n")
-        path = raised.group(1) if raised and _is_known_error(raised.group(1)) else _UNRAISED
-        return self._base.TaskError(exception_class_path=path, traceback=traceback or message)
-
-
-def _told(error: BaseException) -> str:
-    """The error as an attempt keeps it: its class's path and its words, then the end of its
-    traceback; cleaned, then cut.
-    """
-    kind = type(error)
-    head = cleaned(f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")).replace(
-        "\n", " "
-    )[:HEAD]
-    return f"{head}\n{cleaned(''.join(format_exception(error)))[-TAIL:]}"
-
-
-def _is_known_error(path: str) -> bool:
-    """Whether it names an exception that is there: the API imports what a result says was
-    raised.
-    """
-    module, _, name = path.rpartition(".")
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    return isinstance(found, type) and issubclass(found, Exception)
-
-
-def _registered(path: str, kind: type) -> Any:
-    """The task of this name, among those that are there: nothing is imported because a row names
-    it.
-    """
-    _discover()
-    module, _, name = path.rpartition(".")
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    if not isinstance(found, kind) or getattr(found, "module_path", None) != path:
-        raise LookupError(
-            f"this process has no task {path!r}; is its module imported, or named `tasks` in an installed app?"
-        )
-    return found
-
-
-@cache
-def _discover() -> None:
-    """Import the `tasks` modules of the installed apps, as Celery's workers do."""
-    autodiscover_modules("tasks")
-
-
-def _put(result: Any, **values: Any) -> None:
-    """Results are frozen; their backend is who writes them."""
-    for name, value in values.items():
-        object.__setattr__(result, name, value)
-
-
-def _now(using: str | None) -> Any:
-    from callqueue import database
-
-    return database.clock(using or "default")
+        return result_of(self._base, call, task, self.alias)

@@ -9,29 +9,29 @@ Opens no connection.
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Mapping
-from http.cookiejar import CookieJar
 from typing import TYPE_CHECKING, Any
 
 import requests
 from requests.adapters import BaseAdapter
-from requests.auth import HTTPBasicAuth
 from requests.cookies import RequestsCookieJar
 from requests.structures import CaseInsensitiveDict
-from requests.utils import default_headers
 
 from callqueue import tables
 from callqueue.exceptions import InvalidCall
+from callqueue.integrations.requests_arguments import (
+    body_of,
+    cookies_for,
+    credentials,
+    own_headers,
+    refuse,
+)
 from callqueue.security.secrets import Secret
-from callqueue.sending.validation import ELSEWHERE, FRAMING
+from callqueue.sending.validation import ELSEWHERE
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
-merge_setting: Any = requests.sessions.merge_setting  # requests has no types for these
-merge_cookies: Any = requests.cookies.merge_cookies
-cookiejar_from_dict: Any = requests.cookies.cookiejar_from_dict
-cookie_header: Any = requests.cookies.get_cookie_header
+merge_setting: Any = requests.sessions.merge_setting  # requests has no types for it
 
 OF_SEND = ("rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback")
 OF_THE_SESSION = ("headers", "params", "auth", "cookies")
@@ -100,9 +100,9 @@ class Session:
         InvalidCall names an argument that cannot be queued (`timeout`, `files`, ...) and where to
         set it.
         """
-        _refuse(
-            timeout=timeout, allow_redirects=allow_redirects, proxies=proxies, hooks=hooks, stream=stream, verify=verify,
-            cert=cert, files=files,
+        refuse(
+            timeout=timeout, allow_redirects=allow_redirects, proxies=proxies, hooks=hooks,
+            stream=stream, verify=verify, cert=cert, files=files,
         )  # fmt: skip
         unknown = sorted(arguments.keys() - set(OF_SEND))
         if unknown:
@@ -112,13 +112,13 @@ class Session:
         )
         merged: dict[str, Any] = {
             "params": merge_setting(params, self.params),
-            "data": _body(data),
+            "data": body_of(data),
             "json": json,
             "headers": dict(
                 merge_setting(headers, self.headers, dict_class=CaseInsensitiveDict) or {}
             ),
-            "cookies": _cookies(address, self.cookies, cookies),
-            "auth": _auth(merge_setting(auth, self.auth)),
+            "cookies": cookies_for(address, self.cookies, cookies),
+            "auth": credentials(merge_setting(auth, self.auth)),
         }
         given = {
             name: value
@@ -191,9 +191,9 @@ class QueueAdapter(BaseAdapter):
             raise InvalidCall("verify", ELSEWHERE["verify"])
         if cert:
             raise InvalidCall("cert", ELSEWHERE["cert"])
-        headers = _own_headers(request.headers)
+        headers = own_headers(request.headers)
         call = self._session.request(
-            request.method or "get", request.url or "", data=_body(request.body), headers=headers
+            request.method or "get", request.url or "", data=body_of(request.body), headers=headers
         )
         return _accepted(request, None if call is None else call.pk)
 
@@ -210,83 +210,6 @@ def queued_session(rule: str | None = None, **arguments: Any) -> requests.Sessio
     for scheme in ("https://", "http://"):
         session.mount(scheme, QueueAdapter(rule, **arguments))
     return session
-
-
-def _refuse(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidCall(name, ELSEWHERE[name])
-
-
-def _body(data: Any) -> Any:
-    """Text, a mapping or pairs as they are; bytes as the text they are; None for nothing."""
-    if isinstance(data, bytes | bytearray):
-        try:
-            data = bytes(data).decode()
-        except UnicodeDecodeError:
-            raise InvalidCall(
-                "data",
-                "is bytes that are no UTF-8 text; bodies are JSON or text, so send it as base64",
-            ) from None
-    if data is not None and not isinstance(data, str | Mapping | list | tuple | Secret):
-        raise InvalidCall(
-            "data", f"is a {type(data).__name__}; bodies are JSON or text, read it first"
-        )
-    return data or None
-
-
-def _auth(auth: Any) -> Any:
-    if isinstance(auth, HTTPBasicAuth):
-        return [auth.username, auth.password]
-    if auth is not None and not isinstance(auth, tuple | list):
-        raise InvalidCall(
-            "auth", f"is a {type(auth).__name__}; give (user, password), or an Authorization header"
-        )
-    return list(auth) if auth else None
-
-
-def _cookies(url: Any, of_session: Any, of_request: Any) -> dict[str, Any] | None:
-    """The cookies that requests would send to this URL. Those whose value is a secret are kept as
-    they are.
-    """
-    references: dict[str, Any] = {}
-    jar = RequestsCookieJar()
-    for cookies in (of_session, of_request):
-        if isinstance(cookies, CookieJar):
-            merge_cookies(jar, cookies)
-        elif cookies:
-            references |= {
-                name: value for name, value in cookies.items() if isinstance(value, Secret)
-            }
-            merge_cookies(
-                jar,
-                cookiejar_from_dict(
-                    {n: v for n, v in cookies.items() if not isinstance(v, Secret)}
-                ),
-            )
-    if isinstance(url, Secret):  # it cannot be told which of a host's it is
-        return {
-            cookie.name: cookie.value for cookie in jar if not cookie.domain
-        } | references or None
-    if not len(jar):
-        return references or None
-    header = cookie_header(jar, requests.Request("GET", url)) or ""
-    sent = dict(part.split("=", 1) for part in header.split("; ") if "=" in part)
-    return {**sent, **references} or None
-
-
-def _own_headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The request's headers without those that are written from URL and body, and those that
-    requests adds by itself.
-    """
-    usual = {name.lower(): value for name, value in default_headers().items()}
-    texts = {
-        name: value.decode("latin-1") if isinstance(value, bytes) else value
-        for name, value in headers.items()
-    }
-    return {
-        n: v for n, v in texts.items() if n.lower() not in FRAMING and usual.get(n.lower()) != v
-    }
 
 
 def _accepted(request: requests.PreparedRequest, call_id: int | None) -> requests.Response:

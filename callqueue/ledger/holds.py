@@ -28,6 +28,15 @@ class InForce:
     until: datetime | None
     reason: str
 
+    @property
+    def end(self) -> float:
+        """When it ends, in seconds since 1970; infinite where it does not by itself."""
+        return float("inf") if self.until is None else self.until.timestamp()
+
+    def is_on_key(self, key: str) -> bool:
+        """Whether it keeps back the calls of this key, and not of all."""
+        return self.per not in ("rule", "queue") and key_part(key, self.per) == self.value
+
 
 @dataclass(frozen=True)
 class Held:
@@ -47,10 +56,9 @@ class Held:
         for hold in self.by_rule.get(rule, ()):
             if hold.per == "rule":
                 return hold
-            if hold.per == "queue":
-                if queue is not None and hold.value == queue:
-                    return hold
-            elif key is not None and key_part(key, hold.per) == hold.value:
+            if hold.per == "queue" and queue is not None and hold.value == queue:
+                return hold
+            if key is not None and hold.is_on_key(key):
                 return hold
         return None
 

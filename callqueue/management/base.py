@@ -17,7 +17,9 @@ from kombu.exceptions import OperationalError as BrokerError
 from callqueue import database
 from callqueue.exceptions import CallQueueError
 from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.models import CallQueue
 from callqueue.security.redaction import printable
+from callqueue.texts import in_one_line
 
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
 PATIENCE = 5  # seconds that connecting to the database may take
@@ -70,7 +72,7 @@ class CallQueueCommand(BaseCommand):
         except (DatabaseError, InterfaceError) as error:
             raise problem(_what_ails(using, error)) from None
         except (BrokerError, ConnectionError) as error:
-            raise problem(f"the broker is away: {first_line(error)}") from None
+            raise problem(f"the broker is away: {in_one_line(error)}") from None
         except KeyboardInterrupt:
             raise CommandError("stopped", returncode=INTERRUPTED) from None
 
@@ -112,15 +114,7 @@ def key_of(text: str | None) -> Any:
         raise wrong_use(f"--key: not JSON: {error}") from None
 
 
-def first_line(error: BaseException) -> str:
-    """An error in one line, its type first where it says nothing."""
-    text = " ".join(str(error).split())
-    return text[:300] or type(error).__name__
-
-
 def _database(alias: str | None) -> str:
-    from callqueue.models import CallQueue
-
     if alias is None:
         return str(CallQueue.objects.db_for_write)
     if alias not in connections:
@@ -132,10 +126,13 @@ def _what_ails(using: str, error: Exception) -> str:
     """Whether the database is away, or refuses what was asked of it."""
     connection = connections[using]
     if connection.in_atomic_block:
-        return f"the database refused: {first_line(error)}"
+        return f"the database refused: {in_one_line(error)}"
     try:
         connection.close()
         connection.ensure_connection()
     except Exception as reason:
-        return f"the database is away: {first_line(reason)}"
-    return f"the database refused: {first_line(error)} (are all migrations applied? see callqueue_doctor)"
+        return f"the database is away: {in_one_line(reason)}"
+    return (
+        "the database refused: "
+        f"{in_one_line(error)} (are all migrations applied? see callqueue_doctor)"
+    )

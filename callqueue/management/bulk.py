@@ -79,11 +79,10 @@ class BulkCommand(CallQueueCommand):
         if options["dry_run"]:
             self.say(f"would {self.verb} {bulk.count(using, pick)} calls; nothing was changed")
             return
-        has_terminal = sys.stderr.isatty()
-        if options["interactive"] and has_terminal and sys.stdin.isatty():
+        if options["interactive"] and sys.stderr.isatty() and sys.stdin.isatty():
             self._ask(bulk.count(using, pick), warning)
-        with progress(f"{self.verb}ing") as bar:
-            count = do(using, pick, progress=bar.update if has_terminal else None)
+        with progress(f"{self.verb}ing") as update:
+            count = do(using, pick, progress=update)
         self.say(f"{self.past} {count} calls")
 
     def _ask(self, count: int, warning: str) -> None:

@@ -1,95 +1,87 @@
-"""Progress of long work: a line on standard error that is redrawn while the work goes on.
+"""A progress bar for long work, which rich draws on standard error while the work goes on.
 
-Only where standard error is a terminal; anywhere else nothing is written, so logs and pipes stay
-clean.
+Only where standard error is a terminal and rich is installed, the extra `progress`. Anywhere else
+nothing is written, so logs and pipes stay clean.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-PATIENCE = 0.5  # seconds before a line is drawn at all: short work needs none
-EVERY = 0.2
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PATIENCE = 0.5  # seconds before a bar is drawn at all: short work needs none
 
 
-class Bar:
-    """How far the work is. `update(done, total)` as often as one likes; a total of None shows a
-    count and the time.
+class Update(Protocol):
+    """Says how far the work is, as often as one likes: so much is done, of so much (None: nobody
+    knows). A `label` other than before begins the next piece of work, and its time.
     """
 
-    def __init__(self, label: str, stream: TextIO | None) -> None:
-        self.label, self.done = label, 0
-        self.total: int | None = None
-        self._stream, self._began = stream, time.monotonic()
-        self._ended = threading.Event()
-        self._drawn = False
-        self._thread = threading.Thread(target=self._redraw, daemon=True)
-
-    def update(self, done: int, total: int | None = None, *, label: str | None = None) -> None:
-        """So much is done, of so much. A `label` other than before begins the next piece of work,
-        and its time.
-        """
-        if label is not None and label != self.label:
-            self.label, self._began = label, time.monotonic()
-        self.done, self.total = done, total
-
-    def _redraw(self) -> None:
-        pause = PATIENCE
-        while not self._ended.wait(pause):
-            self._write(self.line())
-            pause = EVERY
-
-    def line(self) -> str:
-        """The line as it would be drawn now."""
-        elapsed = time.monotonic() - self._began
-        if not self.total:
-            return (
-                f"{self.label}: {self.done:,}, {elapsed:.0f} s"
-                if self.done
-                else f"{self.label}: {elapsed:.0f} s"
-            )
-        share = min(1.0, self.done / self.total)
-        left = f", {elapsed / share - elapsed:.0f} s left" if share > 0 else ""
-        filled = round(24 * share)
-        return f"{self.label} [{'#' * filled}{'.' * (24 - filled)}] {share:4.0%} {self.done:,} of {self.total:,}{left}"
-
-    def _write(self, text: str) -> None:
-        if self._stream is not None:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write("\r\x1b[K" + text[:width])
-            self._stream.flush()
-            self._drawn = True
-
-    def _begin(self) -> None:
-        if self._stream is not None:
-            self._thread.start()
-
-    def _end(self) -> None:
-        self._ended.set()
-        if self._stream is not None:
-            self._thread.join()
-            if self._drawn:
-                self._write("")
+    def __call__(
+        self, done: int, total: int | None = None, *, label: str | None = None
+    ) -> None: ...
 
 
 @contextmanager
-def progress(label: str, *, stream: TextIO | None = None, wanted: bool = True) -> Iterator[Bar]:
-    """A bar for as long as the block runs, on `stream` (standard error) if that is a terminal and
-    it is `wanted`.
+def progress(
+    label: str, *, stream: TextIO | None = None, wanted: bool = True
+) -> Iterator[Update | None]:
+    """A bar for as long as the block runs, if it is `wanted`, on `stream` (standard error). The
+    block gets what updates the bar; None where none is drawn.
     """
     stream = sys.stderr if stream is None else stream
-    bar = Bar(label, stream if wanted and _is_terminal(stream) else None)
-    bar._begin()
+    bar = _bar(stream) if wanted and _is_terminal(stream) else None
+    if bar is None:
+        yield None
+        return
+    begin = threading.Timer(PATIENCE, bar.start)
+    begin.start()
     try:
-        yield bar
+        yield _update_of(bar, label)
     finally:
-        bar._end()
+        begin.cancel()
+        begin.join()
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _bar(stream: TextIO) -> Progress | None:
+    """A bar that leaves no trace when it ends; None where rich is not installed."""
+    try:
+        from rich import progress as rich
+        from rich.console import Console
+    except ImportError:
+        return None
+    return rich.Progress(
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        rich.TaskProgressColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
+        console=Console(file=stream),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def _update_of(bar: Progress, label: str) -> Update:
+    task = bar.add_task(label, total=None)
+
+    def update(done: int, total: int | None = None, *, label: str | None = None) -> None:
+        if label is not None and label != bar.tasks[0].description:
+            bar.reset(task, description=label)
+        bar.tasks[0].total = total
+        bar.update(task, completed=done)
+
+    return update
 
 
 def _is_terminal(stream: TextIO) -> bool:

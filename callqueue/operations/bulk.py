@@ -15,7 +15,8 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
-from callqueue import conf, database, states, tables
+from callqueue import conf, database, states, tables, texts
+from callqueue.database.batches import in_batches
 from callqueue.sending import validation
 
 BATCH = 500
@@ -68,7 +69,7 @@ def statuses_of(
     allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
     for name in names:
         if name not in conf.STATUS_NAMES:
-            raise ValueError(f"there is no status {name!r}{conf.suggest(name, allowed)}")
+            raise ValueError(f"there is no status {name!r}{texts.suggest(name, allowed)}")
         if name not in allowed:
             raise ValueError(f"{name!r} is none that this acts on; there are {', '.join(allowed)}")
     return tuple(dict.fromkeys(allowed[name] for name in names))
@@ -77,26 +78,16 @@ def statuses_of(
 def _each_batch(
     using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None
 ) -> int:
-    picked = database.persist(using, lambda: _picked(using, pick), during="bulk")
-    total = (
-        database.persist(using, lambda: int(picked.count()), during="bulk") if progress else None
-    )
-    changed = seen = last = 0
-    while True:
-        ids, count = database.persist(
-            using, partial(_next_batch, using, picked.filter(pk__gt=last), act), during="bulk"
-        )
-        if not ids:
-            return changed
-        changed, seen, last = changed + count, seen + len(ids), ids[-1]
+    persist = partial(database.persist, using, during="bulk")
+    picked = persist(lambda: _picked(using, pick))
+    total = persist(lambda: int(picked.count())) if progress else None
+    changed = seen = 0
+    for pks in in_batches(picked, BATCH, read=persist):
+        changed += persist(partial(act, tables.calls(using).filter(pk__in=pks)))
+        seen += len(pks)
         if progress:
             progress(seen, total)
-
-
-def _next_batch(using: str, picked: Any, act: Callable[[Any], int]) -> tuple[list[int], int]:
-    """Act on the next calls; their ids, and how many of them changed."""
-    ids = list(picked.order_by("pk").values_list("pk", flat=True)[:BATCH])
-    return ids, act(tables.calls(using).filter(pk__in=ids)) if ids else 0
+    return changed
 
 
 def _picked(using: str, pick: Pick) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from callqueue import conf, database, events
+from callqueue import conf, database, events, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import agreement, holds
 from callqueue.sending.validation import check_key
@@ -55,7 +55,7 @@ def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str
     budgets = {budget.id: budget for budget in config.book.budgets[rule]}
     if budget_id not in budgets:
         raise InvalidCall(
-            "limit", f"rule {rule!r} has no limit {budget_id!r}{conf.suggest(budget_id, budgets)}"
+            "limit", f"rule {rule!r} has no limit {budget_id!r}{texts.suggest(budget_id, budgets)}"
         )
     limit = budgets[budget_id].limit
     if rate is not None:

@@ -22,7 +22,7 @@ from django.urls import reverse
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.admin import simulate_page
-from callqueue.admin.changelist import OwnAdmin
+from callqueue.admin.base import OwnAdmin
 from callqueue.models import CallQueue, Hold
 from tests.attacks.admin_site import (
     Scene,

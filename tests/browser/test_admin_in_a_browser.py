@@ -191,7 +191,7 @@ def test_the_dashboard_follows_what_happens_without_reload(
     assert "Retry-After 900" in text(browser, "#content")
     traces = every(browser, ".cq-limits svg.cq-trace")
     assert [trace.get_attribute("aria-label").partition(":")[0] for trace in traces[:2]] == [
-        "Use over the last 3 min"
+        "Use over the last 3 minutes"
     ] * 2
     assert all(trace.find_elements("css selector", "polyline.cq-trace-use") for trace in traces)
     shoot("dashboard")
@@ -239,8 +239,8 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     assert [cell.text for cell in every(browser, ".cq-confirm tbody td")] == [
         "100/h",
         "200/h",
-        "4 h",
-        "2 h",
+        "4 hours",
+        "2 hours",
     ]
     shoot("change-limit")
     press(browser, "Change it")

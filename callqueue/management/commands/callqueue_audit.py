@@ -16,7 +16,10 @@ from callqueue.operations.audit import Audit, audit
 
 
 class Command(CallQueueCommand):
-    help = "Say how far every limit was used, and exit with 1 if one was exceeded. Judges by the rules of today."
+    help = (
+        "Say how far every limit was used, "
+        "and exit with 1 if one was exceeded. Judges by the rules of today."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -12,7 +12,8 @@ from callqueue.management.base import CallQueueCommand, duration, wrong_use
 from callqueue.management.progress import progress
 
 LOCKS = (
-    "--vacuum-full rewrites the tables of calls and attempts, and locks each against all reading and writing meanwhile: "
+    "--vacuum-full rewrites the tables of calls and attempts, "
+    "and locks each against all reading and writing meanwhile: "
     "sends, dispensers and workers wait. It needs as much free space again as the tables take."
 )
 
@@ -56,7 +57,7 @@ class Command(CallQueueCommand):
         recovered = 0 if options["dry_run"] else self._recover(using, wanted)
         if options["vacuum_full"]:
             self.say(LOCKS)
-        with progress(_label(options), wanted=wanted) as bar:
+        with progress(_label(options), wanted=wanted) as update:
             cleaned = cleanup.clean(
                 using,
                 older_than=older_than,
@@ -64,7 +65,7 @@ class Command(CallQueueCommand):
                 dry_run=options["dry_run"],
                 vacuum=options["vacuum"],
                 vacuum_full=options["vacuum_full"],
-                progress=bar.update if wanted and self._has_terminal() else None,
+                progress=update,
             )
         if options["dry_run"]:
             self.say(f"would delete {_counts(cleaned)}; nothing was changed")
@@ -74,19 +75,15 @@ class Command(CallQueueCommand):
             )
 
     def _recover(self, using: str, wanted: bool) -> int:
-        with progress("recovering", wanted=wanted) as bar:
+        with progress("recovering", wanted=wanted) as update:
             total = 0
             while count := database.persist(
                 using, lambda: recovery.recover(using), during="recovery"
             ):
                 total += count
-                bar.update(total)
+                if update:
+                    update(total)
         return total
-
-    def _has_terminal(self) -> bool:
-        import sys
-
-        return sys.stderr.isatty()
 
 
 def _label(options: dict[str, Any]) -> str:
@@ -96,7 +93,10 @@ def _label(options: dict[str, Any]) -> str:
 
 
 def _counts(cleaned: cleanup.Cleaned) -> str:
-    return f"{cleaned.calls} calls, {cleaned.attempts} attempts of calls that are gone, {cleaned.holds} ended holds"
+    return (
+        f"{cleaned.calls} calls, {cleaned.attempts} attempts of calls that are gone, "
+        f"{cleaned.holds} ended holds"
+    )
 
 
 def _reclaimed(options: dict[str, Any]) -> str:

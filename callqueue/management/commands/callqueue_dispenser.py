@@ -17,7 +17,10 @@ from callqueue.operations import doctor
 
 
 class Command(CallQueueCommand):
-    help = "Release calls as fast as their rules allow. SIGTERM and SIGINT end it cleanly; any number may run."
+    help = (
+        "Release calls as fast as their rules allow. "
+        "SIGTERM and SIGINT end it cleanly; any number may run."
+    )
     is_repeatable = False  # it looks after itself
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -12,7 +12,10 @@ from callqueue.operations import doctor
 
 
 class Command(CallQueueCommand):
-    help = "Examine settings, database, broker, workers, dispenser, clocks and schedule; exit with 1 and what to do."
+    help = (
+        "Examine settings, database, broker, workers, dispenser, "
+        "clocks and schedule; exit with 1 and what to do."
+    )
     requires_system_checks = ()  # wrong settings are among what it reports
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -11,7 +11,10 @@ from callqueue.operations import control
 
 
 class Command(CallQueueCommand):
-    help = "Release nothing under a rule, or under one of its keys, for a while or until it is resumed."
+    help = (
+        "Release nothing under a rule, or under one of its keys, "
+        "for a while or until it is resumed."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

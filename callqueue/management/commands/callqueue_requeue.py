@@ -33,7 +33,8 @@ class Command(BulkCommand):
     def run(self, using: str, options: dict[str, Any]) -> None:
         if "done" in (options["statuses"] or ()) and not options["again"]:
             raise wrong_use(
-                "--status done: these calls succeeded; to make them once more on purpose, add --again"
+                "--status done: these calls succeeded; "
+                "to make them once more on purpose, add --again"
             )
         pick = self.pick(options, (states.FAILED,), (*states.REQUEUABLE, states.DONE))
         warning = TWICE if {states.UNKNOWN, states.DONE} & set(pick.statuses) else ""

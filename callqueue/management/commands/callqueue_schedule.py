@@ -7,11 +7,17 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import CommandParser
 
+from callqueue import conf
+from callqueue.integrations.beat_schedule import beat_schedule
 from callqueue.management.base import CallQueueCommand, problem, wrong_use
+from callqueue.operations import periodic
 
 
 class Command(CallQueueCommand):
-    help = "Write callqueue's periodic tasks into django-celery-beat; running it again changes nothing that is right already."
+    help = (
+        "Write callqueue's periodic tasks into django-celery-beat; "
+        "running it again changes nothing that is right already."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -31,13 +37,10 @@ class Command(CallQueueCommand):
     def run(self, using: str, options: dict[str, Any]) -> None:
         if not apps.is_installed("django_celery_beat"):
             raise problem(
-                'django-celery-beat is not installed: pip install "django-callqueue[beat]" and add "django_celery_beat" to '
+                "django-celery-beat is not installed: "
+                'pip install "django-callqueue[beat]" and add "django_celery_beat" to '
                 "INSTALLED_APPS; or use CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()"
             )
-        from callqueue import conf
-        from callqueue.integrations.beat_schedule import beat_schedule
-        from callqueue.operations import periodic
-
         interval = conf.current().interval if options["interval"] is None else options["interval"]
         if not 0.05 <= interval <= 86400:
             raise wrong_use("--interval: is from 0.05 to 86400 seconds")

@@ -10,16 +10,19 @@ from typing import IO, Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, first_line, problem, wrong_use
+from callqueue.management.base import CallQueueCommand, problem, wrong_use
 from callqueue.management.progress import progress
 from callqueue.security.redaction import printable
 from callqueue.sending import importer, json_lines
+from callqueue.texts import in_one_line
 
 
 class Command(CallQueueCommand):
     help = (
-        "Queue calls: one JSON call, or one a line, from a file or standard input. A line is call_data itself, or "
-        '{"call_data": {...}, "rule": ..., "key": ..., ...}. With a bad line nothing is sent, unless --skip-bad.'
+        "Queue calls: one JSON call, or one a line, "
+        "from a file or standard input. A line is call_data itself, or "
+        '{"call_data": {...}, "rule": ..., "key": ..., ...}. '
+        "With a bad line nothing is sent, unless --skip-bad."
     )
     is_repeatable = False  # the calls may have been sent
 
@@ -41,7 +44,7 @@ class Command(CallQueueCommand):
         )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        with _opened(options["file"]) as source, progress("sending") as bar:
+        with _opened(options["file"]) as source, progress("sending") as update:
             fed = importer.send_file(
                 source,
                 using=using,
@@ -49,11 +52,12 @@ class Command(CallQueueCommand):
                 skip_bad=options["skip_bad"],
                 names_secrets=bool(options["secrets"]),
                 refused=lambda number, why: self.stderr.write(printable(f"line {number}: {why}")),
-                progress=bar.update,
+                progress=update,
             )
         if fed.refused and not options["skip_bad"]:
             raise problem(
-                f"{fed.refused} of {fed.lines} lines are bad; nothing was sent (--skip-bad sends the others)"
+                f"{fed.refused} of {fed.lines} lines are bad; "
+                "nothing was sent (--skip-bad sends the others)"
             )
         discarded = f", {fed.discarded} discarded by the router" if fed.discarded else ""
         self.say(f"sent {fed.sent} calls{discarded}")
@@ -71,6 +75,6 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
         try:
             file = open(name, "rb")  # noqa: SIM115
         except OSError as error:
-            raise wrong_use(f"{name}: {error.strerror or first_line(error)}") from None
+            raise wrong_use(f"{name}: {error.strerror or in_one_line(error)}") from None
         with file:
             yield json_lines.seekable(file, copy)

@@ -15,7 +15,10 @@ from callqueue.operations import latency as pacing
 
 
 class Command(CallQueueCommand):
-    help = "Say how long so many calls under a rule would take, from an idle start, with workers enough, and what limits them."
+    help = (
+        "Say how long so many calls under a rule would take, "
+        "from an idle start, with workers enough, and what limits them."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -43,7 +46,8 @@ class Command(CallQueueCommand):
         rule, calls, latency = options["rule"], options["calls"], options["latency"]
         if not 0 <= calls <= 10_000_000 or not 0 <= latency <= 86400 or options["keys"] < 1:
             raise wrong_use(
-                "--calls is from 0 to 10,000,000, --latency from 0 to 86400 seconds, --keys at least 1"
+                "--calls is from 0 to 10,000,000, "
+                "--latency from 0 to 86400 seconds, --keys at least 1"
             )
         conf.current().rule(rule)
         book = agreement.book_in_force(using)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-import arrow
 from django.core.management.base import CommandParser
 from django.utils import timezone
 
 from callqueue.management.base import CallQueueCommand, wrong_use
 from callqueue.management.table import table
+from callqueue.models import CallQueue
+from callqueue.operations import formatting
 from callqueue.operations.status_report import overview
 from callqueue.security.redaction import printable
 
@@ -22,7 +23,10 @@ HEADING = ("rule", "waiting", "in flight", "a second", "oldest due", "drained", 
 
 
 class Command(CallQueueCommand):
-    help = "Say per rule what waits, what is in flight, what is used and free of every limit, holds, and the drain time."
+    help = (
+        "Say per rule what waits, what is in flight, "
+        "what is used and free of every limit, holds, and the drain time."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -63,8 +67,6 @@ class Command(CallQueueCommand):
             self.say(line)
 
     def _forecast(self, using: str, pk: int, as_json: bool) -> None:
-        from callqueue.models import CallQueue
-
         call = CallQueue.objects.using(using).filter(pk=pk).first()
         if call is None:
             raise wrong_use(f"--call: there is no call {pk}")
@@ -129,31 +131,15 @@ def _hold(hold: Mapping[str, Any] | None) -> str:
 
 
 def _ago(seconds: float | None) -> str:
-    return "" if seconds is None else _human(-seconds)
+    return "" if seconds is None else formatting.from_now(-seconds)
 
 
 def _in(seconds: float | None) -> str:
-    return "nobody can say" if seconds is None else _human(seconds)
-
-
-def _human(seconds: float) -> str:
-    """ "in 3 hours and 12 minutes", "2 minutes ago": as exact as somebody who waits wants it."""
-    if abs(seconds) > timedelta(days=36500).total_seconds():
-        return "in more than a hundred years" if seconds > 0 else "more than a hundred years ago"
-    now = arrow.get(datetime(2000, 1, 1, tzinfo=UTC))
-    then = now.shift(seconds=round(seconds))
-    if 0 < seconds < 10:
-        return "in a few seconds"  # arrow calls that "just now", as if it were over
-    if abs(seconds) < 3600:
-        return then.humanize(now)
-    return then.humanize(
-        now, granularity=["hour", "minute"] if abs(seconds) < 2 * 86400 else ["day"]
-    )
+    return "nobody can say" if seconds is None else formatting.from_now(seconds)
 
 
 def _when(instant: datetime | None) -> str:
-    return (
-        "nobody can say when"
-        if instant is None
-        else f"{arrow.get(instant).humanize()} ({instant:%Y-%m-%d %H:%M:%S %Z})"
-    )
+    if instant is None:
+        return "nobody can say when"
+    seconds = (instant - timezone.now()).total_seconds()
+    return f"{formatting.from_now(seconds)} ({instant:%Y-%m-%d %H:%M:%S %Z})"

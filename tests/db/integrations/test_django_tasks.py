@@ -21,6 +21,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from callqueue import GiveUp, Retry, Rule, SlidingWindow
+from callqueue.integrations.task_results import error_of
 from callqueue.models import CallQueue
 from callqueue.testing import Clock, Sent, run_callqueue
 
@@ -350,7 +351,7 @@ def test_a_row_names_a_registered_task_or_fails_and_nothing_is_imported(path: st
     ["antigravity.Error: x", "os.system: x", "json.JSONDecodeError: x", "builtins.ValueError: x"],
 )
 def test_the_class_of_an_error_is_one_that_is_there(said: str) -> None:
-    path = api.default_task_backend._error(said).exception_class_path
+    path = error_of(api.default_task_backend._base, said).exception_class_path
     assert path == (
         "callqueue.exceptions.CallQueueError" if said[0] in "ao" else said.partition(":")[0]
     )

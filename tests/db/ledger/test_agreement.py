@@ -39,7 +39,8 @@ from callqueue.ledger import agreement
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
-from callqueue.operations import audit, control, doctor, status_report
+from callqueue.operations import audit, control, status_report
+from callqueue.operations.doctor import database_checks
 from tests.db.commands import run
 from tests.support.dispensers import Process
 
@@ -569,7 +570,7 @@ def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(
         "rules": ["r"],
         "said": {"SlidingWindow('2/m')": ["strict-one"], "SlidingWindow('40/m')": ["loose-one"]},
     }
-    check = doctor.check_agreement("default")
+    check = database_checks.check_agreement("default")
     page = admin_client.get(reverse("admin:callqueue_dashboard")).content.decode()
     for text in (run("status").out, check.detail, html.unescape(page)):
         assert [word for word in words if word not in text] == []
@@ -577,9 +578,9 @@ def test_status_doctor_and_dashboard_name_the_processes_and_the_limit(
     assert "2/m" in page
     strict.leave()
     assert run("status", "--json").document["disagreements"] == []
-    assert "this process" in doctor.check_agreement("default").detail
+    assert "this process" in database_checks.check_agreement("default").detail
     rules(r=LOOSE)
-    assert doctor.check_agreement("default").ok
+    assert database_checks.check_agreement("default").ok
 
 
 def test_views_show_every_limit_that_is_in_force(waiting: Any, rules: Rules) -> None:

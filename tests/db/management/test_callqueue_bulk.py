@@ -1,4 +1,4 @@
-"""callqueue_requeue, callqueue_cancel, callqueue_pause, callqueue_resume: what operators do."""
+"""callqueue_requeue and callqueue_cancel: which calls they pick, and what is wrong use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, database, states
-from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.operations import bulk
+from callqueue import Rule, SlidingWindow, states
+from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
-from tests.support.behaviour import release, send
+from tests.support.behaviour import send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -95,19 +94,6 @@ def test_a_key_of_several_names_is_json() -> None:
     assert run("requeue", "--key", "{nonsense").code == 2
 
 
-def test_since_counts_from_the_end_and_for_an_error_from_its_last_failure() -> None:
-    calls = (
-        ended(Status.FAILED, 1),
-        ended(Status.FAILED, 3),
-        failing(1),
-        failing(3),
-        failing(1, states.VOIDED),
-    )
-    ran = run("requeue", "--status", "failed", "error", "--since", "2h")
-    assert ran.out == "requeued 2 calls\n"
-    assert statuses(*calls) == [Status.NEW, Status.FAILED, Status.NEW, Status.ERROR, Status.ERROR]
-
-
 def test_a_dry_run_counts_and_changes_nothing() -> None:
     call = ended(Status.FAILED)
     assert run("requeue", "--dry-run").out == "would requeue 1 calls; nothing was changed\n"
@@ -115,43 +101,6 @@ def test_a_dry_run_counts_and_changes_nothing() -> None:
     waiting = send("r")
     assert run("cancel", "--dry-run").out == "would cancel 1 calls; nothing was changed\n"
     assert statuses(waiting) == [Status.NEW]
-
-
-def test_cancel_takes_what_no_worker_has_begun() -> None:
-    begun, released = send("r"), send("r")
-    release()
-    CallAttempt.objects.filter(call=begun).update(started_at=timezone.now())
-    waiting, failing_one, done = send("r"), failing(1), ended(Status.DONE)
-    ran = run("cancel")
-    assert ran.out == "cancelled 3 calls\n"
-    assert statuses(begun, released, waiting, failing_one, done) == [
-        Status.DISPATCHED,
-        Status.CANCELLED,
-        Status.CANCELLED,
-        Status.CANCELLED,
-        Status.DONE,
-    ]
-
-
-def test_cancel_by_age_counts_what_never_ended_from_its_creation() -> None:
-    old, young = send("r"), send("r")
-    CallQueue.objects.filter(pk=old.pk).update(created_dt=timezone.now() - timedelta(hours=5))
-    run("cancel", "--since", "2h")
-    assert statuses(old, young) == [Status.NEW, Status.CANCELLED]
-
-
-def test_many_calls_go_in_batches_with_word_of_how_far_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 3)
-    for _ in range(7):
-        ended(Status.FAILED)
-    told: list[tuple[int, int | None]] = []
-    pick = bulk.Pick((Status.FAILED,))
-    assert (
-        bulk.requeue("default", pick, progress=lambda done, total: told.append((done, total))) == 7
-    )
-    assert told == [(3, 7), (6, 7), (7, 7)]
 
 
 @pytest.mark.parametrize(
@@ -172,35 +121,3 @@ def test_wrong_use_is_2_and_says_why(arguments: tuple[str, ...], why: str) -> No
     ran = run(*arguments)
     assert ran.code == 2
     assert why in ran.error
-
-
-def test_a_paused_rule_releases_nothing_until_it_is_resumed() -> None:
-    call = send("r")
-    assert run("pause", "r", "--reason", "they asked us to").out == "paused r until it is resumed\n"
-    hold = Hold.objects.get()
-    assert (hold.rule, hold.per, hold.until, hold.reason) == ("r", "rule", None, "they asked us to")
-    assert release() == []
-    assert run("resume", "r").out == "resumed r: 1 holds ended\n"
-    assert release() == [call]
-
-
-def test_a_pause_ends_by_itself() -> None:
-    assert run("pause", "r", "--for", "10m").out == "paused r for 10m\n"
-    left = Hold.objects.get().until - database.clock("default")
-    assert timedelta(minutes=9) < left <= timedelta(minutes=10)
-
-
-def test_one_key_is_paused_and_the_others_go_on() -> None:
-    held, free = send("r", key="a"), send("r", key="b")
-    assert run("pause", "r", "--key", "a").out == "paused r, key a until it is resumed\n"
-    assert release() == [free]
-    assert run("resume", "r", "--key", "b").out == "r, key b was not held\n"
-    assert run("resume", "r", "--key", "a").code == 0
-    assert release() == [held]
-
-
-def test_resuming_a_rule_ends_the_holds_on_its_keys_too() -> None:
-    call = send("r", key="a")
-    run("pause", "r", "--key", "a")
-    run("resume", "r")
-    assert release() == [call]

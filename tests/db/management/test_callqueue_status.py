@@ -65,22 +65,6 @@ def test_people_get_a_table_with_times_as_people_say_them() -> None:
     assert "    vendor 2/h: 2 used, 0 free" in lines
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0, "just now"),
-        (50, "in 50 seconds"),
-        (11520, "in 3 hours and 12 minutes"),
-        (-180, "3 minutes ago"),
-        (20.8 * 86400, "in 20 days"),
-        (-3 * 86400, "3 days ago"),
-        (1e12, "in more than a hundred years"),
-    ],
-)
-def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
-    assert callqueue_status._human(seconds) == said
-
-
 def test_watching_goes_on_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[float] = []
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import control, status_report
+from callqueue.operations import control, status_report, waiting_counts
 from callqueue.operations.status_report import RuleOverview, look
 from tests.support.behaviour import Vendor, release, run, send
 
@@ -112,15 +112,15 @@ def test_calls_of_a_key_are_counted_up_to_a_number(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And more of them than those calls of the rule that go next."""
-    monkeypatch.setattr(status_report, "OF_KEY", 4)
+    monkeypatch.setattr(waiting_counts, "OF_KEY", 4)
     rules(chat=Rule(limits=[SlidingWindow("2/h", per="key")]))
     for key, priority, count in (("T1", 0, 3), ("T2", 0, 4), ("T3", 0, 3), ("T3", 5, 2)):
         for _ in range(count):
             send("chat", key=key, priority=priority)
-    monkeypatch.setattr(status_report, "NEXT", 20)
+    monkeypatch.setattr(waiting_counts, "NEXT", 20)
     found = {key.key: (key.waiting, key.is_least) for key in of("chat", keys=5).keys}
     assert found == {"T1": (3, False), "T2": (4, False), "T3": (4, True)}
-    monkeypatch.setattr(status_report, "NEXT", 3)
+    monkeypatch.setattr(waiting_counts, "NEXT", 3)
     assert {key.key: key.waiting for key in of("chat", keys=5).keys} == {"T3": 4, "T1": 3}
 
 
@@ -177,8 +177,8 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
 def test_beyond_the_cap_it_is_an_estimate_or_a_full_count(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_report, "CAP", 3)
-    monkeypatch.setattr(status_report, "SMALLEST_CAP", 3)
+    monkeypatch.setattr(waiting_counts, "CAP", 3)
+    monkeypatch.setattr(waiting_counts, "SMALLEST_CAP", 3)
     rules(pay=Rule(), few=Rule())
     for _ in range(12):
         send("pay")

@@ -3,54 +3,93 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
 import threading
+
+import pytest
 
 from callqueue.management import progress as module
 from callqueue.management.progress import progress
 
+MARKS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # what a terminal acts on, and does not show
+
 
 class Terminal(io.StringIO):
-    def __init__(self) -> None:
+    def __init__(self, wanted: str = "%") -> None:
         super().__init__()
-        self.drawn = threading.Event()
+        self.wanted, self.drawn = wanted, threading.Event()
 
     def isatty(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         count = super().write(text)
-        if "%" in text:
+        if self.wanted in self.shown():
             self.drawn.set()
         return count
+
+    def shown(self) -> str:
+        return MARKS.sub("", self.getvalue())
+
+
+@pytest.fixture(autouse=True)
+def _a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
 
 
 def test_nothing_is_written_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
-    with progress("working", stream=stream) as bar:
-        bar.update(5, 10)
+    with progress("working", stream=stream) as update:
+        assert update is None
     assert stream.getvalue() == ""
 
 
 def test_nothing_is_written_where_it_is_not_wanted() -> None:
     stream = Terminal()
-    with progress("working", stream=stream, wanted=False) as bar:
-        bar.update(5, 10)
+    with progress("working", stream=stream, wanted=False) as update:
+        assert update is None
     assert stream.getvalue() == ""
 
 
-def test_a_terminal_shows_how_far_the_work_is_and_a_clean_line_at_the_end(monkeypatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.001)
+def test_nothing_is_written_where_rich_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
     stream = Terminal()
-    with progress("working", stream=stream) as bar:
-        bar.update(2500, 10_000)
+    with progress("working", stream=stream) as update:
+        assert update is None
+    assert stream.getvalue() == ""
+
+
+def test_nothing_is_written_of_work_that_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 60)
+    stream = Terminal()
+    with progress("working", stream=stream) as update:
+        assert update is not None
+        update(5, 10)
+    assert stream.shown().strip() == ""
+
+
+def test_a_terminal_shows_how_far_the_work_is_and_a_clean_line_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.001)
+    stream = Terminal("25%  2500/10000")
+    with progress("working", stream=stream) as update:
+        assert update is not None
+        update(2500, 10_000)
         assert stream.drawn.wait(10)
-    assert "25% 2,500 of 10,000" in stream.getvalue()
-    assert stream.getvalue().endswith("\r\x1b[K")
+    assert stream.getvalue().endswith("\x1b[2K")
 
 
-def test_without_a_total_the_count_and_the_time_are_shown() -> None:
-    with progress("reading", stream=io.StringIO()) as bar:
-        bar.update(1200)
-        assert bar.line() == "reading: 1,200, 0 s"
-        bar.update(3, 6, label="writing")
-        assert bar.line().startswith("writing [############............]  50% 3 of 6")
+def test_without_a_total_the_count_and_the_time_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.001)
+    stream = Terminal("1200/? 0:00:0")
+    with progress("reading", stream=stream) as update:
+        assert update is not None
+        update(1200)
+        assert stream.drawn.wait(10)
+        stream.wanted, stream.drawn = "50% 3/6", threading.Event()
+        update(3, 6, label="writing [ab")
+        assert stream.drawn.wait(10)
+    assert "writing [ab" in stream.shown()

@@ -19,7 +19,9 @@ from callqueue.limits.kinds import (
     TokenBucket,
 )
 from callqueue.limits.rules import Rule
-from callqueue.operations.audit import Finding, Seen, judge, tally_of
+from callqueue.operations.audit import Finding, judge
+from callqueue.operations.audit_tallies import tally_of
+from callqueue.operations.audited_attempts import Seen
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 10_000 * SECOND

@@ -1,0 +1,132 @@
+"""What every class of the app's admin shares: who may do what, how lists are sorted and filtered,
+and pages of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.utils import get_fields_from_path
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+# of a date hierarchy: what its links say, and the two ends of a range
+DATES = ("year", "month", "day", "gte", "lt")
+
+View = Callable[..., HttpResponse]
+
+
+class OwnList(ChangeList):
+    """A change list that is sorted by the columns that it offers. Django's heeds any column that an
+    address names.
+    """
+
+    def get_ordering_field(self, field_name: Any) -> Any:
+        is_offered = field_name in (self.sortable_by or ())
+        return super().get_ordering_field(field_name) if is_offered else None
+
+
+class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """What every admin class of the app is: nothing is added or changed by Django's forms, and an
+    address filters by the list's own filters alone. With any other lookup, staff could read letter
+    by letter what is redacted, or keep a process busy.
+    """
+
+    list_max_show_all = 0
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return OwnList
+
+    def page(
+        self,
+        request: HttpRequest,
+        template: str,
+        title: Any,
+        context: Mapping[str, Any],
+        *,
+        status: int = 200,
+    ) -> TemplateResponse:
+        """A page of the app's own, with what every page of the admin shows."""
+        common = {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "media": self.media,
+        }
+        path = f"admin/callqueue/{template}"
+        return TemplateResponse(request, path, {**common, **context}, status=status)
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        if "\x00" in str(value):  # which no database takes in a text
+            return False
+        dates = {f"{self.date_hierarchy}__{part}" for part in DATES if self.date_hierarchy}
+        return lookup in dates or any(
+            lookup in self._parameters(item, request) for item in self.list_filter
+        )
+
+    def _parameters(self, item: Any, request: HttpRequest | None) -> Sequence[str | None]:
+        """What a filter reads of an address."""
+        if isinstance(item, type) and issubclass(item, admin.SimpleListFilter):
+            return [item.parameter_name]
+        is_pair = isinstance(item, tuple | list)
+        kind: Any
+        path, kind = item if is_pair else (item, admin.FieldListFilter.create)
+        field = get_fields_from_path(self.model, path)[-1]
+        made = kind(field, request, {}, self.model, self, path)
+        return [] if made is None else made.expected_parameters()
+
+
+class CallPermissions(OwnAdmin):
+    """Who may do what to a call, each by a permission of its own."""
+
+    def has_requeue_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "requeue_call")
+
+    def has_edit_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "edit_call")
+
+    def has_cancel_call_permission(self, request: HttpRequest) -> bool:
+        return may(request, "cancel_call")
+
+
+def may(request: HttpRequest, permission: str) -> bool:
+    """Whether the user has this permission of the app."""
+    return bool(request.user.has_perm(f"callqueue.{permission}"))
+
+
+def user_id(request: HttpRequest) -> int:
+    """The number of the user, who is logged in."""
+    pk: int = request.user.pk  # type: ignore[assignment]
+    return pk
+
+
+def log_change(user_id: int, row: Model, what: str) -> None:
+    """Write into the admin's log what a user did to a row."""
+    LogEntry.objects.log_actions(user_id, [row], CHANGE, what, single_object=True)
+
+
+def for_viewers(view: View) -> View:
+    """A view for those who may view the rows; PermissionDenied for others."""
+
+    @wraps(view)
+    def guarded(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return view(self, request, *args, **kwargs)
+
+    return guarded

@@ -1,0 +1,200 @@
+"""The pages of one call, and what is done there: requeue, cancel, edit. Every change goes by POST
+and into the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.decorators import method_decorator
+from django.utils.translation import gettext as _
+from django.views.decorators.csrf import csrf_protect
+from django.views.decorators.http import require_POST
+
+from callqueue import states
+from callqueue.admin import call_page, edit_call
+from callqueue.admin.actions import ASKED
+from callqueue.admin.base import CallPermissions, View, for_viewers, log_change, user_id
+from callqueue.admin.readonly import may_see_holds
+from callqueue.exceptions import CallQueueError, IllegalTransition
+from callqueue.models import CallQueue
+
+# does something to a call, and says what it did
+Act = Callable[[HttpRequest, CallQueue], str]
+
+
+def of_call(view: View) -> View:
+    """A view of one call, for those who may view calls: it gets the call in place of its number. A
+    number that no call has leads back to the index.
+    """
+
+    @for_viewers
+    @wraps(view)
+    def found(
+        self: Any, request: HttpRequest, object_id: str, *args: Any, **more: Any
+    ) -> HttpResponse:
+        call = _call_of(object_id)
+        if call is None:
+            gone: HttpResponse = self._get_obj_does_not_exist_redirect(
+                request, self.opts, object_id
+            )
+            return gone
+        return view(self, request, call, *args, **more)
+
+    return found
+
+
+class CallViews(CallPermissions):
+    """The pages of one call."""
+
+    @of_call
+    def change_view(
+        self,
+        request: HttpRequest,
+        call: CallQueue,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """The call and its attempts, to read. Nothing is changed by Django's form."""
+        if request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        context = {
+            **call_page.context_of(call, may_see_holds=may_see_holds(request)),
+            **self._offered(request, call),
+            **(extra_context or {}),
+        }
+        return self.page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
+
+    def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
+        """What the user may do to the call."""
+        requeuable = (*states.REQUEUABLE, states.DONE)
+        cancellable = (*states.CANCELLABLE, states.DISPATCHED)
+        return {
+            "original": call,
+            "has_view_permission": True,
+            "is_asked": call.status in ASKED,
+            "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
+            "can_edit": self.has_edit_call_permission(request)
+            and call.status in edit_call.EDITABLE,
+            "can_cancel": self.has_cancel_call_permission(request) and call.status in cancellable,
+            "can_delete": self.has_delete_permission(request, call),
+        }
+
+    @of_call
+    def forecast_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """Why a call waits, for its page to put in place."""
+        if call.status not in states.UNFINISHED:
+            return HttpResponseRedirect(_page_of(call))
+        forecast = call_page.forecast_of(call, may_see_holds=may_see_holds(request))
+        return TemplateResponse(request, "admin/callqueue/callqueue/forecast.html", forecast)
+
+    @method_decorator(csrf_protect)
+    @method_decorator(require_POST)
+    @of_call
+    def requeue_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """POST: requeue one call; one that may have been made already needs "again"."""
+        return self._act(request, call, self.has_requeue_call_permission(request), _requeue)
+
+    @method_decorator(csrf_protect)
+    @method_decorator(require_POST)
+    @of_call
+    def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """POST: cancel one call."""
+        return self._act(request, call, self.has_cancel_call_permission(request), _cancel)
+
+    def _act(
+        self, request: HttpRequest, call: CallQueue, is_allowed: bool, act: Act
+    ) -> HttpResponse:
+        if not is_allowed:
+            raise PermissionDenied
+        try:
+            what = act(request, call)
+        except CallQueueError as error:
+            self.message_user(request, f"{str(error)[:1].upper()}{str(error)[1:]}.", messages.ERROR)
+        else:
+            log_change(user_id(request), call, what)
+            said = _("Call %(number)d: %(what)s") % {"number": call.pk, "what": what}
+            self.message_user(request, said, messages.SUCCESS)
+        return HttpResponseRedirect(_page_of(call))
+
+    @method_decorator(csrf_protect)
+    @of_call
+    def edit_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """Change a call's request and requeue it."""
+        if not self.has_edit_call_permission(request):
+            raise PermissionDenied
+        if call.status not in edit_call.EDITABLE:
+            why = _("Call %(number)d is %(status)s and cannot be edited.")
+            said = why % {"number": call.pk, "status": call.get_status_display()}
+            self.message_user(request, said, messages.ERROR)
+            return HttpResponseRedirect(_page_of(call))
+        text, problem = edit_call.as_text(edit_call.shown(call.call_data)), ""
+        if request.method == "POST":
+            text = request.POST.get("call_data", "")
+            problem = self._edit(request, call, text)
+            if not problem:
+                return HttpResponseRedirect(_page_of(call))
+        title = _("Edit and requeue call %d") % call.pk
+        context = {
+            "call": call,
+            "original": call,
+            "text": text,
+            "problem": problem,
+            "is_asked": call.status in ASKED,
+            "has_view_permission": True,
+        }
+        status = 400 if problem else 200
+        return self.page(request, "callqueue/edit.html", title, context, status=status)
+
+    def _edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
+        """What is wrong; empty once it is saved."""
+        is_asked = call.status in ASKED
+        if is_asked and "again" not in request.POST:
+            return _("This call may have been made already: say that it may be made again.")
+        was = call.get_status_display()
+        try:
+            changed = edit_call.save(call, edit_call.read(text, call.call_data), again=is_asked)
+        except CallQueueError as error:
+            call.refresh_from_db()
+            return str(error)
+        said = _("Edited and requeued; it was %(status)s. Changed: %(paths)s.")
+        log_change(user_id(request), call, said % {"status": was, "paths": changed or _("nothing")})
+        self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
+        return ""
+
+
+def _requeue(request: HttpRequest, call: CallQueue) -> str:
+    if call.status in ASKED and "again" not in request.POST:
+        raise IllegalTransition(
+            _("this call may have been made already: say that it may be made again")
+        )
+    was = call.get_status_display()
+    call.requeue(again=call.status == states.DONE)
+    return _("Requeued; it was %s.") % was
+
+
+def _cancel(request: HttpRequest, call: CallQueue) -> str:
+    was = call.get_status_display()
+    call.cancel()
+    return _("Cancelled; it was %s.") % was
+
+
+def _call_of(object_id: str) -> CallQueue | None:
+    """The call of this number, as an address has it."""
+    text = unquote(object_id)
+    if not text.isdecimal() or len(text) > 18:
+        return None
+    return CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk=int(text)).first()
+
+
+def _page_of(call: CallQueue) -> str:
+    return reverse("admin:callqueue_callqueue_change", args=[call.pk])

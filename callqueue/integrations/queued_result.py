@@ -1,0 +1,67 @@
+"""QueuedResult: the Celery result of a task that waits as a call."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from celery.backends.base import DisabledBackend
+from celery.result import AsyncResult
+
+from callqueue import states
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
+
+_STATES = {
+    states.NEW: "PENDING",
+    states.DISPATCHED: "STARTED",
+    states.ERROR: "RETRY",
+    states.DONE: "SUCCESS",
+    states.FAILED: "FAILURE",
+    states.UNKNOWN: "FAILURE",
+    states.CANCELLED: "REVOKED",
+    states.EXPIRED: "REVOKED",
+}
+
+
+class QueuedResult(AsyncResult):
+    """A Celery result that carries its call. Without a result backend, `state` and `result` are
+    read from the call.
+    """
+
+    def __init__(self, *args: Any, call: CallQueue | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.call = call
+
+    def revoke(self, *args: Any, **kwargs: Any) -> None:
+        """Cancel the call; one that a worker has begun goes on. `terminate` is not offered."""
+        if self.call is not None:
+            type(self.call).objects.using(self.call._state.db).filter(pk=self.call.pk).cancel()
+
+    def _get_task_meta(self) -> Any:
+        if self.call is None:
+            return super()._get_task_meta()
+        if not isinstance(self.backend, DisabledBackend):
+            meta = super()._get_task_meta()
+            if meta.get("status") != "PENDING":
+                return meta
+        return _meta_of(self.call)
+
+
+def _meta_of(call: CallQueue) -> dict[str, Any]:
+    """What a result backend would say, from the call's row and its last attempt."""
+    fresh = type(call).objects.using(call._state.db).filter(pk=call.pk).first()
+    if fresh is None:
+        return {"status": "PENDING", "result": None}
+    meta: dict[str, Any] = {"status": _STATES[fresh.status], "result": None, "traceback": None}
+    if fresh.status in (states.FAILED, states.UNKNOWN, states.ERROR):
+        meta["result"] = RuntimeError(fresh.error_message.partition("\n")[0])
+        meta["traceback"] = fresh.error_message
+    attempt = fresh.attempts.order_by("-number").first() if fresh.status == states.DONE else None
+    if attempt is not None and attempt.response_body:
+        try:
+            meta["result"] = json.loads(attempt.response_body)
+        except ValueError:  # cut at KEEP_RESPONSE_BYTES
+            meta["result"] = attempt.response_body
+    return meta

@@ -1,0 +1,79 @@
+"""Durations and counts in words, in the reader's language: for the admin, the commands and the
+forecast.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from arrow.locales import Locale, TimeFrameLiteral, get_locale
+from django.utils.formats import number_format
+from django.utils.translation import get_language
+from django.utils.translation import gettext as _
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+LONGEST = 36500 * DAY
+JUST_NOW = 10  # what is over for fewer seconds was just now
+
+
+def duration(seconds: float) -> str:
+    """ "850 ms", "12 seconds", "4 minutes", "3 hours and 20 minutes", "2 days and 4 hours"."""
+    if 0.001 <= seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    if seconds > LONGEST:
+        return _("more than a hundred years")
+    locale = _locale(get_language() or "en")
+    parts = [locale.describe(unit, number, only_distance=True) for unit, number in _parts(seconds)]
+    return f" {locale.and_word} ".join(parts)
+
+
+def from_now(seconds: float) -> str:
+    """ "in 3 hours and 12 minutes", "just now"; of negative seconds "2 minutes ago"."""
+    if seconds > LONGEST:
+        return _("in more than a hundred years")
+    if seconds < -LONGEST:
+        return _("more than a hundred years ago")
+    locale = _locale(get_language() or "en")
+    if -JUST_NOW < seconds <= 0:
+        return locale.describe("now")
+    sign = -1 if seconds < 0 else 1
+    parts = [(unit, sign * number) for unit, number in _parts(abs(seconds))]
+    return locale.describe_multi(parts) if len(parts) > 1 else locale.describe(*parts[0])
+
+
+def count(number: float) -> str:
+    """ "1,234" in English, "1.234" in German."""
+    return str(number_format(number, decimal_pos=0, force_grouping=True))
+
+
+def _parts(seconds: float) -> list[tuple[TimeFrameLiteral, int]]:
+    """A length of time as exactly as somebody who waits wants it: in one unit, or in two of which
+    the first says little.
+    """
+    whole = round(seconds)
+    if whole < 2 * MINUTE:
+        return [("second" if whole == 1 else "seconds", whole)]
+    if whole < 2 * HOUR:
+        return [("minutes", round(whole / MINUTE))]
+    if whole < 2 * DAY:
+        hours, minutes = divmod(round(whole / MINUTE), 60)
+        return [("hours", hours), *_rest("minute", "minutes", minutes)]
+    days, hours = divmod(whole // HOUR, 24)
+    return [("days", days), *_rest("hour", "hours", hours if days < 10 else 0)]
+
+
+def _rest(
+    one: TimeFrameLiteral, many: TimeFrameLiteral, number: int
+) -> list[tuple[TimeFrameLiteral, int]]:
+    return [(one if number == 1 else many, number)] if number else []
+
+
+@lru_cache
+def _locale(language: str) -> Locale:
+    """The words of a language; English where arrow has none of it."""
+    for name in (language, language.partition("-")[0]):
+        try:
+            return get_locale(name)
+        except ValueError:
+            continue
+    return get_locale("en")

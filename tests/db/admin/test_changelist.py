@@ -1,0 +1,130 @@
+"""The list of calls: what it shows, finds and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from callqueue import Rule
+from callqueue.admin import changelist
+from callqueue.models import CallQueue
+from tests.db.admin.staff import CHANGELIST, ended, page_of, text_of
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+def test_the_list_shows_each_call_with_its_status_and_last_error(
+    rules: Rules, root: Client
+) -> None:
+    rules(pay=Rule())
+    call = ended(
+        Status.FAILED, rule="pay", key="tenant-7", error_message="HTTP 500 from vendor.example"
+    )
+    text = text_of(root.get(reverse(CHANGELIST)))
+    assert page_of(call) in text
+    for shown in (
+        "cq-failed",
+        "tenant-7",
+        "vendor.example",
+        "post",
+        "HTTP 500 from vendor.example",
+    ):
+        assert shown in text
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("status__exact=4", {"failed"}),
+        ("status__exact=0", {"new", "other"}),
+        ("rule__exact=pay", {"failed", "new"}),
+        ("rule__exact=pay&status__exact=4", {"failed"}),
+        ("method__exact=get", set()),
+        ("q=tenant-1", {"failed"}),
+        ("q=order-1", {"other"}),
+        ("q=tenant", set()),
+    ],
+)
+def test_filters_and_search_find_exactly_what_they_name(
+    rules: Rules, root: Client, query: str, found: set[str]
+) -> None:
+    rules(pay=Rule(), ship=Rule())
+    calls = {
+        "failed": ended(Status.FAILED, rule="pay", key="tenant-1"),
+        "new": send("pay"),
+        "other": send("ship", unique_key="order-1"),
+    }
+    text = text_of(root.get(f"{reverse(CHANGELIST)}?{query}"))
+    assert {name for name, call in calls.items() if page_of(call) in text} == found
+
+
+def test_search_finds_a_call_by_its_number(rules: Rules, root: Client) -> None:
+    first, second = send(), send()
+    text = text_of(root.get(f"{reverse(CHANGELIST)}?q={first.pk}"))
+    assert page_of(first) in text
+    assert page_of(second) not in text
+
+
+def test_dates_are_offered_between_the_first_call_and_the_last(rules: Rules, root: Client) -> None:
+    old, new = send(), send()
+    CallQueue.objects.filter(pk=old.pk).update(created_dt=timezone.now() - timedelta(days=800))
+    assert "created_dt__year=" in text_of(root.get(reverse(CHANGELIST)))
+    year = timezone.localtime(new.created_dt).year
+    text = text_of(root.get(f"{reverse(CHANGELIST)}?created_dt__year={year}"))
+    assert page_of(new) in text
+    assert page_of(old) not in text
+    now = timezone.localtime(new.created_dt)
+    day = f"created_dt__year={now.year}&created_dt__month={now.month}&created_dt__day={now.day}"
+    assert page_of(new) in text_of(root.get(f"{reverse(CHANGELIST)}?{day}"))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "created_dt__year=x",
+        "created_dt__year=2026&created_dt__month=77",
+        "status__exact=x",
+        "p=99",
+        "q=%00",
+    ],
+)
+def test_nonsense_in_the_address_is_no_error(rules: Rules, root: Client, query: str) -> None:
+    send()
+    assert root.get(f"{reverse(CHANGELIST)}?{query}", follow=True).status_code == 200
+
+
+def test_a_filter_without_an_index_looks_through_the_newest_calls_and_says_so(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelist, "WINDOW", 3)
+    monkeypatch.setattr(changelist.database, "estimated_rows", lambda using, table: 1_000_000)
+    rules(pay=Rule())
+    calls = [send("pay") for _ in range(6)]
+    for place, call in enumerate(calls):
+        CallQueue.objects.filter(pk=call.pk).update(
+            created_dt=calls[0].created_dt + timedelta(milliseconds=10 * place)
+        )
+    text = text_of(root.get(f"{reverse(CHANGELIST)}?rule__exact=pay"))
+    assert [page_of(call) in text for call in calls] == [False] * 3 + [True] * 3
+    assert "Among the newest 3 calls" in text
+    year = timezone.localtime(calls[0].created_dt).year
+    text = text_of(root.get(f"{reverse(CHANGELIST)}?rule__exact=pay&created_dt__year={year}"))
+    assert [page_of(call) in text for call in calls] == [False] * 3 + [True] * 3
+
+
+def test_large_tables_are_estimated_and_large_filters_counted_no_further_than_needed(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelist, "COUNTED", 2)
+    monkeypatch.setattr(changelist.database, "estimated_rows", lambda using, table: 1_234_567)
+    for _ in range(4):
+        send()
+    assert "about 1,234,567 calls" in text_of(root.get(reverse(CHANGELIST)))
+    assert "2+ calls" in text_of(root.get(f"{reverse(CHANGELIST)}?status__exact=0"))

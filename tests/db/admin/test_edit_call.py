@@ -1,0 +1,401 @@
+"""Editing a call: what may be changed, and what is never shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from callqueue import Rule
+from callqueue.models import CallQueue
+from callqueue.security.secrets import Secret
+from tests.db.admin.staff import edit, page_of, text_of
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+def secretive() -> CallQueue:
+    call = CallQueue.objects.send(
+        {
+            "method": "post",
+            "params": {
+                "url": "https://vendor.example/v1?token=t0psecret",
+                "headers": {
+                    "Authorization": "Bearer abcdefgh",
+                    "X-Key": Secret("KEY"),
+                    "X-Plain": "1",
+                },
+                "json": {"items": [{"password": "p4ss", "n": 1}]},
+            },
+        },
+        rule="pay",
+    )
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED, finished_at_dt=timezone.now())
+    return CallQueue.objects.get(pk=call.pk)
+
+
+@pytest.fixture
+def with_secret(rules: Rules) -> None:
+    rules({"SECRETS": {"KEY": "v4lue", "OTHER": "0ther"}}, pay=Rule())
+
+
+def test_an_edited_call_keeps_what_was_not_shown(with_secret: None, root: Client) -> None:
+    call = secretive()
+
+    def change(data: Any) -> None:
+        data["params"]["headers"]["X-Plain"] = "2"
+        data["params"]["json"]["items"][0]["n"] = 5
+
+    assert "edited and requeued" in text_of(edit(root, call, change))
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert fresh.status == Status.NEW
+    expected = deepcopy(call.call_data)
+    expected["params"]["headers"]["X-Plain"] = "2"
+    expected["params"]["json"]["items"][0]["n"] = 5
+    assert fresh.call_data == expected
+    assert fresh.idempotency_key != call.idempotency_key
+    changed = "params.headers.X-Plain, params.json.items[0].n"
+    assert (
+        LogEntry.objects.get().change_message
+        == f"Edited and requeued; it was failed. Changed: {changed}."
+    )
+
+
+def test_an_unchanged_call_keeps_its_idempotency_key(with_secret: None, root: Client) -> None:
+    call = secretive()
+    edit(root, call, lambda data: None)
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert (fresh.status, fresh.call_data, fresh.idempotency_key) == (
+        Status.NEW,
+        call.call_data,
+        call.idempotency_key,
+    )
+
+
+def test_an_edit_names_no_secret_whatever_is_typed(with_secret: None, root: Client) -> None:
+    call = secretive()
+
+    def change(data: Any) -> None:
+        data["params"]["json"] = {"note": {"$secret": "OTHER"}, "same": {"$secret": "KEY"}}
+
+    edit(root, call, change)
+    params = CallQueue.objects.get(pk=call.pk).call_data["params"]
+    assert params["json"] == {"note": {"$secret": "OTHER"}, "same": {"$secret": "KEY"}}
+    assert params["headers"]["X-Key"] == Secret("KEY")
+
+
+def _to_another_host(data: Any) -> None:
+    data["params"]["url"] = "https://evil.example/v1"
+
+
+def _to_another_port(data: Any) -> None:
+    data["params"]["url"] = "https://vendor.example:8443/v1"
+
+
+def _another_secret(data: Any) -> None:
+    data["params"]["headers"]["X-Other"] = "[secret OTHER]"
+
+
+def _moved_redaction(data: Any) -> None:
+    data["params"]["headers"]["X-Copy"] = "Bearer [redacted]"
+
+
+def _mail(data: Any) -> Any:
+    return {"method": "send_email", "params": {"to": "a@evil.example", "message": "x"}}
+
+
+def _bad_header(data: Any) -> None:
+    data["params"]["headers"]["X-Plain"] = "a\r\nb"
+
+
+def _bad_method(data: Any) -> None:
+    data["method"] = "pots"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_to_another_host, "another kind of call"),
+        (_to_another_port, "another kind of call"),
+        (_another_secret, "OTHER"),
+        (_moved_redaction, "[redacted]"),
+        (_mail, "another kind of call"),
+        (_bad_header, "line break"),
+        (_bad_method, "another kind of call"),
+        (lambda data: [1], "call_data"),
+    ],
+)
+def test_an_edit_is_refused_where_it_would_leak_or_send_would_refuse(
+    with_secret: None, root: Client, change: Callable[[Any], Any], why: str
+) -> None:
+    call = secretive()
+    response = edit(root, call, change)
+    assert response.status_code == 400
+    assert why in text_of(response)
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert (fresh.status, fresh.call_data) == (Status.FAILED, call.call_data)
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[" * 5000,
+        '"x"',
+        '{"a":' * 300 + "1" + "}" * 300,
+        '{"method": ["get"], "params": {}}',
+    ],
+)
+def test_what_is_not_a_request_is_refused_with_the_text_kept(
+    with_secret: None, root: Client, text: str
+) -> None:
+    call = secretive()
+    response = root.post(
+        reverse("admin:callqueue_callqueue_edit", args=[call.pk]), {"call_data": text}
+    )
+    assert response.status_code == 400
+    assert response.context["text"] == text
+
+
+# What says where a call goes or what it runs stays, whether or not anything in it is hidden.
+OPEN_CALLS: dict[str, dict[str, Any]] = {
+    "get": {"url": "https://vendor.example/v1", "params": {"page": 1}},
+    "send_email": {
+        "to": ["a@shop.example"],
+        "subject": "Paid",
+        "message": "Thanks",
+        "from_email": "shop@shop.example",
+    },
+    "celery_task": {
+        "name": "shop.tasks.ship",
+        "args": [1],
+        "kwargs": {"fast": True},
+        "options": {"task_id": "t-1"},
+    },
+    "django_task": {
+        "path": "shop.tasks.ship",
+        "args": [1],
+        "kwargs": {},
+        "queue_name": "default",
+        "backend": "default",
+    },
+}
+
+
+def stored(method: str, params: Any) -> CallQueue:
+    """A call that has failed, as any code may have written it."""
+    data = {"method": method, "params": params}
+    return CallQueue.objects.create(
+        call_data=data, method=method, status=Status.FAILED, finished_at_dt=timezone.now()
+    )
+
+
+def put(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda data: data["params"].__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        (
+            "get",
+            lambda data: {
+                "method": "celery_task",
+                "params": {"name": "accounts.make_superuser", "args": [1]},
+            },
+        ),
+        (
+            "get",
+            lambda data: {
+                "method": "send_email",
+                "params": {"to": ["x@y.example"], "message": "m"},
+            },
+        ),
+        ("get", lambda data: {"method": "delete", "params": data["params"]}),
+        ("get", put("url", "https://evil.example/v1")),
+        ("get", put("url", "http://vendor.example/v1")),
+        ("get", put("url", "https://vendor.example:8443/v1")),
+        ("get", put("url", "https://vendor.example.evil.example/v1")),
+        ("get", put("url", "https://vendor.example\\@evil.example/v1")),
+        ("get", put("url", "https://vendor.example[/v1")),
+        ("get", put("url", "https://[vendor.example/v1")),
+        ("get", put("url", {"$secret": "KEY"})),
+        ("send_email", put("to", ["x@y.example"])),
+        ("send_email", put("to", "a@shop.example")),
+        ("send_email", put("from_email", "ceo@bank.example")),
+        ("send_email", put("bcc", ["x@y.example"])),
+        ("send_email", put("cc", ["x@y.example"])),
+        ("send_email", put("reply_to", ["x@y.example"])),
+        ("celery_task", put("name", "accounts.make_superuser")),
+        ("celery_task", put("options", {"link": [{"task": "accounts.make_superuser"}]})),
+        (
+            "celery_task",
+            lambda data: {
+                "method": "django_task",
+                "params": {**data["params"], "path": "os.system"},
+            },
+        ),
+        ("django_task", put("path", "os.system")),
+        ("django_task", put("backend", "other")),
+        ("django_task", put("queue_name", "other")),
+    ],
+)
+def test_an_edit_never_makes_another_kind_of_call(
+    rules: Rules, root: Client, method: str, change: Callable[[Any], Any]
+) -> None:
+    rules({"SECRETS": {"KEY": "v4lue"}}, default=Rule())
+    call = stored(method, OPEN_CALLS[method])
+    response = edit(root, call, change)
+    assert response.status_code == 400
+    assert "another kind of call" in text_of(response)
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert (fresh.status, fresh.call_data) == (Status.FAILED, call.call_data)
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value", "path"),
+    [
+        ("get", "url", "https://vendor.example/v2?page=2", "params.url"),
+        ("get", "params", {"page": True}, "params.params.page"),
+        ("get", "json", {"a": 1}, "params.json"),
+        ("send_email", "message", "Many thanks", "params.message"),
+        ("celery_task", "args", [2], "params.args[0]"),
+        ("celery_task", "kwargs", {"fast": 1}, "params.kwargs.fast"),
+        ("django_task", "args", [2, 3], "params.args"),
+    ],
+)
+def test_the_rest_of_a_call_may_be_edited_and_the_log_names_its_path(
+    rules: Rules, root: Client, method: str, name: str, value: Any, path: str
+) -> None:
+    rules(default=Rule())
+    call = stored(method, OPEN_CALLS[method])
+    edit(root, call, put(name, value))
+    fresh = CallQueue.objects.get(pk=call.pk)
+    assert fresh.status == Status.NEW
+    assert json.dumps(fresh.call_data["params"][name]) == json.dumps(value), "1 is not True"
+    assert fresh.idempotency_key != call.idempotency_key
+    assert (
+        LogEntry.objects.get().change_message
+        == f"Edited and requeued; it was failed. Changed: {path}."
+    )
+
+
+PAIRS = [
+    ["user", "bob"],
+    ["password", "hunter2-real"],
+    ["tag", "a"],
+    ["tag", "b"],
+    ["token", "t0k-1"],
+    ["token", "t0k-2"],
+]
+
+
+@pytest.mark.parametrize("place", ["data", "params"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pairs: [["comment" if name == "password" else name, value] for name, value in pairs],
+        lambda pairs: [[value, name] for name, value in pairs],
+        lambda pairs: [["user", "[redacted]"], ["password", "bob"], *pairs[2:]],
+        lambda pairs: [pairs[0], *pairs[2:], ["tag", "[redacted]"]],
+        lambda pairs: pairs[:5],  # one token fewer: which of the two it is, nobody can say
+        lambda pairs: [*pairs, ["token", "[redacted]"]],
+        lambda pairs: dict(pairs),
+        lambda pairs: {**{name: "x" for name, _ in pairs}, "comment": "[redacted]"},
+        lambda pairs: [["user", ["[redacted]"]], *pairs[1:]],
+    ],
+)
+def test_no_renaming_and_no_other_order_of_pairs_shows_what_was_hidden(
+    rules: Rules, root: Client, place: str, change: Callable[[Any], Any]
+) -> None:
+    rules(default=Rule())
+    call = stored("post", {"url": "https://vendor.example/", place: PAIRS})
+    response = edit(root, call, lambda data: put(place, change(data["params"][place]))(data))
+    assert response.status_code == 400
+    assert "[redacted]" in text_of(response)
+    assert CallQueue.objects.get(pk=call.pk).call_data == call.call_data
+    for hidden in ("hunter2-real", "t0k-1", "t0k-2"):
+        assert hidden not in text_of(response) + text_of(root.get(page_of(call)))
+
+
+def test_pairs_in_another_order_keep_their_own_values(rules: Rules, root: Client) -> None:
+    rules(default=Rule())
+    call = stored("post", {"url": "https://vendor.example/", "data": PAIRS})
+
+    def change(data: Any) -> None:
+        pairs = data["params"]["data"]
+        data["params"]["data"] = [pairs[4], pairs[1], ["user", "eve"], pairs[5], ["new", "1"]]
+
+    assert "edited and requeued" in text_of(edit(root, call, change))
+    expected = [
+        ["token", "t0k-1"],
+        ["password", "hunter2-real"],
+        ["user", "eve"],
+        ["token", "t0k-2"],
+        ["new", "1"],
+    ]
+    assert CallQueue.objects.get(pk=call.pk).call_data["params"]["data"] == expected
+
+
+def test_items_of_a_list_keep_what_was_hidden_in_them_wherever_they_are_put(
+    rules: Rules, root: Client
+) -> None:
+    rules(default=Rule())
+    items = [{"user": name, "password": f"of-{name}"} for name in ("ann", "bob", "eve")]
+    call = stored("post", {"url": "https://vendor.example/", "json": items})
+    edit(root, call, lambda data: data["params"]["json"].reverse())
+    assert CallQueue.objects.get(pk=call.pk).call_data["params"]["json"] == items[::-1]
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
+    edit(root, call, lambda data: data["params"]["json"].__delitem__(0))
+    assert CallQueue.objects.get(pk=call.pk).call_data["params"]["json"] == items[1::-1]
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
+    refused = edit(
+        root,
+        call,
+        lambda data: data["params"].__setitem__(
+            "json", [{"user": "zoe", "password": "[redacted]"}]
+        ),
+    )
+    assert refused.status_code == 400, "whose password that is, nobody can say"
+
+
+def test_what_only_a_handler_understands_is_not_edited_where_something_is_hidden(
+    rules: Rules, root: Client
+) -> None:
+    rules({"HANDLERS": {"sms": f"{__name__}.page_of"}}, default=Rule())
+    call = stored("sms", {"to": "+49", "token": "t0k-1"})
+    refused = edit(root, call, put("to", "+1"))
+    assert refused.status_code == 400
+    assert "only its handler knows" in text_of(refused)
+    edit(root, stored("sms", {"to": "+49"}), put("to", "+1"))
+    assert CallQueue.objects.new().get().call_data["params"] == {"to": "+1"}
+
+
+def test_the_log_of_an_edit_is_short_and_holds_no_value(rules: Rules, root: Client) -> None:
+    rules(default=Rule())
+    body = {f"name{i}\n\x1b[2J": f"v4lue-{i}" for i in range(30)} | {"n" * 500: "v4lue"}
+    call = stored("post", {"url": "https://vendor.example/", "json": body})
+    edit(root, call, lambda data: put("json", dict.fromkeys(body, "0ther"))(data))
+    said = LogEntry.objects.get().change_message
+    assert said.isprintable()
+    assert len(said) < 3000
+    assert "v4lue" not in said
+    assert "0ther" not in said
+
+
+def test_a_begun_call_cannot_be_edited(with_secret: None, root: Client) -> None:
+    call = secretive()
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.DISPATCHED)
+    path = reverse("admin:callqueue_callqueue_edit", args=[call.pk])
+    assert "cannot be edited" in text_of(root.get(path, follow=True))

@@ -1,0 +1,99 @@
+"""callqueue_simulate: what a backlog would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.utils import timezone
+
+from callqueue import Concurrency, Rule, SlidingWindow, states
+from callqueue.limits.simulation import DELIVERY, NOTICE
+from callqueue.models import CallAttempt
+from callqueue.operations import control
+from tests.db.commands import run
+
+Rules = Callable[..., None]
+NOON = timezone.now().replace(microsecond=0) - timedelta(hours=1)
+
+
+def attempt(
+    at: datetime,
+    *,
+    rule: str = "r",
+    seconds: float = 0.2,
+    outcome: str = states.SUCCEEDED,
+    **columns: Any,
+) -> CallAttempt:
+    values = {
+        "released_at": at,
+        "started_at": at,
+        "sent_at": at,
+        "finished_at": at + timedelta(seconds=seconds),
+        **columns,
+    }
+    return CallAttempt(call_id=1, number=1, rule=rule, outcome=outcome, **values)
+
+
+def paced(count: int, every: float, **columns: Any) -> None:
+    CallAttempt.objects.bulk_create(
+        [attempt(NOON + timedelta(seconds=n * every), **columns) for n in range(count)]
+    )
+
+
+def test_a_simulation_says_what_draining_takes(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s", name="vendor"), Concurrency(50)]))
+    ran = run("simulate", "--rule", "r", "--calls", "200", "--json")
+    assert ran.code == 0
+    document = ran.document
+    assert (document["rule"], document["calls"], document["binding_limit"]) == ("r", 200, "vendor")
+    assert document["seconds"] == pytest.approx(9.65, abs=0.1)
+    assert "the limit that binds is vendor" in run("simulate", "--rule", "r", "--calls", "200").out
+
+
+def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
+    rules(
+        r=Rule(
+            limits=[
+                SlidingWindow("20/s", name="vendor"),
+                SlidingWindow("100/m", unit="tokens", per="key"),
+            ]
+        )
+    )
+    control.change_limit("default", "r", "vendor", "40/s")
+    assert run("simulate", "--rule", "r", "--calls", "200", "--json").document["seconds"] < 5
+    slow = run(
+        "simulate", "--rule", "r", "--calls", "20", "--cost", "tokens=50", "--keys", "5", "--json"
+    ).document
+    assert slow["seconds"] == pytest.approx(60.05 + 0.2, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--rule", "x", "--calls", "1"),
+        ("--rule", "r", "--calls", "-1"),
+        ("--rule", "r", "--calls", "1", "--latency", "-1"),
+        ("--rule", "r", "--calls", "1", "--latency", "nan"),
+        ("--rule", "r", "--calls", "1", "--keys", "0"),
+        ("--rule", "r", "--calls", "1", "--cost", "21"),
+        ("--rule", "r", "--calls", "1", "--cost", "many"),
+    ],
+)
+def test_a_simulation_of_nonsense_is_wrong_use(rules: Rules, arguments: tuple[str, ...]) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s")]))
+    assert run("simulate", *arguments).code == 2
+
+
+def test_a_simulation_learns_from_the_latest_attempts_how_long_the_way_to_the_wire_is(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    quick = run("simulate", "--rule", "r", "--calls", "10", "--json").document["seconds"]
+    paced(30, 1.0, released_at=NOON - timedelta(seconds=5))
+    CallAttempt.objects.update(sent_at=F("released_at") + timedelta(seconds=0.25))
+    slow = run("simulate", "--rule", "r", "--calls", "10", "--json").document["seconds"]
+    assert slow - quick == pytest.approx(10 * (0.25 - DELIVERY) + 9 * (0.15 - NOTICE), abs=0.01)
