@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from callqueue import callbacks, clocks, conf, database, states, tables
+from callqueue import callbacks, clocks, conf, database, states, tables, transitions
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import backpressure, planning
 from callqueue.dispatch.planning import Plan, Release
@@ -28,7 +28,6 @@ from callqueue.ledger.turns import Turn
 from callqueue.limits.budgets import Book, Budget, charged_on, cost_of
 from callqueue.maintenance import breaker
 from callqueue.sending.validation import check_cost
-from callqueue.transitions import ended
 
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
@@ -133,7 +132,7 @@ def release(
         chooser.pass_turns(made)
         released = _charge(using, account, made.releases)
         _remember(using, rows, made, account)
-        _fail(using, unfit)
+        transitions.fail(using, unfit)
     if unfit:
         callbacks.announce(using, list(unfit), states.FAILED)
     chooser.unfinished &= not is_short
@@ -416,13 +415,6 @@ def _unfitness(call: Candidate, budgets: Sequence[Budget]) -> str | None:
                 f"cost: {wanted} {budget.limit.unit} are more than {budget.limit.label} ever admits"
             )
     return None
-
-
-def _fail(using: str, unfit: Mapping[int, str]) -> None:
-    for pk, why in unfit.items():
-        tables.calls(using).waiting().filter(pk=pk).update(
-            **ended(states.FAILED), error_message=why
-        )
 
 
 def _lock(using: str, group: Sequence[str]) -> tuple[dict[str, State], clocks.Reading | None]:

@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 from django.core import mail
-from django.db.models import F
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, conf
-from callqueue.dispatch.release_pass import LEAD
-from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
+from callqueue.execution import claim, executor, request
 from callqueue.execution.http import client
 from callqueue.handlers import Context
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, response, run, send
 
 Rules = Callable[..., None]
@@ -355,23 +351,6 @@ def test_mail_is_sent(rules: Rules) -> None:
     )
 
 
-def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule(), gone=Rule())
-    orphan, handlerless, sound = send("gone"), send("r"), send("r")
-    CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
-    (released,) = [c for c in release() if c.pk == orphan.pk]
-    rules(r=Rule())
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
-    assert fresh(orphan).status == Status.FAILED
-    assert "gone" in fresh(orphan).error_message
-    assert fresh(handlerless).status == Status.FAILED
-    assert "fax" in fresh(handlerless).error_message
-    assert fresh(sound).status == Status.DONE
-    assert released
-
-
 def test_waiting_calls_of_a_removed_rule_fail_with_the_reason(rules: Rules) -> None:
     rules(r=Rule(), gone=Rule())
     call = send("gone")
@@ -403,29 +382,6 @@ def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Ven
     assert remote.requests == []
 
 
-def test_a_second_delivery_makes_no_second_request(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    send("r")
-    release()
-    ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    assert executor.execute("default", ids, inline=True) == 1
-    assert executor.execute("default", ids, inline=True) == 0
-    assert len(remote.requests) == 1
-
-
-def test_an_old_message_after_a_requeue_makes_no_request(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    call = send("r")
-    release()
-    old = list(call.attempts.values_list("pk", flat=True))
-    fresh(call).cancel()
-    fresh(call).requeue()
-    run()
-    assert executor.execute("default", old, inline=True) == 0
-    assert len(remote.requests) == 1
-    assert [a.outcome for a in fresh(call).attempts.all()] == ["voided", "succeeded"]
-
-
 def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
     call = send("r")
@@ -435,33 +391,6 @@ def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vend
     assert fresh(call).status == Status.NEW
     assert run() == 1
     assert [a.number for a in fresh(call).attempts.all()] == [1, 2]
-
-
-def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
-    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may
-    be ahead of its slot.
-    """
-    rules(r=Rule(total_timeout=7, limits=[SlidingWindow("1000/s")]), slow=Rule(total_timeout=70))
-    with travel(hours=1):
-        send("r"), send("slow")
-        release()
-        CallAttempt.objects.filter(rule="r").update(
-            send_at=F("released_at") + timedelta(seconds=LEAD)
-        )
-        jobs = {
-            job.rule_name: job
-            for job in claim.begin(
-                "default", list(CallAttempt.objects.values_list("pk", flat=True))
-            )
-        }
-    for name, timeout in (("r", 7), ("slow", 70)):
-        attempt, own = (
-            CallAttempt.objects.get(rule=name),
-            jobs[name].lease_ends - jobs[name].clock.before,
-        )
-        written = (attempt.lease_until - attempt.started_at).total_seconds()
-        assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
-        assert own - 0.001 <= written <= own + LEAD
 
 
 @pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])
@@ -497,54 +426,6 @@ def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> Non
     remote.answers["/"] = too_late
     executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
     assert fresh(call).status == Status.UNKNOWN
-
-
-def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    for status in (Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.CANCELLED, Status.EXPIRED):
-        call = send("r")
-        CallQueue.objects.filter(pk=call.pk).update(
-            status=status, failed_count=3, finished_at_dt=timezone.now()
-        )
-        call.requeue()
-        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
-    for status in (Status.NEW, Status.DISPATCHED, Status.DONE):
-        CallQueue.objects.filter(pk=call.pk).update(status=status)
-        with pytest.raises(IllegalTransition):
-            call.requeue()
-    call.status = Status.DONE
-    CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE)
-    call.requeue(again=True)
-    assert call.status == Status.NEW
-
-
-def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    new, released, begun, done = (send("r") for _ in range(4))
-    new.cancel()
-    assert new.status == Status.CANCELLED
-    assert new.finished_at_dt is not None
-    release()
-    released.cancel()
-    assert released.status == Status.CANCELLED
-    begun.attempts.update(started_at=timezone.now())
-    for call in (begun, new):
-        with pytest.raises(IllegalTransition):
-            call.cancel()
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
-    assert len(remote.requests) == 1
-    assert fresh(done).status == Status.DONE
-
-
-def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
-    rules(r=Rule())
-    calls = [send("r") for _ in range(4)]
-    CallQueue.objects.filter(pk=calls[0].pk).update(status=Status.DONE)
-    assert CallQueue.objects.all().cancel() == 3
-    assert CallQueue.objects.cancelled().requeue() == 3
-    assert CallQueue.objects.new().count() == CallQueue.objects.due().count() == 3
-    assert CallQueue.objects.done().requeue() == 0
-    assert CallQueue.objects.done().requeue(again=True) == 1
 
 
 def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
@@ -608,7 +489,7 @@ def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules
     release()
     (job,) = claim.begin("default", [call.attempts.get().pk])
     job.lease_ends = 0.0
-    executor._record("default", [executor._make(job)])
+    executor._record("default", [request.make(job)])
     assert not noted
     assert (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome) == (
         Status.NEW,
