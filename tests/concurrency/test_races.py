@@ -98,9 +98,7 @@ def released_by(rule: str) -> list[int]:
 
 def answered(job: Job, status: int = 200) -> Result:
     """The report of an answer, as the executor makes it."""
-    answer = client.Answer(
-        response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True
-    )
+    answer = client.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
     return judging.of_answer(job, answer)
 
 
