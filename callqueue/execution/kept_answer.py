@@ -32,9 +32,9 @@ def body(result: Result) -> str:
     """The beginning of the response's body, or of what a handler returned, as text."""
     most = conf.current().keep_response_bytes
     if result.response is None:
-        if result.result is None:
+        if result.value is None:
             return ""
-        return scrub(_as_text(result.result), result.secret_values)[:most]
+        return scrub(_as_text(result.value), result.secret_values)[:most]
     content, encoding = result.response.content or b"", result.response.encoding
     text = _scrubbed_start(
         lambda size: decoded(content[:size], encoding), len(content), most, result.secret_values

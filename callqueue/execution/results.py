@@ -53,7 +53,7 @@ def without_texts(result: Result, error: Exception) -> Result:
     why = f"what it said could not be stored ({type(error).__name__})"
     status = getattr(result.response, "status_code", None)
     result.response = _Bare(status) if isinstance(status, int) and 100 <= status < 1000 else None
-    result.result, result.error, result.cost, result.is_bare = None, why, None, True
+    result.value, result.error, result.cost, result.is_bare = None, why, None, True
     result.why = why if result.why else ""
     if result.hold is not None:
         result.hold["reason"] = why

@@ -27,7 +27,7 @@ def is_idempotent(method: str) -> bool:
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
     """The call is done. `value`: what a handler returned; `note`: what was odd about the answer."""
-    return _result(job, states.SUCCEEDED, states.DONE, "", error=note, result=value)
+    return _result(job, states.SUCCEEDED, states.DONE, "", error=note, value=value)
 
 
 def after_failure(

@@ -80,9 +80,10 @@ class Job:
 class Result:
     """What came of a job: what its call becomes, how its attempt ended, and what is kept of both.
 
-    `due_at`: when the call may go again, or was due where it has ended. `why` is the call's text
-    and `error` the attempt's. `ended_at` is by the clock as it was read at begin, and `ended_mono`
-    by this process's own; None and 0 where the result has no instant but its record's. `hold`: the
+    `status` and `due_at`: the call's state, and when it may go again (or was due, where it has
+    ended). `why` is the call's text, `error` the attempt's; `value` is what a handler returned.
+    `sent_at` and `ended_at` are by the database's clock as it was read at begin, `ended_mono` by
+    this process's own; None and 0 where there is no instant but that of the record. `hold`: the
     arguments of `holds.lay`, where the provider asked for a hold. `is_bare`: its texts were left
     out, since they could not be stored.
     """
@@ -96,7 +97,7 @@ class Result:
     why: str = ""
     error: str = ""
     response: Any = None
-    result: Any = None
+    value: Any = None
     sent_at: datetime | None = None
     ended_at: datetime | None = None
     ended_mono: float = 0.0
