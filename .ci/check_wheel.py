@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDED = [
     "callqueue/__init__.py",
     "callqueue/py.typed",
-    "callqueue/models.py",
+    "callqueue/models/__init__.py",
     "callqueue/migrations/0001_initial.py",
 ]
 

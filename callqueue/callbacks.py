@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
+
+from celery import current_app
 
 from callqueue import broker, conf, database, events, states, tables
 
-LEFT = timedelta(
-    seconds=10
-)  # what the process that ended a call has to send its callback, before a dispenser does
+if TYPE_CHECKING:
+    from callqueue.managers import CallQueueQuerySet
+
+# what the process that ended a call has to send its callback, before a dispenser does
+LEFT = timedelta(seconds=10)
 MOST = 500  # callbacks that are sent at once
 
 
@@ -27,16 +31,11 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     owed = []
-    for pk, rule, error, pending in database.persist(
+    for pk, rule, why, is_owed in database.persist(
         using, lambda: list(told.all()), during="callback"
     ):
-        name = conf.NAMES_OF_STATUS[status]
-        if status == states.FAILED:
-            events.tell("call_failed", call_id=pk, status=name, rule=rule, reason=error)
-        elif status == states.UNKNOWN:
-            events.tell("call_unknown", call_id=pk, status=name, rule=rule, reason=error)
-        events.notify(events.call_finished, call_id=pk, status=name)
-        if pending:
+        _tell(pk, status, rule, why)
+        if is_owed:
             owed.append(pk)
     if owed:
         database.persist(using, lambda: deliver(using, owed), during="callback")
@@ -50,41 +49,10 @@ def deliver(using: str, call_ids: Sequence[int]) -> int:
 
 
 def deliver_owed(using: str) -> int:
-    """The same for any calls whose own process has not sent them: it died, or the broker was
-    away.
+    """Send the callbacks of calls whose own process has not sent them, since it died or the broker
+    was away; the count of them.
     """
     return _send(using, _owed(using).filter(finished_at_dt__lt=database.clock(using) - LEFT))
-
-
-def _owed(using: str) -> Any:
-    return tables.calls(using).filter(callback_pending=True, status__in=states.FINAL)
-
-
-def _send(using: str, owed: Any) -> int:
-    """Send callbacks, whose rows are locked until it is written that they are sent: what others are
-    sending is passed over.
-    """
-    from celery import current_app
-
-    is_eager = (
-        current_app.conf.task_always_eager
-    )  # the tasks run within send, and a transaction of ours is no place for them
-    with nullcontext() if is_eager else database.locking(using):
-        rows = owed if is_eager else database.locked(owed)
-        sent = []
-        for pk, callback, status in rows.order_by("pk").values_list("pk", "callback", "status")[
-            :MOST
-        ]:
-            try:
-                broker.send_by_name(current_app, str(callback), (pk, conf.NAMES_OF_STATUS[status]))
-            except BaseException as error:
-                events.tell("broker_away", during="callback", error=type(error).__name__)
-                if broker.is_its_own(current_app, str(callback)):
-                    continue
-                break
-            sent.append(pk)
-        _owed(using).filter(pk__in=sent).update(callback_pending=False)
-    return len(sent)
 
 
 def has_listeners(status: int) -> bool:
@@ -92,3 +60,47 @@ def has_listeners(status: int) -> bool:
     included.
     """
     return status in (states.FAILED, states.UNKNOWN) or bool(events.call_finished.receivers)
+
+
+def _tell(pk: int, status: int, rule: str, why: str) -> None:
+    """The log line of a call that went wrong, and the signal."""
+    name = conf.NAMES_OF_STATUS[status]
+    if status in (states.FAILED, states.UNKNOWN):
+        told = "call_failed" if status == states.FAILED else "call_unknown"
+        events.tell(told, call_id=pk, status=name, rule=rule, reason=why)
+    events.notify(events.call_finished, call_id=pk, status=name)
+
+
+def _owed(using: str) -> CallQueueQuerySet:
+    return tables.calls(using).final().filter(callback_pending=True)
+
+
+def _send(using: str, owed: CallQueueQuerySet) -> int:
+    """Send callbacks, whose rows are locked until it is written that they are sent: what others are
+    sending is passed over.
+    """
+    # Eager tasks run within send, and a transaction of ours is no place for them.
+    is_eager = current_app.conf.task_always_eager
+    with nullcontext() if is_eager else database.locking(using):
+        rows = owed if is_eager else database.locked(owed)
+        due = rows.order_by("pk").values_list("pk", "callback", "status")[:MOST]
+        sent = _sent(list(due))
+        _owed(using).filter(pk__in=sent).update(callback_pending=False)
+    return len(sent)
+
+
+def _sent(due: Sequence[tuple[int, str | None, int]]) -> list[int]:
+    """Send these callbacks, each (call, task, status), until the broker refuses one; the calls of
+    those that were sent. A task that names a broker of its own keeps none of the others back.
+    """
+    sent = []
+    for pk, task, status in due:
+        try:
+            broker.send_by_name(current_app, str(task), (pk, conf.NAMES_OF_STATUS[status]))
+        except BaseException as error:
+            events.tell("broker_away", during="callback", error=type(error).__name__)
+            if broker.is_its_own(current_app, str(task)):
+                continue
+            break
+        sent.append(pk)
+    return sent

@@ -61,6 +61,14 @@ class Reading:
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + (later.moved - self.moved) + least + slack)
 
+    def latest(self, instant: float) -> int:
+        """The latest that the database's clock can have shown at this monotonic instant."""
+        return self.at + round((instant - self.before) * 1_000_000)
+
+    def monotonic_at(self, instant: int) -> float:
+        """A monotonic instant at which the database's clock has certainly reached `instant`."""
+        return self.after + (instant - self.at) / 1_000_000
+
     def _bounds(self, later: Reading) -> tuple[int, int, int]:
         least = round((later.before - self.after) * 1_000_000)
         most = round((later.after - self.before) * 1_000_000)

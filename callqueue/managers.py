@@ -1,30 +1,30 @@
-"""What may be done with calls, by name: send, requeue, cancel, and the querysets named for what
-they mean.
+"""The managers: querysets named for what their rows are, and what may be done with calls: send,
+requeue, cancel.
 
-Every change of state is fenced by the state it starts from. What is changed is locked before, in
-the order that locks.py gives for all, so that no two of these can deadlock.
+In: what an application asks for. Out: rows, counts, IllegalTransition. How a call is checked and
+queued is in `sending.intake`, how it moves from state to state in `transitions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError, models, transaction
-from django.db.models import Case, F, Value, When
+from django.db import models, router
 from django.utils.translation import gettext as _
 
-from callqueue import conf, database, events, states, tables, transitions
+from callqueue import database, states, transitions
 from callqueue.database.batches import in_batches
 from callqueue.exceptions import IllegalTransition
-from callqueue.ledger import tallies
+from callqueue.operations import forecast
+from callqueue.sending import intake
+from callqueue.states import Move
 
 if TYPE_CHECKING:
     from callqueue.models import CallAttempt, CallQueue
 
-T = TypeVar("T")
 BATCH = 1000
 
 
@@ -79,14 +79,14 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         """Send these calls once more, those that may be; the count of them. DONE ones only with
         `again=True`.
         """
-        legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
-        requeuable = self.filter(status__in=legal)
-        return sum(_requeue(self.db, pks, legal) for pks in in_batches(requeuable, BATCH))
+        move = Move.REQUEUE_AGAIN if again else Move.REQUEUE
+        batches = in_batches(self.filter(status__in=move.sources), BATCH)
+        return sum(transitions.requeue(self.db, pks, move) for pks in batches)
 
     def cancel(self) -> int:
         """End these calls, those that no worker has begun; the count of them."""
-        cancellable = self.filter(status__in=(*states.CANCELLABLE, states.DISPATCHED))
-        return sum(_cancel(self.db, pks) for pks in in_batches(cancellable, BATCH))
+        batches = in_batches(self.filter(status__in=Move.CANCEL.sources), BATCH)
+        return sum(transitions.cancel(self.db, pks) for pks in batches)
 
     requeue.alters_data = True  # type: ignore[attr-defined]
     cancel.alters_data = True  # type: ignore[attr-defined]
@@ -146,8 +146,6 @@ class CallQueueManager(_Calls):
         nothing. With a `unique_key` that an unfinished call carries, returns that call. See
         docs/reference/sending.md for every argument.
         """
-        from callqueue.sending import intake
-
         request = intake.CallRequest(
             call_data, rule, key, priority, cost, not_before, expires_at, unique_key, callback
         )
@@ -163,8 +161,6 @@ class CallQueueManager(_Calls):
         win over `same`. All are checked before the first is written; a bad one raises as in `send`,
         its place in the message. One transaction.
         """
-        from callqueue.sending import intake
-
         return intake.accept_many(
             iterable, batch_size=batch_size, same=same, using=self.db_for_write
         )
@@ -181,57 +177,33 @@ class CallQueueManager(_Calls):
         """Whether a call of cost 1 under this rule and key would be released now: room in every
         limit, and no hold.
         """
-        from callqueue.operations import forecast
-
         return forecast.has_room(self.db, rule, key)
 
     def requeue_one(self, call: CallQueue, *, again: bool = False) -> None:
         """Requeue `call` and bring the instance up to date, or raise IllegalTransition saying why
         not.
         """
-        legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
-        rows = self.using(self.db_for_write)
-        changed = (
-            _requeue(rows.db, [call.pk], legal)
-            if rows.filter(pk=call.pk, status__in=legal).exists()
-            else 0
-        )
-        call.refresh_from_db(using=self.db_for_write)
-        if changed:
-            return
-        if call.status == states.DONE:
-            raise IllegalTransition(
-                _("call %d is done; to make it once more on purpose, requeue(again=True)") % call.pk
-            )
-        if call.status in legal:
-            raise IllegalTransition(
-                _("another unfinished call carries the unique key %r") % call.unique_key
-            )
-        why = _("call %(number)d is %(status)s and cannot be requeued")
-        raise IllegalTransition(why % {"number": call.pk, "status": call.get_status_display()})
+        using, move = self.db_for_write, Move.REQUEUE_AGAIN if again else Move.REQUEUE
+        may_be = self.using(using).filter(pk=call.pk, status__in=move.sources).exists()
+        changed = may_be and transitions.requeue(using, [call.pk], move)
+        call.refresh_from_db(using=using)
+        if not changed:
+            raise IllegalTransition(_why_not_requeued(call, move))
 
     def cancel_one(self, call: CallQueue) -> None:
         """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why
         not.
         """
-        changed = _cancel(self.db_for_write, [call.pk])
+        changed = transitions.cancel(self.db_for_write, [call.pk])
         call.refresh_from_db(using=self.db_for_write)
-        if changed:
-            return
-        if call.status == states.DISPATCHED:
-            raise IllegalTransition(
-                _("a worker has begun call %d; it can no longer be cancelled") % call.pk
-            )
-        why = _("call %(number)d is %(status)s and cannot be cancelled")
-        raise IllegalTransition(why % {"number": call.pk, "status": call.get_status_display()})
+        if not changed:
+            raise IllegalTransition(_why_not_cancelled(call))
 
     @property
     def db_for_write(self) -> str:
         """The database that calls are written to: the one named by `using`, or the router's
         choice.
         """
-        from django.db import router
-
         return self._db or router.db_for_write(self.model)
 
 
@@ -250,18 +222,11 @@ class CallAttemptQuerySet(models.QuerySet["CallAttempt"]):
         """All but voided ones, which never reached the wire."""
         return self.exclude(outcome=states.VOIDED)
 
-    def void(self, ids: Iterable[int]) -> int:
-        """Take back attempts that are locked, and that no worker has begun; the count of them."""
-        ended = self.filter(pk__in=list(ids))
-        tallied = ended.filter(rule__in=tallies.tallied_rules(conf.current().book))
-        tallied.update(charged=F("cost"), correction_pending=True)
-        return ended.update(finished_at=database.ClockNow(), outcome=states.VOIDED)
-
 
 if TYPE_CHECKING:
 
     class _Attempts(models.Manager[CallAttempt]):
-        """As above."""
+        """What `from_queryset` makes, written down, as for calls."""
 
         def get_queryset(self) -> CallAttemptQuerySet: ...
         def all(self) -> CallAttemptQuerySet: ...
@@ -272,7 +237,6 @@ if TYPE_CHECKING:
         def open(self) -> CallAttemptQuerySet: ...
         def unbegun(self) -> CallAttemptQuerySet: ...
         def charged(self) -> CallAttemptQuerySet: ...
-        def void(self, ids: Iterable[int]) -> int: ...
 
 else:
     _Attempts = models.Manager.from_queryset(CallAttemptQuerySet)
@@ -282,79 +246,17 @@ class CallAttemptManager(_Attempts):
     """`CallAttempt.objects`."""
 
 
-def _requeue(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
-    count = database.again_after_deadlock(using, lambda: _made_new(using, pks, legal))
-    if count:
-        events.tell("call_requeued", calls=count, first=pks[0])
-    return count
+def _why_not_requeued(call: CallQueue, move: Move) -> str:
+    if call.status == states.DONE:
+        return _("call %d is done; to make it once more on purpose, requeue(again=True)") % call.pk
+    if call.status in move.sources:
+        return _("another unfinished call carries the unique key %r") % call.unique_key
+    why = _("call %(number)d is %(status)s and cannot be requeued")
+    return why % {"number": call.pk, "status": call.get_status_display()}
 
 
-def _made_new(using: str, pks: list[int], legal: tuple[int, ...]) -> int:
-    from callqueue.ledger import row_locks
-
-    calls = tables.calls(using)
-    with database.writing(using):
-        found = [
-            one
-            for one in row_locks.calls_to_change(using, pks, "unique_key", "status")
-            if one[2] in legal
-        ]
-        count = calls.filter(
-            pk__in=[pk for pk, unique_key, _ in found if unique_key is None]
-        ).update(**_as_new())
-        # Keys are waited for as rows are: in an order that is the same for all.
-        for unique_key, pk in sorted(
-            (unique_key, pk) for pk, unique_key, _ in found if unique_key is not None
-        ):
-            try:
-                with transaction.atomic(using=using):
-                    count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
-            except IntegrityError:
-                continue  # another unfinished call carries the key
-    return count
-
-
-def _as_new() -> dict[str, Any]:
-    """The columns of a call that is sent once more."""
-    return {
-        "status": states.NEW,
-        "ready": True,
-        "due_at_dt": database.ClockNow(),
-        "expires_at_dt": Case(
-            When(expires_at_dt__lte=database.ClockNow(), then=Value(None)),
-            default=F("expires_at_dt"),
-            output_field=models.DateTimeField(),
-        ),
-        "finished_at_dt": None,
-        "failed_count": 0,
-        "throttled_count": 0,
-        "callback_pending": False,
-        "reconcile_at": None,
-        "reconcile_count": 0,
-    }
-
-
-def _cancel(using: str, pks: list[int]) -> int:
-    gone = database.again_after_deadlock(using, lambda: _made_cancelled(using, pks))
-    if gone:
-        from callqueue import callbacks
-
-        events.tell("call_cancelled", calls=len(gone), first=gone[0])
-        transaction.on_commit(
-            lambda: callbacks.announce(using, gone, states.CANCELLED), using=using
-        )
-    return len(gone)
-
-
-def _made_cancelled(using: str, pks: list[int]) -> list[int]:
-    from callqueue.ledger import row_locks
-
-    with database.writing(using):
-        found = row_locks.calls_to_change(using, pks, "status", "last_attempt")
-        last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-        unbegun = row_locks.unbegun_of(using, last) if last else []
-        tables.attempts(using).void([pk for pk, _, _ in unbegun])
-        gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
-        gone += [call for _, call, number in unbegun if last[call] == number]
-        tables.calls(using).filter(pk__in=gone).update(**transitions.ended(states.CANCELLED))
-    return sorted(gone)
+def _why_not_cancelled(call: CallQueue) -> str:
+    if call.status == states.DISPATCHED:
+        return _("a worker has begun call %d; it can no longer be cancelled") % call.pk
+    why = _("call %(number)d is %(status)s and cannot be cancelled")
+    return why % {"number": call.pk, "status": call.get_status_display()}

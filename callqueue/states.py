@@ -1,6 +1,8 @@
-"""The states of a call, and the legal moves between them. Pure."""
+"""The states of a call, how an attempt ended, and the legal moves from state to state. Pure."""
 
 from __future__ import annotations
+
+from enum import Enum
 
 NEW, DISPATCHED, ERROR, DONE, FAILED, CANCELLED, EXPIRED, UNKNOWN = range(8)
 
@@ -9,7 +11,30 @@ UNFINISHED = (NEW, DISPATCHED, ERROR)
 FINAL = (DONE, FAILED, CANCELLED, EXPIRED, UNKNOWN)
 
 REQUEUABLE = (ERROR, FAILED, UNKNOWN, CANCELLED, EXPIRED)  # DONE too, with again=True
-CANCELLABLE = (NEW, ERROR)  # DISPATCHED too, while no worker has begun it
+CANCELLABLE = WAITING  # DISPATCHED too, while no worker has begun it
+
+
+class Move(Enum):
+    """The legal moves of a call, by verb: the states it may start from, and those it may lead to.
+
+    There is no other way from one state to another. `callqueue.transitions` makes the moves, all
+    but RELEASE, which a dispenser's pass makes as it charges the call.
+    """
+
+    RELEASE = WAITING, (DISPATCHED,)  # every limit admits the call
+    RECORD = (DISPATCHED,), (NEW, ERROR, DONE, FAILED, EXPIRED, UNKNOWN)  # a worker has the answer
+    VOID = (DISPATCHED,), (NEW, ERROR)  # no worker began the attempt
+    LOSE = (DISPATCHED,), (ERROR, FAILED, UNKNOWN)  # a worker began the attempt and fell silent
+    EXPIRE = WAITING, (EXPIRED,)  # `expires_at` has passed
+    FAIL = WAITING, (FAILED,)  # its rule is gone, or no limit ever admits its cost
+    CANCEL = (*CANCELLABLE, DISPATCHED), (CANCELLED,)  # no worker has begun it
+    REQUEUE = REQUEUABLE, (NEW,)
+    REQUEUE_AGAIN = (*REQUEUABLE, DONE), (NEW,)  # with again=True
+    RECONCILE = (UNKNOWN,), (DONE, FAILED, NEW)  # the rule's hook knows what became of it
+
+    def __init__(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> None:
+        self.sources, self.targets = sources, targets
+
 
 # How an attempt ended. OPEN: no answer yet.
 OPEN = ""

@@ -1,7 +1,7 @@
 """OpenTelemetry, where it is installed: the span that sent a call is remembered, and each attempt
 is a span linked to it.
 
-In: the current span at `send`; a begun attempt and its report. Out: spans by the API's global
+In: the current span at `send`; a begun attempt and its result. Out: spans by the API's global
 tracer. Without the package `opentelemetry` nothing is done, at the cost of one comparison.
 Attributes carry no URL, header or body.
 """
@@ -17,10 +17,9 @@ from callqueue import events, states
 from callqueue.handlers import HTTP_METHODS
 
 if TYPE_CHECKING:
-    from callqueue.execution.claim import Job
-    from callqueue.execution.results import Report
+    from callqueue.transitions import Job, Result
 
-Make = Callable[["Job"], "Report"]
+Make = Callable[["Job"], "Result"]
 
 
 def current() -> str | None:
@@ -43,8 +42,8 @@ def traced(make: Make) -> Make:
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return make
 
-    def make_traced(job: Job) -> Report:
-        made: list[Report] = []
+    def make_traced(job: Job) -> Result:
+        made: list[Result] = []
         try:
             with trace.get_tracer("callqueue").start_as_current_span(
                 _name(job),
@@ -116,15 +115,15 @@ def _host(job: Job) -> str:
         return ""
 
 
-def _describe(trace: Any, span: Any, report: Report) -> None:
+def _describe(trace: Any, span: Any, result: Result) -> None:
     if not span.is_recording():
         return
-    span.set_attribute("callqueue.outcome", report.outcome)
-    status = getattr(report.response, "status_code", None)
+    span.set_attribute("callqueue.outcome", result.outcome)
+    status = getattr(result.response, "status_code", None)
     if status is not None:
         span.set_attribute("http.response.status_code", status)
-    if report.outcome != states.SUCCEEDED:
+    if result.outcome != states.SUCCEEDED:
         span.set_attribute(
-            "error.type", str(status) if status is not None and status >= 400 else report.outcome
+            "error.type", str(status) if status is not None and status >= 400 else result.outcome
         )
-        span.set_status(trace.Status(trace.StatusCode.ERROR, report.error[:200]))
+        span.set_status(trace.Status(trace.StatusCode.ERROR, result.error[:200]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from callqueue import callbacks, clocks, conf, database, states, tables
+from callqueue import callbacks, clocks, conf, database, states, tables, transitions
 from callqueue.database import from_us
 from callqueue.dispatch import next_look
 from callqueue.dispatch.charging import LockedRule, Released, charge, remember
@@ -22,7 +22,6 @@ from callqueue.ledger import agreement, clock_jumps, holds
 from callqueue.ledger.account import Account, Memo
 from callqueue.ledger.holds import Held
 from callqueue.limits.budgets import Book
-from callqueue.transitions import ended
 
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
@@ -74,7 +73,7 @@ def release(
         choice = choose(account, held, served, batch)
         released = charge(account, choice.releases)
         remember(account, rows, choice.releases)
-        _fail(using, choice.unfit)
+        transitions.fail(using, choice.unfit)
     if choice.unfit:
         callbacks.announce(using, list(choice.unfit), states.FAILED)
     return _conclude(account, held, choice, released, batch, last)
@@ -142,13 +141,6 @@ def _count(
         until=now + round(LEAD * 1_000_000),
         has_corrections=any(row.is_corrected for row in rows.values()),
     )
-
-
-def _fail(using: str, unfit: Mapping[int, str]) -> None:
-    for pk, why in unfit.items():
-        tables.calls(using).waiting().filter(pk=pk).update(
-            **ended(states.FAILED), error_message=why
-        )
 
 
 def _conclude(

@@ -12,106 +12,32 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 from django.utils.module_loading import import_string
 
-from callqueue import clocks, conf, database, events, states, tables, texts
-from callqueue.database import from_us, to_us
+from callqueue import clocks, conf, database, events, states, tables, texts, transitions
+from callqueue.clocks import Reading
+from callqueue.database import from_us
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import methods
-from callqueue.ledger import clock_jumps, row_locks
+from callqueue.ledger import clock_jumps
 from callqueue.limits.budgets import redirects_in
-from callqueue.limits.rules import Rule
+from callqueue.transitions import Job
 
 EXPIRED = "expired"
 _OF_ATTEMPT = (
-    "id",
-    "number",
-    "queue",
-    "send_at",
-    "released_at",
-    "started_at",
-    "finished_at",
-    "call",
-    "cost",
-    "worker",
-)
-_OF_CALL = (
-    "status", "last_attempt", "rule", "key", "cost", "call_data", "method", "failed_count", "throttled_count", "unique_key",
-    "callback", "first_sent_dt", "due_at_dt", "expires_at_dt", "idempotency_key",
-    "trace_context",
+    "id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call",
+    "cost", "worker",
 )  # fmt: skip
-
-
+_OF_CALL = (
+    "status", "last_attempt", "rule", "key", "cost", "call_data", "method", "failed_count",
+    "throttled_count", "unique_key", "callback", "first_sent_dt", "due_at_dt", "expires_at_dt",
+    "idempotency_key", "trace_context",
+)  # fmt: skip
 _READING = ("clock", "moved")  # what a statement selects of the clock
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The database's clock, read between two instants of this process's monotonic time
-    (seconds).
-    """
-
-    at: datetime
-    before: float
-    after: float
-
-    def latest(self, instant: float) -> datetime:
-        """The latest that the database's clock can have shown at this monotonic instant."""
-        return from_us(to_us(self.at) + round((instant - self.before) * 1_000_000))
-
-    def monotonic_at(self, when: datetime) -> float:
-        """A monotonic instant at which the database's clock has certainly reached `when`."""
-        return self.after + (to_us(when) - to_us(self.at)) / 1_000_000
-
-
-@dataclass
-class Job:
-    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any
-    more.
-
-    `charged`: what it was charged at its release; `redirects`: how many it may follow, since so
-    many are charged with it. `is_left`: it is not to be sent any more, unless it `is_through` its
-    gate: it has been, or is about to be.
-    """
-
-    attempt_id: int
-    number: int
-    queue: str
-    send_at: datetime | None
-    pk: int
-    rule_name: str
-    key: str
-    cost: Any
-    method: str
-    params: Mapping[str, Any]
-    failed_count: int
-    throttled_count: int
-    unique_key: str | None
-    callback: str | None
-    first_sent_dt: datetime | None
-    due_at_dt: datetime
-    idempotency_key: str
-    worker: str
-    clock: Clock
-    trace_context: str | None = None
-    charged: Any = 1
-    redirects: int = 0
-    rule: Rule | None = None
-    lease_ends: float = 0.0
-    unfit: str | None = None
-    is_left: bool = False
-    is_through: bool = False
-
-    @property
-    def sound_rule(self) -> Rule:
-        """The rule, of a job that is fit."""
-        assert self.rule is not None
-        return self.rule
 
 
 def name_worker() -> str:
@@ -136,30 +62,26 @@ def begin(using: str, attempt_ids: Sequence[int], worker: str = "") -> list[Job]
 def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
     before = clocks.monotonic()
     at_once = database.returns_updated(using)
-    rows = (
-        _take_at_once(using, attempt_ids, worker) if at_once else _read(using, attempt_ids, worker)
-    )
+    find = _take_at_once if at_once else _read
+    rows = find(using, attempt_ids, worker)
     clock, steady_from = _read_clock(using, rows, before)
-    released = {row["a.id"]: row["a.released_at"] for row in rows}
-    jobs = [_job(row, worker, clock) for row in rows]
-    for job, released_at in (
-        (job, released[job.attempt_id]) for job in jobs if job.send_at is not None
-    ):
-        job.send_at = _slot(job, released_at, steady_from)
+    jobs = [_job(row, worker, clock, steady_from) for row in rows]
     if not at_once:
+        released = {row["a.id"]: row["a.released_at"] for row in rows}
         taken = _take(using, jobs, worker, released)
         jobs = [job for job in jobs if job.attempt_id in taken]
     if len(jobs) < len(attempt_ids):
-        give_back(using, attempt_ids)
-        events.tell(
-            "attempt_refused",
-            attempts=len(attempt_ids) - len(jobs),
-            reason="already begun, voided or out of date",
-        )
+        _refuse(using, attempt_ids, len(attempt_ids) - len(jobs))
     if clock_jumps.watch(using).wants_look and not database.in_transaction(using):
         clock_jumps.watch(using).look()
-    first = min((job.clock.at for job in jobs), default=None)
-    return sorted(jobs, key=lambda job: job.send_at or first or job.clock.at)
+    return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
+
+
+def _refuse(using: str, attempt_ids: Sequence[int], count: int) -> None:
+    """Give back what of these is still to be begun, and say how many were not begun here."""
+    give_back(using, attempt_ids)
+    why = "already begun, voided or out of date"
+    events.tell("attempt_refused", attempts=count, reason=why)
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
@@ -169,16 +91,12 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
     What somebody has locked (a cancel that has not committed yet) is left as it is; the count of
     those.
     """
-    unbegun = (
-        tables.attempts(using)
-        .unbegun()
-        .filter(pk__in=list(attempt_ids))
-        .values_list("pk", flat=True)
-    )
-    if not (left := list(unbegun)):
+    unbegun = tables.attempts(using).unbegun().filter(pk__in=list(attempt_ids))
+    left = unbegun.values_list("pk", flat=True)
+    if not (seen := list(left)):
         return 0
-    row_locks.take_back(using, left)
-    return len(unbegun.all())
+    transitions.void(using, seen)
+    return len(left.all())
 
 
 @lru_cache
@@ -189,9 +107,9 @@ def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
-    """The fence: an attempt is begun by the one update that finds it unbegun, or begun by this
-    worker: the answer to a first try may have been lost. Those that this one has begun, with their
-    calls and the clock.
+    """The fence where one statement can take and read: an attempt is begun by the one update that
+    finds it unbegun, or begun by this worker, since the answer to a first try may have been lost.
+    Those that this worker has begun, with their calls and the clock.
 
     The lease that it writes ends no earlier than the worker's own (`_job`), so nobody recovers what
     may still be sent.
@@ -204,12 +122,13 @@ def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[d
     # As a CASE the fence fits no partial index: rows are found by their keys, not by reading all
     # open attempts.
     fence = (
-        f"CASE WHEN (a.started_at IS NULL OR a.worker = %s) AND a.finished_at IS NULL AND c.status = {states.DISPATCHED} "
-        "AND c.last_attempt = a.number THEN 1 ELSE 0 END = 1"
+        "CASE WHEN (a.started_at IS NULL OR a.worker = %s) AND a.finished_at IS NULL "
+        f"AND c.status = {states.DISPATCHED} AND c.last_attempt = a.number THEN 1 ELSE 0 END = 1"
     )
     return columns.mapped(
         f"WITH free AS ({database.free_ids(using, attempts, ids)}) "
-        f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, lease_until = {clock} + {ahead} + {lease} "
+        f"UPDATE {attempts} a SET started_at = {clock}, worker = %s, "
+        f"lease_until = {clock} + {ahead} + {lease} "
         f"FROM free, {calls} c WHERE a.id = free.id AND c.id = a.call_id AND {fence} "
         f"RETURNING {columns.sql}, {clock}, {clock_jumps.moved_sql(using)}",
         [worker, config.leases, config.lease(None), worker],
@@ -220,67 +139,63 @@ def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[d
 def _read(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
     """The attempts that this worker can begin, their calls and the clock."""
     columns, attempts, calls = _columns(using)
-    selected = f"{columns.sql}, {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}"
-    ids = database.listed(attempt_ids)
-    sql = f"SELECT {selected} FROM {attempts} a JOIN {calls} c ON c.id = a.call_id WHERE a.id IN ({ids}) ORDER BY a.id"
+    sql = (
+        f"SELECT {columns.sql}, {database.clock_sql(using)}, {clock_jumps.moved_sql(using)} "
+        f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
+        f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
+    )
     return [row for row in columns.mapped(sql, [], *_READING) if _can_begin(row, worker)]
 
 
 def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
-    is_open = (row["a.started_at"] is None or row["a.worker"] == worker) and row[
-        "a.finished_at"
-    ] is None
-    return bool(
-        is_open
-        and row["c.status"] == states.DISPATCHED
-        and row["c.last_attempt"] == row["a.number"]
+    is_free = row["a.started_at"] is None or row["a.worker"] == worker
+    is_waited_for = (
+        row["c.status"] == states.DISPATCHED and row["c.last_attempt"] == row["a.number"]
     )
+    return is_free and row["a.finished_at"] is None and is_waited_for
 
 
 @lru_cache
 def _columns(using: str) -> tuple[database.Columns, str, str]:
-    attempts, calls = (
-        database.quoted(using, model._meta.db_table)
-        for model in (tables.CallAttempt, tables.CallQueue)
-    )
-    return (
-        database.Columns(
-            using, {"a": (tables.CallAttempt, _OF_ATTEMPT), "c": (tables.CallQueue, _OF_CALL)}
-        ),
-        attempts,
-        calls,
-    )
+    """What is read of an attempt "a" and its call "c", and the two tables, quoted."""
+    wanted = {"a": (tables.CallAttempt, _OF_ATTEMPT), "c": (tables.CallQueue, _OF_CALL)}
+    attempts, calls = (tables.name(using, model) for model in ("CallAttempt", "CallQueue"))
+    return database.Columns(using, wanted), attempts, calls
 
 
 def _read_clock(
     using: str, rows: Sequence[Mapping[str, Any]], before: float
-) -> tuple[Clock, datetime]:
+) -> tuple[Reading, datetime]:
     """The database's clock as the rows brought it, narrowed by earlier readings; and from when on
     it is known to be steady.
     """
-    reading = (
-        clock_jumps.brought(using, before, *(rows[0][name] for name in _READING))
-        if rows
-        else clock_jumps.read(using)
-    )
+    if rows:
+        shown, moved = (rows[0][name] for name in _READING)
+        reading = clock_jumps.brought(using, before, shown, moved)
+    else:
+        reading = clock_jumps.read(using)
     narrowed, steady_from = clock_jumps.watch(using).take(reading)
-    return Clock(from_us(narrowed.at), narrowed.before, narrowed.after), from_us(steady_from)
+    return narrowed, from_us(steady_from)
 
 
-def _slot(job: Job, released_at: datetime, steady_from: datetime) -> datetime:
+def _slot(
+    send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
+) -> datetime | None:
     """When to send: never later than the slot was ahead at release; and exactly that, if the clock
     may have jumped since.
     """
-    assert job.send_at is not None
-    latest = job.clock.at + (job.send_at - released_at)
-    return min(job.send_at, latest) if steady_from <= released_at else latest
+    if send_at is None:
+        return None
+    latest = from_us(clock.at) + (send_at - released_at)
+    return min(send_at, latest) if steady_from <= released_at else latest
 
 
-def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
+def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datetime) -> Job:
     data = row["c.call_data"]
-    readable = (
+    is_readable = (
         isinstance(data, Mapping) and data != UNREADABLE and isinstance(data.get("params"), Mapping)
     )
+    rule = conf.current().rules.get(row["c.rule"])
     job = Job(
         attempt_id=row["a.id"],
         number=row["a.number"],
@@ -290,8 +205,8 @@ def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
         rule_name=row["c.rule"],
         key=row["c.key"],
         cost=row["c.cost"],
-        method=str(data.get("method", "")).lower() if readable else row["c.method"],
-        params=data["params"] if readable else {},
+        method=str(data.get("method", "")).lower() if is_readable else row["c.method"],
+        params=data["params"] if is_readable else {},
         failed_count=row["c.failed_count"],
         throttled_count=row["c.throttled_count"],
         unique_key=row["c.unique_key"],
@@ -303,23 +218,32 @@ def _job(row: Mapping[str, Any], worker: str, clock: Clock) -> Job:
         clock=clock,
         trace_context=row["c.trace_context"],
         charged=row["a.cost"],
-        rule=conf.current().rules.get(row["c.rule"]),
+        redirects=min(rule.redirects, redirects_in(row["a.cost"])) if rule else 0,
+        rule=rule,
     )
-    start = max(0.0, job.clock.monotonic_at(job.send_at) - clock.after) if job.send_at else 0.0
-    job.lease_ends = clock.before + start + conf.current().lease(job.rule)
-    job.redirects = min(job.rule.redirects, redirects_in(row["a.cost"])) if job.rule else 0
-    job.unfit = _unfitness(job, readable, row["c.expires_at_dt"])
+    job.lease_ends = clock.before + _seconds_ahead(job) + conf.current().lease(rule)
+    job.unfit = _unfitness(job, is_readable, row["c.expires_at_dt"])
+    job.send_at = _slot(job.send_at, row["a.released_at"], clock, steady_from)
     return job
+
+
+def _seconds_ahead(job: Job) -> float:
+    """For how many seconds its slot is still to open, as it was written down at its release."""
+    opens = job.slot_opens()
+    return 0.0 if opens is None else max(0.0, opens - job.clock.after)
 
 
 def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | None:
     """Why the call cannot be made any more, if so."""
-    if expires_at is not None and expires_at <= job.clock.at:
+    if expires_at is not None and expires_at <= from_us(job.clock.at):
         return EXPIRED
     if job.rule is None:
         return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
     if not readable:
-        return "its call_data cannot be read; is the key that encrypted it missing from ENCRYPTION_KEYS?"
+        return (
+            "its call_data cannot be read; "
+            "is the key that encrypted it missing from ENCRYPTION_KEYS?"
+        )
     if job.method not in methods():
         return f"there is no handler for the method {job.method!r} any more"
     for name in ("classify", "settle"):
@@ -327,9 +251,8 @@ def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | N
         try:
             if path is not None:
                 imported(path)
-        except (
-            BaseException
-        ) as error:  # whatever its module does when it is read, it does to calls of this rule only
+        except BaseException as error:
+            # Whatever its module does when it is read, it does to calls of this rule only.
             return f"the rule's {name} cannot be imported: {texts.worded(error)}"
     return None
 
@@ -337,25 +260,15 @@ def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | N
 def _take(
     using: str, jobs: Sequence[Job], worker: str, released: Mapping[int, datetime]
 ) -> set[int]:
-    """The fence as above, for attempts that were read before; the ids of those that this worker has
-    begun.
+    """The fence where a statement cannot take and read at once: take attempts that were read
+    before; the ids of those that this worker has begun.
 
     When they were released is part of it: the lease is by a clock that may have jumped meanwhile,
     and the ledger moved.
     """
     if not jobs:
         return set()
-    rows = [
-        {
-            "pk": job.attempt_id,
-            "started_at": job.clock.at,
-            "worker": worker,
-            "lease_until": job.clock.at
-            + timedelta(seconds=max(0.0, job.lease_ends - job.clock.before)),
-            "released_at": released[job.attempt_id],
-        }
-        for job in jobs
-    ]
+    rows = [_begun(job, released[job.attempt_id]) for job in jobs]
     fence = (
         "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v4"
     )
@@ -365,3 +278,16 @@ def _take(
         return ids
     mine = tables.attempts(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
     return set(mine.values_list("pk", flat=True))
+
+
+def _begun(job: Job, released_at: datetime) -> dict[str, Any]:
+    """The columns of an attempt that is begun. `released_at` is its own: a part of the fence."""
+    started_at = from_us(job.clock.at)
+    seconds = max(0.0, job.lease_ends - job.clock.before)
+    return {
+        "pk": job.attempt_id,
+        "started_at": started_at,
+        "worker": job.worker,
+        "lease_until": started_at + timedelta(seconds=seconds),
+        "released_at": released_at,
+    }

@@ -39,12 +39,9 @@ class Shift(Generic[J, R]):
     """
 
     def __init__(self, jobs: Sequence[J], work: Callable[[J], R]) -> None:
-        self.pending, self.work, self.ended, self.raised = (
-            deque(jobs),
-            work,
-            list[R](),
-            list[BaseException](),
-        )
+        self.pending, self.work = deque(jobs), work
+        self.ended: list[R] = []
+        self.raised: list[BaseException] = []
         self.count, self.taken, self.threads = len(jobs), 0, 0
         self.left = queue.SimpleQueue[None]()
 
@@ -58,7 +55,7 @@ class Shift(Generic[J, R]):
         whatever is still at work then.
         """
         for _ in range(max(1, min(hands, len(self.pending)))):
-            _crew().join(self)
+            _pool().join(self)
         seen, first, last = self.taken, 0.0, 0.0
         while self.taken + len(self.raised) < self.count and (left := until - time.monotonic()) > 0:
             self._wait(min(left, STALL if self.pending or seen > self.taken else left))
@@ -66,7 +63,7 @@ class Shift(Generic[J, R]):
             if count > seen:
                 first, last, seen = (first if seen > self.taken else now), now, count
             elif self.pending and self.threads < self.count:
-                _crew().join(self)
+                _pool().join(self)
             is_quiet = not self.pending and now - last >= QUIET
             is_old = now - first >= (PENDING_AGE if self.pending else AGE)
             if seen > self.taken and (seen + len(self.raised) == self.count or is_quiet or is_old):
@@ -79,7 +76,7 @@ class Shift(Generic[J, R]):
             raise self.raised[0]
 
     def drain(self) -> None:
-        """Do pending jobs until there are none: what a thread of the crew does."""
+        """Do pending jobs until there are none: what a thread of the pool does."""
         while True:
             try:
                 job = self.pending.popleft()
@@ -99,7 +96,7 @@ class Shift(Generic[J, R]):
             self.left.get(timeout=None if timeout == math.inf else timeout)
 
 
-class _Crew:
+class _Pool:
     """Threads that wait for shifts; as many as were ever needed at once. The one that worked last
     may still be connected.
     """
@@ -126,12 +123,12 @@ class _Crew:
             self._idle.append(inbox)
 
 
-_the_crew: _Crew | None = None
+_the_pool: _Pool | None = None
 
 
-def _crew() -> _Crew:
-    """This process's crew; a forked child makes one of its own."""
-    global _the_crew
-    if _the_crew is None or _the_crew.pid != os.getpid():
-        _the_crew = _Crew()
-    return _the_crew
+def _pool() -> _Pool:
+    """This process's pool; a forked child makes one of its own."""
+    global _the_pool
+    if _the_pool is None or _the_pool.pid != os.getpid():
+        _the_pool = _Pool()
+    return _the_pool

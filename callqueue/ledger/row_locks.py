@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Case, Value, When
-
-from callqueue import clocks, database, states, tables
+from callqueue import clocks, database, tables
 from callqueue.clocks import Reading
 from callqueue.ledger import clock_jumps
+from callqueue.states import Move
 
 if TYPE_CHECKING:
     from callqueue.models import CallAttempt, CallQueue
@@ -50,15 +49,9 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 
     A begin that is under way is waited for.
     """
-    pks = (
-        tables.attempts(using)
-        .unbegun()
-        .filter(call_id__in=list(call_ids))
-        .values_list("pk", flat=True)
-    )
-    rows = database.locked(
-        tables.attempts(using).filter(pk__in=list(pks)).order_by("pk"), wait=True
-    )
+    unbegun = tables.attempts(using).unbegun().filter(call_id__in=list(call_ids))
+    pks = list(unbegun.values_list("pk", flat=True))
+    rows = database.locked(tables.attempts(using).filter(pk__in=pks).order_by("pk"), wait=True)
     found = rows.values_list("pk", "call_id", "number", "started_at", "finished_at")
     return [
         (pk, call, number)
@@ -69,23 +62,23 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 
 def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, int]], Reading]:
     """Lock these calls, those that nobody else has locked: by primary key (status, last attempt);
-    and the clock, as `clockwork.held` reads it. One statement, where any of them is free.
+    and the clock, as `clock_jumps.held` reads it. One statement, where any of them is free.
 
     To be called in a transaction.
     """
     before = clocks.monotonic()
-    columns = f"id, status, last_attempt, {clock_jumps.moved_sql(using, held=True)}, {database.clock_sql(using)}"
-    table, lock = (
-        database.quoted(using, tables.CallQueue._meta.db_table),
-        database.skip_locked(using),
+    found = database.rows(
+        using,
+        "SELECT id, status, last_attempt, "
+        f"{clock_jumps.moved_sql(using, held=True)}, {database.clock_sql(using)} "
+        f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) "
+        f"ORDER BY id{database.skip_locked(using)}",
     )
-    sql = f"SELECT {columns} FROM {table} WHERE id IN ({database.listed(pks)}) ORDER BY id{lock}"
-    found = database.rows(using, sql)
-    reading = (
-        clock_jumps.brought_held(using, before, found[0][4], found[0][3])
-        if found
-        else clock_jumps.held(using)
-    )
+    if found:
+        moved, shown = found[0][3:]
+        reading = clock_jumps.brought_held(using, before, shown, moved)
+    else:
+        reading = clock_jumps.held(using)
     return {pk: (status, last_attempt) for pk, status, last_attempt, _, _ in found}, reading
 
 
@@ -100,14 +93,7 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
     ]
     wanted = {attempt.call_id for attempt in found}
-    listed = tables.calls(using).filter(pk__in=wanted)
-    calls = (
-        {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
-        if wanted
-        else {}
-    )
-    away = wanted - calls.keys()
-    busy = set(listed.filter(pk__in=away).values_list("pk", flat=True)) if away else set()
+    calls, busy = _free_calls(using, wanted) if wanted else ({}, set())
     return [
         Pair(attempt, _own(attempt, calls.get(attempt.call_id)))
         for attempt in found
@@ -115,23 +101,19 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
     ]
 
 
-def take_back(using: str, attempt_ids: Iterable[int]) -> int:
-    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
-    Passes over what is locked.
+def _free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
+    """Lock these calls, those that nobody else has locked, by primary key; and the primary keys of
+    the others.
     """
-    with database.writing(using):
-        pairs = free_pairs(using, attempt_ids, begun=False)
-        tables.attempts(using).void([pair.attempt.pk for pair in pairs])
-        calls = tables.calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
-        untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
-        return int(calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True))
+    listed = tables.calls(using).filter(pk__in=pks)
+    free = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
+    away = pks - free.keys()
+    busy = set(listed.filter(pk__in=away).values_list("pk", flat=True)) if away else set()
+    return free, busy
 
 
 def _own(attempt: CallAttempt, call: CallQueue | None) -> CallQueue | None:
     """The call, where this attempt is the one that it waits for."""
-    is_own = (
-        call is not None
-        and call.status == states.DISPATCHED
-        and call.last_attempt == attempt.number
-    )
-    return call if is_own else None
+    if call is None or call.last_attempt != attempt.number:
+        return None
+    return call if call.status in Move.VOID.sources else None

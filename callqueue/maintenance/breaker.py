@@ -10,46 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
 from callqueue import conf, database, events, states, tables
 from callqueue.ledger import holds
 from callqueue.limits.rules import Breaker
-
-if TYPE_CHECKING:
-    from callqueue.execution.results import Report
+from callqueue.transitions import Result
 
 SOURCE = "breaker"
 MOST = 10_000  # attempts that one look at a rule reads
-TELLING = (
-    states.SUCCEEDED,
-    states.ERRORED,
-    states.GAVE_UP,
-    states.LOST,
-)  # throttled and voided ones say nothing
+# throttled and voided attempts say nothing
+TELLING = (states.SUCCEEDED, states.ERRORED, states.GAVE_UP, states.LOST)
 Ended = tuple[str, int | None]  # an attempt's outcome and the status of its answer
 
 
-def observe(using: str, reports: Sequence[Report]) -> None:
-    """After these reports were recorded: trip, close or hold again the breakers of their rules. No
+def observe(using: str, results: Sequence[Result]) -> None:
+    """After these results were recorded: trip, close or hold again the breakers of their rules. No
     statement without any.
     """
-    seen: dict[str, bool] = {}
-    for report in reports:
-        rule = report.job.rule
+    any_failed: dict[str, bool] = {}
+    for result in results:
+        rule, name = result.job.rule, result.job.rule_name
         if rule is not None and rule.breaker is not None:
-            seen[report.job.rule_name] = (
-                seen.get(report.job.rule_name, False) or report.outcome != states.SUCCEEDED
-            )
-    for name, any_failed in seen.items():
+            failed = result.outcome != states.SUCCEEDED
+            any_failed[name] = any_failed.get(name, False) or failed
+    for name, may_trip in any_failed.items():
         try:
-            _settle(using, name, may_trip=any_failed)
-        except (
-            DatabaseError,
-            InterfaceError,
-        ) as error:  # the ends are recorded; the next one looks again
+            _settle(using, name, may_trip=may_trip)
+        except (DatabaseError, InterfaceError) as error:
+            # The ends are recorded; the next one looks again.
             events.tell("database_away", during="breaker", error=type(error).__name__)
 
 
@@ -87,10 +78,8 @@ def _settle(using: str, name: str, *, may_trip: bool) -> str:
         return _judge_probe(using, name, rule.breaker, hold, now)
     if may_trip:
         since = now - timedelta(seconds=rule.breaker.within)
-        why = _why(
-            rule.breaker,
-            _ended(using, name, MOST, finished_at__gt=max(since, hold.until) if hold else since),
-        )
+        since = max(since, hold.until) if hold else since
+        why = _why(rule.breaker, _ended(using, name, MOST, finished_at__gt=since))
         if why:
             _hold(using, name, now + timedelta(seconds=rule.breaker.hold), why)
             return "held"
@@ -104,38 +93,28 @@ def _judge_probe(using: str, name: str, breaker: Breaker, hold: Any, now: dateti
     ended = _ended(using, name, 1, released_at__gte=hold.until)
     if not ended:
         return "probing"
-    if not is_failure(*ended[0]):
-        if (
-            _stored(using, name)
-            .filter(pk=hold.pk, until=hold.until)
-            .update(until=now, began_at=now)
-        ):
-            events.tell(
-                "rule_resumed", rule=name, holds=1, reason="the call that probed it went well"
-            )
-        return "closed"
-    longer = min(timedelta(seconds=breaker.longest), (hold.until - hold.began_at) * breaker.factor)
-    _hold(
-        using, name, now + longer, "the circuit breaker: the call that probed the rule failed too"
-    )
-    return "held"
+    if is_failure(*ended[0]):
+        whole = (hold.until - hold.began_at) * breaker.factor
+        longer = min(timedelta(seconds=breaker.longest), whole)
+        why = "the circuit breaker: the call that probed the rule failed too"
+        _hold(using, name, now + longer, why)
+        return "held"
+    mine = _stored(using, name).filter(pk=hold.pk, until=hold.until)
+    if mine.update(until=now, began_at=now):
+        why = "the call that probed it went well"
+        events.tell("rule_resumed", rule=name, holds=1, reason=why)
+    return "closed"
 
 
 def _why(breaker: Breaker, ended: Sequence[Ended]) -> str | None:
     """Why to trip after these ends, newest first; None where there is no reason."""
     failed = [is_failure(*end) for end in ended]
-    if (
-        breaker.failures is not None
-        and len(failed) >= breaker.failures
-        and all(failed[: breaker.failures])
-    ):
-        return f"the circuit breaker: {breaker.failures} attempts in a row failed within {breaker.within:g} s"
-    if (
-        breaker.share is not None
-        and len(failed) >= breaker.least
-        and sum(failed) >= breaker.share * len(failed)
-    ):
-        return f"the circuit breaker: {sum(failed)} of {len(failed)} attempts failed within {breaker.within:g} s"
+    in_row, share, count = breaker.failures, breaker.share, len(failed)
+    within = f"failed within {breaker.within:g} s"
+    if in_row is not None and count >= in_row and all(failed[:in_row]):
+        return f"the circuit breaker: {in_row} attempts in a row {within}"
+    if share is not None and count >= breaker.least and sum(failed) >= share * count:
+        return f"the circuit breaker: {sum(failed)} of {count} attempts {within}"
     return None
 
 

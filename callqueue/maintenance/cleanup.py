@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, connections
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
@@ -92,7 +92,7 @@ def _prune(
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
         clock_jumps.watch(using).look()
-    database.analyze_changed(using, _tables(using))
+    database.analyze_changed(using, _table_names())
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):
             _delete(using, ids, status, cut, cleaned)
@@ -101,7 +101,7 @@ def _prune(
     for orphans in _spent_orphans(using):
         for first in range(0, len(orphans), batch_size):
             ids = orphans[first : first + batch_size]
-            cleaned.attempts += database.delete_each(tables.attempts(using).model, using, ids)
+            cleaned.attempts += database.delete_each(tables.CallAttempt, using, ids)
     cleaned.holds += _ended_holds(using).delete()[0]
     _delete_turns(using)
 
@@ -116,11 +116,8 @@ def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datet
 
 
 def _overdue(using: str, status: int, cut: datetime) -> Any:
-    return (
-        _model()
-        .objects.using(using)
-        .filter(status=status, finished_at_dt__lt=cut, callback_pending=False)
-    )
+    ended = tables.calls(using).filter(status=status, finished_at_dt__lt=cut)
+    return ended.filter(callback_pending=False)
 
 
 def _batches(rows: Any, size: int) -> Iterator[list[int]]:
@@ -154,7 +151,7 @@ def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cle
 def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
     with database.writing(using):
         # By key alone: with the condition in it, a database might read all that it is true of.
-        rows = database.locked(_model().objects.using(using).filter(pk__in=ids))
+        rows = database.locked(tables.calls(using).filter(pk__in=ids))
         seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
         gone = [
             pk
@@ -168,8 +165,8 @@ def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[in
             .filter(_spent(using), call_id__in=gone)
             .values_list("pk", flat=True)
         )
-        attempts = database.delete_each(tables.attempts(using).model, using, list(spent))
-        return database.delete_each(_model(), using, gone), attempts
+        attempts = database.delete_each(tables.CallAttempt, using, list(spent))
+        return database.delete_each(tables.CallQueue, using, gone), attempts
 
 
 def _spent_orphans(using: str) -> Iterator[list[int]]:
@@ -179,9 +176,7 @@ def _spent_orphans(using: str) -> Iterator[list[int]]:
     Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
     next few of all, it would join the tables anew each time.
     """
-    from django.db.models import Exists, OuterRef
-
-    calls = _model().objects.using(using).filter(pk=OuterRef("call_id"))
+    calls = tables.calls(using).filter(pk=OuterRef("call_id"))
     spent = tables.attempts(using).filter(_spent(using), ~Exists(calls))
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
@@ -212,22 +207,19 @@ def _spent_turns(using: str) -> Any:
     """The turns of keys that have no call ready: those of rules whose keys take no turns any
     more.
     """
-    from django.db.models import Exists, OuterRef
-
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
-    ready = _model().objects.using(using).waiting().filter(ready=True, **same)
+    ready = tables.calls(using).waiting().filter(ready=True, **same)
     return tables.KeyTurn.objects.using(using).filter(~Exists(ready))
 
 
 def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
-    tables, over = _tables(using), threading.Event()
-    watcher = threading.Thread(
-        target=_watch_vacuum, args=(using, tables, full, progress, over), daemon=True
-    )
+    names, over = _table_names(), threading.Event()
+    how = (using, names, full, progress, over)
+    watcher = threading.Thread(target=_watch_vacuum, args=how, daemon=True)
     if progress:
         watcher.start()
     try:
-        database.vacuum(using, tables, full=full)
+        database.vacuum(using, names, full=full)
     finally:
         over.set()
         if progress:
@@ -235,14 +227,14 @@ def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
 
 
 def _watch_vacuum(
-    using: str, tables: list[str], full: bool, progress: Progress, over: threading.Event
+    using: str, names: list[str], full: bool, progress: Progress, over: threading.Event
 ) -> None:
     """Tell how far the vacuum of another thread is, until it is over; on a connection of this
     thread's own.
     """
     try:
         while not over.wait(EVERY):
-            if found := database.vacuum_progress(using, tables, full=full):
+            if found := database.vacuum_progress(using, names, full=full):
                 table, phase, done, total = found
                 progress(done, total, label=f"vacuum {table.removeprefix('callqueue_')}, {phase}")
     except DatabaseError:
@@ -274,9 +266,5 @@ def _credited(using: str) -> datetime:
     return from_us(reading.at if watch.last is None else watch.last.credit(reading))
 
 
-def _tables(using: str) -> list[str]:
-    return [_model()._meta.db_table, tables.attempts(using).model._meta.db_table]
-
-
-def _model() -> Any:
-    return tables.CallQueue
+def _table_names() -> list[str]:
+    return [model._meta.db_table for model in (tables.CallQueue, tables.CallAttempt)]

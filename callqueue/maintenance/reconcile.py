@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
-from callqueue import callbacks, conf, database, events, states, tables, texts
+from callqueue import conf, database, events, states, tables, texts, transitions
 from callqueue.database import from_us
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.handlers import HTTP_METHODS
@@ -24,7 +24,6 @@ from callqueue.ledger import row_locks
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
 from callqueue.security.scrubbing import clean, payload_of
 from callqueue.sending import disclosure
-from callqueue.transitions import ended
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -122,30 +121,35 @@ def _ask(using: str, call: CallQueue) -> bool:
 
 
 def _believe(using: str, call: CallQueue, answer: Any) -> bool:
-    """Make the call what the hook said it is; False where that changes nothing."""
+    """Make the call what the hook said it is, and say so; False where that changes nothing."""
+    facts = {"call_id": call.pk, "rule": call.rule}
     if answer is None:
-        events.tell(
-            "call_reconciled",
-            call_id=call.pk,
-            rule=call.rule,
-            status="unknown",
-            reason="the hook cannot tell yet",
-        )
+        why = "the hook cannot tell yet"
+        events.tell("call_reconciled", **facts, status="unknown", reason=why)
         return False
+    status, why = _reading_of(call, answer)
     if isinstance(answer, RetryLater):
-        changed, status, why = _make_again(using, call, answer), "new", _clean(call, answer.why)
-    elif isinstance(answer, Succeeded):
-        changed, status, why = _end(using, call, states.DONE, ""), "done", "the provider has it"
-    elif isinstance(answer, GiveUp):
-        why = _clean(call, answer.why)
-        changed, status = _end(using, call, states.FAILED, why), "failed"
+        changed = transitions.send_again(using, call, _seconds(answer.after))
     else:
-        raise TypeError(
-            f"the hook returned {type(answer).__name__}; it may return Succeeded, RetryLater, GiveUp or None"
-        )
+        changed = transitions.settle(using, call, status, why if status == states.FAILED else "")
     if changed:
-        events.tell("call_reconciled", call_id=call.pk, rule=call.rule, status=status, reason=why)
+        name = conf.NAMES_OF_STATUS[status]
+        events.tell("call_reconciled", **facts, status=name, reason=why)
     return changed
+
+
+def _reading_of(call: CallQueue, answer: Any) -> tuple[int, str]:
+    """The state that a hook's answer means, and why; TypeError where it means none."""
+    if isinstance(answer, Succeeded):
+        return states.DONE, "the provider has it"
+    if isinstance(answer, RetryLater):
+        return states.NEW, _clean(call, answer.why)
+    if isinstance(answer, GiveUp):
+        return states.FAILED, _clean(call, answer.why)
+    raise TypeError(
+        f"the hook returned {type(answer).__name__}; "
+        "it may return Succeeded, RetryLater, GiveUp or None"
+    )
 
 
 def _clean(call: CallQueue, text: str) -> str:
@@ -156,34 +160,8 @@ def _clean(call: CallQueue, text: str) -> str:
     return clean(text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload)
 
 
-def _end(using: str, call: CallQueue, status: int, why: str) -> bool:
-    rows = (
-        type(call).objects.using(using).unknown().filter(pk=call.pk, last_attempt=call.last_attempt)
-    )
-    changed = bool(rows.update(**ended(status), error_message=why[:2000]))
-    if changed:
-        callbacks.announce(using, [call.pk], status)
-    return changed
-
-
-def _make_again(using: str, call: CallQueue, answer: RetryLater) -> bool:
-    """Requeue it, under the idempotency key it always had; after `after` seconds where the hook
-    says so.
-
-    Unlike anybody else's requeue this one leaves the count of questions as it is: a hook cannot go
-    round for ever.
-    """
-    rows = type(call).objects.using(using)
-    after = answer.after.total_seconds() if isinstance(answer.after, timedelta) else answer.after
-    with database.writing(using):
-        questions = rows.filter(pk=call.pk).values_list("reconcile_count", flat=True).first()
-        changed = bool(rows.unknown().filter(pk=call.pk, last_attempt=call.last_attempt).requeue())
-        if changed:
-            rows.filter(pk=call.pk).update(reconcile_count=questions)
-        if changed and after:
-            due = database.clock(using) + timedelta(seconds=after)
-            rows.filter(pk=call.pk, status=states.NEW).update(due_at_dt=due, ready=False)
-    return changed
+def _seconds(after: float | timedelta | None) -> float:
+    return after.total_seconds() if isinstance(after, timedelta) else after or 0.0
 
 
 def _imported(hook: Any) -> Any:

@@ -15,12 +15,13 @@ from typing import Any
 from callqueue import callbacks, conf, database, events, states, tables, transitions
 from callqueue.database import from_us
 from callqueue.ledger import account, agreement, clock_jumps, holds, ready_calls, row_locks
-from callqueue.maintenance import deferred_endings
-from callqueue.transitions import Ending, after_failure, after_loss, columns_of_call, ended
+from callqueue.ledger.row_locks import Pair
+from callqueue.states import Move
+from callqueue.transitions import Result, after_failure, after_loss
 
-ORPHANED = timedelta(
-    seconds=10
-)  # for how long a due call may have a rule that these settings do not know
+# for how long a due call may have a rule that these settings do not know
+ORPHANED = timedelta(seconds=10)
+SILENT = "the worker fell silent: no answer was recorded within the lease"
 WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
 MOST = 1000  # rows that one statement of recovery handles
 
@@ -32,7 +33,7 @@ def recover(using: str) -> int:
     return (
         void_unbegun(using)
         + end_lost(using)
-        + deferred_endings.write(using)
+        + transitions.end_deferred(using)
         + expire(using)
         + fail_orphans(using)
     )
@@ -42,13 +43,8 @@ def void_unbegun(using: str) -> int:
     """Let calls wait again whose attempt no worker began within its lease: the message was lost, or
     nobody listens.
     """
-    overdue = (
-        tables.attempts(using)
-        .unbegun()
-        .filter(lease_until__lt=database.ClockNow())
-        .order_by("lease_until")
-    )
-    ids = list(overdue.values_list("pk", flat=True)[:MOST])
+    overdue = tables.attempts(using).unbegun().filter(lease_until__lt=database.ClockNow())
+    ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
     return transitions.undo(using, ids) if ids else 0
 
 
@@ -56,49 +52,55 @@ def end_lost(using: str) -> int:
     """End attempts that a worker began and never answered: retried, failed or UNKNOWN, as their
     rule's `on_lost` says.
     """
-    overdue = (
-        tables.attempts(using)
-        .open()
-        .filter(started_at__isnull=False, lease_until__lt=database.ClockNow())
-    )
-    ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
+    begun = tables.attempts(using).open().filter(started_at__isnull=False)
+    overdue = begun.filter(lease_until__lt=database.ClockNow()).order_by("lease_until")
+    ids = list(overdue.values_list("pk", flat=True)[:MOST])
     if not ids:
         return 0
-    message = "the worker fell silent: no answer was recorded within the lease"
     with database.writing(using):
         reading = clock_jumps.held(using)
         if clock_jumps.watch(using).credited(reading) is None:
             return 0  # leases seem to have ended because the clock has jumped
         now = from_us(reading.at)
-        free = row_locks.free_pairs(using, ids, begun=True)
-        pairs = [
-            pair
-            for pair in free
-            if pair.attempt.lease_until is not None and pair.attempt.lease_until < now
-        ]
-        lost = tables.attempts(using).filter(pk__in=[pair.attempt.pk for pair in pairs])
-        lost.update(finished_at=now, outcome=states.LOST, error_message=message)
-        endings = [_ending(pair.call, message, now) for pair in pairs if pair.call]
-        rows = [columns_of_call(ending, now) for ending in endings]
-        changed = database.update_each(
-            _model(), using, rows, where=f"t.status = {states.DISPATCHED}"
-        )
-    for ending in endings:
-        events.tell(
-            "attempt_lost",
-            call_id=ending.call_id,
-            status=conf.NAMES_OF_STATUS[ending.status],
-            reason=message,
-        )
-    for status in {e.status for e in endings if e.status in states.FINAL}:
-        callbacks.announce(using, [e.call_id for e in endings if e.status == status], status)
+        pairs = _overdue_pairs(using, ids, now)
+        results = [_lost(pair.call, now) for pair in pairs if pair.call]
+        attempt_ids = [pair.attempt.pk for pair in pairs]
+        changed = transitions.lose(using, attempt_ids, results, SILENT, now)
+    _tell_of_lost(using, results)
     return changed
+
+
+def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
+    """Lock these attempts with their calls, and keep those whose lease has ended by now."""
+    pairs = row_locks.free_pairs(using, ids, begun=True)
+    leases = [(pair, pair.attempt.lease_until) for pair in pairs]
+    return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
+
+
+def _lost(call: Any, now: datetime) -> Result:
+    """What becomes of a call whose worker fell silent."""
+    rule = conf.current().rules.get(call.rule)
+    if rule is None:
+        return after_failure(call, None, f"{SILENT}; the rule {call.rule!r} is gone", now)
+    return after_loss(call, rule, SILENT, now)
+
+
+def _tell_of_lost(using: str, results: list[Result]) -> None:
+    ended: dict[int, list[int]] = {}
+    for result in results:
+        name = conf.NAMES_OF_STATUS[result.status]
+        events.tell("attempt_lost", call_id=result.job.pk, status=name, reason=SILENT)
+        if result.status in states.FINAL:
+            ended.setdefault(result.status, []).append(result.job.pk)
+    for status, ids in ended.items():
+        callbacks.announce(using, ids, status)
 
 
 def expire(using: str) -> int:
     """End calls that were not released by their `expires_at`."""
-    overdue = _model().objects.using(using).waiting().filter(expires_at_dt__lte=database.ClockNow())
-    gone = _end(using, overdue.order_by("expires_at_dt"), "expires_at_dt", states.EXPIRED)
+    overdue = tables.calls(using).waiting().filter(expires_at_dt__lte=database.ClockNow())
+    first = overdue.order_by("expires_at_dt")[:MOST]
+    gone = transitions.end_overdue(using, first, "expires_at_dt", Move.EXPIRE)
     if gone:
         events.tell("call_expired", calls=len(gone), first=gone[0])
     return len(gone)
@@ -112,35 +114,15 @@ def fail_orphans(using: str) -> int:
     if gone:
         known = agreement.known_rules(using)
         gone = [rule for rule in gone if rule not in known]
-    calls = _model().objects.using(using).waiting()
-    count = 0
-    for rule in gone:
-        overdue = calls.filter(
-            rule=rule, ready=True, due_at_dt__lt=database.clock(using) - ORPHANED
-        ).order_by("due_at_dt")
-        why = f"the rule {rule!r} is not in CALLQUEUE['RULES'] any more"
-        count += len(_end(using, overdue, "rule", states.FAILED, error_message=why))
-    return count
+    return sum(_fail_orphans_of(using, rule) for rule in gone)
 
 
-def _end(using: str, overdue: Any, by: str, status: int, **columns: Any) -> list[int]:
-    """End the first of these calls, those that nobody has locked, and announce them: each by the
-    one who had it locked.
-
-    `by`: the column that makes them overdue, which must not have changed meanwhile.
-    """
-    seen = dict(overdue.values_list("pk", by)[:MOST])
-    if not seen:
-        return []
-    calls = _model().objects.using(using)
-    with database.writing(using):
-        rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk")).values_list(
-            "pk", "status", by
-        )
-        free = [pk for pk, now, value in rows if now in states.WAITING and value == seen[pk]]
-        calls.filter(pk__in=free).update(**ended(status), **columns)
-    callbacks.announce(using, free, status)
-    return free
+def _fail_orphans_of(using: str, rule: str) -> int:
+    long_ago = database.clock(using) - ORPHANED
+    ready = tables.calls(using).waiting().filter(rule=rule, ready=True)
+    first = ready.filter(due_at_dt__lt=long_ago).order_by("due_at_dt")[:MOST]
+    why = f"the rule {rule!r} is not in CALLQUEUE['RULES'] any more"
+    return len(transitions.end_overdue(using, first, "rule", Move.FAIL, error_message=why))
 
 
 @dataclass(frozen=True)
@@ -215,14 +197,3 @@ def hold_everything(using: str) -> None:
         until = now + timedelta(seconds=seconds)
         holds.lay(using, [name], "rule", "", until, WENT_BACK, source="operator")
     events.tell("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)
-
-
-def _ending(call: Any, message: str, now: Any) -> Ending:
-    rule = conf.current().rules.get(call.rule)
-    if rule is None:
-        return after_failure(call, None, f"{message}; the rule {call.rule!r} is gone", now)
-    return after_loss(call, rule, message, now)
-
-
-def _model() -> Any:
-    return tables.CallQueue

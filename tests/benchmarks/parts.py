@@ -41,7 +41,7 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
     with open_stage(SETTINGS) as on:
         from callqueue import database
         from callqueue.dispatch.dispenser import Dispenser
-        from callqueue.execution import claim, executor
+        from callqueue.execution import claim, executor, request
         from callqueue.models import CallQueue
 
         say(f"parts: {calls} calls")
@@ -56,7 +56,7 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
             for _, ids in messages:
                 jobs = parts.take("begin", lambda ids=ids: claim.begin("default", ids))
                 reports = parts.take(
-                    "the request", lambda jobs=jobs: [executor._make(job) for job in jobs]
+                    "the request", lambda jobs=jobs: [request.make(job) for job in jobs]
                 )
                 parts.take("record", lambda reports=reports: executor._record("default", reports))
         with requests.Session() as session:

@@ -29,13 +29,12 @@ from hypothesis.stateful import (
 
 from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import claim, executor
-from callqueue.execution.claim import Job
+from callqueue.execution import claim, executor, judging
 from callqueue.execution.http import client
-from callqueue.execution.results import Report
 from callqueue.ledger import clock_jumps
 from callqueue.ledger.clock_jumps import Watch
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 from tests.support.length import examples
 
@@ -64,7 +63,7 @@ class Process:
 
     watch: Watch = field(default_factory=lambda: Watch("default"))
     begun: list[Job] = field(default_factory=list)
-    answered: list[Report] = field(default_factory=list)
+    answered: list[Result] = field(default_factory=list)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -236,7 +235,7 @@ class Cluster(RuleBasedStateMachine):
         process = self.some([p for p in self.processes if p.begun], place)
         job = process.begun.pop(place % len(process.begun))
         if job.send_at is not None:
-            self.mono = max(self.mono, job.clock.monotonic_at(job.send_at))
+            self.mono = max(self.mono, job.slot_opens())
         if self.mono >= job.lease_ends:
             answer = client.Answer(
                 response=None, sent_at=None, sent=False, dropped=True, error="too late"
@@ -246,7 +245,7 @@ class Cluster(RuleBasedStateMachine):
             self.count(counted)
             self.mono += takes
             answer = client.Answer(response=response(200, {}, b"{}"), sent_at=sent_at, sent=True)
-        process.answered.append(executor._report_of(job, job.sound_rule, answer))
+        process.answered.append(judging.of_answer(job, answer))
 
     @precondition(lambda self: any(p.answered for p in self.processes))
     @rule(place=PLACES)

@@ -32,11 +32,12 @@ from callqueue import (
 from callqueue import broker as messages
 from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor, results
-from callqueue.execution.results import Report
+from callqueue.execution import claim, executor, judging, results
+from callqueue.execution.http import client
 from callqueue.ledger import clock_jumps, holds
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.transitions import Job, Result
 from tests.support.behaviour import Vendor, response, send
 from tests.support.locking import until_one_waits_for_a_lock
 
@@ -95,12 +96,10 @@ def released_by(rule: str) -> list[int]:
     raise AssertionError("the group stays locked")
 
 
-def answered(job: claim.Job, status: int = 200) -> Report:
+def answered(job: Job, status: int = 200) -> Result:
     """The report of an answer, as the executor makes it."""
-    answer = executor.client.Answer(
-        response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True
-    )
-    return executor._report_of(job, job.sound_rule, answer)
+    answer = client.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
+    return judging.of_answer(job, answer)
 
 
 def end_leases() -> None:

@@ -34,14 +34,13 @@ from callqueue.database import server_clock
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor
-from callqueue.execution.claim import Job
+from callqueue.execution import claim, executor, request
 from callqueue.execution.http import client
-from callqueue.execution.results import Report
 from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.operations import control
+from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 from tests.support.length import examples
 
@@ -88,7 +87,7 @@ class Queue(RuleBasedStateMachine):
         self.patches = ExitStack()
         self.messages: list[list[int]] = []
         self.begun: list[Job] = []
-        self.reports: list[Report] = []
+        self.reports: list[Result] = []
         self.seen: list[
             tuple[float, int, int, str]
         ] = []  # the provider's: instant, call, attempt, key
@@ -247,7 +246,7 @@ class Queue(RuleBasedStateMachine):
             answer,
             latency,
         )
-        self.reports.append(executor._make(self.current))
+        self.reports.append(request.make(self.current))
         self.settle("make")
 
     @precondition(lambda self: self.reports)

@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 from django.core import mail
-from django.db.models import F
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded, conf
-from callqueue.dispatch.release_pass import LEAD
-from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor
-from callqueue.execution.http import client
+from callqueue import GiveUp, Retry, Rule, SlidingWindow
+from callqueue.execution import claim, executor, request
 from callqueue.handlers import Context
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue, Hold
-from callqueue.testing import travel
-from tests.support.behaviour import Vendor, release, response, run, send
+from callqueue.models import CallAttempt, CallQueue
+from tests.support.behaviour import Vendor, release, run, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -98,60 +93,6 @@ def test_a_retry_waits_for_its_backoff(rules: Rules, remote: Vendor) -> None:
     assert timedelta(seconds=55) < call.due_at_dt - timezone.now() < timedelta(seconds=61)
 
 
-@pytest.mark.parametrize("status", [400, 404, 410, 422, 302])
-def test_other_answers_are_final_at_once(rules: Rules, remote: Vendor, status: int) -> None:
-    rules(r=Rule())
-    remote.answers["/"] = status
-    call = send("r")
-    run()
-    call = fresh(call)
-    assert (call.status == Status.FAILED and str(status) in call.error_message) or status == 302
-    assert call.attempts.count() == 1
-
-
-@pytest.mark.parametrize(
-    ("method", "on_lost", "status"),
-    [
-        ("get", "auto", Status.ERROR),
-        ("put", "auto", Status.ERROR),
-        ("delete", "auto", Status.ERROR),
-        ("post", "auto", Status.UNKNOWN),
-        ("patch", "auto", Status.UNKNOWN),
-        ("post", "retry", Status.ERROR),
-        ("get", "unknown", Status.UNKNOWN),
-    ],
-)
-def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
-    rules: Rules, remote: Vendor, method: str, on_lost: str, status: int
-) -> None:
-    rules(r=Rule(on_lost=on_lost))
-    remote.answers["/"] = client.Answer(
-        response=None, sent_at=None, sent=True, error="read timeout"
-    )
-    call = send("r", method=method)
-    run()
-    assert fresh(call).status == status
-
-
-def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    remote.answers["/"] = client.Answer(response=None, sent_at=None, error="connection refused")
-    call = send("r")
-    run()
-    assert fresh(call).status == Status.ERROR
-
-
-def test_a_refused_address_is_final(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    remote.answers["/"] = client.Answer(
-        response=None, sent_at=None, refused=True, error="10.0.0.1 is private"
-    )
-    call = send("r")
-    run()
-    call = fresh(call)
-    assert (call.status, call.error_message) == (Status.FAILED, "10.0.0.1 is private")
-
-
 def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
     rules: Rules, remote: Vendor
 ) -> None:
@@ -186,44 +127,6 @@ def test_no_retry_once_the_idempotency_key_is_too_old(rules: Rules, remote: Vend
     assert "idempotency" in call.error_message
 
 
-def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
-    remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
-    call, same = send("r", key="T1"), send("r", "/same", key="T1", priority=-1)
-    run()
-    free, elsewhere = send("r", "/free", key="T2"), send("other", "/elsewhere")
-    assert run() == 2
-    call = fresh(call)
-    assert (call.status, call.failed_count) == (Status.ERROR, 0)
-    assert fresh(free).status == fresh(elsewhere).status == Status.DONE
-    hold = Hold.objects.get()
-    assert (hold.rule, hold.per, hold.value) == ("r", "key", "T1")
-    assert timedelta(seconds=25) < hold.until - timezone.now() < timedelta(seconds=31)
-    assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
-
-
-def test_ten_refusals_in_flight_are_one_hold(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(limits=[SlidingWindow("100/s")]))
-    remote.answers["/"] = 429
-    told: list[Any] = []
-
-    def listen(**facts: Any) -> None:
-        told.append(facts)
-
-    callqueue.rule_held.connect(listen)
-    try:
-        for _ in range(10):
-            send("r")
-        run()
-    finally:
-        callqueue.rule_held.disconnect(listen)
-    assert Hold.objects.count() == 1
-    assert len(told) == 1
-    assert told[0]["rule"] == "r"
-
-
 def test_a_call_refused_nineteen_times_is_still_alive(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(retry=Retry(base=0.0, jitter=False)))
     remote.answers["/"] = (429, {"Retry-After": "0"}, b"")
@@ -235,69 +138,6 @@ def test_a_call_refused_nineteen_times_is_still_alive(rules: Rules, remote: Vend
     remote.answers["/"] = 200
     run()
     assert fresh(call).status == Status.DONE
-
-
-def test_an_absurd_retry_after_is_clamped(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(retry=Retry(max_hold=60.0)))
-    remote.answers["/"] = (429, {"Retry-After": "99999999"}, b"")
-    send("r")
-    run()
-    assert Hold.objects.get().until - timezone.now() < timedelta(seconds=61)
-
-
-def classify(answer: Any) -> Any:
-    return {
-        "done": Succeeded(),
-        "later": RetryLater("not ready", after=5),
-        "held": HoldUntil(30, "quota", scope="rule"),
-        "over": GiveUp("no such number"),
-        "raise": None,
-    }[answer.json()["say"]]
-
-
-@pytest.mark.parametrize(
-    ("say", "status"),
-    [
-        ("done", Status.DONE),
-        ("later", Status.ERROR),
-        ("held", Status.ERROR),
-        ("over", Status.FAILED),
-        ("raise", Status.DONE),
-    ],
-)
-def test_a_rule_may_judge_answers_itself(
-    rules: Rules, remote: Vendor, say: str, status: int
-) -> None:
-    rules(r=Rule(classify=classify))
-    remote.answers["/"] = (200, {}, {"say": say})
-    call = send("r")
-    run()
-    assert fresh(call).status == status
-    assert Hold.objects.count() == (say == "held")
-
-
-def test_a_classify_that_fails_leaves_the_default_verdict(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(classify=lambda answer: 1 / 0))
-    call = send("r")
-    run()
-    call = fresh(call)
-    assert call.status == Status.DONE
-    assert "classify failed" in call.attempts.get().error_message
-
-
-def test_settle_corrects_the_charge(rules: Rules, remote: Vendor) -> None:
-    rules(
-        r=Rule(
-            limits=[SlidingWindow("1000/m", unit="tokens")],
-            settle=lambda answer: {"tokens": answer.json()["used"]},
-        )
-    )
-    remote.answers["/"] = (200, {}, {"used": 100})
-    for _ in range(2):
-        send("r", cost={"tokens": 900})
-    assert run() == 1
-    assert CallAttempt.objects.get().cost == {"tokens": 100}
-    assert run() == 1
 
 
 @pytest.fixture
@@ -355,23 +195,6 @@ def test_mail_is_sent(rules: Rules) -> None:
     )
 
 
-def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule(), gone=Rule())
-    orphan, handlerless, sound = send("gone"), send("r"), send("r")
-    CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
-    (released,) = [c for c in release() if c.pk == orphan.pk]
-    rules(r=Rule())
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
-    assert fresh(orphan).status == Status.FAILED
-    assert "gone" in fresh(orphan).error_message
-    assert fresh(handlerless).status == Status.FAILED
-    assert "fax" in fresh(handlerless).error_message
-    assert fresh(sound).status == Status.DONE
-    assert released
-
-
 def test_waiting_calls_of_a_removed_rule_fail_with_the_reason(rules: Rules) -> None:
     rules(r=Rule(), gone=Rule())
     call = send("gone")
@@ -403,29 +226,6 @@ def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Ven
     assert remote.requests == []
 
 
-def test_a_second_delivery_makes_no_second_request(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    send("r")
-    release()
-    ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    assert executor.execute("default", ids, inline=True) == 1
-    assert executor.execute("default", ids, inline=True) == 0
-    assert len(remote.requests) == 1
-
-
-def test_an_old_message_after_a_requeue_makes_no_request(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    call = send("r")
-    release()
-    old = list(call.attempts.values_list("pk", flat=True))
-    fresh(call).cancel()
-    fresh(call).requeue()
-    run()
-    assert executor.execute("default", old, inline=True) == 0
-    assert len(remote.requests) == 1
-    assert [a.outcome for a in fresh(call).attempts.all()] == ["voided", "succeeded"]
-
-
 def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
     call = send("r")
@@ -435,33 +235,6 @@ def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vend
     assert fresh(call).status == Status.NEW
     assert run() == 1
     assert [a.number for a in fresh(call).attempts.all()] == [1, 2]
-
-
-def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
-    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may
-    be ahead of its slot.
-    """
-    rules(r=Rule(total_timeout=7, limits=[SlidingWindow("1000/s")]), slow=Rule(total_timeout=70))
-    with travel(hours=1):
-        send("r"), send("slow")
-        release()
-        CallAttempt.objects.filter(rule="r").update(
-            send_at=F("released_at") + timedelta(seconds=LEAD)
-        )
-        jobs = {
-            job.rule_name: job
-            for job in claim.begin(
-                "default", list(CallAttempt.objects.values_list("pk", flat=True))
-            )
-        }
-    for name, timeout in (("r", 7), ("slow", 70)):
-        attempt, own = (
-            CallAttempt.objects.get(rule=name),
-            jobs[name].lease_ends - jobs[name].clock.before,
-        )
-        written = (attempt.lease_until - attempt.started_at).total_seconds()
-        assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
-        assert own - 0.001 <= written <= own + LEAD
 
 
 @pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])
@@ -499,54 +272,6 @@ def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> Non
     assert fresh(call).status == Status.UNKNOWN
 
 
-def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    for status in (Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.CANCELLED, Status.EXPIRED):
-        call = send("r")
-        CallQueue.objects.filter(pk=call.pk).update(
-            status=status, failed_count=3, finished_at_dt=timezone.now()
-        )
-        call.requeue()
-        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
-    for status in (Status.NEW, Status.DISPATCHED, Status.DONE):
-        CallQueue.objects.filter(pk=call.pk).update(status=status)
-        with pytest.raises(IllegalTransition):
-            call.requeue()
-    call.status = Status.DONE
-    CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE)
-    call.requeue(again=True)
-    assert call.status == Status.NEW
-
-
-def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    new, released, begun, done = (send("r") for _ in range(4))
-    new.cancel()
-    assert new.status == Status.CANCELLED
-    assert new.finished_at_dt is not None
-    release()
-    released.cancel()
-    assert released.status == Status.CANCELLED
-    begun.attempts.update(started_at=timezone.now())
-    for call in (begun, new):
-        with pytest.raises(IllegalTransition):
-            call.cancel()
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
-    assert len(remote.requests) == 1
-    assert fresh(done).status == Status.DONE
-
-
-def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
-    rules(r=Rule())
-    calls = [send("r") for _ in range(4)]
-    CallQueue.objects.filter(pk=calls[0].pk).update(status=Status.DONE)
-    assert CallQueue.objects.all().cancel() == 3
-    assert CallQueue.objects.cancelled().requeue() == 3
-    assert CallQueue.objects.new().count() == CallQueue.objects.due().count() == 3
-    assert CallQueue.objects.done().requeue() == 0
-    assert CallQueue.objects.done().requeue(again=True) == 1
-
-
 def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
     told: list[tuple[int, str]] = []
@@ -569,28 +294,6 @@ def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:
     assert sorted(told) == [(done.pk, "done"), (failed.pk, "failed")]
 
 
-def test_truncated_and_broken_bodies_are_told_with_the_attempt(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(r=Rule())
-    remote.answers["/cut"] = client.Answer(
-        response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True
-    )
-    remote.answers["/broken"] = client.Answer(
-        response=response(200, {}, b"x"),
-        sent_at=None,
-        sent=True,
-        broken=True,
-        error="the body broke off",
-    )
-    cut, broken, reads = send("r", "/cut"), send("r", "/broken"), send("r", "/broken", "get")
-    run()
-    assert fresh(cut).status == fresh(broken).status == Status.DONE
-    assert fresh(reads).status == Status.ERROR
-    assert "cut at" in fresh(cut).attempts.get().error_message
-    assert "broke off" in fresh(broken).attempts.get().error_message
-
-
 def in_an_hour() -> Any:
     return timezone.now() + timedelta(hours=1)
 
@@ -608,7 +311,7 @@ def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules
     release()
     (job,) = claim.begin("default", [call.attempts.get().pk])
     job.lease_ends = 0.0
-    executor._record("default", [executor._make(job)])
+    executor._record("default", [request.make(job)])
     assert not noted
     assert (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome) == (
         Status.NEW,

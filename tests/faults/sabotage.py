@@ -78,17 +78,18 @@ class Sabotage(AppConfig):
     path = str(Path(__file__).parent)
 
     def ready(self) -> None:
+        from callqueue import transitions
         from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
-        from callqueue.execution import claim, executor, results
+        from callqueue.execution import claim, executor, request
         from callqueue.maintenance import cleanup
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
         _before(claim, "begin", "before-begin")
-        _before(executor.SlotGate, "wait", "before-socket")
+        _before(request.SlotGate, "wait", "before-socket")
         _before(executor, "_record", "before-record")
-        _before(results, "columns_of_call", "inside-record")
+        _before(transitions, "end_calls", "inside-record")
         _after(executor, "_record", "after-record")
         _after(release_pass, "charge", "inside-release")
         _before(publisher, "pack", "before-publish")

@@ -174,16 +174,6 @@ def _fresh(calls: dict[str, CallQueue]) -> dict[str, CallQueue]:
     return {name: CallQueue.objects.get(pk=call.pk) for name, call in calls.items()}
 
 
-def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses() -> None:
-    send("r")
-    release()
-    ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    first = claim.begin("default", ids, "a-worker")
-    again = claim.begin("default", ids, "a-worker")
-    assert [job.attempt_id for job in first] == [job.attempt_id for job in again] == ids
-    assert claim.begin("default", ids, "another-worker") == []
-
-
 @pytest.mark.parametrize("deed", [STRUCK_BEFORE, STRUCK_AFTER])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.fault

@@ -14,14 +14,14 @@ from django.utils import timezone
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import executor, results
-from callqueue.execution.claim import Job, begin
+from callqueue.execution import executor, judging, request, results
+from callqueue.execution.claim import begin
 from callqueue.execution.http import client
 from callqueue.execution.http.deadline import Deadline
-from callqueue.execution.results import Report
 from callqueue.ledger import clock_jumps, holds
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
+from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 
 
@@ -174,14 +174,17 @@ def test_two_dispensers_shift_the_ledger_once(two_clocks: Clocks) -> None:
 def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """time.monotonic stands still then; a worker that wakes past its lease must not send."""
     job: Any = SimpleNamespace(
-        send_at=None, lease_ends=clocks.monotonic() + 90, is_left=False, is_through=False
+        slot_opens=lambda: None,
+        lease_ends=clocks.monotonic() + 90,
+        is_left=False,
+        is_through=False,
     )
     job.sound_rule, job.rule_name = Rule(total_timeout=60), "r"
-    executor.SlotGate(job).wait()
+    request.SlotGate(job).wait()
     awake = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)
     with pytest.raises(client.Dropped):
-        executor.SlotGate(job).wait()
+        request.SlotGate(job).wait()
 
 
 def test_a_begin_that_finds_nothing_to_begin_reads_the_clock_between_two_instants_of_its_own(
@@ -386,11 +389,11 @@ def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) 
     return begun
 
 
-def answered(job: Job, status: int = 200, headers: Any = None) -> Report:
+def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
     answer = client.Answer(
         response=response(status, headers or {}, b"{}"), sent_at=clocks.monotonic(), sent=True
     )
-    return executor._report_of(job, job.sound_rule, answer)
+    return judging.of_answer(job, answer)
 
 
 @pytest.mark.parametrize(
@@ -438,8 +441,8 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
 def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     job: Job, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    report = executor._failed(job, "no connection")
-    wait = report.ending.due_at - report.ended_at
+    report = judging.failed(job, "no connection")
+    wait = report.due_at - report.ended_at
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
     results.record("default", [report])
@@ -490,9 +493,9 @@ def test_a_lease_ends_no_earlier_than_the_worker_believes(
 # --- The lease of a request
 
 
-def gate(job: Job, left: float) -> executor.SlotGate:
+def gate(job: Job, left: float) -> request.SlotGate:
     job.lease_ends = clocks.monotonic() + left
-    return executor.SlotGate(job)
+    return request.SlotGate(job)
 
 
 def test_a_request_has_ended_when_its_lease_ends(job: Job) -> None:
@@ -509,7 +512,7 @@ def test_a_request_has_ended_when_its_lease_ends(job: Job) -> None:
 def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "_waits", {"r": 8.0})
+    monkeypatch.setattr(request, "_waits", {"r": 8.0})
     gate(job, 9).wait()
     with pytest.raises(client.Dropped, match="too little was left of the lease"):
         gate(job, 7).wait()

@@ -203,41 +203,6 @@ def test_a_record_after_recovery_changes_nothing(rules: Rules, remote: Vendor) -
     assert (attempt.outcome, attempt.response_status) == ("lost", None)
 
 
-def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vendor) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    pk = call.attempts.get().pk
-    assert executor.execute("default", [pk], inline=True) == 1
-    assert executor.execute("default", [pk], inline=True) == 0
-    assert executor.execute("default", [pk, pk, pk + 1000], inline=True) == 0
-    assert len(remote.requests) == 1
-
-
-def test_one_message_that_names_an_attempt_twice_makes_one_request(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    pk = call.attempts.get().pk
-    executor.execute("default", [pk, pk], inline=True)
-    assert len(remote.requests) == 1
-
-
-def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vendor) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    old = call.attempts.get().pk
-    call.cancel()
-    call.requeue()
-    assert executor.execute("default", [old], inline=True) == 0
-    release()
-    assert executor.execute("default", [old], inline=True) == 0
-    assert not remote.requests
-
-
 def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
     rules: Rules, remote: Vendor
 ) -> None:

@@ -1,0 +1,19 @@
+"""The tables: calls, their attempts (the ledger), the state of each rule, and holds.
+
+Rows only: what may be done with them is in `callqueue.managers`, and in the packages below.
+"""
+
+from callqueue.models.attempts import BelatedEnding, CallAttempt
+from callqueue.models.calls import CallQueue
+from callqueue.models.rules import DispenserState, Hold, KeyTurn, RuleState, Tally
+
+__all__ = [
+    "BelatedEnding",
+    "CallAttempt",
+    "CallQueue",
+    "DispenserState",
+    "Hold",
+    "KeyTurn",
+    "RuleState",
+    "Tally",
+]

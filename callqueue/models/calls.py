@@ -1,0 +1,181 @@
+"""The table of calls."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from callqueue import states
+from callqueue.database import ClockNow
+from callqueue.fields import SealedJSONField, ToldTextField, one_call
+from callqueue.managers import CallQueueManager
+from callqueue.operations import forecast
+
+if TYPE_CHECKING:
+    from django.db.models.fields.related_descriptors import RelatedManager
+
+    from callqueue.models.attempts import CallAttempt
+
+
+class CallQueue(models.Model):
+    """A call that the application owes to an API, from `send` to its end."""
+
+    class Status(models.IntegerChoices):
+        """Where a call stands."""
+
+        NEW = states.NEW, _("new")
+        DISPATCHED = states.DISPATCHED, _("dispatched")
+        ERROR = states.ERROR, _("error, will be retried")
+        DONE = states.DONE, _("done")
+        FAILED = states.FAILED, _("failed")
+        CANCELLED = states.CANCELLED, _("cancelled")
+        EXPIRED = states.EXPIRED, _("expired")
+        UNKNOWN = states.UNKNOWN, _("unknown")
+
+    id = models.BigAutoField(primary_key=True)
+    status = models.PositiveSmallIntegerField(
+        _("status"), choices=Status.choices, default=Status.NEW
+    )
+    rule = models.CharField(_("rule"), max_length=100, default="default")
+    queue = models.CharField(_("queue"), max_length=100, blank=True, default="")
+    key = models.CharField(_("key"), max_length=255, blank=True, default="")
+    priority = models.SmallIntegerField(_("priority"), default=0)
+    cost = models.JSONField(_("cost"), default=one_call)
+    created_dt = models.DateTimeField(_("created"), db_default=ClockNow(), editable=False)
+    due_at_dt = models.DateTimeField(_("due"), db_default=ClockNow())
+    expires_at_dt = models.DateTimeField(_("expires"), null=True, blank=True)
+    dispatched_at_dt = models.DateTimeField(_("dispatched"), null=True, blank=True, editable=False)
+    finished_at_dt = models.DateTimeField(_("finished"), null=True, blank=True, editable=False)
+    call_data = SealedJSONField(_("call data"), bound_to="idempotency_key")
+    method = models.CharField(_("method"), max_length=100, blank=True, default="", editable=False)
+    host = models.CharField(_("host"), max_length=255, blank=True, default="", editable=False)
+    failed_count = models.PositiveIntegerField(_("failed attempts"), default=0, editable=False)
+    throttled_count = models.PositiveIntegerField(
+        _("throttled attempts"), default=0, editable=False
+    )
+    last_attempt = models.PositiveIntegerField(_("attempts"), default=0, editable=False)
+    error_message = ToldTextField(_("last error"), blank=True, default="", editable=False)
+    unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
+    callback = models.CharField(_("callback"), max_length=255, null=True, blank=True)
+    # True once the call waits for nothing but its turn; a call that is due later, or that other
+    # code made, is promoted.
+    ready = models.BooleanField(default=False, editable=False)
+    # unique_key while the call is unfinished, else NULL: a unique column does the rest on every
+    # database.
+    active_key = models.CharField(max_length=255, null=True, editable=False)
+    idempotency_key = models.UUIDField(default=uuid.uuid4, editable=False)
+    first_sent_dt = models.DateTimeField(null=True, editable=False)
+    callback_pending = models.BooleanField(default=False, editable=False)
+    # When the rule's reconcile hook may be asked next of a call that is UNKNOWN (NULL: at once),
+    # and how often it was.
+    reconcile_at = models.DateTimeField(null=True, editable=False)
+    reconcile_count = models.PositiveSmallIntegerField(default=0, db_default=0, editable=False)
+    # The span that was recording when the call was sent, as a W3C traceparent.
+    trace_context = models.CharField(max_length=64, null=True, editable=False)
+
+    objects = CallQueueManager()
+
+    if TYPE_CHECKING:
+        pk: int
+        attempts: RelatedManager[CallAttempt]
+
+    class Meta:
+        verbose_name = _("call")
+        verbose_name_plural = _("calls")
+        ordering = ("-id",)
+        permissions = (
+            ("requeue_call", _("Can requeue calls")),
+            ("edit_call", _("Can edit the requests of calls and requeue them")),
+            ("cancel_call", _("Can cancel calls")),
+            ("control_rule", _("Can pause and resume rules and change their limits")),
+        )
+        # Not unique=True: that would make a second index, for LIKE, which nothing uses.
+        constraints = (
+            models.UniqueConstraint(fields=("active_key",), name="callqueue_active_key"),
+        )
+        indexes = (
+            models.Index(
+                "rule",
+                models.F("priority").desc(),
+                "due_at_dt",
+                "id",
+                name="callqueue_ready",
+                condition=models.Q(status__in=states.WAITING, ready=True),
+            ),
+            models.Index(
+                "rule",
+                models.F("priority").desc(),
+                "key",
+                "due_at_dt",
+                "id",
+                name="callqueue_ready_by_key",
+                condition=models.Q(status__in=states.WAITING, ready=True),
+            ),
+            models.Index(
+                "due_at_dt",
+                name="callqueue_later",
+                condition=models.Q(status__in=states.WAITING, ready=False),
+            ),
+            models.Index(
+                "expires_at_dt",
+                name="callqueue_expiring",
+                condition=models.Q(status__in=states.WAITING, expires_at_dt__isnull=False),
+            ),
+            models.Index(
+                "status",
+                "id",
+                name="callqueue_unusual",
+                condition=models.Q(
+                    status__in=(
+                        states.DISPATCHED,
+                        states.ERROR,
+                        states.FAILED,
+                        states.CANCELLED,
+                        states.EXPIRED,
+                        states.UNKNOWN,
+                    )
+                ),
+            ),
+            models.Index(
+                "status",
+                "finished_at_dt",
+                name="callqueue_finished",
+                condition=models.Q(finished_at_dt__isnull=False),
+            ),
+            models.Index(
+                "id", name="callqueue_callbacks", condition=models.Q(callback_pending=True)
+            ),
+            models.Index("created_dt", name="callqueue_created"),
+            models.Index(
+                "unique_key",
+                name="callqueue_unique_key",
+                condition=models.Q(unique_key__isnull=False),
+            ),
+            models.Index("key", "id", name="callqueue_key", condition=~models.Q(key="")),
+        )
+
+    def __str__(self) -> str:
+        values = {"number": self.pk, "rule": self.rule, "status": self.get_status_display()}
+        return gettext("call %(number)s (%(rule)s, %(status)s)") % values
+
+    def requeue(self, *, again: bool = False) -> None:
+        """Send the call once more, now. From DONE only with `again=True`. IllegalTransition from
+        any other state.
+        """
+        type(self).objects.db_manager(self._state.db).requeue_one(self, again=again)
+
+    def cancel(self) -> None:
+        """End a call that no worker has begun. IllegalTransition once one has, or when it has
+        already ended.
+        """
+        type(self).objects.db_manager(self._state.db).cancel_one(self)
+
+    def forecast(self) -> forecast.Forecast:
+        """What the call waits for, its place in the queue (from 1), and when it should go (None
+        where none can say).
+        """
+        return forecast.forecast(self)

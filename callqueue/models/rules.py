@@ -1,0 +1,160 @@
+"""The tables of rules: state, tallies, turns and holds; and of the dispensers that go by them."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from callqueue.database import ClockNow
+from callqueue.fields import ToldTextField
+
+
+class RuleState(models.Model):
+    """What the dispensers remember of a rule. Its row is the lock: whoever holds it plans the
+    rule's releases.
+    """
+
+    rule = models.CharField(max_length=100, primary_key=True)
+    passes = models.BigIntegerField(default=0, editable=False)
+    served = models.BigIntegerField(default=0, editable=False)
+    rates = models.JSONField(_("changed limits"), default=dict, blank=True)
+    memo = models.JSONField(default=dict, editable=False)
+    # The token of the agreement by which passes over the rule go: see agreement.py. The row "" is
+    # about all rules.
+    agreement = models.CharField(max_length=16, default="", db_default="", editable=False)
+
+    class Meta:
+        verbose_name = _("rule")
+        verbose_name_plural = _("rules")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.rule
+
+
+class Tally(models.Model):
+    """What a budget with a long window is charged with, for one value of its `per`; kept as it
+    changes, by those who hold the budget's rules. Attempts are the truth: it can be counted anew
+    from them at any time.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    budget = models.CharField(max_length=150)
+    value = models.CharField(max_length=255)
+    used = models.BigIntegerField(default=0)
+    full_at = models.BigIntegerField(
+        default=0
+    )  # of a token bucket: when it would be full again; microseconds
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(fields=("budget", "value"), name="callqueue_one_tally"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.budget} {self.value}"
+
+
+class KeyTurn(models.Model):
+    """A key that has calls waiting at some priority of a rule, and its turn among the others:
+    lowest `served` first.
+
+    While `blocked_on` says what the key waits for, no pass looks at it: until that is free, or
+    `blocked_until`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    rule = models.CharField(max_length=100)
+    priority = models.SmallIntegerField()
+    key = models.CharField(max_length=255, blank=True)
+    served = models.BigIntegerField(default=0)
+    blocked_on = models.CharField(max_length=32, blank=True, default="")
+    blocked_until = models.BigIntegerField(default=0)  # microseconds on the database's clock
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(fields=("rule", "key", "priority"), name="callqueue_one_turn"),
+        )
+        indexes = (
+            models.Index(
+                "rule",
+                "blocked_on",
+                models.F("priority").desc(),
+                "served",
+                "id",
+                name="callqueue_turns",
+            ),
+            models.Index(
+                "rule",
+                "blocked_until",
+                name="callqueue_turns_blocked",
+                condition=~models.Q(blocked_on=""),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.key}"
+
+
+class Hold(models.Model):
+    """Nothing in a scope of a rule is released until the hold ends: laid by the provider's answer
+    or by an operator.
+    """
+
+    class Source(models.TextChoices):
+        """Who laid it."""
+
+        PROVIDER = "provider", _("the provider")
+        OPERATOR = "operator", _("an operator")
+        BREAKER = "breaker", _("the circuit breaker")
+
+    id = models.BigAutoField(primary_key=True)
+    rule = models.CharField(_("rule"), max_length=100)
+    per = models.CharField(_("per"), max_length=100, default="rule")
+    value = models.CharField(_("value"), max_length=255, blank=True, default="")
+    source = models.CharField(
+        _("laid by"), max_length=16, choices=Source.choices, default=Source.OPERATOR
+    )
+    reason = ToldTextField(_("reason"), blank=True, default="")
+    began_at = models.DateTimeField(_("since"), db_default=ClockNow())
+    until = models.DateTimeField(
+        _("until"), null=True, blank=True, help_text=_("empty: until it is resumed")
+    )
+
+    class Meta:
+        verbose_name = _("hold")
+        verbose_name_plural = _("holds")
+        default_permissions = ("view",)
+        constraints = (
+            models.UniqueConstraint(
+                fields=("rule", "per", "value", "source"), name="callqueue_one_hold"
+            ),
+        )
+
+    def __str__(self) -> str:
+        scope = self.rule if self.per == "rule" else f"{self.rule}, {self.per} {self.value!r}"
+        return gettext("hold on %s") % scope
+
+
+class DispenserState(models.Model):
+    """A dispenser: its sign of life, by which others and operators know that it runs, and the
+    limits that its settings name.
+    """
+
+    name = models.CharField(max_length=150, primary_key=True)
+    started_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    # What its settings say of the limits, and a digest of that; empty once it has ended.
+    opinion = models.JSONField(null=True, editable=False)
+    digest = models.CharField(max_length=16, default="", db_default="", editable=False)
+
+    class Meta:
+        verbose_name = _("dispenser")
+        verbose_name_plural = _("dispensers")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name

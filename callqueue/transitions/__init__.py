@@ -1,0 +1,64 @@
+"""Every move of a call from one state to another, and every end of an attempt, but for the release,
+which a dispenser's pass makes as it charges the call.
+
+`attempt_ends` says what the end of an attempt makes of its call; `recording` and `deferred` write
+that; `moves` makes all other moves. Which are legal, `states.Move` says: the moves take their
+conditions from it.
+"""
+
+from callqueue.transitions.attempt_ends import (
+    after_expiry,
+    after_failure,
+    after_giving_up,
+    after_loss,
+    after_success,
+    after_throttle,
+    after_unfitness,
+    after_void,
+    backoff,
+    is_idempotent,
+)
+from callqueue.transitions.deferred import end_deferred
+from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
+from callqueue.transitions.moves import (
+    cancel,
+    end_overdue,
+    fail,
+    requeue,
+    send_again,
+    settle,
+    undo,
+    undo_released,
+    void,
+)
+from callqueue.transitions.recording import astray, end_attempts, end_calls, lose
+
+__all__ = [
+    "LONGEST_MESSAGE",
+    "Job",
+    "Result",
+    "after_expiry",
+    "after_failure",
+    "after_giving_up",
+    "after_loss",
+    "after_success",
+    "after_throttle",
+    "after_unfitness",
+    "after_void",
+    "astray",
+    "backoff",
+    "cancel",
+    "end_attempts",
+    "end_calls",
+    "end_deferred",
+    "end_overdue",
+    "fail",
+    "is_idempotent",
+    "lose",
+    "requeue",
+    "send_again",
+    "settle",
+    "undo",
+    "undo_released",
+    "void",
+]

@@ -1,0 +1,139 @@
+"""Claim: of those who begin an attempt one makes its call, and what cannot be made is left out or
+fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from callqueue import Rule, SlidingWindow, conf
+from callqueue.dispatch.release_pass import LEAD
+from callqueue.execution import claim, executor
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.testing import travel
+from tests.support.behaviour import Vendor, release, run, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+WIDE = SlidingWindow("10000/s")
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
+
+
+def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go_on(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(), gone=Rule())
+    orphan, handlerless, sound = send("gone"), send("r"), send("r")
+    CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
+    (released,) = [c for c in release() if c.pk == orphan.pk]
+    rules(r=Rule())
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    assert fresh(orphan).status == Status.FAILED
+    assert "gone" in fresh(orphan).error_message
+    assert fresh(handlerless).status == Status.FAILED
+    assert "fax" in fresh(handlerless).error_message
+    assert fresh(sound).status == Status.DONE
+    assert released
+
+
+def test_a_second_delivery_makes_no_second_request(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    assert executor.execute("default", ids, inline=True) == 1
+    assert executor.execute("default", ids, inline=True) == 0
+    assert len(remote.requests) == 1
+
+
+def test_an_old_message_after_a_requeue_makes_no_request(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    call = send("r")
+    release()
+    old = list(call.attempts.values_list("pk", flat=True))
+    fresh(call).cancel()
+    fresh(call).requeue()
+    run()
+    assert executor.execute("default", old, inline=True) == 0
+    assert len(remote.requests) == 1
+    assert [a.outcome for a in fresh(call).attempts.all()] == ["voided", "succeeded"]
+
+
+def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
+    """By the rule's own timeout, from the slot on; neither sooner, nor by more than a release may
+    be ahead of its slot.
+    """
+    rules(r=Rule(total_timeout=7, limits=[SlidingWindow("1000/s")]), slow=Rule(total_timeout=70))
+    with travel(hours=1):
+        send("r"), send("slow")
+        release()
+        CallAttempt.objects.filter(rule="r").update(
+            send_at=F("released_at") + timedelta(seconds=LEAD)
+        )
+        jobs = {
+            job.rule_name: job
+            for job in claim.begin(
+                "default", list(CallAttempt.objects.values_list("pk", flat=True))
+            )
+        }
+    for name, timeout in (("r", 7), ("slow", 70)):
+        attempt, own = (
+            CallAttempt.objects.get(rule=name),
+            jobs[name].lease_ends - jobs[name].clock.before,
+        )
+        written = (attempt.lease_until - attempt.started_at).total_seconds()
+        assert own == pytest.approx(timeout + conf.current().grace, abs=LEAD)
+        assert own - 0.001 <= written <= own + LEAD
+
+
+def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    pk = call.attempts.get().pk
+    assert executor.execute("default", [pk], inline=True) == 1
+    assert executor.execute("default", [pk], inline=True) == 0
+    assert executor.execute("default", [pk, pk, pk + 1000], inline=True) == 0
+    assert len(remote.requests) == 1
+
+
+def test_one_message_that_names_an_attempt_twice_makes_one_request(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    pk = call.attempts.get().pk
+    executor.execute("default", [pk, pk], inline=True)
+    assert len(remote.requests) == 1
+
+
+def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vendor) -> None:
+    rules(default=Rule(limits=[WIDE]))
+    call = send()
+    release()
+    old = call.attempts.get().pk
+    call.cancel()
+    call.requeue()
+    assert executor.execute("default", [old], inline=True) == 0
+    release()
+    assert executor.execute("default", [old], inline=True) == 0
+    assert not remote.requests
+
+
+def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rules: Rules) -> None:
+    rules(r=Rule())
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    first = claim.begin("default", ids, "a-worker")
+    again = claim.begin("default", ids, "a-worker")
+    assert [job.attempt_id for job in first] == [job.attempt_id for job in again] == ids
+    assert claim.begin("default", ids, "another-worker") == []

@@ -1,0 +1,200 @@
+"""Judging: what an answer, or none, makes of a call and of its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+import callqueue
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
+from callqueue.execution.http import client
+from callqueue.models import CallAttempt, CallQueue, Hold
+from tests.support.behaviour import Vendor, response, run, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 422, 302])
+def test_other_answers_are_final_at_once(rules: Rules, remote: Vendor, status: int) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = status
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert (call.status == Status.FAILED and str(status) in call.error_message) or status == 302
+    assert call.attempts.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "on_lost", "status"),
+    [
+        ("get", "auto", Status.ERROR),
+        ("put", "auto", Status.ERROR),
+        ("delete", "auto", Status.ERROR),
+        ("post", "auto", Status.UNKNOWN),
+        ("patch", "auto", Status.UNKNOWN),
+        ("post", "retry", Status.ERROR),
+        ("get", "unknown", Status.UNKNOWN),
+    ],
+)
+def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
+    rules: Rules, remote: Vendor, method: str, on_lost: str, status: int
+) -> None:
+    rules(r=Rule(on_lost=on_lost))
+    remote.answers["/"] = client.Answer(
+        response=None, sent_at=None, sent=True, error="read timeout"
+    )
+    call = send("r", method=method)
+    run()
+    assert fresh(call).status == status
+
+
+def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = client.Answer(response=None, sent_at=None, error="connection refused")
+    call = send("r")
+    run()
+    assert fresh(call).status == Status.ERROR
+
+
+def test_a_refused_address_is_final(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = client.Answer(
+        response=None, sent_at=None, refused=True, error="10.0.0.1 is private"
+    )
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert (call.status, call.error_message) == (Status.FAILED, "10.0.0.1 is private")
+
+
+def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
+    remote.answers["/"] = (429, {"Retry-After": "30"}, b"")
+    call, same = send("r", key="T1"), send("r", "/same", key="T1", priority=-1)
+    run()
+    free, elsewhere = send("r", "/free", key="T2"), send("other", "/elsewhere")
+    assert run() == 2
+    call = fresh(call)
+    assert (call.status, call.failed_count) == (Status.ERROR, 0)
+    assert fresh(free).status == fresh(elsewhere).status == Status.DONE
+    hold = Hold.objects.get()
+    assert (hold.rule, hold.per, hold.value) == ("r", "key", "T1")
+    assert timedelta(seconds=25) < hold.until - timezone.now() < timedelta(seconds=31)
+    assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
+
+
+def test_ten_refusals_in_flight_are_one_hold(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    remote.answers["/"] = 429
+    told: list[Any] = []
+
+    def listen(**facts: Any) -> None:
+        told.append(facts)
+
+    callqueue.rule_held.connect(listen)
+    try:
+        for _ in range(10):
+            send("r")
+        run()
+    finally:
+        callqueue.rule_held.disconnect(listen)
+    assert Hold.objects.count() == 1
+    assert len(told) == 1
+    assert told[0]["rule"] == "r"
+
+
+def test_an_absurd_retry_after_is_clamped(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(retry=Retry(max_hold=60.0)))
+    remote.answers["/"] = (429, {"Retry-After": "99999999"}, b"")
+    send("r")
+    run()
+    assert Hold.objects.get().until - timezone.now() < timedelta(seconds=61)
+
+
+def classify(answer: Any) -> Any:
+    return {
+        "done": Succeeded(),
+        "later": RetryLater("not ready", after=5),
+        "held": HoldUntil(30, "quota", scope="rule"),
+        "over": GiveUp("no such number"),
+        "raise": None,
+    }[answer.json()["say"]]
+
+
+@pytest.mark.parametrize(
+    ("say", "status"),
+    [
+        ("done", Status.DONE),
+        ("later", Status.ERROR),
+        ("held", Status.ERROR),
+        ("over", Status.FAILED),
+        ("raise", Status.DONE),
+    ],
+)
+def test_a_rule_may_judge_answers_itself(
+    rules: Rules, remote: Vendor, say: str, status: int
+) -> None:
+    rules(r=Rule(classify=classify))
+    remote.answers["/"] = (200, {}, {"say": say})
+    call = send("r")
+    run()
+    assert fresh(call).status == status
+    assert Hold.objects.count() == (say == "held")
+
+
+def test_a_classify_that_fails_leaves_the_default_verdict(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(classify=lambda answer: 1 / 0))
+    call = send("r")
+    run()
+    call = fresh(call)
+    assert call.status == Status.DONE
+    assert "classify failed" in call.attempts.get().error_message
+
+
+def test_settle_corrects_the_charge(rules: Rules, remote: Vendor) -> None:
+    rules(
+        r=Rule(
+            limits=[SlidingWindow("1000/m", unit="tokens")],
+            settle=lambda answer: {"tokens": answer.json()["used"]},
+        )
+    )
+    remote.answers["/"] = (200, {}, {"used": 100})
+    for _ in range(2):
+        send("r", cost={"tokens": 900})
+    assert run() == 1
+    assert CallAttempt.objects.get().cost == {"tokens": 100}
+    assert run() == 1
+
+
+def test_truncated_and_broken_bodies_are_told_with_the_attempt(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule())
+    remote.answers["/cut"] = client.Answer(
+        response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True
+    )
+    remote.answers["/broken"] = client.Answer(
+        response=response(200, {}, b"x"),
+        sent_at=None,
+        sent=True,
+        broken=True,
+        error="the body broke off",
+    )
+    cut, broken, reads = send("r", "/cut"), send("r", "/broken"), send("r", "/broken", "get")
+    run()
+    assert fresh(cut).status == fresh(broken).status == Status.DONE
+    assert fresh(reads).status == Status.ERROR
+    assert "cut at" in fresh(cut).attempts.get().error_message
+    assert "broke off" in fresh(broken).attempts.get().error_message

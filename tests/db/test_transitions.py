@@ -1,0 +1,233 @@
+"""The moves of calls: from every state, by every verb, just as `states.Move` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import Retry, Rule, states, transitions
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.exceptions import IllegalTransition
+from callqueue.execution import claim, executor, results
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.states import Move
+from callqueue.transitions import Job, Result
+from tests.support.behaviour import Vendor, release, send
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+Way = Callable[[CallQueue, Rules], Any]  # tries to move a call
+LATE = timedelta(minutes=1)
+TRIED = {"failed_count": 1}
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
+
+
+def put(call: CallQueue, status: int, **more: Any) -> None:
+    """Put a call in a state, as if it had come there, with all else that a move might look at."""
+    is_ready, is_final = status in states.WAITING, status in states.FINAL
+    finished = timezone.now() if is_final else None
+    rows = CallQueue.objects.filter(pk=call.pk)
+    rows.update(status=status, ready=is_ready, finished_at_dt=finished, **more)
+
+
+def begun(call: CallQueue) -> Job:
+    """The job of a worker that began the call's attempt before the call came into its state."""
+    status = call.status
+    put(call, states.DISPATCHED)
+    (job,) = claim.begin("default", [call.attempts.get().pk])
+    put(call, status)
+    return job
+
+
+def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> None:
+    results.record("default", [end(begun(call))])
+
+
+def failing(job: Job) -> Result:
+    return transitions.after_failure(job, job.rule, "500", job.now())
+
+
+def lost(job: Job) -> Result:
+    return transitions.after_loss(job, job.sound_rule, "no answer", job.now())
+
+
+def giving_up(job: Job) -> Result:
+    return transitions.after_giving_up(job, "404")
+
+
+def voided(call: CallQueue, rules: Rules) -> None:
+    transitions.undo("default", [call.attempts.get().pk])
+
+
+def voided_again(call: CallQueue, rules: Rules) -> None:
+    put(call, call.status, **TRIED)
+    voided(call, rules)
+
+
+def unsent_again(call: CallQueue, rules: Rules) -> None:
+    put(call, call.status, **TRIED)
+    recorded(unsent, call, rules)
+
+
+def unsent(job: Job) -> Result:
+    return transitions.after_void(job, "the worker was stopped")
+
+
+def silent(rule: Rule, call: CallQueue, rules: Rules) -> None:
+    begun(call)
+    CallAttempt.objects.update(lease_until=timezone.now() - LATE)
+    rules(r=rule)
+    recovery.end_lost("default")
+
+
+def expired(call: CallQueue, rules: Rules) -> None:
+    put(call, call.status, expires_at_dt=timezone.now() - LATE)
+    recovery.expire("default")
+
+
+def orphaned(call: CallQueue, rules: Rules) -> None:
+    put(call, call.status, due_at_dt=timezone.now() - LATE)
+    rules(other=Rule())
+    Dispenser("default").run_once()  # agrees with these settings, so that nobody knows the rule
+    recovery.fail_orphans("default")
+
+
+def too_dear(call: CallQueue, rules: Rules) -> None:
+    transitions.fail("default", {call.pk: "cost: more than any limit admits"})
+
+
+WAYS: list[tuple[Move, int, Way]] = [
+    (Move.RELEASE, states.DISPATCHED, lambda call, rules: release()),
+    (Move.RECORD, states.NEW, partial(recorded, unsent)),
+    (Move.RECORD, states.ERROR, unsent_again),
+    (Move.RECORD, states.ERROR, partial(recorded, failing)),
+    (Move.RECORD, states.DONE, partial(recorded, transitions.after_success)),
+    (Move.RECORD, states.FAILED, partial(recorded, giving_up)),
+    (Move.RECORD, states.EXPIRED, partial(recorded, transitions.after_expiry)),
+    (Move.RECORD, states.UNKNOWN, partial(recorded, lost)),
+    (Move.VOID, states.NEW, voided),
+    (Move.VOID, states.ERROR, voided_again),
+    (Move.LOSE, states.ERROR, partial(silent, Rule(on_lost="retry"))),
+    (Move.LOSE, states.FAILED, partial(silent, Rule(on_lost="retry", retry=Retry(max_attempts=1)))),
+    (Move.LOSE, states.UNKNOWN, partial(silent, Rule())),
+    (Move.EXPIRE, states.EXPIRED, expired),
+    (Move.FAIL, states.FAILED, orphaned),
+    (Move.FAIL, states.FAILED, too_dear),
+    (Move.CANCEL, states.CANCELLED, lambda call, rules: call.cancel()),
+    (Move.REQUEUE, states.NEW, lambda call, rules: call.requeue()),
+    (Move.REQUEUE_AGAIN, states.NEW, lambda call, rules: call.requeue(again=True)),
+    (Move.RECONCILE, states.DONE, lambda c, _: transitions.settle("default", c, states.DONE, "")),
+    (
+        Move.RECONCILE,
+        states.FAILED,
+        lambda c, _: transitions.settle("default", c, states.FAILED, ""),
+    ),
+    (Move.RECONCILE, states.NEW, lambda c, _: transitions.send_again("default", c, 0.0)),
+]
+
+
+def test_there_is_a_way_to_make_every_move_of_the_table() -> None:
+    made = {(move, target) for move, target, _ in WAYS}
+    assert made == {(move, target) for move in Move for target in move.targets}
+
+
+@pytest.mark.parametrize("start", Status, ids=lambda status: status.name)
+@pytest.mark.parametrize(
+    ("move", "target", "way"),
+    WAYS,
+    ids=[f"{n}-{move.name}-{Status(to).name}" for n, (move, to, _) in enumerate(WAYS)],
+)
+def test_a_move_is_made_from_the_states_that_the_table_names_and_from_no_other(
+    rules: Rules, move: Move, target: int, way: Way, start: int
+) -> None:
+    rules(r=Rule())
+    call = send("r")
+    assert release() == [call]
+    put(call, start)
+    with suppress(IllegalTransition):
+        way(fresh(call), rules)
+    assert fresh(call).status == (target if start in move.sources else start)
+
+
+@pytest.mark.parametrize("start", Status, ids=lambda status: status.name)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_call_that_cannot_be_requeued_says_so(rules: Rules, start: int, again: bool) -> None:
+    rules(r=Rule())
+    call = send("r")
+    put(call, start)
+    if start in (Move.REQUEUE_AGAIN if again else Move.REQUEUE).sources:
+        call.requeue(again=again)
+    else:
+        with pytest.raises(IllegalTransition, match=str(call.pk)):
+            call.requeue(again=again)
+
+
+@pytest.mark.parametrize("start", Status, ids=lambda status: status.name)
+def test_a_query_counts_what_it_moved(rules: Rules, start: int) -> None:
+    rules(r=Rule())
+    put(send("r"), start)
+    every = CallQueue.objects.all()
+    assert every.requeue() == (start in Move.REQUEUE.sources)
+    put(every.get(), start)
+    assert every.requeue(again=True) == (start in Move.REQUEUE_AGAIN.sources)
+    put(every.get(), start)
+    # There is no attempt that nobody has begun, so what is DISPATCHED stays so.
+    assert every.cancel() == (start in states.CANCELLABLE)
+
+
+def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    for status in (Status.ERROR, Status.FAILED, Status.UNKNOWN, Status.CANCELLED, Status.EXPIRED):
+        call = send("r")
+        CallQueue.objects.filter(pk=call.pk).update(
+            status=status, failed_count=3, finished_at_dt=timezone.now()
+        )
+        call.requeue()
+        assert (call.status, call.failed_count, call.finished_at_dt) == (Status.NEW, 0, None)
+    for status in (Status.NEW, Status.DISPATCHED, Status.DONE):
+        CallQueue.objects.filter(pk=call.pk).update(status=status)
+        with pytest.raises(IllegalTransition):
+            call.requeue()
+    call.status = Status.DONE
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE)
+    call.requeue(again=True)
+    assert call.status == Status.NEW
+
+
+def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    new, released, begun, done = (send("r") for _ in range(4))
+    new.cancel()
+    assert new.status == Status.CANCELLED
+    assert new.finished_at_dt is not None
+    release()
+    released.cancel()
+    assert released.status == Status.CANCELLED
+    begun.attempts.update(started_at=timezone.now())
+    for call in (begun, new):
+        with pytest.raises(IllegalTransition):
+            call.cancel()
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    assert len(remote.requests) == 1
+    assert fresh(done).status == Status.DONE
+
+
+def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
+    rules(r=Rule())
+    calls = [send("r") for _ in range(4)]
+    CallQueue.objects.filter(pk=calls[0].pk).update(status=Status.DONE)
+    assert CallQueue.objects.all().cancel() == 3
+    assert CallQueue.objects.cancelled().requeue() == 3
+    assert CallQueue.objects.new().count() == CallQueue.objects.due().count() == 3
+    assert CallQueue.objects.done().requeue() == 0
+    assert CallQueue.objects.done().requeue(again=True) == 1
