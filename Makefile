@@ -15,7 +15,7 @@ FIND_PYTHON = for python in $(PYTHON) python3 python3.13 python3.12 python3.11 p
 NEED = python=$$($(FIND_PYTHON)) && "$$python" .ci/venv.py
 RUN := .venv/bin/python
 
-.PHONY: help venv test demo lint format types imports migrations messages docs wheel bench faults clean
+.PHONY: help venv test demo lint format types imports sizes migrations messages docs wheel bench faults clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -49,6 +49,10 @@ types: ## mypy, strict
 imports: ## import-linter: layers import downward only
 	@$(NEED) dev
 	@.venv/bin/lint-imports
+
+sizes: ## how many modules, lines, arrows between them, circles (AT="v1 main" shows commits beside the checkout)
+	@$(NEED) dev
+	@$(RUN) .ci/sizes.py $(if $(AT),--at $(AT))
 
 migrations: ## fail where a model has no migration
 	@$(NEED) dev
