@@ -20,7 +20,14 @@ PATH = re.compile(
 )
 DOTTED = re.compile(r"(?<![\w./-])callqueue(?:\.\w+)+")
 BARE = re.compile(r"`(\w+\.py)`")
-READERS_OWN = {"manage.py", "settings.py", "urls.py", "vendor.py"}
+READERS_OWN = {
+    "manage.py",
+    "settings.py",
+    "urls.py",
+    "vendor.py",
+    "append_line.py",
+    "test_append_line.py",
+}
 PERMISSION = re.compile(r"callqueue\.(view|add|change|delete|requeue|edit|cancel|control)_\w+")
 CHECK = re.compile(r"callqueue\.[EW]\d+")
 
