@@ -270,7 +270,7 @@ def test_every_permission_is_in_the_reference() -> None:
 
 def test_every_examination_of_the_doctor_is_in_the_reference() -> None:
     sources = (p.read_text(encoding="utf-8") for p in (ROOT / "callqueue/operations").rglob("*.py"))
-    names = {name for s in sources for name in re.findall(r'\bCheck\(\s*"([a-z ]+)"', s)}
+    names = {name for s in sources for name in re.findall(r'\b(?:Check|wrong)\(\s*"([a-z ]+)"', s)}
     text = page("commands.md")
     assert names
     assert sorted(name for name in names if f"`{name}`" not in text) == []
