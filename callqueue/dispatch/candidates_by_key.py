@@ -18,7 +18,7 @@ from callqueue.ledger import holds, ready_calls, turns
 from callqueue.ledger.account import Account
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.ledger.turns import Turn
-from callqueue.limits.budgets import Budget, charged_on
+from callqueue.limits.budgets import Budget
 
 KEYS = 256  # keys of a rule that one pass looks at at most
 FEWEST = 16  # and at least, where there are as many
@@ -67,7 +67,7 @@ class KeysInTurn:
         for candidate, budget in made.kept_back:
             turn = self._turns.get((candidate.rule, candidate.priority, candidate.key))
             if turn is not None:
-                cost = charged_on(budget.limit, candidate.cost)
+                cost = budget.charge_of(candidate.cost)
                 self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
         self._save(made)
         return Wait(self._wakes_at() if self.rules else None, self._on_answer)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds import Concurrency, Limit
+from callqueue.limits.kinds import Limit
 from callqueue.limits.rules import Rule
 
 Cost = int | Mapping[str, int]
@@ -59,9 +59,18 @@ class Budget:
         """The value of the limit's `per` for a call with this key on this queue: which of its
         budgets it counts in.
         """
-        if self.limit.per == "rule":
+        if self.limit.is_per_rule:
             return ""
-        return queue if self.limit.per == "queue" else key_part(key, self.limit.per)
+        return queue if self.limit.is_per_queue else key_part(key, self.limit.per)
+
+    def charge_of(self, cost: Cost) -> int:
+        """What an open attempt of this cost charges. A call in flight makes its requests one after
+        the other.
+        """
+        charged = cost_of(cost, self.limit.unit)
+        if self.limit.counts_in_flight and self.limit.unit == "calls":
+            return charged // (1 + redirects_in(cost))
+        return charged
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class Book:
         rates = [
             b.limit
             for b in self.budgets[rule]
-            if b.limit.unit == "calls" and not isinstance(b.limit, Concurrency)
+            if b.limit.unit == "calls" and not b.limit.counts_in_flight
         ]
         requests = min([most, *(limit.capacity // calls for limit in rates)])
         return with_redirects(cost, max(0, requests - 1))
@@ -204,16 +213,6 @@ def with_redirects(cost: Cost, redirects: int) -> Cost:
 def redirects_in(cost: Cost) -> int:
     """For how many redirects an attempt of this cost was charged."""
     return cost.get(REDIRECTS, 0) if isinstance(cost, Mapping) else 0
-
-
-def charged_on(limit: Limit, cost: Cost) -> int:
-    """What an open attempt of this cost charges on a limit. A call in flight makes its requests one
-    after the other.
-    """
-    charged = cost_of(cost, limit.unit)
-    if isinstance(limit, Concurrency) and limit.unit == "calls":
-        return charged // (1 + redirects_in(cost))
-    return charged
 
 
 @lru_cache(maxsize=16384)

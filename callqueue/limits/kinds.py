@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
@@ -130,6 +130,13 @@ class Limit:
     strict: bool = field(default=False, kw_only=True)
     jitter: float = field(default=0.05, kw_only=True)
 
+    # Whether it counts what is in flight, from release to answer, and nothing that is answered.
+    counts_in_flight: ClassVar[bool] = False
+    # Whether its windows begin by the calendar, so that all that one holds leaves at once.
+    is_calendar: ClassVar[bool] = False
+    # Whether what has aged is summed up in a level, from which a later pass may go on.
+    keeps_level: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         where = type(self).__name__
         for name in ("per", "unit"):
@@ -152,7 +159,22 @@ class Limit:
     @property
     def is_keyed(self) -> bool:
         """Whether it is per key, or per one of the call's keys."""
-        return self.per not in ("rule", "queue")
+        return not (self.is_per_rule or self.is_per_queue)
+
+    @property
+    def is_per_rule(self) -> bool:
+        """Whether all calls of its rules count together."""
+        return self.per == "rule"
+
+    @property
+    def is_per_queue(self) -> bool:
+        """Whether each queue counts by itself."""
+        return self.per == "queue"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is per rule and in calls: what is free of it is how many calls may go."""
+        return self.is_per_rule and self.unit == "calls"
 
     @property
     def capacity(self) -> int:
@@ -176,6 +198,11 @@ class Limit:
         """For how long an answered attempt may matter, in microseconds."""
         raise NotImplementedError
 
+    @property
+    def period_us(self) -> int:
+        """Microseconds of the period that its rate names."""
+        return self.window_us
+
     def horizon(self, now: int) -> int:
         """The instant before which nothing that ended matters at `now`."""
         return now - self.window_us
@@ -192,6 +219,13 @@ class Limit:
 
     def meter(self, usage: Usage, now: int) -> Meter:
         """A meter of this limit over `usage`."""
+        raise NotImplementedError
+
+    def level(self, usage: Usage, until: int) -> int:
+        """What is left of it at `until`, open charges apart, in its own measure: see `Usage.level`.
+
+        Only of a limit that `keeps_level`.
+        """
         raise NotImplementedError
 
     def with_rate(self, rate: str) -> Limit:
@@ -254,6 +288,8 @@ class FixedWindow(_RateLimit):
 
     timezone: str = "UTC"
 
+    is_calendar: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
@@ -305,6 +341,8 @@ class TokenBucket(_RateLimit):
 
     burst: int = field(kw_only=True)
 
+    keeps_level: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.burst, bool) or not isinstance(self.burst, int) or self.burst < 1:
@@ -327,6 +365,9 @@ class TokenBucket(_RateLimit):
     def meter(self, usage: Usage, now: int) -> Meter:
         return _BucketMeter(self, usage, now)
 
+    def level(self, usage: Usage, until: int) -> int:
+        return bucket_level(self, usage, until)[0]
+
     def with_rate(self, rate: str) -> Limit:
         return TokenBucket(rate, burst=self.burst, **_options(self))
 
@@ -337,6 +378,8 @@ class Concurrency(Limit):
     """At most n in flight: released and not yet answered."""
 
     n: int
+
+    counts_in_flight: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,6 @@ from callqueue.database import clock, from_us, quoted, rows, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
 from callqueue.ledger.ready_calls import READY
-from callqueue.ledger.time_buckets import Slots
 from callqueue.limits.budgets import Book, Budget, cost_of, key_part
 from callqueue.limits.kinds import (
     SECOND,
@@ -37,6 +36,9 @@ from callqueue.limits.kinds import (
     Usage,
 )
 from callqueue.limits.simulation import DELIVERY, simulate
+from callqueue.operations import ledger_view
+from callqueue.operations.attempt_sums import AttemptSums
+from callqueue.operations.ledger_view import LedgerView
 from callqueue.sending.validation import check_key
 
 if TYPE_CHECKING:
@@ -108,14 +110,14 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
         return Forecast(silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % _grouped(CAP))
-    slots = Slots(using, to_us(now), time.monotonic() + COUNTING)
-    account = ledger.read(
+    sums = AttemptSums(using, to_us(now), time.monotonic() + COUNTING)
+    account = ledger_view.look(
         using,
         book,
         group,
         to_us(now),
         ledger.Memo.load(group, agreement.memos(using, group)),
-        slots=slots,
+        sums=sums,
     )
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
@@ -263,7 +265,7 @@ def _mean_cost(call: CallQueue, book: Book, using: str) -> dict[str, float]:
 # --- when it goes
 
 
-def _expected(call: CallQueue, account: ledger.Account, ahead: Ahead, start: int) -> Expected:
+def _expected(call: CallQueue, account: LedgerView, ahead: Ahead, start: int) -> Expected:
     """When the last limit lets it go, if those before it go as fast as they may."""
     runs: dict[int, list[tuple[Budget, Usage]]] = {}
     binding = _used_up(call, account)
@@ -334,7 +336,7 @@ def _queued(budget: Budget, ahead: Ahead) -> int:
 
 
 def _single(
-    call: CallQueue, account: ledger.Account, budget: Budget, pace: Pace
+    call: CallQueue, account: LedgerView, budget: Budget, pace: Pace
 ) -> tuple[Budget, Usage]:
     """The budget as one that all calls pass, with its charges: of the call's own key, or of all its
     queues together.
@@ -362,7 +364,7 @@ def _single(
     return replace(budget, limit=limit), together
 
 
-def _used_up(call: CallQueue, account: ledger.Account) -> Budget | None:
+def _used_up(call: CallQueue, account: LedgerView) -> Budget | None:
     """The limit that would let this very call go last, were it the next; None where all would let
     it go now.
     """
@@ -466,7 +468,7 @@ def _pace(using: str, rule: str) -> Pace | None:
     return Pace(latency, max(0.0, late - DELIVERY))
 
 
-def _stalled(account: ledger.Account) -> int:
+def _stalled(account: LedgerView) -> int:
     """Attempts of the group that were released a while ago and that no worker has begun."""
     unbegun = tables.attempts(account.using).unbegun().filter(rule__in=account.rules)
     return int(unbegun.filter(released_at__lt=from_us(account.now) - STALLED)[: CAP + 1].count())

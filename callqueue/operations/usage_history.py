@@ -2,7 +2,7 @@
 changes nothing.
 
 In: budgets, each with one value of its `per`. Out: the use at evenly spaced instants, the present
-last; None where slots.py has not counted it yet.
+last; None where it has not been counted yet.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from itertools import pairwise
 
 from callqueue import database
 from callqueue.database import from_us, to_us
-from callqueue.ledger import account
 from callqueue.ledger.tallies import is_tallied
-from callqueue.ledger.time_buckets import Series, Slots, attempts
 from callqueue.limits.budgets import Budget, cost_of
 from callqueue.limits.kinds import (
     SECOND,
@@ -26,6 +24,8 @@ from callqueue.limits.kinds import (
     SlidingWindow,
     TokenBucket,
 )
+from callqueue.operations.attempt_sums import AttemptSums, Series, attempts
+from callqueue.operations.ledger_view import SLICES, sliced
 
 SHOWN = 3  # windows
 PARTS = 20  # slots of a window
@@ -52,7 +52,7 @@ class Scope:
         """What is summed for it."""
         limit = self.budget.limit
         if self.slices > 1:
-            return account.sliced(self.budget, self.value)
+            return sliced(self.budget, self.value)
         expected = self.capacity // PARTS
         return Series(
             self.budget.rules,
@@ -72,7 +72,7 @@ class Scope:
         """
         limit = self.budget.limit
         return (
-            account.SLICES // PARTS
+            SLICES // PARTS
             if isinstance(limit, SlidingWindow) and is_tallied(limit) and not limit.is_keyed
             else 1
         )
@@ -93,25 +93,25 @@ def look(using: str, scopes: Sequence[Scope], *, until: float) -> list[Use]:
     """The use of each scope's last windows, in the same order. Counts until then (monotonic), and
     one statement at least.
     """
-    slots = Slots(using, to_us(database.clock(using)), until)
+    sums = AttemptSums(using, to_us(database.clock(using)), until)
     found: dict[int, Use] = {}
-    for i in slots.turns([scope.series for scope in scopes]):
-        found[i] = _use(slots, scopes[i])
+    for i in sums.turns([scope.series for scope in scopes]):
+        found[i] = _use(sums, scopes[i])
     return [found[i] for i in range(len(scopes))]
 
 
-def _use(slots: Slots, scope: Scope) -> Use:
-    limit, now = scope.budget.limit, slots.now
+def _use(sums: AttemptSums, scope: Scope) -> Use:
+    limit, now = scope.budget.limit, sums.now
     if isinstance(limit, Concurrency):
-        return Use([*_in_flight(slots, scope), scope.used], FLIGHT // PARTS, scope.capacity)
+        return Use([*_in_flight(sums, scope), scope.used], FLIGHT // PARTS, scope.capacity)
     series, slices = scope.series, scope.slices
     starts = _starts(limit, now, slices * series.width)
     shown = [
         [start + i * series.width for i in range(slices)] for start in starts[:-1]
     ]  # the last one is what is used now
-    sums = slots.sums(series, [start for slot in shown for start in slot])
+    known = sums.sums(series, [start for slot in shown for start in slot])
     counts = [
-        sum(sums[start] for start in slot) if all(start in sums for start in slot) else None
+        sum(known[start] for start in slot) if all(start in known for start in slot) else None
         for slot in shown
     ]
     levels = _levels(scope, starts[:-1], counts)
@@ -195,16 +195,16 @@ def _taken_from_the_bucket(
 # --- what is in flight
 
 
-def _in_flight(slots: Slots, scope: Scope) -> list[int | None]:
+def _in_flight(sums: AttemptSums, scope: Scope) -> list[int | None]:
     """How much was in flight at each instant of the last minute, from its release to its answer;
     None before what is read.
     """
-    now, most = slots.now, NEWEST if slots.has_time else FEW
+    now, most = sums.now, NEWEST if sums.has_time else FEW
     instants = [now - FLIGHT + FLIGHT * i // PARTS for i in range(PARTS)]
     unit = scope.budget.limit.unit
     what = "calls" if unit == "calls" else "cost"
     rows = attempts(
-        slots.using, scope.budget.rules, scope.budget.limit.per, scope.value, scope.budget.former
+        sums.using, scope.budget.rules, scope.budget.limit.per, scope.value, scope.budget.former
     )
     columns = ("released_at", "finished_at", what)
     ended = rows.filter(finished_at__gt=from_us(instants[0])).order_by("-finished_at")

@@ -13,10 +13,9 @@ from django.core.cache import cache
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Forecast, Rule, SlidingWindow, TokenBucket, database
-from callqueue.ledger import account as ledger
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
-from callqueue.operations import control, forecast
+from callqueue.operations import control, forecast, ledger_view
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
 
@@ -261,7 +260,7 @@ def test_the_slices_of_a_coarse_window_add_up(rules: Rules) -> None:
     from callqueue import conf
 
     book = conf.current().book
-    account = ledger.read("default", book, ("r",), database.to_us(database.clock("default")))
+    account = ledger_view.look("default", book, ("r",), database.to_us(database.clock("default")))
     usage = account.usage(book.budgets["r"][0])
     assert sum(cost for _, cost in usage.aged) == pytest.approx(300, abs=1)
 
