@@ -103,6 +103,10 @@ class Book:
         """Every budget of a group once."""
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
+    def queues_of(self, budget: Budget) -> list[str]:
+        """The queues that calls of the budget's rules may go by, sorted."""
+        return sorted({queue for rule in budget.rules for queue in self.rules[rule].queue_names})
+
     def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
         """Every group once, in the order of its first rule's name."""
         return tuple(sorted(set(self.groups.values())))

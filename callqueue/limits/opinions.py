@@ -18,12 +18,9 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.limits.budgets import Book, Budget, Former, groups_of, with_rate
-from callqueue.limits.kinds import DAY, Concurrency, FixedWindow, Limit, SlidingWindow, TokenBucket
+from callqueue.limits.kinds import DAY, KINDS, Limit
 from callqueue.limits.rules import Rule
 
-KINDS: Mapping[str, type[Limit]] = {
-    kind.__name__: kind for kind in (SlidingWindow, FixedWindow, TokenBucket, Concurrency)
-}
 LATE = (
     4 * DAY
     # microseconds after its release by which every attempt has ended: no timeout or lease is longer

@@ -27,14 +27,7 @@ from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
 from callqueue.ledger.ready_calls import READY
 from callqueue.limits.budgets import Book, Budget, cost_of, key_part
-from callqueue.limits.kinds import (
-    SECOND,
-    Concurrency,
-    FixedWindow,
-    SlidingWindow,
-    TokenBucket,
-    Usage,
-)
+from callqueue.limits.kinds import SECOND, Usage
 from callqueue.limits.simulation import DELIVERY, simulate
 from callqueue.operations import ledger_view
 from callqueue.operations.attempt_sums import AttemptSums
@@ -173,7 +166,7 @@ class Expected:
 
 
 def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
-    pers = {b.limit.per for b in book.budgets[call.rule]} - {"rule", "queue"}
+    pers = {b.limit.per for b in book.budgets[call.rule] if b.limit.is_keyed}
     if pers:
         calls, of_value = _in_turns(call, using, pers)
     else:
@@ -280,11 +273,8 @@ def _expected(call: CallQueue, account: LedgerView, ahead: Ahead, start: int) ->
                 _("its cost of %(cost)d is more than %(limit)s ever admits")
                 % {"cost": own, "limit": budget.limit.label},
             )
-        if (
-            isinstance(budget.limit, Concurrency)
-            and pace is None
-            and _queued(budget, ahead) + 1 > budget.limit.n
-        ):
+        is_full = _queued(budget, ahead) + 1 > budget.limit.capacity
+        if budget.limit.counts_in_flight and pace is None and is_full:
             return Expected(
                 None,
                 _("%s is used up, and how long a call takes is not known yet") % budget.limit.label,
@@ -348,20 +338,14 @@ def _single(
         name=budget.limit.label,
         jitter=min(60.0, budget.limit.jitter + pace.late),
     )
-    if budget.limit.per != "queue":
+    if not budget.limit.is_per_queue:
         return replace(budget, limit=limit), account.usage(budget, budget.value_of(call.key, ""))
     queues = account.book.rules[call.rule].queue_names
     usages = [account.usage(budget, queue) for queue in queues]
     aged = sorted(charge for usage in usages for charge in usage.aged)
     level = sum(usage.level for usage in usages)
     together = Usage(sum(u.open for u in usages), aged, max(u.since for u in usages), level)
-    if isinstance(limit, Concurrency):
-        return replace(budget, limit=replace(limit, n=limit.n * len(queues))), together
-    if isinstance(limit, TokenBucket):
-        limit = replace(limit, burst=limit.burst * len(queues))
-    if isinstance(limit, SlidingWindow | FixedWindow | TokenBucket):
-        limit = replace(limit, rate=f"{limit.n * len(queues)}/{limit.rate.partition('/')[2]}")
-    return replace(budget, limit=limit), together
+    return replace(budget, limit=limit.times(len(queues))), together
 
 
 def _used_up(call: CallQueue, account: LedgerView) -> Budget | None:

@@ -97,7 +97,7 @@ def _values(seen: Snapshot, account: LedgerView, budget: Budget) -> Sequence[str
     if budget.limit.is_per_rule:
         return [""]
     if budget.limit.is_per_queue:
-        return sorted({queue for r in budget.rules for queue in seen.book.rules[r].queue_names})
+        return seen.book.queues_of(budget)
     return account.values(budget)
 
 

@@ -15,10 +15,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database
+from callqueue.limits.kinds import PARTS, SHOWN
 from callqueue.models import CallAttempt
 from callqueue.operations import ledger_view, usage_history
 from callqueue.operations.attempt_sums import AttemptSums
-from callqueue.operations.usage_history import PARTS, SHOWN, Scope, Use
+from callqueue.operations.usage_history import Scope, Use
 
 Rules = Callable[..., None]
 NOW = database.EPOCH + timedelta(days=20_000, hours=12, microseconds=1)
