@@ -16,26 +16,14 @@ from typing import Any
 from callqueue.ledger import charges
 from callqueue.ledger.charges import GLANCED, SAMPLE, Aged, Open, answers, open_counts
 from callqueue.ledger.memo import Memo
-from callqueue.ledger.retention import counted_for, longest_window
 from callqueue.ledger.tallies import Scope, is_tallied, take_corrections, tallies_of
-from callqueue.ledger.window_tallies import Tallies, fingerprint
+from callqueue.ledger.tally import fingerprint
+from callqueue.ledger.window_tallies import Tallies
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import Meter, Usage
 
-# What other packages ask the ledger for, besides an account.
-__all__ = [
-    "GLANCED",
-    "SAMPLE",
-    "Account",
-    "Memo",
-    "answers",
-    "counted_for",
-    "fits",
-    "longest_window",
-    "open_counts",
-    "read",
-    "save",
-]
+# What other packages ask of the ledger, besides an account.
+__all__ = ["GLANCED", "SAMPLE", "Account", "Memo", "answers", "open_counts", "read", "save"]
 
 
 @dataclass
@@ -299,21 +287,6 @@ def save(account: Account) -> None:
     memo, ids = account.memo, {budget.id for budget in account.budgets}
     memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
     memo.levels = {name: kept for name, kept in memo.levels.items() if _budget_of(name) in ids}
-
-
-def fits(account: Account, rule: str, key: str, cost: Any) -> bool:
-    """Whether a call of this cost fits into every limit of its rule now, on one of the rule's
-    queues at least.
-    """
-    book, charge = account.book, account.book.charge_of(rule, cost)
-    return any(
-        all(
-            account.meter(b, b.value_of(key, queue)).free_at(b.charge_of(charge)) == account.now
-            for b in book.budgets[rule]
-            if b.charge_of(charge)
-        )
-        for queue in book.rules[rule].queue_names
-    )
 
 
 def _text(scope: Scope) -> str:

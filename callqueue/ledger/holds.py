@@ -14,7 +14,7 @@ from django.db.models import Q
 
 from callqueue import database, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import clock_jumps, turns
+from callqueue.ledger import clock_jumps, key_turns
 from callqueue.limits.budgets import key_part
 
 
@@ -75,10 +75,12 @@ class Held:
 
 def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     """The holds on these rules at `now`. One statement."""
+    table = quoted(using, tables.Hold._meta.db_table)
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
-        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {quoted(using, tables.Hold._meta.db_table)} "
-        f"WHERE rule IN ({places(rules)}) AND ({until} IS NULL OR {until} > %s OR source = 'breaker') ORDER BY id"
+        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {table} "
+        f"WHERE rule IN ({places(rules)}) "
+        f"AND ({until} IS NULL OR {until} > %s OR source = 'breaker') ORDER BY id"
     )
     by_rule: dict[str, list[InForce]] = {}
     probing = set()
@@ -171,7 +173,7 @@ def lift(
         stored = stored.filter(source=source)
     count = stored.filter(Q(until__isnull=True) | Q(until__gt=database.ClockNow())).count()
     stored.delete()
-    turns.wake_all(using, [rule])
+    key_turns.wake_all(using, [rule])
     if count:
         events.tell("rule_resumed", rule=rule, holds=count)
     return count

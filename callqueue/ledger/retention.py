@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callqueue.ledger.tallies import is_tallied
-from callqueue.ledger.window_tallies import longest_gap
+from callqueue.ledger.tally import longest_gap
 from callqueue.limits.budgets import Book
 from callqueue.limits.kinds import SECOND, Limit
 

@@ -65,7 +65,8 @@ def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies
     found = rows(
         using,
         f"SELECT id, rule, {key}, queue, cost, charged, outcome FROM {table} "
-        f"WHERE correction_pending AND rule IN ({places(group)}) ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
+        f"WHERE correction_pending AND rule IN ({places(group)}) "
+        f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
         list(group),
     )
     if not found:

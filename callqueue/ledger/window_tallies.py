@@ -4,13 +4,13 @@ charged with, and when how much of it leaves.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from callqueue import database, tables
 from callqueue.ledger import tally_rows
+from callqueue.ledger.tally import Kept, Tally, fingerprint, longest_gap, stored_name
 from callqueue.limits.budgets import Budget
 from callqueue.limits.kinds import SECOND, FixedWindow, Limit, Meter
 
@@ -24,38 +24,6 @@ RECOUNT = 3600 * SECOND
 # while former rules' attempts count, a tally is counted anew so often in a window, and nothing
 # taken away between
 FORMER = 100
-
-
-@dataclass
-class Tally:
-    """What is charged for one value; `full_at`: when the bucket would be full again, open charges
-    apart (microseconds).
-    """
-
-    used: int = 0
-    full_at: int = 0
-    pk: int | None = None
-    is_changed: bool = False
-
-    def is_idle(self, now: int) -> bool:
-        """Whether nothing is charged, so that nothing is to be kept."""
-        return self.used == 0 and self.full_at <= now
-
-
-@dataclass
-class Kept:
-    """What the rules' locked row remembers of a budget's tallies.
-
-    `print`: of what budget they are. `left`: the instant until whose end attempts have been taken
-    away. `has_former`: whether attempts of former rules are among them. `values`: the tallies
-    themselves, of a budget that is not per key.
-    """
-
-    print: str
-    left: int
-    counted: int
-    has_former: bool = False
-    values: dict[str, int] = field(default_factory=dict)
 
 
 class Tallies:
@@ -233,7 +201,7 @@ class Tallies:
             self.kept.has_former = True
 
     def _stored(self) -> Any:
-        return tables.Tally.objects.using(self.using).filter(budget=_name(self.budget))
+        return tables.Tally.objects.using(self.using).filter(budget=stored_name(self.budget))
 
     def _delete_idle(self) -> None:
         idle = [t.pk for t in self.by_value.values() if t.pk and t.is_idle(self.now)]
@@ -248,7 +216,7 @@ class Tallies:
         database.update_each(tables.Tally, self.using, changed)
 
     def _create_new(self) -> None:
-        name = _name(self.budget)
+        name = stored_name(self.budget)
         new = [
             tables.Tally(budget=name, value=value, used=t.used, full_at=t.full_at)
             for value, t in self.by_value.items()
@@ -314,22 +282,3 @@ class _WindowMeter(Meter):
 
     def _excess(self, cost: int) -> int:
         return self._tallies.of(self._value).used + cost - self._n
-
-
-def fingerprint(budget: Budget) -> str:
-    """Of what budget a tally is: the limit as it is in force, and the rules that it counts."""
-    text = repr((budget.limit, budget.rules, budget.former))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def longest_gap(limit: Limit) -> int:
-    """How long after it left an attempt may still be wanted, to be taken away; a tally that is
-    further behind is counted anew.
-    """
-    return max(60 * SECOND, limit.window_us // 4)
-
-
-def _name(budget: Budget) -> str:
-    """The budget's id as a column holds it."""
-    digest = hashlib.sha256(budget.id.encode()).hexdigest()[:16]
-    return budget.id if len(budget.id) <= 120 else f"{budget.id[:120]}:{digest}"

@@ -173,8 +173,9 @@ def bind(rules: Mapping[str, Rule]) -> Book:
             first_rule, first = named.setdefault(budget_id, (rule_name, limit))
             if first != limit or type(first) is not type(limit):
                 raise ImproperlyConfigured(
-                    f"CALLQUEUE['RULES']: the limit named {budget_id!r} is {first!r} in rule {first_rule!r} and {limit!r} in "
-                    f"rule {rule_name!r}; limits of one name are one budget and must be equal"
+                    f"CALLQUEUE['RULES']: the limit named {budget_id!r} is {first!r} "
+                    f"in rule {first_rule!r} and {limit!r} in rule {rule_name!r}; "
+                    "limits of one name are one budget and must be equal"
                 )
             limits[budget_id] = limit
             users.setdefault(budget_id, []).append(rule_name)

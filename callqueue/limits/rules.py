@@ -22,7 +22,10 @@ MAX_NAME = 100  # the width of the columns that hold rule and queue names
 HOSTS_WANTED = (
     "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 )
-PLACES_WANTED = "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', without scheme or path"
+PLACES_WANTED = (
+    "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', "
+    "without scheme or path"
+)
 # how many follow_redirects=True follows: http to https, to another host name, to a language
 SOME_REDIRECTS = 3
 

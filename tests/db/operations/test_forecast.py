@@ -15,7 +15,7 @@ from django.utils import timezone
 from callqueue import Concurrency, FixedWindow, Forecast, Rule, SlidingWindow, TokenBucket, database
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
-from callqueue.operations import control, forecast, ledger_view
+from callqueue.operations import control, ledger_view
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
 
@@ -224,7 +224,7 @@ def test_past_the_cap_it_does_not_pretend_to_know(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    monkeypatch.setattr(forecast, "CAP", 5)
+    monkeypatch.setattr(ahead, "CAP", 5)
     CallQueue.objects.send_many([URL] * 10, rule="r")
     assert CallQueue.objects.order_by("pk")[5].forecast().position == 6
     assert CallQueue.objects.order_by("pk")[9].forecast() == Forecast(
