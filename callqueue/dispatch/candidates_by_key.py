@@ -16,8 +16,8 @@ from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.planning import Plan
 from callqueue.ledger import holds, key_turns, ready_calls
 from callqueue.ledger.account import Account
-from callqueue.ledger.ready_calls import Candidate
 from callqueue.ledger.key_turns import Turn
+from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Budget
 
 KEYS = 256  # keys of a rule that one pass looks at at most
@@ -135,7 +135,10 @@ class KeysInTurn:
         """
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
-            self._blocked[turn.pk] = (key_turns.of_room(scope), instant or self.now + key_turns.AT_LEAST)
+            self._blocked[turn.pk] = (
+                key_turns.of_room(scope),
+                instant or self.now + key_turns.AT_LEAST,
+            )
         elif instant is None:
             self._on_answer = True
             self._blocked[turn.pk] = (key_turns.of_answer(scope), self.now + key_turns.ANSWERED)

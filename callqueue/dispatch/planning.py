@@ -86,11 +86,7 @@ def room(account: Account, rule: str, most: int) -> int:
 
 def own_meters(account: Account, rule: str) -> list[Meter]:
     """The meters of the rule's own limits: those per rule, in calls."""
-    return [
-        account.meter(budget)
-        for budget in account.book.budgets[rule]
-        if budget.limit.is_plain
-    ]
+    return [account.meter(budget) for budget in account.book.budgets[rule] if budget.limit.is_plain]
 
 
 def most_that_fits(meter: Meter, until: int, most: int) -> int:

@@ -263,8 +263,8 @@ def read(
     until: int | None = None,
     has_corrections: bool = False,
 ) -> Account:
-    """The account of these rules (a whole group) at `now`. The same number of statements, whatever
-    the backlog and the limits.
+    """The account of these rules (a whole group) at `now`. As many statements, whatever the backlog
+    and the limits.
 
     `until`: up to when the caller releases; `has_corrections`: whether it is to tell the tallies
     what attempts cost after all, which those who hold the rules' lock may.

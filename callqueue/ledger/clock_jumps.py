@@ -225,7 +225,7 @@ def held(using: str) -> Reading:
 
 
 def brought_held(using: str, before: float, shown: Any, moved: int | None) -> Reading:
-    """The same from what another statement brought."""
+    """The reading that another statement brought, inside a transaction: with `moved_sql` held."""
     if moved is None:
         make_frame(using)
         return held(using)

@@ -114,20 +114,11 @@ def lay(
     laid = False
     with database.writing(using):
         now = from_us(clock_jumps.held(using).at)
-        list(
-            database.locked(
-                tables.rule_states(using).filter(rule__in=rules).order_by("rule"), wait=True
-            ).values_list("pk")
-        )
+        states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
+        list(database.locked(states, wait=True).values_list("pk"))
+        scope = {"per": per, "value": value, "source": source}
         for rule in sorted(rules):
-            laid |= _lay(
-                using,
-                {"rule": rule, "per": per, "value": value, "source": source},
-                until,
-                reason,
-                now,
-                extend,
-            )
+            laid |= _lay(using, {"rule": rule, **scope}, until, reason, now, extend)
     if laid:
         told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
         for rule in rules:

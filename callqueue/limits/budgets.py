@@ -147,7 +147,7 @@ class Book:
         )
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
-        """The same book with other rates for the limits named: an operator's overrides. Unknown ids
+        """This book with other rates for the limits named: an operator's overrides. Unknown ids
         are passed over.
         """
         if not rates:

@@ -98,7 +98,7 @@ def from_data(data: Mapping[str, Any]) -> Limit | None:
 
 
 def _in_words(data: Mapping[str, Any]) -> str:
-    """As the settings write it, but for its name and what is as it always is."""
+    """The limit as settings write it, but for its name and what is as it always is."""
     kind = KINDS.get(data["kind"])
     usual = {f.name: f.default for f in fields(kind)} if kind else {}
     main = data.get("rate", data.get("n"))

@@ -69,8 +69,8 @@ def _in_order(call: CallQueue, using: str) -> int:
 
 
 def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
-    """The same where keys take turns: of each other key as many as of its own, and one; by value of
-    each `per` too.
+    """The calls that go before it where keys take turns: of each other key as many as of its own,
+    and one; by value of each `per` too.
     """
     higher = _by_key(call, using, "priority > %s")
     same = _by_key(call, using, "priority = %s")

@@ -17,7 +17,7 @@ from callqueue import tables
 from callqueue.database import from_us
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Usage
-from callqueue.limits.simulation import DELIVERY, simulate
+from callqueue.limits.simulation import DELIVERY, Simulated, simulate
 from callqueue.operations.ahead import CAP, Ahead
 from callqueue.operations.ledger_view import LedgerView
 
@@ -52,54 +52,74 @@ class Expected:
 
 def expected(call: CallQueue, account: LedgerView, ahead: Ahead, start: int) -> Expected:
     """When the last limit lets it go, if those before it go as fast as they may."""
-    runs: dict[int, list[tuple[Budget, Usage]]] = {}
-    binding = _used_up(call, account)
-    pace = _pace(account.using, call.rule)
-    for budget in account.book.budgets[call.rule]:
-        own = cost_of(call.cost, budget.limit.unit)
-        if not own:
-            continue
-        if own > budget.limit.capacity:
-            return Expected(
-                None,
-                _("its cost of %(cost)d is more than %(limit)s ever admits")
-                % {"cost": own, "limit": budget.limit.label},
-            )
-        is_full = _queued(budget, ahead) + 1 > budget.limit.capacity
-        if budget.limit.counts_in_flight and pace is None and is_full:
-            return Expected(
-                None,
-                _("%s is used up, and how long a call takes is not known yet") % budget.limit.label,
-            )
-        runs.setdefault(_calls_through(budget, ahead, own), []).append(
-            _single(call, account, budget, pace or USUAL)
-        )
-    if binding is not None and (stalled := _stalled(account)):
-        reason = _(
-            "%(limit)s is used up by attempts in flight, and no worker has begun %(count)d of them"
-        )
-        return Expected(None, reason % {"limit": binding.limit.label, "count": stalled})
+    binding, pace = _used_up(call, account), _pace(account.using, call.rule)
+    why = _unforeseeable(call, account, ahead, pace, binding)
+    if why:
+        return Expected(None, why)
     latest, label = start, binding.limit.label if binding else None
-    for calls, charged in runs.items():
-        made = simulate(
-            Book(
-                {call.rule: account.book.rules[call.rule]},
-                {call.rule: tuple(b for b, _ in charged)},
-                {call.rule: (call.rule,)},
-            ),
-            call.rule,
-            calls,
-            latency=(pace or USUAL).latency,
-            start=start,
-            cost={
-                unit: max(1, round(mean)) for unit, mean in ahead.cost.items() if unit != "calls"
-            },
-            usage={budget.id: usage for budget, usage in charged},
-        )
+    for calls, charged in _runs(call, account, ahead, pace or USUAL).items():
+        made = _simulated(call, account, ahead, calls, charged, (pace or USUAL).latency, start)
         instant = start + round(made.last_release * SECOND)
         if instant > latest:
             latest, label = instant, made.binding_limit
     return Expected(latest, _reason(ahead, label, binding is not None, latest - start <= SOON))
+
+
+def _unforeseeable(
+    call: CallQueue, account: LedgerView, ahead: Ahead, pace: Pace | None, binding: Budget | None
+) -> str:
+    """Why nobody can say when it goes; empty where somebody can."""
+    for budget in account.book.budgets[call.rule]:
+        own, limit = cost_of(call.cost, budget.limit.unit), budget.limit
+        if own > limit.capacity:
+            values = {"cost": own, "limit": limit.label}
+            return _("its cost of %(cost)d is more than %(limit)s ever admits") % values
+        is_full = _queued(budget, ahead) + 1 > limit.capacity
+        if own and limit.counts_in_flight and pace is None and is_full:
+            return _("%s is used up, and how long a call takes is not known yet") % limit.label
+    if binding is None or not (stalled := _stalled(account)):
+        return ""
+    reason = _(
+        "%(limit)s is used up by attempts in flight, and no worker has begun %(count)d of them"
+    )
+    return reason % {"limit": binding.limit.label, "count": stalled}
+
+
+def _runs(
+    call: CallQueue, account: LedgerView, ahead: Ahead, pace: Pace
+) -> dict[int, list[tuple[Budget, Usage]]]:
+    """The budgets that it counts in, with their charges, by how many calls pass them up to and with
+    this one.
+    """
+    runs: dict[int, list[tuple[Budget, Usage]]] = {}
+    for budget in account.book.budgets[call.rule]:
+        if own := cost_of(call.cost, budget.limit.unit):
+            calls = _calls_through(budget, ahead, own)
+            runs.setdefault(calls, []).append(_single(call, account, budget, pace))
+    return runs
+
+
+def _simulated(
+    call: CallQueue,
+    account: LedgerView,
+    ahead: Ahead,
+    calls: int,
+    charged: list[tuple[Budget, Usage]],
+    latency: float,
+    start: int,
+) -> Simulated:
+    """So many calls, through these budgets alone."""
+    budgets = tuple(budget for budget, _ in charged)
+    rule = call.rule
+    return simulate(
+        Book({rule: account.book.rules[rule]}, {rule: budgets}, {rule: (rule,)}),
+        rule,
+        calls,
+        latency=latency,
+        start=start,
+        cost={unit: max(1, round(mean)) for unit, mean in ahead.cost.items() if unit != "calls"},
+        usage={budget.id: usage for budget, usage in charged},
+    )
 
 
 def _calls_through(budget: Budget, ahead: Ahead, own: int) -> int:

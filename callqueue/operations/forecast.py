@@ -62,8 +62,8 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
 
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
-    """The forecast of one call, as of now. `position` is None where more than ahead.CAP calls go before
-    it.
+    """The forecast of one call, as of now. `position` is None where more calls go before it than
+    are counted (CAP in `ahead`).
 
     `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until
     when, is said to all.

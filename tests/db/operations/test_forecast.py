@@ -15,7 +15,7 @@ from django.utils import timezone
 from callqueue import Concurrency, FixedWindow, Forecast, Rule, SlidingWindow, TokenBucket, database
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
-from callqueue.operations import control, ledger_view
+from callqueue.operations import ahead, control, ledger_view
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
 
