@@ -15,7 +15,7 @@ from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import PARTS, SHOWN, Usage
 from callqueue.limits.opinions import digest_of, opinion_of
 from callqueue.limits.simulation import simulate
-from callqueue.operations.audit import tally_of
+from callqueue.operations.audit_tallies import tally_of
 from tests.support.new_kind import Spaced
 from tests.unit.limits.test_kinds import RATES, Move, moves, play
 
