@@ -14,11 +14,11 @@ from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning
 from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.planning import Plan
-from callqueue.ledger import holds, ready_calls, turns
+from callqueue.ledger import holds, key_turns, ready_calls
 from callqueue.ledger.account import Account
+from callqueue.ledger.key_turns import Turn
 from callqueue.ledger.ready_calls import Candidate
-from callqueue.ledger.turns import Turn
-from callqueue.limits.budgets import Budget, charged_on
+from callqueue.limits.budgets import Budget
 
 KEYS = 256  # keys of a rule that one pass looks at at most
 FEWEST = 16  # and at least, where there are as many
@@ -47,7 +47,7 @@ class KeysInTurn:
             self._wake()
         self.rules.append(rule)
         places = self.account.memo.places
-        sees_all = turns.discover(self.using, rule, self.now, places)
+        sees_all = key_turns.discover(self.using, rule, self.now, places)
         most = min(KEYS, max(FEWEST, 2 * count))
         listed = self._look_at(rule, most)
         # Where keys are left that this pass does not see, no key has a second turn before them.
@@ -56,7 +56,7 @@ class KeysInTurn:
         if len(listed) == most and (without or self._blocked):
             return found, Wait(is_unfinished=True, is_mid_round=True)
         if not sees_all:
-            has_wrapped = turns.has_wrapped(rule, places)
+            has_wrapped = key_turns.has_wrapped(rule, places)
             return found, Wait(is_unfinished=True, is_mid_round=not has_wrapped)
         return found, Wait()
 
@@ -67,7 +67,7 @@ class KeysInTurn:
         for candidate, budget in made.kept_back:
             turn = self._turns.get((candidate.rule, candidate.priority, candidate.key))
             if turn is not None:
-                cost = charged_on(budget.limit, candidate.cost)
+                cost = budget.charge_of(candidate.cost)
                 self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
         self._save(made)
         return Wait(self._wakes_at() if self.rules else None, self._on_answer)
@@ -79,13 +79,13 @@ class KeysInTurn:
         memo, agreed = self.account.memo, self.account.book.agreement
         if memo.agreement != agreed or any(one.is_anew for one in self.account.tallies.values()):
             memo.agreement = agreed
-            turns.wake_all(self.using, self.account.rules)
+            key_turns.wake_all(self.using, self.account.rules)
         else:
-            turns.wake(self.using, self.account.rules, self.account.until, _freed(self.account))
+            key_turns.wake(self.using, self.account.rules, self.account.until, _freed(self.account))
 
     def _look_at(self, rule: str, most: int) -> list[Turn]:
         """The next keys of the rule, and what they are charged with."""
-        listed = turns.free(self.using, rule, most)
+        listed = key_turns.free(self.using, rule, most)
         self._turns.update({(rule, *turn.pair): turn for turn in listed})
         self.account.read_keys([turn.key for turn in listed])
         return listed
@@ -124,8 +124,8 @@ class KeysInTurn:
         found_of = Counter((call.priority, call.key) for call in found)
         self._last.update({(rule, *pair): found_of[pair] for pair in last})
         without = [turn for turn in counts if not found_of[turn.pair]]
-        locked = turns.end(self.using, rule, without)
-        until = self.now + turns.UNLOCKED
+        locked = key_turns.end(self.using, rule, without)
+        until = self.now + key_turns.UNLOCKED
         self._blocked.update({pk: (what, until) for pk, (what, _) in locked.items()})
         return found, without
 
@@ -135,19 +135,22 @@ class KeysInTurn:
         """
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
-            self._blocked[turn.pk] = (turns.of_room(scope), instant or self.now + turns.AT_LEAST)
+            self._blocked[turn.pk] = (
+                key_turns.of_room(scope),
+                instant or self.now + key_turns.AT_LEAST,
+            )
         elif instant is None:
             self._on_answer = True
-            self._blocked[turn.pk] = (turns.of_answer(scope), self.now + turns.ANSWERED)
+            self._blocked[turn.pk] = (key_turns.of_answer(scope), self.now + key_turns.ANSWERED)
         else:
-            self._blocked[turn.pk] = (turns.of_room(scope), instant)
+            self._blocked[turn.pk] = (key_turns.of_room(scope), instant)
 
     def _block_by_hold(self, turn: Turn, hold: holds.InForce) -> None:
         """Note that a key waits for the end of a hold, which may be lifted before."""
-        until = self.now + turns.LIFTED
+        until = self.now + key_turns.LIFTED
         if hold.until is not None:
             until = min(until, to_us(hold.until))
-        self._blocked[turn.pk] = (turns.HOLD, until)
+        self._blocked[turn.pk] = (key_turns.HOLD, until)
 
     def _save(self, made: Plan) -> None:
         """Write the turns of keys that were served, are blocked, or have no call left."""
@@ -160,13 +163,13 @@ class KeysInTurn:
         spent = [
             self._turns[place].pk for place, n in in_turn.items() if self._last.get(place) == n
         ]
-        turns.save(self.using, served, self._blocked, spent)
+        key_turns.save(self.using, served, self._blocked, spent)
 
     def _wakes_at(self) -> int | None:
         """The first instant at which a key that waits is to be looked at, or charges leave a budget
         that keys wait for.
         """
-        instants = [turns.next_wake(self.using, self.rules)]
+        instants = [key_turns.next_wake(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):
                 instants.append(tallies.next_leave())
@@ -176,8 +179,8 @@ class KeysInTurn:
 def _freed(account: Account) -> set[str]:
     """What keys may have waited for that is there now: room that attempts left, and answers."""
     freed = {
-        turns.of_room((one.budget.id, value))
+        key_turns.of_room((one.budget.id, value))
         for one in account.tallies.values()
         for value in one.freed
     }
-    return freed | {turns.of_answer(scope) for scope in account.answered()}
+    return freed | {key_turns.of_answer(scope) for scope in account.answered()}

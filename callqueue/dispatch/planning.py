@@ -18,7 +18,7 @@ from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.ledger.tallies import Scope
-from callqueue.limits.budgets import Budget, charged_on
+from callqueue.limits.budgets import Budget
 from callqueue.limits.kinds import Meter
 
 
@@ -86,11 +86,7 @@ def room(account: Account, rule: str, most: int) -> int:
 
 def own_meters(account: Account, rule: str) -> list[Meter]:
     """The meters of the rule's own limits: those per rule, in calls."""
-    return [
-        account.meter(budget)
-        for budget in account.book.budgets[rule]
-        if budget.limit.per == "rule" and budget.limit.unit == "calls"
-    ]
+    return [account.meter(budget) for budget in account.book.budgets[rule] if budget.limit.is_plain]
 
 
 def most_that_fits(meter: Meter, until: int, most: int) -> int:
@@ -145,7 +141,7 @@ class _Planner:
         self.made.releases.append(Release(candidate, queue, send_at))
         self.account.open_by_queue[queue] += 1
         for budget in self.account.book.budgets[candidate.rule]:
-            if cost := charged_on(budget.limit, candidate.cost):
+            if cost := budget.charge_of(candidate.cost):
                 self.account.meter(budget, budget.value_of(candidate.key, queue)).take(cost)
 
     def _keep_back(self, candidate: Candidate, way: _Way) -> bool:
@@ -177,7 +173,7 @@ class _Planner:
         """When every limit admits the call on this queue, and the budget that does so last."""
         latest, binding = self.account.now, None
         for budget in self.account.book.budgets[candidate.rule]:
-            cost = charged_on(budget.limit, candidate.cost)
+            cost = budget.charge_of(candidate.cost)
             if not cost:
                 continue
             value = budget.value_of(candidate.key, queue)
@@ -194,6 +190,6 @@ class _Planner:
         turn = 0
         if candidate.queue in names:
             turn = (names.index(way.queue) - names.index(candidate.queue) - 1) % len(names)
-        budgets = [b for b in self.account.book.budgets[candidate.rule] if b.limit.per == "queue"]
+        budgets = [b for b in self.account.book.budgets[candidate.rule] if b.limit.is_per_queue]
         free = min((self.account.meter(b, way.queue).free for b in budgets), default=0)
         return way.instant or 0, turn, -free, self.account.open_by_queue[way.queue]

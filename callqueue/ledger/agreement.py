@@ -11,7 +11,6 @@ may be frozen.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,22 +19,19 @@ from typing import Any
 
 from callqueue import conf, database, events, tables
 from callqueue.database import to_us
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import agreement_rows
+from callqueue.ledger.agreement_rows import ALL as ALL
+from callqueue.limits.agreements import Agreement, in_force, is_settled, renewed
 from callqueue.limits.budgets import Book
 from callqueue.limits.opinions import (
-    Agreement,
     Difference,
     Opinion,
     differences,
     digest_of,
-    in_force,
-    is_settled,
     kinds_of,
     opinion_of,
-    renewed,
 )
 
-ALL = ""  # the RuleState row that is about all rules: no rule has this name
 # seconds without a sign of life, which comes every five, after which a dispenser's opinion counts
 # no more
 SILENCE = 20.0
@@ -70,17 +66,17 @@ class Seat:
         opinion = opinion_of(own)
         digest = digest_of(opinion)
         with database.writing(self.using):
-            before = _locked(self.using)
+            before = agreement_rows.locked(self.using)
             self._state(digest, opinion)
             now = database.clock(self.using)
             heard = {d for name, d in self._heard(now) if name != self.name and d in before.digests}
-            opinions = {digest: opinion, **_opinions(self.using, heard - {digest})}
-            _ensure_states(
+            opinions = {digest: opinion, **agreement_rows.opinions(self.using, heard - {digest})}
+            agreement_rows.ensure_states(
                 self.using, {rule for one in opinions.values() for rule in one}, before.token
             )
             after = renewed(before, opinions, kinds_of(own), self._settled_at(before, opinions))
-            after = _renew(self.using, before, after)
-            self.is_complete = _stamp(self.using, after.token)
+            after = agreement_rows.renew(self.using, before, after)
+            self.is_complete = agreement_rows.stamp(self.using, after.token)
         self._digests, self._is_settled = after.digests, is_settled(after, opinions)
         _tell(self.using, before, after)
         self.book = in_force(own, after, opinions, to_us(now))
@@ -90,7 +86,7 @@ class Seat:
         """Whether to join anew: the agreement is another, or may be, since an opinion has fallen
         silent. Two statements.
         """
-        token = _token(self.using)
+        token = agreement_rows.token(self.using)
         heard = {digest for _, digest in self._heard(database.clock(self.using))}
         return (
             self.book is None
@@ -107,15 +103,17 @@ class Seat:
     def leave(self) -> None:
         """Take the opinion back: what only this dispenser held is not in force any more."""
         with database.writing(self.using):
-            before = _locked(self.using)
+            before = agreement_rows.locked(self.using)
             tables.dispensers(self.using).filter(pk=self.name).update(opinion=None, digest="")
             heard = {
                 d for name, d in self._heard(database.clock(self.using)) if d in before.digests
             }
             after = before
             if heard:
-                after = _renew(self.using, before, renewed(before, _opinions(self.using, heard)))
-                _stamp(self.using, after.token)
+                after = agreement_rows.renew(
+                    self.using, before, renewed(before, agreement_rows.opinions(self.using, heard))
+                )
+                agreement_rows.stamp(self.using, after.token)
         self.book = None
         _tell(self.using, before, after)
 
@@ -132,14 +130,14 @@ class Seat:
         if (
             set(opinions) != set(before.digests)
             or is_settled(before, opinions)
-            or _behind(self.using, before.token).exists()
+            or agreement_rows.behind(self.using, before.token).exists()
         ):
             return None
         return to_us(database.clock(self.using))
 
     def _heard(self, now: datetime) -> list[tuple[str, str]]:
         """Each dispenser that is not silent: its name, and its opinion's digest. One statement."""
-        listed, moment = _signs(self.using), time.monotonic()
+        listed, moment = agreement_rows.signs(self.using), time.monotonic()
         self._signs = {
             name: _Sign(seen, moment).after(self._signs.get(name)) for name, _, seen in listed
         }
@@ -179,13 +177,15 @@ def book_in_force(using: str, own: Book | None = None) -> Book:
     One statement, and three more where it has changed since the last look.
     """
     own = own or conf.current().book
-    token = _token(using)
+    token = agreement_rows.token(using)
     kept = _books.get(using)
     if kept is None or kept[0] != token or kept[1] is not own:
         found, now = (
-            (_read(using), database.clock(using)) if token else (Agreement(), database.EPOCH)
+            (agreement_rows.read(using), database.clock(using))
+            if token
+            else (Agreement(), database.EPOCH)
         )
-        book = in_force(own, found, _opinions(using, found.digests), to_us(now))
+        book = in_force(own, found, agreement_rows.opinions(using, found.digests), to_us(now))
         kept = _books[using] = (found.token, own, book)
     return kept[2]
 
@@ -206,22 +206,28 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
     that go by the old one.
     """
     with database.writing(using):
-        before = _locked(using)
+        before = agreement_rows.locked(using)
         rates = {name: old for name, old in before.rates.items() if name != limit}
-        after = _renew(
+        after = agreement_rows.renew(
             using, before, replace(before, rates=rates if rate is None else {**rates, limit: rate})
         )
-        is_complete = _stamp(using, after.token)
+        is_complete = agreement_rows.stamp(using, after.token)
     end = time.monotonic() + PATIENCE
     while not is_complete and time.monotonic() < end:
         time.sleep(PAUSE)
         with database.writing(using):
-            is_complete = _locked(using).token != after.token or _stamp(using, after.token)
+            is_complete = agreement_rows.locked(using).token != after.token or agreement_rows.stamp(
+                using, after.token
+            )
 
 
 def known_rules(using: str) -> set[str]:
     """The rules that any dispenser knows whose opinion counts. Two statements."""
-    return {rule for opinion in _opinions(using, _read(using).digests).values() for rule in opinion}
+    return {
+        rule
+        for opinion in agreement_rows.opinions(using, agreement_rows.read(using).digests).values()
+        for rule in opinion
+    }
 
 
 def disagreements(
@@ -247,9 +253,9 @@ def shift(using: str, by: int) -> None:
     """Move the agreement's instants along with a clock that jumped by so many microseconds. Inside
     a transaction.
     """
-    if not _token(using):
+    if not agreement_rows.token(using):
         return
-    before = _locked(using)
+    before = agreement_rows.locked(using)
 
     def moved(past: Mapping[str, Mapping[str, int | None]]) -> dict[str, dict[str, int | None]]:
         return {
@@ -258,101 +264,7 @@ def shift(using: str, by: int) -> None:
         }
 
     after = replace(before, charged=moved(before.charged), names=moved(before.names))
-    _stamp(using, _renew(using, before, after).token)
-
-
-# --- the rows
-
-
-def _locked(using: str) -> Agreement:
-    """The agreement, locked: nobody else changes it, or gives rows its token, until the transaction
-    ends.
-    """
-    rows = tables.rule_states(using).filter(rule=ALL)
-    found = database.locked(rows, wait=True).values_list("agreement", "memo", "rates").first()
-    if found is None:
-        tables.rule_states(using).bulk_create([tables.RuleState(rule=ALL)], ignore_conflicts=True)
-        found = database.locked(rows, wait=True).values_list("agreement", "memo", "rates").get()
-    return Agreement.of(found[0], found[1] or {}, found[2] or {})
-
-
-def _read(using: str) -> Agreement:
-    found = (
-        tables.rule_states(using).filter(rule=ALL).values_list("agreement", "memo", "rates").first()
-    )
-    return Agreement.of(found[0], found[1] or {}, found[2] or {}) if found else Agreement()
-
-
-def _token(using: str) -> str:
-    return (
-        tables.rule_states(using).filter(rule=ALL).values_list("agreement", flat=True).first() or ""
-    )
-
-
-def _renew(using: str, before: Agreement, after: Agreement) -> Agreement:
-    """Write the agreement, where it has changed, with a new token if that changes what is in force;
-    as it is now.
-    """
-    if after == before:
-        return before
-    token = before.token if before.token and after.says_the_same(before) else secrets.token_hex(8)
-    after = replace(after, token=token)
-    tables.rule_states(using).filter(rule=ALL).update(
-        agreement=token, memo=after.as_memo(), rates=dict(after.rates)
-    )
-    return after
-
-
-def _behind(using: str, token: str) -> Any:
-    """The rows of rules whose passes may go by another agreement."""
-    return (
-        tables.rule_states(using)
-        .exclude(rule__in=(ALL, clock_jumps.FRAME))
-        .exclude(agreement=token)
-    )
-
-
-def _stamp(using: str, token: str) -> bool:
-    """Give the token to the rows that no pass holds now; whether all have it. The agreement must be
-    locked.
-    """
-    behind = set(_behind(using, token).values_list("rule", flat=True))
-    if not behind:
-        return True
-    free = set(
-        database.locked(_behind(using, token).order_by("rule")).values_list("rule", flat=True)
-    )
-    tables.rule_states(using).filter(rule__in=free).update(agreement=token)
-    return behind <= free
-
-
-def _ensure_states(using: str, rules: set[str], token: str) -> None:
-    """Make the row of every rule that has none yet. The agreement must be locked."""
-    rows = tables.rule_states(using)
-    missing = rules - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
-    rows.bulk_create(
-        [tables.RuleState(rule=rule, agreement=token) for rule in sorted(missing)],
-        ignore_conflicts=True,
-    )
-
-
-def _signs(using: str) -> list[tuple[str, str, datetime]]:
-    """By each dispenser that has stated its opinion: its name, the opinion's digest, its last sign
-    of life.
-    """
-    return list(
-        tables.dispensers(using).exclude(digest="").values_list("name", "digest", "seen_at")
-    )
-
-
-def _opinions(using: str, digests: Any) -> dict[str, Opinion]:
-    """The opinions by their digests. No statement where none is asked for."""
-    if not digests:
-        return {}
-    stated = tables.dispensers(using).filter(digest__in=list(digests))
-    names: dict[str, str] = {digest: name for name, digest in stated.values_list("name", "digest")}
-    found = stated.filter(pk__in=names.values()).values_list("digest", "opinion")
-    return {digest: opinion for digest, opinion in found if opinion is not None}
+    agreement_rows.stamp(using, agreement_rows.renew(using, before, after).token)
 
 
 def _tell(using: str, before: Agreement, after: Agreement) -> None:
@@ -360,7 +272,10 @@ def _tell(using: str, before: Agreement, after: Agreement) -> None:
     if before.digests == after.digests or not (before.differ or after.differ):
         return
     if not after.differ:
-        events.tell("settings_agree", dispensers=", ".join(name for name, _, _ in _signs(using)))
+        events.tell(
+            "settings_agree",
+            dispensers=", ".join(name for name, _, _ in agreement_rows.signs(using)),
+        )
         return
     found = disagreements(using, after.digests)
     dispensers = sorted({name for one in found for who in one.said.values() for name in who})

@@ -14,7 +14,7 @@ from django.db.models import Q
 
 from callqueue import database, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import clock_jumps, turns
+from callqueue.ledger import clock_jumps, key_turns
 from callqueue.limits.budgets import key_part
 
 
@@ -75,10 +75,12 @@ class Held:
 
 def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     """The holds on these rules at `now`. One statement."""
+    table = quoted(using, tables.Hold._meta.db_table)
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
-        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {quoted(using, tables.Hold._meta.db_table)} "
-        f"WHERE rule IN ({places(rules)}) AND ({until} IS NULL OR {until} > %s OR source = 'breaker') ORDER BY id"
+        f"SELECT rule, per, {value}, {until}, reason, began_at FROM {table} "
+        f"WHERE rule IN ({places(rules)}) "
+        f"AND ({until} IS NULL OR {until} > %s OR source = 'breaker') ORDER BY id"
     )
     by_rule: dict[str, list[InForce]] = {}
     probing = set()
@@ -112,20 +114,11 @@ def lay(
     laid = False
     with database.writing(using):
         now = from_us(clock_jumps.held(using).at)
-        list(
-            database.locked(
-                tables.rule_states(using).filter(rule__in=rules).order_by("rule"), wait=True
-            ).values_list("pk")
-        )
+        states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
+        list(database.locked(states, wait=True).values_list("pk"))
+        scope = {"per": per, "value": value, "source": source}
         for rule in sorted(rules):
-            laid |= _lay(
-                using,
-                {"rule": rule, "per": per, "value": value, "source": source},
-                until,
-                reason,
-                now,
-                extend,
-            )
+            laid |= _lay(using, {"rule": rule, **scope}, until, reason, now, extend)
     if laid:
         told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
         for rule in rules:
@@ -171,7 +164,7 @@ def lift(
         stored = stored.filter(source=source)
     count = stored.filter(Q(until__isnull=True) | Q(until__gt=database.ClockNow())).count()
     stored.delete()
-    turns.wake_all(using, [rule])
+    key_turns.wake_all(using, [rule])
     if count:
         events.tell("rule_resumed", rule=rule, holds=count)
     return count

@@ -1,7 +1,7 @@
 """The waiting set: which calls of a rule may go next, found without reading the backlog.
 
 Calls go by priority, then by the time they were due. Where limits are per key, the keys of a
-priority take turns: see turns.
+priority take turns: see key_turns.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
     if not rules:
         return set()
     dual = " FROM DUAL" if database.is_mysql(using) else ""
-    one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {database.quoted(using, _table())} WHERE {READY})"
+    table = database.quoted(using, _table())
+    one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {table} WHERE {READY})"
     sql = " UNION ALL ".join([one] * len(rules))
     return {row[0] for row in database.rows(using, sql, [rule for rule in rules for _ in range(2)])}
 
@@ -120,8 +121,9 @@ def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, st
     """The pairs of priority and key of ready calls that were sent after call `pk`; at most
     `count`.
     """
-    key = database.quoted(using, "key")
-    sql = f"SELECT DISTINCT priority, {key} FROM {database.quoted(using, _table())} WHERE id > %s AND {READY} LIMIT {int(count)}"
+    key, table = database.quoted(using, "key"), database.quoted(using, _table())
+    sent = f"FROM {table} WHERE id > %s AND {READY} LIMIT {int(count)}"
+    sql = f"SELECT DISTINCT priority, {key} {sent}"
     return [(priority, text) for priority, text in database.rows(using, sql, [pk, rule])]
 
 
@@ -169,7 +171,8 @@ def first_of_pairs(
 
 def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
     columns = _columns(using)
-    sql = f"SELECT {columns.sql} FROM {database.quoted(using, _table())} c WHERE {where}{database.skip_locked(using)}"
+    source = f"{database.quoted(using, _table())} c"
+    sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{database.skip_locked(using)}"
     return [Candidate(*row) for row in columns.rows(sql, params)]
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds import Concurrency, Limit
+from callqueue.limits.kinds import Limit
 from callqueue.limits.rules import Rule
 
 Cost = int | Mapping[str, int]
@@ -59,9 +59,18 @@ class Budget:
         """The value of the limit's `per` for a call with this key on this queue: which of its
         budgets it counts in.
         """
-        if self.limit.per == "rule":
+        if self.limit.is_per_rule:
             return ""
-        return queue if self.limit.per == "queue" else key_part(key, self.limit.per)
+        return queue if self.limit.is_per_queue else key_part(key, self.limit.per)
+
+    def charge_of(self, cost: Cost) -> int:
+        """What an open attempt of this cost charges. A call in flight makes its requests one after
+        the other.
+        """
+        charged = cost_of(cost, self.limit.unit)
+        if self.limit.counts_in_flight and self.limit.unit == "calls":
+            return charged // (1 + redirects_in(cost))
+        return charged
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,10 @@ class Book:
         """Every budget of a group once."""
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
+    def queues_of(self, budget: Budget) -> list[str]:
+        """The queues that calls of the budget's rules may go by, sorted."""
+        return sorted({queue for rule in budget.rules for queue in self.rules[rule].queue_names})
+
     def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
         """Every group once, in the order of its first rule's name."""
         return tuple(sorted(set(self.groups.values())))
@@ -111,7 +124,7 @@ class Book:
         rates = [
             b.limit
             for b in self.budgets[rule]
-            if b.limit.unit == "calls" and not isinstance(b.limit, Concurrency)
+            if b.limit.unit == "calls" and not b.limit.counts_in_flight
         ]
         requests = min([most, *(limit.capacity // calls for limit in rates)])
         return with_redirects(cost, max(0, requests - 1))
@@ -134,7 +147,7 @@ class Book:
         )
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
-        """The same book with other rates for the limits named: an operator's overrides. Unknown ids
+        """This book with other rates for the limits named: an operator's overrides. Unknown ids
         are passed over.
         """
         if not rates:
@@ -160,8 +173,9 @@ def bind(rules: Mapping[str, Rule]) -> Book:
             first_rule, first = named.setdefault(budget_id, (rule_name, limit))
             if first != limit or type(first) is not type(limit):
                 raise ImproperlyConfigured(
-                    f"CALLQUEUE['RULES']: the limit named {budget_id!r} is {first!r} in rule {first_rule!r} and {limit!r} in "
-                    f"rule {rule_name!r}; limits of one name are one budget and must be equal"
+                    f"CALLQUEUE['RULES']: the limit named {budget_id!r} is {first!r} "
+                    f"in rule {first_rule!r} and {limit!r} in rule {rule_name!r}; "
+                    "limits of one name are one budget and must be equal"
                 )
             limits[budget_id] = limit
             users.setdefault(budget_id, []).append(rule_name)
@@ -204,16 +218,6 @@ def with_redirects(cost: Cost, redirects: int) -> Cost:
 def redirects_in(cost: Cost) -> int:
     """For how many redirects an attempt of this cost was charged."""
     return cost.get(REDIRECTS, 0) if isinstance(cost, Mapping) else 0
-
-
-def charged_on(limit: Limit, cost: Cost) -> int:
-    """What an open attempt of this cost charges on a limit. A call in flight makes its requests one
-    after the other.
-    """
-    charged = cost_of(cost, limit.unit)
-    if isinstance(limit, Concurrency) and limit.unit == "calls":
-        return charged // (1 + redirects_in(cost))
-    return charged
 
 
 @lru_cache(maxsize=16384)

@@ -15,14 +15,17 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds import Limit, with_known_fields
+from callqueue.limits.kinds import KINDS, Limit, with_known_fields
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 MAX_NAME = 100  # the width of the columns that hold rule and queue names
 HOSTS_WANTED = (
     "host names alone, such as 'api.example.com' or '*.example.com', without scheme, port or path"
 )
-PLACES_WANTED = "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', without scheme or path"
+PLACES_WANTED = (
+    "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', "
+    "without scheme or path"
+)
 # how many follow_redirects=True follows: http to https, to another host name, to a language
 SOME_REDIRECTS = 3
 
@@ -170,7 +173,7 @@ class Rule:
     @property
     def keyed_limits(self) -> tuple[Limit, ...]:
         """The limits that are per key or per one of the call's named keys."""
-        return tuple(limit for limit in self.limits if limit.per not in ("rule", "queue"))
+        return tuple(limit for limit in self.limits if limit.is_keyed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,11 +222,9 @@ def _check_limits(rule: Rule) -> None:
         raise _wrong(rule, "limits", "a list of limits, as in limits=[SlidingWindow('100/h')]")
     for limit in rule.limits:
         if type(limit) is Limit or not isinstance(limit, Limit):
-            raise _wrong(
-                rule,
-                "limits",
-                f"made of SlidingWindow, FixedWindow, TokenBucket or Concurrency; got {limit!r}",
-            )
+            *others, last = KINDS
+            kinds = f"{', '.join(others)} or {last}"
+            raise _wrong(rule, "limits", f"made of {kinds}; got {limit!r}")
     names = [limit.name for limit in rule.limits if limit.name]
     if len(set(names)) < len(names):
         raise _wrong(rule, "limits", "free of two limits with one name")

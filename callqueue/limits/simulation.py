@@ -9,13 +9,13 @@ microseconds. It assumes that workers are never the bottleneck.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from callqueue.limits.budgets import Book, Budget, cost_of
-from callqueue.limits.kinds import SECOND, FixedWindow, Limit, TokenBucket, Usage, bucket_level
+from callqueue.limits.kinds import SECOND, Limit, Usage
+from callqueue.limits.kinds.lanes import Lane
 
 DELIVERY = 0.025  # seconds from a release to the wire, where the slot was not known ahead
 NOTICE = 0.015  # seconds from an answer to a release that waited for it
@@ -63,9 +63,9 @@ def simulate(
     lanes = []
     for budget in book.budgets[rule]:
         if charged := cost_of(cost, budget.limit.unit):
-            lane = _lane(budget, charged, _values(budget, book, keys))
+            lane = _lane(budget.limit, charged, _values(budget, book, keys))
             if usage and budget.id in usage:
-                lane.charge(usage[budget.id], start, pace)
+                lane.charge(usage[budget.id], start, pace.latency)
             lanes.append(lane)
     return _drain(rule, calls, lanes, start, pace)
 
@@ -79,7 +79,7 @@ class _Pace:
     notice: int
 
 
-def _drain(rule: str, calls: int, lanes: Sequence[_Lane], start: int, pace: _Pace) -> Simulated:
+def _drain(rule: str, calls: int, lanes: Sequence[Lane], start: int, pace: _Pace) -> Simulated:
     now = sent = answered = start
     # whether the slot at `now` was known ahead, so that the call is at the wire when it opens
     is_planned = False
@@ -107,150 +107,15 @@ def _drain(rule: str, calls: int, lanes: Sequence[_Lane], start: int, pace: _Pac
     )
 
 
-def _lane(budget: Budget, cost: int, values: int) -> _Lane:
-    if cost > budget.limit.capacity:
-        raise ValueError(
-            f"a cost of {cost} could never be admitted: {budget.limit.label} allows {budget.limit.capacity}"
-        )
-    if isinstance(budget.limit, TokenBucket):
-        return _BucketLane(budget.limit, cost, values)
-    return _EndsLane(budget.limit, cost, values)
+def _lane(limit: Limit, cost: int, values: int) -> Lane:
+    if cost > limit.capacity:
+        allowed = f"{limit.label} allows {limit.capacity}"
+        raise ValueError(f"a cost of {cost} could never be admitted: {allowed}")
+    return limit.lane(cost, values)
 
 
 def _values(budget: Budget, book: Book, keys: int) -> int:
     """Over how many values of the limit's `per` the calls are spread."""
-    if budget.limit.per == "rule":
+    if budget.limit.is_per_rule:
         return 1
-    if budget.limit.per == "queue":
-        return len({queue for rule in budget.rules for queue in book.rules[rule].queue_names})
-    return keys
-
-
-class _Lane:
-    """One limit over the whole run. All calls cost the same, are sent in order and answered in
-    order.
-    """
-
-    def __init__(self, limit: Limit, cost: int, values: int) -> None:
-        self.limit, self.cost, self.values = limit, cost, values
-        self.waited = 0
-        self._jitter = round(limit.jitter * SECOND)
-
-    def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
-        """From when on, not before `at`, call `number` fits; and whether that waits for an
-        answer.
-        """
-        raise NotImplementedError
-
-    def take(self, number: int, sent: int, answered: int) -> None:
-        """Charge call `number`."""
-        raise NotImplementedError
-
-    def charge(self, usage: Usage, start: int, pace: _Pace) -> None:
-        """Charge what others took before `start`; open attempts are taken to be answered like the
-        rest.
-        """
-        raise NotImplementedError
-
-    def aged_from(self, sent: int, answered: int) -> int:
-        """From when an answered call ages."""
-        return answered if self.limit.strict else min(answered, sent + self._jitter)
-
-
-class _EndsLane(_Lane):
-    """Windows and concurrency: a call fits once the charge of the call `room` places before it has
-    ended.
-    """
-
-    def __init__(self, limit: Limit, cost: int, values: int) -> None:
-        super().__init__(limit, cost, values)
-        self._room = limit.capacity // cost
-        self._ends: list[deque[tuple[int, bool]]] = [
-            deque(maxlen=self._room) for _ in range(values)
-        ]
-        self._window = (0, 0)
-
-    def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
-        ends = self._ends[number % self.values]
-        if len(ends) < self._room:
-            return at, False
-        end, by_answer = ends[0]
-        return max(at, end + notice if by_answer else end), by_answer
-
-    def take(self, number: int, sent: int, answered: int) -> None:
-        left = self._leaves(self.aged_from(sent, answered))
-        self._ends[number % self.values].append(
-            (answered, True) if answered >= left else (left, False)
-        )
-
-    def charge(self, usage: Usage, start: int, pace: _Pace) -> None:
-        charges = [
-            (self._leaves(at), False, cost) for at, cost in usage.aged if self._leaves(at) > start
-        ]
-        answered = start + pace.latency
-        left = self._leaves(self.aged_from(start, answered))
-        charges.append(
-            (answered, True, usage.open) if answered >= left else (left, False, usage.open)
-        )
-        owed = 0
-        for end, by_answer, cost in charges:
-            owed += cost
-            while owed >= self.cost:
-                owed -= self.cost
-                self._ends[0].append((end, by_answer))
-
-    def _leaves(self, instant: int) -> int:
-        """When a charge that ages from `instant` no longer counts."""
-        if isinstance(self.limit, FixedWindow):
-            if not self._window[0] <= instant + self._jitter < self._window[1]:
-                self._window = self.limit.window(instant + self._jitter)
-            return self._window[1] + self._jitter
-        return instant + self.limit.window_us + 1 if self.limit.window_us else instant
-
-
-class _BucketLane(_Lane):
-    """A token bucket: open calls hold their tokens; a token leaves at the instant from which its
-    call ages.
-    """
-
-    limit: TokenBucket
-
-    def __init__(self, limit: TokenBucket, cost: int, values: int) -> None:
-        super().__init__(limit, cost, values)
-        self._cap = limit.burst * limit.period_us
-        self._levels = [
-            [self._cap, 0] for _ in range(values)
-        ]  # tokens times the period, and the instant of that
-        self._open: list[deque[tuple[int, int]]] = [
-            deque() for _ in range(values)
-        ]  # aged from, answered
-
-    def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
-        value, by_answer = number % self.values, False
-        pending = self._open[value]
-        while True:
-            while pending and pending[0][1] <= at:
-                self._settle(value)
-            wanted = (len(pending) + 1) * self.cost * self.limit.period_us
-            if wanted <= self._cap:
-                level, since = self._levels[value]
-                instant = max(at, since - (level - wanted) // self.limit.n)
-                return instant, by_answer and instant == at
-            at, by_answer = pending[0][1] + notice, True
-
-    def take(self, number: int, sent: int, answered: int) -> None:
-        self._open[number % self.values].append((self.aged_from(sent, answered), answered))
-
-    def charge(self, usage: Usage, start: int, pace: _Pace) -> None:
-        level, at = bucket_level(self.limit, usage, start)
-        self._levels[0] = [level, at]
-        answered = start + pace.latency
-        self._open[0].extend(
-            [(self.aged_from(start, answered), answered)] * -(-usage.open // self.cost)
-        )
-
-    def _settle(self, value: int) -> None:
-        leave, _ = self._open[value].popleft()
-        level, at = self._levels[value]
-        level = min(self._cap, level + self.limit.n * max(0, leave - at))
-        self._levels[value] = [level - self.cost * self.limit.period_us, max(at, leave)]
+    return len(book.queues_of(budget)) if budget.limit.is_per_queue else keys

@@ -18,7 +18,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import account, agreement, clock_jumps
+from callqueue.ledger import agreement, clock_jumps, retention
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -249,9 +249,9 @@ def _spent(using: str) -> Q:
     """
     now, book = _credited(using), agreement.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
-    for rule, window in account.counted_for(book).items():
+    for rule, window in retention.counted_for(book).items():
         rules_of.setdefault(window, []).append(rule)
-    longest = timedelta(microseconds=account.longest_window(book))
+    longest = timedelta(microseconds=retention.longest_window(book))
     spent = Q(finished_at__lt=now - longest)
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))

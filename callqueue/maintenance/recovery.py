@@ -14,7 +14,7 @@ from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
 from callqueue.database import from_us
-from callqueue.ledger import account, agreement, clock_jumps, holds, ready_calls, row_locks
+from callqueue.ledger import agreement, clock_jumps, holds, ready_calls, retention, row_locks
 from callqueue.ledger.row_locks import Pair
 from callqueue.states import Move
 from callqueue.transitions import Result, after_failure, after_loss
@@ -182,7 +182,7 @@ def _memory(using: str) -> timedelta:
     """
     return max(
         timedelta(days=1),
-        timedelta(microseconds=account.longest_window(agreement.book_in_force(using))),
+        timedelta(microseconds=retention.longest_window(agreement.book_in_force(using))),
     )
 
 

@@ -19,7 +19,7 @@ from callqueue import conf, database, events
 from callqueue.database import to_us
 from callqueue.ledger import agreement
 from callqueue.limits.budgets import Book, Budget, cost_of
-from callqueue.limits.kinds import SECOND, Concurrency
+from callqueue.limits.kinds import SECOND
 from callqueue.operations.audit_tallies import Tally, tally_of
 from callqueue.operations.audited_attempts import Seen, attempts
 
@@ -158,7 +158,7 @@ class _Budget:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.limit = budget.limit
-        self.is_concurrency = isinstance(budget.limit, Concurrency)
+        self.is_concurrency = budget.limit.counts_in_flight
         self.tallies: dict[str, Tally] = {}
 
     def see(self, instant: int, what: int, seen: Seen) -> None:

@@ -9,7 +9,6 @@ from collections import Counter
 from callqueue import tables
 from callqueue.database import to_us
 from callqueue.ledger import holds
-from callqueue.limits import draining
 from callqueue.limits.budgets import Budget, cost_of, key_part
 from callqueue.limits.kinds import SECOND
 from callqueue.operations.status_snapshot import Snapshot
@@ -53,11 +52,11 @@ def _drain_s_of(seen: Snapshot, name: str, budget: Budget) -> float | None:
     if limit.is_keyed:
         value, calls = _heaviest(seen, name, limit.per)
     else:
-        queues = seen.book.rules[name].queue_names if limit.per == "queue" else ("",)
+        queues = seen.book.rules[name].queue_names if limit.is_per_queue else ("",)
         value, calls = queues[0], _ahead(seen, name, budget) / len(queues)
     meter = seen.account(name).meter(budget, value)
     latency = seen.rates[name].latency
-    return draining.seconds_until_gone(limit, meter, calls * each, seen.now, latency)
+    return limit.seconds_until_gone(meter, calls * each, seen.now, latency)
 
 
 def _ahead(seen: Snapshot, name: str, budget: Budget) -> int:

@@ -1,4 +1,4 @@
-"""Pacing: what the way from a release to the wire takes here, as the latest attempts show. Reads,
+"""Latency: what the way from a release to the wire takes here, as the latest attempts show. Reads,
 and changes nothing.
 """
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from django.db.models import Count
 
 from callqueue import conf, tables
-from callqueue.ledger import account as ledger
 from callqueue.ledger import holds
 from callqueue.limits.budgets import Budget, key_part
 from callqueue.operations import waiting_counts
+from callqueue.operations.ledger_view import LedgerView
 from callqueue.operations.status_snapshot import Snapshot
 
 
@@ -92,19 +92,19 @@ def of_keys(seen: Snapshot, name: str) -> list[KeyOverview]:
     ]
 
 
-def _values(seen: Snapshot, account: ledger.Account, budget: Budget) -> Sequence[str]:
+def _values(seen: Snapshot, account: LedgerView, budget: Budget) -> Sequence[str]:
     """The values of a budget's `per` that it has charges of."""
-    if budget.limit.per == "rule":
+    if budget.limit.is_per_rule:
         return [""]
-    if budget.limit.per == "queue":
-        return sorted({queue for r in budget.rules for queue in seen.book.rules[r].queue_names})
+    if budget.limit.is_per_queue:
+        return seen.book.queues_of(budget)
     return account.values(budget)
 
 
-def _overview(account: ledger.Account, budget: Budget, values: Sequence[str]) -> LimitOverview:
+def _overview(account: LedgerView, budget: Budget, values: Sequence[str]) -> LimitOverview:
     limit = budget.limit
     meters = [account.meter(budget, value) for value in values]
-    is_summed = limit.per == "queue"
+    is_summed = limit.is_per_queue
     used = (sum if is_summed else max)([meter.used for meter in meters] or [0])
     free = (sum if is_summed else min)([meter.free for meter in meters] or [limit.capacity])
     fullest = max(zip((m.used for m in meters), values, strict=True), default=(0, ""))[1]

@@ -11,10 +11,11 @@ from callqueue import database
 from callqueue.database import from_us, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds, ready_calls
-from callqueue.ledger.time_buckets import Slots
 from callqueue.limits.budgets import Book
-from callqueue.operations import answer_rates, waiting_counts
+from callqueue.operations import answer_rates, ledger_view, waiting_counts
 from callqueue.operations.answer_rates import Rate
+from callqueue.operations.attempt_sums import AttemptSums
+from callqueue.operations.ledger_view import LedgerView
 from callqueue.operations.waiting_counts import Scheduled, Waiting
 
 KEYS = 10  # keys of a rule that an account reads at least, those with most calls waiting
@@ -30,7 +31,7 @@ class Snapshot:
     book: Book
     keys: int
     now: int
-    slots: Slots | None
+    sums: AttemptSums | None
     memos: Mapping[str, tuple[int, Mapping[str, Any]]]
     held: holds.Held
     in_flight: Mapping[str, int]
@@ -40,19 +41,21 @@ class Snapshot:
     priorities: Mapping[str, Sequence[int]]
     oldest_due: Mapping[str, int]
     rates: Mapping[str, Rate]
-    _accounts: dict[tuple[str, ...], ledger.Account] = field(default_factory=dict)
+    _accounts: dict[tuple[str, ...], LedgerView] = field(default_factory=dict)
 
-    def account(self, rule: str) -> ledger.Account:
+    def account(self, rule: str) -> LedgerView:
         """The account of the rule's group, beginning with what the dispensers remember of it."""
         group = self.book.groups[rule]
         if group not in self._accounts:
             self._accounts[group] = self._read_account(group)
         return self._accounts[group]
 
-    def _read_account(self, group: tuple[str, ...]) -> ledger.Account:
+    def _read_account(self, group: tuple[str, ...]) -> LedgerView:
         remembered = {rule: self.memos[rule] for rule in group if rule in self.memos}
         memo = ledger.Memo.load(group, remembered)
-        account = ledger.read(self.using, self.book, group, self.now, memo, slots=self.slots)
+        account = ledger_view.look(
+            self.using, self.book, group, self.now, memo, sums=self.sums
+        )
         counted = [self.next_keys.get(name, Counter()) for name in group]
         most = max(self.keys, KEYS)
         account.read_keys([key for keys in counted for key, _ in keys.most_common(most)])
@@ -82,7 +85,7 @@ def read(
         book=book,
         keys=keys,
         now=now,
-        slots=None if exact else Slots(using, now, until),
+        sums=None if exact else AttemptSums(using, now, until),
         memos=memos,
         held=held,
         in_flight=in_flight,

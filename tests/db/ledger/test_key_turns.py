@@ -17,7 +17,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import clock_jumps, holds, turns
+from callqueue.ledger import clock_jumps, holds, key_turns
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from callqueue.operations import control
@@ -132,7 +132,7 @@ def test_a_hold_that_other_code_takes_away_is_noticed(
     send("r", key="held")
     assert passes(1) == []
     Hold.objects.all().delete()
-    later(monkeypatch, turns.LIFTED / 1_000_000)
+    later(monkeypatch, key_turns.LIFTED / 1_000_000)
     assert passes(1) == ["held"]
 
 
@@ -242,12 +242,12 @@ def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(
     with locked_elsewhere(locked.pk):
         assert passes(2) == ["b"]
     assert free.key == "b"
-    assert KeyTurn.objects.get(key="a").blocked_on == turns.LOCK
+    assert KeyTurn.objects.get(key="a").blocked_on == key_turns.LOCK
 
 
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
     """With 50 times as many blocked keys a pass makes the same statements, and reads no more
-    turns.
+    key_turns.
     """
     seen = {}
     for count in (20, 1000):
@@ -262,7 +262,7 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
         assert KeyTurn.objects.filter(blocked_on="").count() == 0
         with connection.execute_wrapper(noting(statements := [])):
             assert passes(1) == []
-        assert turns.free("default", "r", 256) == []
+        assert key_turns.free("default", "r", 256) == []
         seen[count] = len(statements)
     assert seen[1000] <= seen[20] + 3  # more keys than one look sees: which calls were sent last
 
@@ -272,7 +272,7 @@ def test_all_keys_are_looked_at_again_when_a_hold_is_lifted(rules: Rules) -> Non
     blocked_keys("r", 5)
     passes(2)
     holds.lift("default", "r")
-    assert len(turns.free("default", "r", 10)) == 5
+    assert len(key_turns.free("default", "r", 10)) == 5
 
 
 # --- making things

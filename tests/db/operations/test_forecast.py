@@ -13,10 +13,9 @@ from django.core.cache import cache
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Forecast, Rule, SlidingWindow, TokenBucket, database
-from callqueue.ledger import account as ledger
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
-from callqueue.operations import control, forecast
+from callqueue.operations import ahead, control, ledger_view
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
 
@@ -225,7 +224,7 @@ def test_past_the_cap_it_does_not_pretend_to_know(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    monkeypatch.setattr(forecast, "CAP", 5)
+    monkeypatch.setattr(ahead, "CAP", 5)
     CallQueue.objects.send_many([URL] * 10, rule="r")
     assert CallQueue.objects.order_by("pk")[5].forecast().position == 6
     assert CallQueue.objects.order_by("pk")[9].forecast() == Forecast(
@@ -261,7 +260,7 @@ def test_the_slices_of_a_coarse_window_add_up(rules: Rules) -> None:
     from callqueue import conf
 
     book = conf.current().book
-    account = ledger.read("default", book, ("r",), database.to_us(database.clock("default")))
+    account = ledger_view.look("default", book, ("r",), database.to_us(database.clock("default")))
     usage = account.usage(book.budgets["r"][0])
     assert sum(cost for _, cost in usage.aged) == pytest.approx(300, abs=1)
 

@@ -15,11 +15,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, conf, database
-from callqueue.ledger import account as ledger
-from callqueue.ledger.time_buckets import Slots
+from callqueue.limits.kinds import PARTS, SHOWN
 from callqueue.models import CallAttempt
-from callqueue.operations import usage_history
-from callqueue.operations.usage_history import PARTS, SHOWN, Scope, Use
+from callqueue.operations import ledger_view, usage_history
+from callqueue.operations.attempt_sums import AttemptSums
+from callqueue.operations.usage_history import Scope, Use
 
 Rules = Callable[..., None]
 NOW = database.EPOCH + timedelta(days=20_000, hours=12, microseconds=1)
@@ -195,12 +195,12 @@ def test_the_plot_of_a_large_window_is_made_of_what_the_ledger_counts(rules: Rul
     answered(3600 * 30, 3600 * 20, 3600 * 10, 3600 * 10)
     levels = before_now(use())
     assert (levels[0], max(filter(None, levels)), levels[-1]) == (0, 4, 3)
-    account = ledger.read(
+    account = ledger_view.look(
         "default",
         conf.current().book,
         ("pay",),
         database.to_us(NOW),
-        slots=Slots("default", database.to_us(NOW)),
+        sums=AttemptSums("default", database.to_us(NOW)),
     )
     with CaptureQueriesContext(connection) as counted:
         (budget,) = conf.current().book.budgets["pay"]
@@ -212,13 +212,13 @@ def test_what_is_counted_together_spans_nothing_that_is_known(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(pay=Rule(limits=[SlidingWindow("1000/d")]))
-    monkeypatch.setattr("callqueue.ledger.time_buckets.CHUNK", 10**6)
+    monkeypatch.setattr("callqueue.operations.attempt_sums.CHUNK", 10**6)
     series, width = scope().series, scope().series.width
     starts = [database.to_us(NOW) - (100 - i) * width for i in range(100)]
-    Slots("default", database.to_us(NOW)).sums(series, starts[20:90])
+    AttemptSums("default", database.to_us(NOW)).sums(series, starts[20:90])
     answered(
         99.5 * width / 1e6, 50.5 * width / 1e6
     )  # the second one is not seen: that slot is known
     with CaptureQueriesContext(connection) as again:
-        sums = Slots("default", database.to_us(NOW)).sums(series, starts)
+        sums = AttemptSums("default", database.to_us(NOW)).sums(series, starts)
     assert (len(again), sum(sums.values()), len(sums)) == (2, 1, 100)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.limits.budgets import bind, charged_on, redirects_in, with_redirects
+from callqueue.limits.budgets import Budget, bind, redirects_in, with_redirects
+from callqueue.limits.kinds import Limit
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,13 @@ def test_only_limits_of_calls_bound_them() -> None:
 def test_a_call_in_flight_is_one_whatever_it_follows() -> None:
     charge = with_redirects({"calls": 2, "tokens": 7}, 3)
     assert redirects_in(charge) == 3
-    assert charged_on(Concurrency(9), charge) == 2
-    assert charged_on(SlidingWindow("9/s"), charge) == 8
-    assert charged_on(Concurrency(9, unit="tokens"), charge) == 7
+
+    def charged_on(limit: Limit) -> int:
+        return Budget("b", limit, ("r",)).charge_of(charge)
+
+    assert charged_on(Concurrency(9)) == 2
+    assert charged_on(SlidingWindow("9/s")) == 8
+    assert charged_on(Concurrency(9, unit="tokens")) == 7
 
 
 def test_hosts_whose_limits_would_not_see_a_redirect_are_closed() -> None:

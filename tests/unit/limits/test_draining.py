@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.limits.budgets import bind
-from callqueue.limits.draining import seconds_until_gone
 from callqueue.limits.kinds import SECOND, Limit, Usage
 from callqueue.limits.simulation import simulate
 
@@ -18,7 +17,7 @@ NOON = 1_800_014_400 * SECOND  # 2027-01-15 12:00 UTC
 def drained(
     limit: Limit, calls: float, usage: Usage | None = None, latency: float = 0.0
 ) -> float | None:
-    return seconds_until_gone(limit, limit.meter(usage or Usage(), NOON), calls, NOON, latency)
+    return limit.seconds_until_gone(limit.meter(usage or Usage(), NOON), calls, NOON, latency)
 
 
 limits = st.one_of(

@@ -12,19 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
+from callqueue.limits.agreements import LATE, Agreement, in_force, is_settled, renewed
 from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import DAY, Limit
-from callqueue.limits.opinions import (
-    LATE,
-    Agreement,
-    differences,
-    digest_of,
-    in_force,
-    is_settled,
-    kinds_of,
-    opinion_of,
-    renewed,
-)
+from callqueue.limits.opinions import differences, digest_of, kinds_of, opinion_of
 
 NOW = 2_000_000 * 1_000_000
 LIMITS: list[Limit] = [

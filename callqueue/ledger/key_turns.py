@@ -25,9 +25,8 @@ AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in
 ANSWERED = 2 * SECOND  # the same of a key that waits for an answer
 LIFTED = 30 * SECOND  # the same of a key that is held
 UNLOCKED = SECOND // 2  # the same of a key whose calls somebody has locked
-RECENT = (
-    5 * SECOND
-)  # what was sent since then is looked at first, where there are too many pairs to see all
+# what was sent since then is looked at first, where there are too many pairs to see all
+RECENT = 5 * SECOND
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def of_answer(scope: Scope) -> str:
 def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> None:
     """Let the keys be looked at again that wait until then at most, or for one of `freed`."""
     table, listed = _table(using), sorted(freed)
-    blocked = f"UPDATE {table} SET blocked_on = '' WHERE rule IN ({database.places(rules)}) AND blocked_on <> ''"
+    of_rules = f"rule IN ({database.places(rules)})"
+    blocked = f"UPDATE {table} SET blocked_on = '' WHERE {of_rules} AND blocked_on <> ''"
     first = listed[:1000]
     or_freed = f" OR blocked_on IN ({database.places(first)})" if first else ""
     database.run(using, f"{blocked} AND (blocked_until <= %s{or_freed})", [*rules, until, *first])
@@ -98,17 +98,10 @@ def discover(using: str, rule: str, now: int, places: dict[str, list[Any]]) -> b
         _add(using, rule, dict.fromkeys(found, now))
         places.pop(rule, None)
         return True
-    began = (
-        now if begins else int(place[2])
-    )  # since when those found now may have waited for it to come to them
-    _add(
-        using,
-        rule,
-        {
-            **dict.fromkeys(_sent_lately(using, rule, now, place), now),
-            **dict.fromkeys(found, began),
-        },
-    )
+    # Since when those found now may have waited for it to come to them.
+    began = now if begins else int(place[2])
+    lately = dict.fromkeys(_sent_lately(using, rule, now, place), now)
+    _add(using, rule, {**lately, **dict.fromkeys(found, began)})
     last = found[-1] if len(found) == STEPS else (ready_calls.TOP, "")
     places[rule] = [*last, began, *_sent_until(using, now, place)]
     return False
@@ -122,8 +115,8 @@ def has_wrapped(rule: str, places: Mapping[str, Sequence[Any]]) -> bool:
 def free(using: str, rule: str, count: int) -> list[Turn]:
     """The next `count` turns of keys that may go, for all that is known."""
     sql = (
-        f"SELECT id, priority, {quoted(using, 'key')} FROM {_table(using)} WHERE rule = %s AND blocked_on = '' "
-        f"ORDER BY priority DESC, served, id LIMIT {int(count)}"
+        f"SELECT id, priority, {quoted(using, 'key')} FROM {_table(using)} "
+        f"WHERE rule = %s AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {int(count)}"
     )
     return [Turn(*row) for row in rows(using, sql, [rule])]
 

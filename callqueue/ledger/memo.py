@@ -1,0 +1,54 @@
+"""What passes remember of a group of rules, as the row of its first rule keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Memo:
+    """What passes remember of a group of rules.
+
+    It is believed only while every row of the group has had as many passes since as `version` says,
+    and names this group as the last that had one: whoever else released from one of the rules, or
+    told its tallies anything, in whatever group, has made it void.
+
+    `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
+    their `Kept` says. `places`: by rule, where the look for keys stopped. `was`: what the clock
+    showed before it jumped, so that what was due then still is. `agreement`: that by which keys
+    were last found to be blocked.
+    """
+
+    levels: dict[str, list[Any]] = field(default_factory=dict)
+    tallies: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, list[Any]] = field(default_factory=dict)
+    was: int = 0
+    agreement: str = ""
+
+    @classmethod
+    def load(cls, group: Sequence[str], kept: Mapping[str, tuple[int, Mapping[str, Any]]]) -> Memo:
+        """From the group's rows: by rule how many passes there were, and the memo."""
+        stored = kept[min(group)][1] if min(group) in kept else {}
+        was = int(stored.get("was", 0))
+        version, last = {rule: passes for rule, (passes, _) in kept.items()}, sorted(group)
+        if (
+            stored.get("version") != version
+            or sorted(kept) != last
+            or any(memo.get("group") != last for _, memo in kept.values())
+        ):
+            return cls(was=was)
+        return cls(
+            dict(stored["levels"]),
+            dict(stored["tallies"]),
+            dict(stored["places"]),
+            was,
+            stored.get("agreement", ""),
+        )
+
+    def dump(self, version: Mapping[str, int]) -> dict[str, Any]:
+        """As JSON for the first row, once the rows have had so many passes; the others name the
+        group.
+        """
+        return {"version": dict(version), "group": sorted(version), **vars(self)}

@@ -1,0 +1,159 @@
+"""The statements of tallies: what attempts of a budget charge, by the value of its `per`. Reads the
+attempts; the tallies themselves are kept by window_tallies and bucket_tallies. Instants are
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from callqueue import database, states, tables
+from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
+from callqueue.limits.budgets import Budget, Former, cost_of
+
+SLOTS = 240  # parts of a bucket's window that a recount tells apart
+
+
+def left(
+    using: str, budget: Budget, begin: int, end: int, ahead: int
+) -> list[tuple[str, int, int]]:
+    """What ended in (begin, ahead]: (value, ended, cost); what ended by `end` summed up, at its
+    latest end.
+    """
+    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+    sql = (
+        f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
+        f"WHERE rule IN ({places(budget.rules)}) "
+        "AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
+        f"GROUP BY {column}, CASE WHEN finished_at > %s THEN finished_at END"
+    )
+    since, by, told_apart = _parameters(using, begin, ahead, end)
+    params = [*of_cost, *budget.rules, since, by, states.VOIDED, told_apart]
+    return [
+        (value, instant_us(ended), int(spent or 0))
+        for value, ended, spent in _by_value(using, budget, sql, params)
+    ]
+
+
+def charged(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
+    """What is open or ended after the horizon: (value, cost).
+
+    What is to be corrected still costs what it was charged, since the correction comes after; ended
+    before, the difference.
+    """
+    (cost, of_cost), unit = _cost_sql(using, budget), budget.limit.unit
+    of_corrected = ", ".join(
+        f"CASE WHEN correction_pending THEN {part} END"
+        for part in ("cost", "outcome", "finished_at")
+    )
+    sql = (
+        f"SELECT {_column(using, budget)}, charged, {of_corrected}, COUNT(*), SUM({cost}) "
+        f"FROM {attempts_table(using)} WHERE rule IN ({places(budget.rules)}) "
+        "AND (finished_at IS NULL OR finished_at > %s OR correction_pending) "
+        "AND (outcome <> %s OR correction_pending) GROUP BY 1, 2, 3, 4, 5"
+    )
+    params = [*of_cost, *budget.rules, *_parameters(using, horizon), states.VOIDED]
+    for value, before, after, outcome, ended, count, total in _by_value(using, budget, sql, params):
+        used = int(total or 0)
+        if ended is not None:
+            used = cost_of(database.loaded(before), unit) * int(count)
+            if outcome != states.VOIDED and instant_us(ended) <= horizon:
+                used -= cost_of(database.loaded(after), unit) * int(count)
+        yield value, used
+
+
+def charged_by_former(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
+    """What former rules' attempts cost that are open or ended after the horizon: (value, cost)."""
+    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+    where, of_former = _of_former(using, budget)
+    sql = (
+        f"SELECT {column}, SUM({cost}) FROM {attempts_table(using)} "
+        f"WHERE ({' OR '.join(where)}) "
+        f"AND (finished_at IS NULL OR finished_at > %s) AND outcome <> %s GROUP BY {column}"
+    )
+    params = [*of_cost, *of_former, *_parameters(using, horizon), states.VOIDED]
+    for value, spent in _by_value(using, budget, sql, params):
+        yield value, int(spent or 0)
+
+
+def by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
+    """What ended in (begin, end], summed up by slots of the window at each one's latest end, oldest
+    first: (value, ended, cost).
+    """
+    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+    width = max(1, budget.limit.window_us // SLOTS)
+    where, of_former = _of_former(using, budget)
+    of_rules = " OR ".join([f"rule IN ({places(budget.rules)})", *where])
+    sql = (
+        f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
+        f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
+        f"GROUP BY {column}, {database.slot_sql(using, 'finished_at', begin, width)} ORDER BY 2"
+    )
+    instants = _parameters(using, begin, end)
+    params = [*of_cost, *budget.rules, *of_former, *instants, states.VOIDED]
+    for value, ended, spent in _by_value(using, budget, sql, params):
+        yield value, instant_us(ended), int(spent or 0)
+
+
+def first_end(using: str, budget: Budget, after: int) -> int | None:
+    """The first end of an attempt after this instant."""
+    one = (
+        f"SELECT MIN(finished_at) FROM {attempts_table(using)} "
+        "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
+    )
+    params = [
+        parameter
+        for rule in budget.rules
+        for parameter in (rule, *_parameters(using, after), states.VOIDED)
+    ]
+    found = rows(using, " UNION ALL ".join([one] * len(budget.rules)), params)
+    return min((instant_us(ended) for (ended,) in found if ended is not None), default=None)
+
+
+def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
+    """The condition of attempts that a former rule released while it was charged, and its
+    parameters.
+    """
+    rule, until = former
+    if until is None:
+        return "(rule = %s)", [rule]
+    return "(rule = %s AND released_at <= %s)", [rule, *_parameters(using, until)]
+
+
+def attempts_table(using: str) -> str:
+    """The quoted name of the attempts' table."""
+    return quoted(using, tables.CallAttempt._meta.db_table)
+
+
+def _of_former(using: str, budget: Budget) -> tuple[list[str], list[Any]]:
+    """The conditions of the budget's former rules, and their parameters."""
+    found = [former_sql(using, former) for former in budget.former]
+    return [where for where, _ in found], [one for _, params in found for one in params]
+
+
+def _by_value(
+    using: str, budget: Budget, sql: str, params: Sequence[Any]
+) -> Iterable[tuple[Any, ...]]:
+    """The rows, with the budget's value in the place of `_column`, their first."""
+    for told, *rest in rows(using, sql, params):
+        is_queue = budget.limit.is_per_queue
+        yield budget.value_of("" if is_queue else told, told if is_queue else ""), *rest
+
+
+def _column(using: str, budget: Budget) -> str:
+    """The column that tells the budget's values apart."""
+    if budget.limit.is_per_rule:
+        return "rule"
+    return "queue" if budget.limit.is_per_queue else quoted(using, "key")
+
+
+def _cost_sql(using: str, budget: Budget) -> tuple[str, list[Any]]:
+    """What an attempt costs in the budget's unit, and the parameters of that."""
+    if budget.limit.unit == "calls":
+        return "calls", []
+    return database.json_number_sql(using, "cost", budget.limit.unit)
+
+
+def _parameters(using: str, *instants: int) -> list[Any]:
+    return [as_parameter(using, from_us(instant)) for instant in instants]

@@ -1,0 +1,269 @@
+"""What every kind of limit is: the arithmetic that says when a call may go.
+
+In: the charges on one budget (open ones, and the instants from which answered ones age). Out: the
+earliest instant at which a further cost fits. Instants are whole microseconds since the epoch, on
+the database's clock. Pure: no clock, no database; `now` is an argument. docs/explanation/ledger.md
+gives the argument for why this never exceeds a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from django.core.exceptions import ImproperlyConfigured
+
+from callqueue.limits.kinds.fields import SECOND, parse_rate
+from callqueue.limits.kinds.lanes import Lane
+
+SHOWN, PARTS = 3, 20  # windows that a plot shows, and slots of each
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The charges on one budget: `open` is the cost of unanswered attempts, `aged` the (instant,
+    cost) of answered ones.
+
+    `aged` is sorted by instant. For a token bucket, `since` is the instant from which `aged` is
+    complete, and `level` what the bucket held then, in tokens times the period (0: assume it was
+    empty, the safe guess).
+    """
+
+    open: int = 0
+    aged: Sequence[tuple[int, int]] = ()
+    since: int = 0
+    level: int = 0
+
+
+class Meter:
+    """One budget while a pass plans releases: says when a cost fits, and takes it.
+
+    What it takes is open: it ages only once it is answered. So room never shrinks with time, only
+    with `take`, and a call that must pass several meters goes at the latest of their instants.
+    """
+
+    used: int
+    free: int
+
+    def free_at(self, cost: int) -> int | None:
+        """The earliest instant, not before now, at which `cost` fits; None: not before an
+        unanswered attempt ends.
+        """
+        raise NotImplementedError
+
+    def known_at(self, cost: int) -> int | None:
+        """As `free_at`, but None too where that gives no more than the earliest instant to ask
+        again.
+        """
+        return self.free_at(cost)
+
+    def take(self, cost: int) -> None:
+        """Charge `cost`, released now or at any later instant that `free_at` gave."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What every limit has. `per`: "rule", "queue", "key", or the name of one of the call's
+    keys.
+    """
+
+    per: str = field(default="rule", kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
+    unit: str = field(default="calls", kw_only=True)
+    strict: bool = field(default=False, kw_only=True)
+    jitter: float = field(default=0.05, kw_only=True)
+
+    # Whether it counts what is in flight, from release to answer, and nothing that is answered.
+    counts_in_flight: ClassVar[bool] = False
+    # Whether its windows begin by the calendar, so that all that one holds leaves at once.
+    is_calendar: ClassVar[bool] = False
+    # Whether what has aged is summed up in a level, from which a later pass may go on.
+    keeps_level: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        for name in ("per", "unit"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ImproperlyConfigured(f"{where}.{name}: {value!r} is not a name")
+        if self.name is not None and (not isinstance(self.name, str) or not self.name):
+            raise ImproperlyConfigured(f"{where}.name: {self.name!r} is not a name")
+        if not isinstance(self.strict, bool):
+            raise ImproperlyConfigured(f"{where}.strict: {self.strict!r} is not True or False")
+        if (
+            isinstance(self.jitter, bool)
+            or not isinstance(self.jitter, int | float)
+            or not 0 <= self.jitter <= 60
+        ):
+            raise ImproperlyConfigured(
+                f"{where}.jitter: {self.jitter!r} is not a number of seconds from 0 to 60"
+            )
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it is per key, or per one of the call's keys."""
+        return not (self.is_per_rule or self.is_per_queue)
+
+    @property
+    def is_per_rule(self) -> bool:
+        """Whether all calls of its rules count together."""
+        return self.per == "rule"
+
+    @property
+    def is_per_queue(self) -> bool:
+        """Whether each queue counts by itself."""
+        return self.per == "queue"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is per rule and in calls: what is free of it is how many calls may go."""
+        return self.is_per_rule and self.unit == "calls"
+
+    @property
+    def jitter_us(self) -> int:
+        """The jitter in microseconds."""
+        return round(self.jitter * SECOND)
+
+    @property
+    def capacity(self) -> int:
+        """The largest cost that this limit could ever admit at once."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """How the limit is called where people read it: its name, or its kind, rate and scope."""
+        return self.name or f"{type(self).__name__} {self.rate_text}" + (
+            f" per {self.per}" if self.per != "rule" else ""
+        )
+
+    @property
+    def rate_text(self) -> str:
+        """The rate as it was written."""
+        raise NotImplementedError
+
+    @property
+    def window_us(self) -> int:
+        """For how long an answered attempt may matter, in microseconds."""
+        raise NotImplementedError
+
+    @property
+    def period_us(self) -> int:
+        """Microseconds of the period that its rate names."""
+        return self.window_us
+
+    def horizon(self, now: int) -> int:
+        """The instant before which nothing that ended matters at `now`."""
+        return now - self.window_us
+
+    def aged_from(self, sent_at: int | None, finished_at: int) -> int:
+        """The latest instant at which the provider can have counted an answered attempt.
+
+        Never later than its answer; `jitter` after its last byte left, unless the limit is strict
+        or nothing was stamped.
+        """
+        if self.strict or sent_at is None:
+            return finished_at
+        return min(finished_at, sent_at + self.jitter_us)
+
+    def meter(self, usage: Usage, now: int) -> Meter:
+        """A meter of this limit over `usage`."""
+        raise NotImplementedError
+
+    def level(self, usage: Usage, until: int) -> int:
+        """What is left of it at `until`, open charges apart, in its own measure: see `Usage.level`.
+
+        Only of a limit that `keeps_level`.
+        """
+        raise NotImplementedError
+
+    def with_rate(self, rate: str) -> Self:
+        """This limit with another rate: what an operator's override makes."""
+        raise NotImplementedError
+
+    def times(self, count: int) -> Self:
+        """A limit that allows what so many of this one allow together."""
+        raise NotImplementedError
+
+    # --- how a backlog goes through it; no release goes by this
+
+    def lane(self, cost: int, values: int) -> Lane:
+        """It over a simulated run of calls of this cost, spread over so many values of its
+        `per`.
+        """
+        return Lane(self, cost, values)
+
+    def seconds_until_gone(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> float | None:
+        """Seconds until a backlog that charges `amount` has passed; None where that hangs on
+        unknown latencies. An estimate: a simulation follows each call instead, and takes its time.
+
+        `meter` is the limit's at `now` (microseconds); `latency` is what a call takes, in seconds,
+        0 where it is not known.
+        """
+        return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
+
+    def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
+        """Seconds until more than is free has passed. Here every period room opens in the same
+        order: what is free now first, then each as its charge leaves.
+        """
+        period = (self.window_us + self.jitter_us) / SECOND
+        full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
+        first = meter.free_at(last + 1)
+        return full * period + (period + latency if first is None else (first - now) / SECOND)
+
+    # --- how its use is plotted
+
+    @property
+    def slot_us(self) -> int:
+        """How long a slot of time is of which a plot shows the use, in microseconds."""
+        return max(1, self.window_us // PARTS)
+
+    def plotted_from(self, now: int, slot: int) -> int:
+        """When the first slot of that length begins that is to be counted for a plot: those of the
+        windows shown, and of the window before, which they hold.
+        """
+        return (now // slot - (SHOWN + 1) * PARTS + 1) * slot
+
+    def levels(
+        self, starts: Sequence[int], counts: Sequence[int | None], values: int = 1
+    ) -> list[int | None]:
+        """The use at the end of each slot that is shown, from what was sent in each; None where
+        that is not known. `values`: of so many values of its `per` together.
+        """
+        windows = (counts[i - PARTS + 1 : i + 1] for i in range(PARTS, len(counts)))
+        return [None if None in held else sum(filter(None, held)) for held in windows]
+
+
+@dataclass(frozen=True)
+class RateLimit(Limit):
+    rate: str
+    n: int = field(init=False, repr=False, compare=False, default=0)
+    period_us: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        n, period = parse_rate(self.rate, f"{type(self).__name__}.rate")
+        object.__setattr__(self, "n", n)
+        object.__setattr__(self, "period_us", period)
+
+    @property
+    def capacity(self) -> int:
+        return self.n
+
+    @property
+    def rate_text(self) -> str:
+        return self.rate
+
+    @property
+    def window_us(self) -> int:
+        return self.period_us
+
+    def with_rate(self, rate: str) -> Self:
+        return replace(self, rate=rate)
+
+    def times(self, count: int) -> Self:
+        return replace(self, rate=f"{self.n * count}/{self.rate.partition('/')[2]}")

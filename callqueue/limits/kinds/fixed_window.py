@@ -1,0 +1,168 @@
+"""The fixed window: at most n in each window of the calendar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar
+from zoneinfo import ZoneInfo
+
+from django.core.exceptions import ImproperlyConfigured
+
+from callqueue.limits.kinds.base import SHOWN, Meter, RateLimit, Usage
+from callqueue.limits.kinds.fields import DAY, PERIODS, SECOND, with_known_fields
+from callqueue.limits.kinds.lanes import Lane
+
+HOURS = 24  # slots of a plotted window: those of a day are hours, on days of 23 and 25 hours too
+# windows of a backlog that are looked up one by one; the rest are taken to be as long as the mean
+WINDOWS = 400
+
+
+@with_known_fields
+@dataclass(frozen=True)
+class FixedWindow(RateLimit):
+    """At most n in each calendar window: windows of days begin at local midnight in `timezone`,
+    weeks on Monday.
+
+    Windows shorter than a day are counted from local midnight. Days of 23 and 25 hours are what the
+    calendar says.
+    """
+
+    timezone: str = "UTC"
+
+    is_calendar: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            ZoneInfo(self.timezone)
+        except (TypeError, ValueError, OSError, KeyError):
+            raise ImproperlyConfigured(
+                f"FixedWindow.timezone: {self.timezone!r} is not a time zone's name"
+            ) from None
+
+    @property
+    def window_us(self) -> int:
+        # A local day may be 25 hours long, and at both of its edges a window counts `jitter` more
+        # than itself.
+        return self.period_us + 2 * PERIODS["h"] + 2 * self.jitter_us
+
+    def window(self, instant: int) -> tuple[int, int]:
+        """The calendar window that contains `instant`: its first instant, and the first after
+        it.
+        """
+        zone = ZoneInfo(self.timezone)
+        day = datetime.fromtimestamp(instant // SECOND, zone).date()
+        if self.period_us % DAY == 0:
+            days = self.period_us // DAY
+            first = (day.toordinal() - 1) // days * days + 1
+            return _midnight(first, zone), _midnight(first + days, zone)
+        midnight = _midnight(day.toordinal(), zone)
+        start = midnight + (instant - midnight) // self.period_us * self.period_us
+        return start, min(start + self.period_us, _midnight(day.toordinal() + 1, zone))
+
+    def horizon(self, now: int) -> int:
+        return self.window(now - self.jitter_us)[0] - self.jitter_us
+
+    def meter(self, usage: Usage, now: int) -> Meter:
+        return _CalendarMeter(self, usage, now)
+
+    def lane(self, cost: int, values: int) -> Lane:
+        return _CalendarLane(self, cost, values)
+
+    def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
+        """Until the beginning of the window in which the last of it fits."""
+        wanted = math.ceil((amount - meter.free) / self.n)
+        first = instant = self.window(now)[1]
+        counted = min(wanted, WINDOWS)
+        for _ in range(counted - 1):
+            instant = self.window(instant)[1]
+        each = (instant - first) / (counted - 1) if counted > 1 else 0
+        return float((instant - now + (wanted - counted) * each) / SECOND + self.jitter)
+
+    @property
+    def slot_us(self) -> int:
+        return max(1, self.period_us // HOURS)
+
+    def plotted_from(self, now: int, slot: int) -> int:
+        begin = self.window(now)[0]
+        for _ in range(SHOWN - 1):
+            begin = self.window(begin - 1)[0]
+        return begin
+
+    def levels(
+        self, starts: Sequence[int], counts: Sequence[int | None], values: int = 1
+    ) -> list[int | None]:
+        """What each window has taken since it began."""
+        levels: list[int | None] = []
+        level: int | None = 0
+        window = self.window(starts[0])
+        for start, count in zip(starts, counts, strict=True):
+            if start >= window[1]:
+                window, level = self.window(start), 0
+            level = None if level is None or count is None else level + count
+            levels.append(level)
+        return levels
+
+
+class _CalendarMeter(Meter):
+    """Fixed window. A call within `jitter` of an edge counts on both sides of it: the provider's
+    clock may be that far off.
+    """
+
+    def __init__(self, limit: FixedWindow, usage: Usage, now: int) -> None:
+        self._n, self._now, self._open = limit.n, now, usage.open
+        self._jitter = limit.jitter_us
+        start, end = limit.window(now - self._jitter)
+        self._changes = [(now, start), (end + self._jitter, end)]
+        after = limit.window(end)[1]
+        self._changes.append((after + self._jitter, after))
+        self._counts = [
+            sum(cost for at, cost in usage.aged if at >= first - self._jitter)
+            for _, first in self._changes
+        ]
+
+    @property
+    def used(self) -> int:  # type: ignore[override]
+        return self._open + self._counts[0]
+
+    @property
+    def free(self) -> int:  # type: ignore[override]
+        return max(0, self._n - self.used)
+
+    def free_at(self, cost: int) -> int | None:
+        for (instant, _), count in zip(self._changes, self._counts, strict=True):
+            if self._open + count + cost <= self._n:
+                return instant
+        return None
+
+    def take(self, cost: int) -> None:
+        self._open += cost
+
+
+class _CalendarLane(Lane):
+    """A charge leaves with the window of its instant."""
+
+    limit: FixedWindow
+
+    def __init__(self, limit: FixedWindow, cost: int, values: int) -> None:
+        super().__init__(limit, cost, values)
+        self._window = (0, 0)
+
+    def leaves(self, instant: int) -> int:
+        if not self._window[0] <= instant + self.jitter < self._window[1]:
+            self._window = self.limit.window(instant + self.jitter)
+        return self._window[1] + self.jitter
+
+
+def _midnight(ordinal: int, zone: ZoneInfo) -> int:
+    """The first instant of a local day, which need not be 00:00 where the clock is put forward at
+    midnight.
+    """
+    day = datetime.fromordinal(ordinal).replace(tzinfo=zone)
+    instant = day.astimezone(UTC)
+    while instant.astimezone(zone).date() < day.date():
+        instant += timedelta(minutes=15)
+    return int(instant.timestamp()) * SECOND

@@ -1,0 +1,41 @@
+"""A limit of a new kind is kept, shown, plotted and audited like any other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from callqueue import Rule
+from callqueue.limits import kinds
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import audit, status_report, usage_history
+from callqueue.operations.usage_history import Scope
+from tests.support.behaviour import release, send
+from tests.support.new_kind import Spaced
+
+Rules = Callable[..., None]
+
+
+@pytest.mark.parametrize(("per", "most"), [("rule", 1), ("queue", 2), ("key", 1)])
+def test_a_new_kind_goes_through_everything(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch, per: str, most: int
+) -> None:
+    monkeypatch.setitem(kinds.KINDS, "Spaced", Spaced)  # type: ignore[arg-type]
+    rules(r=Rule(limits=[Spaced("4/h", per=per)], queues=["a", "b"]))
+    for _ in range(5):
+        send("r", key="k")
+    assert (len(release()), len(release())) == (most, 0)
+    assert CallAttempt.objects.open().count() == most
+    (rule,) = status_report.look("default", keys=3, only="r")
+    (limit,) = rule.limits
+    assert (limit.kind, limit.used, limit.free) == ("Spaced", most, 0)
+    assert rule.drain_s
+    assert not CallQueue.objects.under_threshold("r", "k")
+    scope = Scope(limit.budget, limit.value, limit.capacity, limit.used)
+    (use,) = usage_history.look("default", [scope], until=time.monotonic() + 60)
+    assert use.levels[-1] == most
+    assert not audit.audit("default", since=timedelta(hours=1)).exceeded
+    assert CallQueue.objects.waiting()[0].forecast().reason
