@@ -1,4 +1,4 @@
-"""The Django app: registers the system checks."""
+"""The Django app: registers the system checks, and the tasks, which are sent by their names."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class CallQueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from callqueue import checks  # noqa: F401
+        from callqueue import checks, tasks  # noqa: F401

@@ -2,7 +2,7 @@ from django.db import migrations
 
 
 def let_calls_wake(apps, schema_editor):
-    """On PostgreSQL only: see callqueue/wakeup.py."""
+    """On PostgreSQL only: see callqueue/dispatch/listener.py."""
     from callqueue.database import let_calls_wake
 
     let_calls_wake(schema_editor)

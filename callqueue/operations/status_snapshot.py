@@ -53,9 +53,7 @@ class Snapshot:
     def _read_account(self, group: tuple[str, ...]) -> LedgerView:
         remembered = {rule: self.memos[rule] for rule in group if rule in self.memos}
         memo = ledger.Memo.load(group, remembered)
-        account = ledger_view.look(
-            self.using, self.book, group, self.now, memo, sums=self.sums
-        )
+        account = ledger_view.look(self.using, self.book, group, self.now, memo, sums=self.sums)
         counted = [self.next_keys.get(name, Counter()) for name in group]
         most = max(self.keys, KEYS)
         account.read_keys([key for keys in counted for key, _ in keys.most_common(most)])
