@@ -67,7 +67,7 @@ def _tell(pk: int, status: int, rule: str, why: str) -> None:
     name = conf.NAMES_OF_STATUS[status]
     if status in (states.FAILED, states.UNKNOWN):
         told = "call_failed" if status == states.FAILED else "call_unknown"
-        events.tell(told, call_id=pk, status=name, rule=rule, reason=why)
+        events.emit(told, call_id=pk, status=name, rule=rule, reason=why)
     events.notify(events.call_finished, call_id=pk, status=name)
 
 
@@ -98,7 +98,7 @@ def _sent(due: Sequence[tuple[int, str | None, int]]) -> list[int]:
         try:
             broker.send_by_name(current_app, str(task), (pk, conf.NAMES_OF_STATUS[status]))
         except BaseException as error:
-            events.tell("broker_away", during="callback", error=type(error).__name__)
+            events.emit("broker_away", during="callback", error=type(error).__name__)
             if broker.is_its_own(current_app, str(task)):
                 continue
             break

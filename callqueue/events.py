@@ -1,4 +1,4 @@
-"""What happens, told: each event's name, its one log line and, where others may listen, its signal.
+"""What happens: each event's name, its one log line and, where others may listen, its signal.
 
 Takes names, ids and reasons; never a secret, a payload or a response body.
 """
@@ -20,7 +20,7 @@ rule_held = Signal()  # rule, per, value, until, reason
 limit_exceeded = Signal()  # limit, rule, highest, allowed
 backlog_aged = Signal()  # rule, oldest_due_s
 
-_SIGNALS: dict[str, tuple[int, Signal | None]] = {
+_EVENTS: dict[str, tuple[int, Signal | None]] = {
     "call_done": (logging.DEBUG, None),
     "call_failed": (logging.WARNING, call_failed),
     "call_unknown": (logging.ERROR, call_unknown),
@@ -56,11 +56,11 @@ _SIGNALS: dict[str, tuple[int, Signal | None]] = {
 }
 
 
-def tell(event: str, **facts: Any) -> None:
+def emit(event: str, **facts: Any) -> None:
     """Log the event as one line of ``name key=value ...`` and send its signal. A listener that
     fails is logged, no more.
     """
-    level, signal = _SIGNALS[event]
+    level, signal = _EVENTS[event]
     if logger.isEnabledFor(level):
         line = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
         logger.log(level, "%s %s", event, line, extra={"event": event, "facts": facts})
@@ -82,7 +82,7 @@ def notify(signal: Signal, **facts: Any) -> None:
         except BaseException as error:  # SystemExit and its like, which Django lets through
             raised = error
         if isinstance(raised, BaseException):
-            tell("listener_failed", receiver=_name(listener[1]), error=type(raised).__name__)
+            emit("listener_failed", receiver=_name(listener[1]), error=type(raised).__name__)
 
 
 def _name(receiver: Any) -> str:

@@ -55,7 +55,7 @@ def traced(make: Make) -> Make:
                 _describe(trace, span, made[0])
         except BaseException as error:
             # of the tracer or what it reports to: an answer in hand is worth more
-            events.tell("listener_failed", receiver="opentelemetry", error=type(error).__name__)
+            events.emit("listener_failed", receiver="opentelemetry", error=type(error).__name__)
         return made[0] if made else make(job)
 
     return make_traced

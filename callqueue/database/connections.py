@@ -57,7 +57,7 @@ def persist(using: str, work: Callable[[], T], *, during: str, seconds: float = 
             if not may_pass(error) or in_transaction(using) or time.monotonic() + pause >= end:
                 raise
             if pause == PAUSES[0]:
-                events.tell("database_away", during=during, error=type(error).__name__)
+                events.emit("database_away", during=during, error=type(error).__name__)
         connections[using].close()
         time.sleep(pause)
         pause = min(PAUSES[1], max(PAUSES[0], 2 * pause))

@@ -162,7 +162,7 @@ class Dispenser:
 
     def _publish(self, group: RuleGroup, done: Pass) -> None:
         rules = ",".join(group.rules)
-        events.tell("calls_released", rules=rules, attempts=len(done.released))
+        events.emit("calls_released", rules=rules, attempts=len(done.released))
         if not self.publish(self.using, publisher.pack(done.released)):
             self._emit_once_a_minute("broker_away", rules=rules)
             group.put_off(time.monotonic() + AWAY)
@@ -257,7 +257,7 @@ class Dispenser:
         now = time.monotonic()
         if now - self._emitted.get(event, -60.0) >= 60.0:
             self._emitted[event] = now
-            events.tell(event, **facts)
+            events.emit(event, **facts)
 
 
 @lru_cache

@@ -64,7 +64,7 @@ def publish(using: str, batch: Sequence[Message]) -> bool:
                 task, (ids,), _options(using), queue=queue, lasts=conf.current().release_lease
             )
         except Exception as error:
-            events.tell(
+            events.emit(
                 "publish_failed",
                 queue=queue,
                 messages=len(batch) - position,
@@ -89,7 +89,7 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
             }
             current_app.tasks[RECOVER].apply_async((), _options(using), queue=queue or None, **how)
         except Exception as error:
-            events.tell("broker_away", during="reconcile", error=type(error).__name__)
+            events.emit("broker_away", during="reconcile", error=type(error).__name__)
             return
 
 

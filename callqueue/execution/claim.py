@@ -81,7 +81,7 @@ def _refuse(using: str, attempt_ids: Sequence[int], count: int) -> None:
     """Give back what of these is still to be begun, and say how many were not begun here."""
     give_back(using, attempt_ids)
     why = "already begun, voided or out of date"
-    events.tell("attempt_refused", attempts=count, reason=why)
+    events.emit("attempt_refused", attempts=count, reason=why)
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:

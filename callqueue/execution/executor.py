@@ -149,9 +149,9 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
         # A test's: what broke it stays broken, and its connection is not ours to close.
         raise error
     if clocks.monotonic() + pause >= max(result.job.lease_ends for result in ended):
-        events.tell("database_away", during="record", error=why, calls=len(ended))
+        events.emit("database_away", during="record", error=why, calls=len(ended))
         raise error
-    events.tell("record_delayed", calls=len(ended), error=why)
+    events.emit("record_delayed", calls=len(ended), error=why)
     connections[using].close()
     time.sleep(pause)
 
@@ -166,7 +166,7 @@ def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None
     else:  # its lease decides
         job, why = ended[0].job, type(error).__name__
         facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
-        events.tell("record_failed", **facts, error=why)
+        events.emit("record_failed", **facts, error=why)
 
 
 def _shared_out(

@@ -199,5 +199,5 @@ def _settled(job: Job, response: Any) -> Any:
         return None if cost is None else check_cost(cost)
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"
-        events.tell("attempt_failed", call_id=job.pk, reason=why)
+        events.emit("attempt_failed", call_id=job.pk, reason=why)
         return None

@@ -77,13 +77,13 @@ def record(using: str, results: Sequence[Result]) -> int:
     kept = _written(using, results)
     if len(kept) < len(results):
         count, why = len(results) - len(kept), "the lease had ended before the record"
-        events.tell("attempt_refused", attempts=count, reason=why)
+        events.emit("attempt_refused", attempts=count, reason=why)
     try:
         _tell(using, kept)
     except (DatabaseError, InterfaceError) as error:
         # The ends are recorded: what is still owed of them is for a dispenser.
         why = type(error).__name__
-        events.tell("database_away", during="announce", error=why, calls=len(kept))
+        events.emit("database_away", during="announce", error=why, calls=len(kept))
     return len(kept)
 
 
@@ -212,11 +212,11 @@ def _tell(using: str, results: Sequence[Result]) -> None:
         job, status = result.job, result.status
         facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
         if status == states.DONE:
-            events.tell("call_done", **facts)
+            events.emit("call_done", **facts)
         if status in states.FINAL:
             ended.setdefault(status, []).append(job.pk)
         else:
-            events.tell("attempt_failed", **facts, reason=result.error)
+            events.emit("attempt_failed", **facts, reason=result.error)
     for status, ids in ended.items():
         if callbacks.has_listeners(status) or any(one.job.callback for one in results):
             callbacks.announce(using, ids, status)

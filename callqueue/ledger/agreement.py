@@ -272,13 +272,13 @@ def _tell(using: str, before: Agreement, after: Agreement) -> None:
     if before.digests == after.digests or not (before.differ or after.differ):
         return
     if not after.differ:
-        events.tell(
+        events.emit(
             "settings_agree",
             dispensers=", ".join(name for name, _, _ in agreement_rows.signs(using)),
         )
         return
     found = disagreements(using, after.digests)
     dispensers = sorted({name for one in found for who in one.said.values() for name in who})
-    events.tell(
+    events.emit(
         "settings_differ", limits="; ".join(map(str, found)), dispensers=", ".join(dispensers)
     )

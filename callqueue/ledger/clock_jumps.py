@@ -151,7 +151,7 @@ class Watch:
                     passes=F("passes") + 1, served=F("served") + jump.by, memo=memo
                 )
         if jump.by:
-            events.tell("clock_jumped", seconds=jump.by / 1_000_000, attempts=count)
+            events.emit("clock_jumped", seconds=jump.by / 1_000_000, attempts=count)
         return replace(reading, moved=reading.moved + jump.by), is_early
 
     def _unfollowed(self, last: Reading, reading: Reading, is_undone: bool) -> tuple[bool, Jump]:

@@ -122,7 +122,7 @@ def lay(
     if laid:
         told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
         for rule in rules:
-            events.tell(told, rule=rule, per=per, value=value, until=until, reason=reason)
+            events.emit(told, rule=rule, per=per, value=value, until=until, reason=reason)
     return laid
 
 
@@ -166,5 +166,5 @@ def lift(
     stored.delete()
     key_turns.wake_all(using, [rule])
     if count:
-        events.tell("rule_resumed", rule=rule, holds=count)
+        events.emit("rule_resumed", rule=rule, holds=count)
     return count

@@ -36,7 +36,7 @@ class Backlogs:
                 self._told.pop(name, None)
             elif time.monotonic() - self._told.get(name, -AGAIN) >= AGAIN:
                 self._told[name] = time.monotonic()
-                events.tell("backlog_aged", rule=name, oldest_due_s=round(age, 1))
+                events.emit("backlog_aged", rule=name, oldest_due_s=round(age, 1))
 
 
 def oldest_due(using: str, rule: str) -> float | None:

@@ -41,7 +41,7 @@ def observe(using: str, results: Sequence[Result]) -> None:
             _settle(using, name, may_trip=may_trip)
         except (DatabaseError, InterfaceError) as error:
             # The ends are recorded; the next one looks again.
-            events.tell("database_away", during="breaker", error=type(error).__name__)
+            events.emit("database_away", during="breaker", error=type(error).__name__)
 
 
 def room(using: str, name: str, open_attempts: int) -> int | None:
@@ -102,7 +102,7 @@ def _judge_probe(using: str, name: str, breaker: Breaker, hold: Any, now: dateti
     mine = _stored(using, name).filter(pk=hold.pk, until=hold.until)
     if mine.update(until=now, began_at=now):
         why = "the call that probed it went well"
-        events.tell("rule_resumed", rule=name, holds=1, reason=why)
+        events.emit("rule_resumed", rule=name, holds=1, reason=why)
     return "closed"
 
 

@@ -59,7 +59,7 @@ def clean(
         using, lambda: _prune(using, older_than, batch_size, cleaned, progress), during="cleanup"
     )
     if cleaned.calls or cleaned.attempts:
-        events.tell("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
+        events.emit("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
     if vacuum or vacuum_full:
         _vacuum(using, vacuum_full, progress)
     return cleaned

@@ -116,7 +116,7 @@ def _ask(using: str, call: CallQueue) -> bool:
         return database.persist(using, lambda: _believe(using, call, answer), during="reconcile")
     except BaseException as error:
         why = _clean(call, texts.worded(error))[:300]
-        events.tell("reconcile_failed", call_id=call.pk, rule=call.rule, reason=why)
+        events.emit("reconcile_failed", call_id=call.pk, rule=call.rule, reason=why)
         return False
 
 
@@ -125,7 +125,7 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
     facts = {"call_id": call.pk, "rule": call.rule}
     if answer is None:
         why = "the hook cannot tell yet"
-        events.tell("call_reconciled", **facts, status="unknown", reason=why)
+        events.emit("call_reconciled", **facts, status="unknown", reason=why)
         return False
     status, why = _reading_of(call, answer)
     if isinstance(answer, RetryLater):
@@ -134,7 +134,7 @@ def _believe(using: str, call: CallQueue, answer: Any) -> bool:
         changed = transitions.settle(using, call, status, why if status == states.FAILED else "")
     if changed:
         name = conf.NAMES_OF_STATUS[status]
-        events.tell("call_reconciled", **facts, status=name, reason=why)
+        events.emit("call_reconciled", **facts, status=name, reason=why)
     return changed
 
 

@@ -89,7 +89,7 @@ def _tell_of_lost(using: str, results: list[Result]) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         name = conf.NAMES_OF_STATUS[result.status]
-        events.tell("attempt_lost", call_id=result.job.pk, status=name, reason=SILENT)
+        events.emit("attempt_lost", call_id=result.job.pk, status=name, reason=SILENT)
         if result.status in states.FINAL:
             ended.setdefault(result.status, []).append(result.job.pk)
     for status, ids in ended.items():
@@ -102,7 +102,7 @@ def expire(using: str) -> int:
     first = overdue.order_by("expires_at_dt")[:MOST]
     gone = transitions.end_overdue(using, first, "expires_at_dt", Move.EXPIRE)
     if gone:
-        events.tell("call_expired", calls=len(gone), first=gone[0])
+        events.emit("call_expired", calls=len(gone), first=gone[0])
     return len(gone)
 
 
@@ -196,4 +196,4 @@ def hold_everything(using: str) -> None:
         seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
         until = now + timedelta(seconds=seconds)
         holds.lay(using, [name], "rule", "", until, WENT_BACK, source="operator")
-    events.tell("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)
+    events.emit("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)

@@ -73,7 +73,7 @@ def audit(using: str, *, since: timedelta, tell: bool = True) -> Audit:
     cut = now - since
     result = judge(book, attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
     for found in result.exceeded if tell else ():
-        events.tell(
+        events.emit(
             "limit_exceeded",
             limit=found.name,
             rule=found.rule,

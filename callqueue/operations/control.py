@@ -61,5 +61,5 @@ def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str
     if rate is not None:
         limit = limit.with_rate(rate)
     agreement.set_rate(using, budget_id, rate)
-    events.tell("limit_changed", rule=rule, limit=budget_id, rate=limit.rate_text)
+    events.emit("limit_changed", rule=rule, limit=budget_id, rate=limit.rate_text)
     return limit.rate_text

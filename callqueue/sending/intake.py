@@ -165,7 +165,7 @@ def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None
     if answer is None:
         return request
     if isinstance(answer, Discard):
-        events.tell("call_discarded", method=data["method"], reason=answer.why)
+        events.emit("call_discarded", method=data["method"], reason=answer.why)
         return None
     route = Route(rule=answer) if isinstance(answer, str) else answer
     if not isinstance(route, Route):

@@ -30,7 +30,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
     """
     count = database.again_after_deadlock(using, lambda: _requeued(using, pks, move))
     if count:
-        events.tell("call_requeued", calls=count, first=pks[0])
+        events.emit("call_requeued", calls=count, first=pks[0])
     return count
 
 
@@ -38,7 +38,7 @@ def cancel(using: str, pks: Sequence[int]) -> int:
     """End these calls, those that no worker has begun; the count of them. Announced on commit."""
     gone = database.again_after_deadlock(using, lambda: _cancelled(using, pks))
     if gone:
-        events.tell("call_cancelled", calls=len(gone), first=gone[0])
+        events.emit("call_cancelled", calls=len(gone), first=gone[0])
         transaction.on_commit(
             lambda: callbacks.announce(using, gone, states.CANCELLED), using=using
         )
@@ -49,7 +49,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
     """Void attempts that no worker has begun, and say so; the count of calls."""
     count = void(using, attempt_ids)
     if count:
-        events.tell("attempts_voided", calls=count)
+        events.emit("attempts_voided", calls=count)
     return count
 
 

@@ -55,7 +55,7 @@ def test_send_refuses_them_in_a_key_of_several_names(key: Any) -> None:
 )
 def test_no_value_begins_a_line_in_the_log(event: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    events.tell(
+    events.emit(
         event,
         call_id=1,
         status="failed",

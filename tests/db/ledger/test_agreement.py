@@ -76,9 +76,9 @@ def waiting(rules: Rules) -> Callable[..., None]:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     heard: list[tuple[str, dict[str, Any]]] = []
-    real = events.tell
+    real = events.emit
     monkeypatch.setattr(
-        events, "tell", lambda event, **facts: (heard.append((event, facts)), real(event, **facts))
+        events, "emit", lambda event, **facts: (heard.append((event, facts)), real(event, **facts))
     )
     return heard
 
