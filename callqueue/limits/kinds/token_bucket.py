@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar, Self
 
 from django.core.exceptions import ImproperlyConfigured
@@ -54,10 +56,16 @@ class TokenBucket(RateLimit):
     def level_at(self, usage: Usage, until: int) -> tuple[int, int]:
         """What the bucket holds at `until`, open charges apart, and the instant of that level
         (`until`, or the last leave).
+
+        What leaves in one and the same microsecond is a full bucket at most, or its dearest charge:
+        more than that never left a bucket together, but was moved together by a clock that was set
+        back (`ledger.clock_shift`), and would empty the bucket for longer than it takes to fill.
         """
         cap, level, at = self.burst * self.period_us, usage.level, usage.since
-        for leave, cost in usage.aged:
-            level = min(cap, level + self.n * max(0, leave - at)) - cost * self.period_us
+        for leave, charges in groupby(usage.aged, key=itemgetter(0)):
+            costs = [cost for _, cost in charges]
+            taken = min(sum(costs), max(self.burst, *costs))
+            level = min(cap, level + self.n * max(0, leave - at)) - taken * self.period_us
             at = max(at, leave)
         if until > at:
             level, at = min(cap, level + self.n * (until - at)), until

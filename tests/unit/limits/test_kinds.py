@@ -269,3 +269,14 @@ def test_havana_has_days_without_a_midnight() -> None:
         for d in range(3)
     ]
     assert all(first[1] == second[0] for first, second in pairwise(starts))
+
+
+@pytest.mark.parametrize(("aged", "free"), [([1] * 20, 6), ([20], 0), ([20, 1, 1], 0)])
+def test_a_bucket_is_emptied_once_by_what_a_clock_moved_to_one_instant(
+    aged: list[int], free: int
+) -> None:
+    """A single charge that turned out dearer than the bucket is still owed."""
+    limit, at = TokenBucket("1/s", burst=6), 1_000 * SECOND
+    usage = Usage(0, [(at, cost) for cost in aged], at - limit.window_us, 0)
+    assert limit.meter(usage, at).free == 0
+    assert limit.meter(usage, at + 6 * SECOND).free == free
