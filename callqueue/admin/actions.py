@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from callqueue import database, states
 from callqueue.database.batches import in_batches
 from callqueue.models import CallQueue
+from callqueue.states import Move
 
 # may have been made already: requeueing them is asked about first
 ASKED = (states.UNKNOWN, states.DONE)
@@ -39,7 +40,7 @@ class Acted:
 
 def requeue(user_id: int, calls: QuerySet[CallQueue], *, again: bool = False) -> Acted:
     """Send these calls once more, those that may be; DONE ones only with `again`."""
-    legal = (*states.REQUEUABLE, states.DONE) if again else states.REQUEUABLE
+    legal = (Move.REQUEUE_AGAIN if again else Move.REQUEUE).sources
     return _each_batch(
         user_id, calls, legal, lambda rows: rows.requeue(again=again), _("Requeued"), states.NEW
     )
@@ -47,7 +48,7 @@ def requeue(user_id: int, calls: QuerySet[CallQueue], *, again: bool = False) ->
 
 def cancel(user_id: int, calls: QuerySet[CallQueue]) -> Acted:
     """End these calls, those that no worker has begun."""
-    legal = (*states.CANCELLABLE, states.DISPATCHED)
+    legal = Move.CANCEL.sources
     return _each_batch(
         user_id, calls, legal, lambda rows: rows.cancel(), _("Cancelled"), states.CANCELLED
     )

@@ -21,7 +21,7 @@ from callqueue.operations import formatting
 
 DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's work
 COUNTED = 10_000  # calls of a status that are counted before they are asked about
-LEGAL = (*states.REQUEUABLE, states.DONE)
+LEGAL = states.Move.REQUEUE_AGAIN.sources
 
 
 class CallActions(CallPermissions):

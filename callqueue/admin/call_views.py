@@ -76,8 +76,8 @@ class CallViews(CallPermissions):
 
     def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
         """What the user may do to the call."""
-        requeuable = (*states.REQUEUABLE, states.DONE)
-        cancellable = (*states.CANCELLABLE, states.DISPATCHED)
+        requeuable = states.Move.REQUEUE_AGAIN.sources
+        cancellable = states.Move.CANCEL.sources
         return {
             "original": call,
             "has_view_permission": True,

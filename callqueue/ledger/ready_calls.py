@@ -12,12 +12,13 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from callqueue import database, tables
+from callqueue import database, states, tables
 
 PROMOTED = 2000  # calls that one promotion makes ready at most
 PRIORITIES = 16  # levels of priority that those who only look tell apart
 TOP = 40_000  # higher than any priority
-READY = "ready AND status IN (0, 2) AND rule = %s"
+WAITING = f"status IN ({database.listed(states.WAITING)})"
+READY = f"ready AND {WAITING} AND rule = %s"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
 
 def rules_of_ready(using: str) -> list[str]:
     """The rules that ready calls name, whether the settings know them or not."""
-    where = "ready AND status IN (0, 2)"
+    where = f"ready AND {WAITING}"
     found: list[str] = database.distinct_next(
         using, _table(), "rule", where, [], after="", down=False, count=1000
     )
@@ -165,7 +166,7 @@ def first_of_pairs(
     last = {pair for pair, count in seen.items() if count <= counts[pair]}
     if not place:
         return [], last
-    candidates = _candidates(using, f"status IN (0, 2) AND id IN ({database.listed(place)})", [])
+    candidates = _candidates(using, f"{WAITING} AND id IN ({database.listed(place)})", [])
     return sorted(candidates, key=lambda candidate: place[candidate.id]), last
 
 

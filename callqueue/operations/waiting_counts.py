@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count
 
-from callqueue import database, states, tables
+from callqueue import database, tables
 from callqueue.database import instant_us, quoted, rows
-from callqueue.ledger.ready_calls import READY
+from callqueue.ledger.ready_calls import READY, WAITING
 
 CAP = 10_000  # calls of a rule that are counted one by one; more than that are estimated
 SMALLEST_CAP = 1000  # the cap of one rule where there are many rules
@@ -23,8 +23,6 @@ NEXT = 1000  # calls whose keys are looked at: those that go next; CAP where cou
 OF_KEY = 1000  # calls of a key that are counted one by one
 SAMPLE = 20_000  # rows that the estimate reads
 CHUNK = 200  # SELECTs that one statement joins
-
-WAITING = f"status IN ({', '.join(map(str, states.WAITING))})"
 
 
 class Scheduled(NamedTuple):

@@ -17,5 +17,5 @@ class Command(BulkCommand):
         return "new, error, dispatched: those not begun (default: all three)"
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        legal = (*states.CANCELLABLE, states.DISPATCHED)
+        legal = states.Move.CANCEL.sources
         self.act(using, options, self.pick(options, legal, legal), bulk.cancel)

@@ -36,6 +36,6 @@ class Command(BulkCommand):
                 "--status done: these calls succeeded; "
                 "to make them once more on purpose, add --again"
             )
-        pick = self.pick(options, (states.FAILED,), (*states.REQUEUABLE, states.DONE))
+        pick = self.pick(options, (states.FAILED,), states.Move.REQUEUE_AGAIN.sources)
         warning = TWICE if {states.UNKNOWN, states.DONE} & set(pick.statuses) else ""
         self.act(using, options, pick, partial(bulk.requeue, again=options["again"]), warning)
