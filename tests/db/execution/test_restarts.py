@@ -22,7 +22,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.apps import apps
 from django.db import connection, connections, transaction
 
-from callqueue import Retry, Rule, SlidingWindow, database, events
+from callqueue import Retry, Rule, Secret, SlidingWindow, database, events
 from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
@@ -321,19 +321,35 @@ def _reads_the_database(_: Any) -> None:
     assert RuleState.objects.count() >= 0
 
 
+def _stored_secret() -> str:
+    _reads_the_database(None)
+    return "s3cret-of-the-table"
+
+
+@pytest.mark.parametrize("hook", ["classify", "settle", "SECRETS"])
 @pytest.mark.skipif(
     "connection.vendor == 'sqlite'", reason="its connections are no one's but the process's"
 )
 def test_hooks_that_use_the_orm_leave_no_connection_open(
-    rules: Callable[..., None], remote: Vendor
+    rules: Callable[..., None], remote: Vendor, hook: str
 ) -> None:
-    rules(r=Rule(limits=LIMITS, classify=_reads_the_database))
-    calls = [send("r", f"/{n}") for n in range(8)]
-    release()
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
-    assert {CallQueue.objects.get(pk=call.pk).status for call in calls} == {Status.DONE}
+    """Nor do they meet one that died since the last message."""
+    own = {hook: _reads_the_database} if hook != "SECRETS" else {}
+    rules({"SECRETS": {"KEY": _stored_secret}}, r=Rule(limits=LIMITS, **own))
+    for message in range(3):
+        for n in range(8):
+            headers = {"Authorization": Secret("KEY")}
+            params = {"url": f"http://vendor.example/{message}/{n}", "headers": headers}
+            CallQueue.objects.send({"method": "post", "params": params}, rule="r")
+        release()
+        ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
+        if message == 1:
+            kill_this_connection()
+        executor.execute("default", ids)
+        _wait_for_others(0)
+    assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
     assert not CallAttempt.objects.exclude(error_message="").exists()
-    _wait_for_others(0)
+    assert len(remote.requests) == 24
 
 
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="keeps no connection")
