@@ -111,18 +111,33 @@ def lay(
 
     With `extend=False` a hold in force stays as it is.
     """
+    scope = {"per": per, "value": value, "source": source}
+    laid = database.again_after_deadlock(
+        using, lambda: _lay_all(using, rules, scope, until, reason, extend)
+    )
+    if laid:
+        told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
+        for rule in rules:
+            events.emit(told, rule=rule, per=per, value=value, until=until, reason=reason)
+    return laid
+
+
+def _lay_all(
+    using: str,
+    rules: Sequence[str],
+    scope: Mapping[str, str],
+    until: datetime | None,
+    reason: str,
+    extend: bool,
+) -> bool:
+    """Hold the scope of each rule, one after the other in the rules' order; whether it is new."""
     laid = False
     with database.writing(using):
         now = from_us(clock_jumps.held(using).at)
         states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
         list(database.locked(states, wait=True).values_list("pk"))
-        scope = {"per": per, "value": value, "source": source}
         for rule in sorted(rules):
             laid |= _lay(using, {"rule": rule, **scope}, until, reason, now, extend)
-    if laid:
-        told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
-        for rule in rules:
-            events.emit(told, rule=rule, per=per, value=value, until=until, reason=reason)
     return laid
 
 
