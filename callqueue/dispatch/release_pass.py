@@ -151,15 +151,15 @@ def _conclude(
     batch: int,
     last: Streak,
 ) -> Pass:
-    """When the group is looked at again: half of LEAD before the first blocked call may go."""
+    """When the group is looked at again: half of LEAD before the first blocked call may go, and
+    where an operator alone knows when, every REVIEW.
+    """
     wait, opens_in = choice.wait, None
     if wait.until is not None:
         opens_in = max(0.0, (wait.until - account.now) / 1_000_000 - LEAD / 2)
-    elif held.by_rule:
-        opens_in = next_look.REVIEW
     look = next_look.when_passed(
         wait | Wait(is_unfinished=len(released) >= batch),
-        opens_in,
+        next_look.REVIEW if opens_in is None and held.by_rule else opens_in,
         last,
         has_released=bool(released),
         open_attempts=account.open_count + len(released),

@@ -11,6 +11,7 @@ from django.test import TestCase, override_settings
 
 from callqueue import Retry, Rule, SlidingWindow, handlers
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import control
 from callqueue.testing import (
     FakeTransport,
     answer,
@@ -50,6 +51,18 @@ def test_it_goes_on_until_nothing_is_due_any_more(
     call = send()
     assert run_callqueue() == 3
     assert status_of(call) == Status.DONE
+
+
+def test_what_an_operator_paused_without_end_is_not_waited_for(
+    rules: Rules, callqueue_transport: FakeTransport
+) -> None:
+    rules(default=Rule(), other=Rule())
+    callqueue_transport.add(f"{URL}/pay", answer(200))
+    control.pause("default", "default")
+    paused = send()
+    going = CallQueue.objects.send(paused.call_data, rule="other")
+    assert run_callqueue(max_passes=5) == 1
+    assert (status_of(paused), status_of(going)) == (Status.NEW, Status.DONE)
 
 
 def test_without_until_idle_it_makes_one_pass(
