@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import pytest
 from django.db.models import F
-from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, states
+from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.limits.simulation import DELIVERY, NOTICE
 from callqueue.models import CallAttempt
 from callqueue.operations import control
 from tests.db.commands import run
+from tests.support.history import NOON, paced
 
 Rules = Callable[..., None]
-NOON = timezone.now().replace(microsecond=0) - timedelta(hours=1)
-
-
-def attempt(
-    at: datetime,
-    *,
-    rule: str = "r",
-    seconds: float = 0.2,
-    outcome: str = states.SUCCEEDED,
-    **columns: Any,
-) -> CallAttempt:
-    values = {
-        "released_at": at,
-        "started_at": at,
-        "sent_at": at,
-        "finished_at": at + timedelta(seconds=seconds),
-        **columns,
-    }
-    return CallAttempt(call_id=1, number=1, rule=rule, outcome=outcome, **values)
-
-
-def paced(count: int, every: float, **columns: Any) -> None:
-    CallAttempt.objects.bulk_create(
-        [attempt(NOON + timedelta(seconds=n * every), **columns) for n in range(count)]
-    )
 
 
 def test_a_simulation_says_what_draining_takes(rules: Rules) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,33 +12,9 @@ from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.models import CallAttempt
 from callqueue.operations import audited_attempts, control
 from tests.db.commands import run
+from tests.support.history import NOON, attempt, paced
 
 Rules = Callable[..., None]
-NOON = timezone.now().replace(microsecond=0) - timedelta(hours=1)
-
-
-def attempt(
-    at: datetime,
-    *,
-    rule: str = "r",
-    seconds: float = 0.2,
-    outcome: str = states.SUCCEEDED,
-    **columns: Any,
-) -> CallAttempt:
-    values = {
-        "released_at": at,
-        "started_at": at,
-        "sent_at": at,
-        "finished_at": at + timedelta(seconds=seconds),
-        **columns,
-    }
-    return CallAttempt(call_id=1, number=1, rule=rule, outcome=outcome, **values)
-
-
-def paced(count: int, every: float, **columns: Any) -> None:
-    CallAttempt.objects.bulk_create(
-        [attempt(NOON + timedelta(seconds=n * every), **columns) for n in range(count)]
-    )
 
 
 def limits(document: Any) -> Sequence[Any]:

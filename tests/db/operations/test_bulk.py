@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -14,6 +13,7 @@ from callqueue.models import CallAttempt, CallQueue
 from callqueue.operations import bulk
 from tests.db.commands import run
 from tests.support.behaviour import release, send
+from tests.support.history import ended, failing, statuses
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -22,33 +22,6 @@ Status = CallQueue.Status
 @pytest.fixture(autouse=True)
 def two_rules(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
-
-
-def ended(status: int, hours_ago: float = 0.1, rule: str = "r", **options: Any) -> CallQueue:
-    call = send(rule, **options)
-    finished = timezone.now() - timedelta(hours=hours_ago)
-    CallQueue.objects.filter(pk=call.pk).update(
-        status=status, finished_at_dt=finished, ready=False, active_key=None
-    )
-    return call
-
-
-def failing(hours_ago: float, outcome: str = states.ERRORED) -> CallQueue:
-    """A call that will be retried, and whose last attempt ended so long ago."""
-    call = send("r")
-    CallQueue.objects.filter(pk=call.pk).update(
-        status=states.ERROR, ready=False, due_at_dt=timezone.now() + timedelta(days=1)
-    )
-    at = timezone.now() - timedelta(hours=hours_ago)
-    CallAttempt.objects.create(
-        call=call, number=1, rule="r", released_at=at, finished_at=at, outcome=outcome
-    )
-    return call
-
-
-def statuses(*calls: CallQueue) -> list[int]:
-    found = CallQueue.objects.in_bulk([call.pk for call in calls])
-    return [found[call.pk].status for call in calls]
 
 
 def test_since_counts_from_the_end_and_for_an_error_from_its_last_failure() -> None:
