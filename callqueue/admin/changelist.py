@@ -25,14 +25,6 @@ from callqueue.operations.formatting import count
 COUNTED = 10_000  # calls that match are counted up to here
 WINDOW = 50_000  # calls that a filter without an index looks through
 PAGES = 1000  # pages that can be turned; further back, by date
-UNUSUAL = (
-    states.DISPATCHED,
-    states.ERROR,
-    states.FAILED,
-    states.CANCELLED,
-    states.EXPIRED,
-    states.UNKNOWN,
-)
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -103,7 +95,7 @@ class CallList(DatedList):
             active == {STATUS}
             and not self._has_dates()
             and status.isdecimal()
-            and int(status) in (states.NEW, *UNUSUAL)
+            and int(status) in (states.NEW, *states.UNUSUAL)
         )
 
     def _within_window(self, rows: QuerySet[CallQueue]) -> QuerySet[CallQueue]:

@@ -129,16 +129,7 @@ class CallQueue(models.Model):
                 "status",
                 "id",
                 name="callqueue_unusual",
-                condition=models.Q(
-                    status__in=(
-                        states.DISPATCHED,
-                        states.ERROR,
-                        states.FAILED,
-                        states.CANCELLED,
-                        states.EXPIRED,
-                        states.UNKNOWN,
-                    )
-                ),
+                condition=models.Q(status__in=states.UNUSUAL),
             ),
             models.Index(
                 "status",
