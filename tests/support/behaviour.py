@@ -17,6 +17,17 @@ from callqueue.execution import executor
 from callqueue.execution.http import client
 from callqueue.models import CallQueue
 
+# What a call becomes that was sent and had no answer: method, the rule's `on_lost`, state.
+WHEN_LOST = [
+    ("get", "auto", CallQueue.Status.ERROR),
+    ("put", "auto", CallQueue.Status.ERROR),
+    ("delete", "auto", CallQueue.Status.ERROR),
+    ("post", "auto", CallQueue.Status.UNKNOWN),
+    ("patch", "auto", CallQueue.Status.UNKNOWN),
+    ("post", "retry", CallQueue.Status.ERROR),
+    ("get", "unknown", CallQueue.Status.UNKNOWN),
+]
+
 
 class Vendor:
     """Answers calls in memory. `answers` maps a path to a status, (status, headers, body), an

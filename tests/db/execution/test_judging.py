@@ -13,7 +13,7 @@ import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
 from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue, Hold
-from tests.support.behaviour import Vendor, response, run, send
+from tests.support.behaviour import WHEN_LOST, Vendor, response, run, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -36,15 +36,7 @@ def test_other_answers_are_final_at_once(rules: Rules, remote: Vendor, status: i
 
 @pytest.mark.parametrize(
     ("method", "on_lost", "status"),
-    [
-        ("get", "auto", Status.ERROR),
-        ("put", "auto", Status.ERROR),
-        ("delete", "auto", Status.ERROR),
-        ("post", "auto", Status.UNKNOWN),
-        ("patch", "auto", Status.UNKNOWN),
-        ("post", "retry", Status.ERROR),
-        ("get", "unknown", Status.UNKNOWN),
-    ],
+    WHEN_LOST,
 )
 def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
     rules: Rules, remote: Vendor, method: str, on_lost: str, status: int

@@ -20,7 +20,7 @@ from callqueue.execution import executor
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
-from tests.support.behaviour import Vendor, release, send
+from tests.support.behaviour import WHEN_LOST, Vendor, release, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -122,15 +122,7 @@ def test_what_is_not_due_yet_costs_nothing_to_pass_over(rules: Rules) -> None:
 
 @pytest.mark.parametrize(
     ("method", "on_lost", "status"),
-    [
-        ("get", "auto", Status.ERROR),
-        ("put", "auto", Status.ERROR),
-        ("delete", "auto", Status.ERROR),
-        ("post", "auto", Status.UNKNOWN),
-        ("patch", "auto", Status.UNKNOWN),
-        ("post", "retry", Status.ERROR),
-        ("get", "unknown", Status.UNKNOWN),
-    ],
+    WHEN_LOST,
 )
 def test_what_fell_silent_ends_as_on_lost_says(
     rules: Rules, method: str, on_lost: str, status: Status
