@@ -10,10 +10,14 @@ whoever writes it: none of it is refused by a database.
 from __future__ import annotations
 
 import json
+import secrets
+import time
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import models
+from django.db.models.fields.json import JSONExact
 
 from callqueue import conf, database, texts
 from callqueue.security.secrets import MARK, marked, unmarked
@@ -38,11 +42,16 @@ class _Told(models.Field):  # type: ignore[type-arg]
     """What others say, in the nearest form that every database keeps."""
 
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
-        if isinstance(value, Bound):
-            return super().get_db_prep_save(
-                Bound(texts.storable_json(value.value), value.row), connection
-            )
-        return super().get_db_prep_save(texts.storable_json(value), connection)
+        return super().get_db_prep_save(_nearest(value), connection)
+
+    def in_document(self, value: Any) -> Any:
+        """The value as it stands in a JSON document from which a statement reads its rows. Whoever
+        writes the document makes it storable; nobody can in what is sealed.
+        """
+        return self._stored(_nearest(value) if conf.current().encryption_keys else value)
+
+    def _stored(self, value: Any) -> Any:
+        return value
 
 
 class ToldTextField(_Told, models.TextField):  # type: ignore[type-arg]
@@ -120,8 +129,11 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
 
 class SealedJSONField(_Sealed, models.JSONField):
     """JSON, stored as {"$sealed": token} when there are keys; secrets are stored by name, see
-    callqueue.security.secrets.
+    callqueue.security.secrets. A mapping keeps the order of its names and the form of its numbers,
+    on every database.
     """
+
+    keeps_form = True
 
     def db_type(self, connection: Any) -> str | None:
         # MariaDB's own check of its JSON columns refuses what is nested 32 deep; send allows 64.
@@ -131,20 +143,32 @@ class SealedJSONField(_Sealed, models.JSONField):
         return None if database.is_mysql(connection.alias) else super().db_check(connection)
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        data = value.value if isinstance(value, Bound) else value
-        if data is not None and not hasattr(data, "as_sql"):
-            keys = conf.current().encryption_keys
-            data = marked(data) if _has_marks(data) else data
-            if keys:
-                data = {SEALED: self.sealed(value, json.dumps(data, separators=(",", ":")), keys)}
-            elif isinstance(data, dict) and len(data) == 1 and data.keys() & {SEALED, PLAIN}:
-                data = {PLAIN: data}
-        return super().get_db_prep_value(data, connection, prepared)
+        return super().get_db_prep_value(self._stored(value), connection, prepared)
+
+    def in_document(self, value: Any) -> Any:
+        """The value as it stands in a JSON document from which a statement reads its rows."""
+        return self._formed(self._stored(value))
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        data = self._stored(value)
+        if not isinstance(data, dict):
+            return super().get_db_prep_save(value, connection)
+        if database.forgets_form(connection):
+            data = self._formed(data)
+        return super().get_db_prep_value(data, connection)
+
+    def _formed(self, data: Any) -> Any:
+        """What is stored, with a note of its form where it would be forgotten."""
+        if not self.keeps_form or not isinstance(data, dict) or SEALED in data:
+            return data
+        return database.with_form(data)
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         row, value = _with_row(value)
         has_marks = not isinstance(value, str) or MARK in value
         value = super().from_db_value(value, expression, connection)
+        if self.keeps_form and isinstance(value, dict) and database.FORM in value:
+            value = database.in_form(value)
         if isinstance(value, dict) and len(value) == 1:
             if SEALED in value:
                 text = self.opened(value[SEALED], row)
@@ -154,6 +178,22 @@ class SealedJSONField(_Sealed, models.JSONField):
             elif PLAIN in value:
                 value = value[PLAIN]
         return _unmarked(value) if has_marks else value
+
+    def _stored(self, value: Any) -> Any:
+        """The value as it is stored: sealed where there are keys, and never looking as if it were
+        where there are none.
+        """
+        data = value.value if isinstance(value, Bound) else value
+        if data is None or hasattr(data, "as_sql"):
+            return data
+        keys = conf.current().encryption_keys
+        data = marked(data) if _has_marks(data) else data
+        if keys:
+            return {SEALED: self.sealed(value, json.dumps(data, separators=(",", ":")), keys)}
+        is_odd = isinstance(data, dict) and (
+            database.FORM in data or (len(data) == 1 and data.keys() & {SEALED, PLAIN})
+        )
+        return {PLAIN: data} if is_odd else data
 
     def value_to_string(self, obj: Any) -> Any:
         """For dumpdata: as it is, or as the text of what is stored where there are secrets, which
@@ -170,8 +210,20 @@ class SealedJSONField(_Sealed, models.JSONField):
             return value
 
 
+@SealedJSONField.register_lookup
+class _Exact(JSONExact):
+    """Whether the whole value is equal, in whatever order its names are."""
+
+    def process_lhs(self, compiler: Any, connection: Any, lhs: Any = None) -> Any:
+        sql, params = super().process_lhs(compiler, connection, lhs)
+        return database.without_form_sql(connection, sql), params
+
+
 class ToldJSONField(_Told, SealedJSONField):
     """JSON that others say. To migrations it is a SealedJSONField: the column is no other."""
+
+    keeps_form = False
+    _stored = SealedJSONField._stored
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
@@ -182,14 +234,15 @@ class SealedTextField(_Told, _Sealed, models.TextField):  # type: ignore[type-ar
     """Text that others say, stored as "$sealed:token" when there are keys."""
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        return super().get_db_prep_value(self._stored(value), connection, prepared)
+
+    def _stored(self, value: Any) -> Any:
         text = value.value if isinstance(value, Bound) else value
-        if isinstance(text, str) and text:
-            keys = conf.current().encryption_keys
-            if keys:
-                text = f"{SEALED}:{self.sealed(value, text, keys)}"
-            elif text.startswith((SEALED, PLAIN, _ROW)):
-                text = f"{PLAIN}:{text}"
-        return super().get_db_prep_value(text, connection, prepared)
+        if not isinstance(text, str) or not text:
+            return text
+        if keys := conf.current().encryption_keys:
+            return f"{SEALED}:{self.sealed(value, text, keys)}"
+        return f"{PLAIN}:{text}" if text.startswith((SEALED, PLAIN, _ROW)) else text
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         row, value = _with_row(value)
@@ -201,11 +254,22 @@ class SealedTextField(_Told, _Sealed, models.TextField):  # type: ignore[type-ar
         return value
 
 
+def new_idempotency_key() -> uuid.UUID:
+    """A UUID of version 7: 74 bits are random, and an index gets those of one time side by side."""
+    made = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    return uuid.UUID(int=made & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+
+
 def one_call() -> int:
-    """The cost of a call for which nobody stated one: Django wants a callable as a JSON field's
-    default.
-    """
+    """The cost of a call for which nobody stated one; callable, as Django wants it of JSON."""
     return 1
+
+
+def _nearest(value: Any) -> Any:
+    """The nearest value that every database keeps, bound to its row as before."""
+    if isinstance(value, Bound):
+        return Bound(texts.storable_json(value.value), value.row)
+    return texts.storable_json(value)
 
 
 def _has_marks(value: Any) -> bool:

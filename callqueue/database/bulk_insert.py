@@ -121,7 +121,7 @@ def _inserted(
     """Insert records into PostgreSQL; the columns `back` of each in turn."""
     connection, names = connections[using], tuple(records[0])
     quote, written = connection.ops.quote_name, shape(using, model, names)
-    source, values = written.recordset(connection, [list(record.values()) for record in records])
+    source, values = written.recordset([list(record.values()) for record in records])
     columns = ", ".join(quote(field.column) for field in written.fields)
     given = ", ".join(f"v.{name}" for name in written.names)
     returned = ", ".join(quote(field.column) for field in back)

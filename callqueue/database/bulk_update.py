@@ -109,7 +109,7 @@ def _source(
         for one in values:
             one[i] = field.bound(one[i], one[0])
     if connection.vendor == "postgresql":
-        return shape.recordset(connection, values)
+        return shape.recordset(values)
     bound = [
         field.get_db_prep_save(value, connection)
         for one in values

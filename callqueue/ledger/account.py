@@ -1,7 +1,8 @@
 """The account: what every budget of a group of rules is charged with now, from the attempts and
 their tallies. The only place that counts for releases.
 
-An attempt is charged from its release until its answer, then ages from the latest instant at which
+An attempt is charged in full from its release until it is known to have been counted: until its
+answer, or until a worker has told when it was sent. Then it ages from the latest instant at which
 the provider can have counted it; a voided one never reached the wire and is not charged. `Account`
 gives the meters that a pass plans with.
 """
@@ -11,19 +12,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from callqueue.ledger import charges
-from callqueue.ledger.charges import GLANCED, SAMPLE, Aged, Open, answers, open_counts
+from callqueue.ledger import charges, levels
+from callqueue.ledger.charges import GLANCED, SAMPLE, Aged, Glance, Open, glances, open_counts
 from callqueue.ledger.memo import Memo
 from callqueue.ledger.tallies import Scope, is_tallied, take_corrections, tallies_of
-from callqueue.ledger.tally import fingerprint
 from callqueue.ledger.window_tallies import Tallies
-from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.budgets import Book, Budget
 from callqueue.limits.kinds import Meter, Usage
 
 # What other packages ask of the ledger, besides an account.
-__all__ = ["GLANCED", "SAMPLE", "Account", "Memo", "answers", "open_counts", "read", "save"]
+__all__ = [
+    "GLANCED",
+    "SAMPLE",
+    "Account",
+    "Glance",
+    "Memo",
+    "glances",
+    "open_counts",
+    "read",
+    "save",
+]
 
 
 @dataclass
@@ -31,7 +40,8 @@ class Account:
     """The charges on the budgets of some rules at `now` (microseconds on the database's clock).
 
     `until`: the instant up to which a pass releases. `memo`: what earlier passes remembered.
-    `open_*`: the open attempts; `unbegun_since`: by rule, when the oldest that no worker has begun
+    `open_*`: the open attempts; `untold_count`: those of them that the ledger knows nothing of yet;
+    `unbegun_since`: by rule, when the oldest that no worker has begun
     was released. `tallies`: by budget.
     """
 
@@ -43,7 +53,7 @@ class Account:
     memo: Memo = field(default_factory=Memo)
 
     def __post_init__(self) -> None:
-        self.open_count = 0
+        self.open_count = self.untold_count = 0
         self.open_by_queue: dict[str, int] = defaultdict(int)
         self.open_by_rule: dict[str, int] = defaultdict(int)
         self.unbegun_since: dict[str, int] = {}
@@ -81,10 +91,14 @@ class Account:
     def usage(self, budget: Budget, value: str = "") -> Usage:
         """What a budget that is not tallied is charged with, for one value of its `per`."""
         scope, limit = (budget.id, value), budget.limit
-        aged = sorted(self.aged.get(scope, ()))
-        usage = Usage(self.open.get(scope, 0), aged, limit.horizon(self.now))
-        is_remembered = limit.keeps_level and not limit.is_keyed
-        return self._from_remembered_level(budget, scope, usage) if is_remembered else usage
+        since = limit.horizon(self.now)
+        # What was answered only now may have aged away long ago.
+        aged = sorted(charge for charge in self.aged.get(scope, ()) if charge[0] >= since)
+        may_owe = bool(budget.former or any(self.book.rules[one].settle for one in budget.rules))
+        usage = Usage(self.open.get(scope, 0), aged, since, may_owe=may_owe)
+        if limit.keeps_level and not limit.is_keyed:
+            return levels.brought_up(self.memo, budget, value, usage, self._oldest_open, self.now)
+        return usage
 
     def answered(self) -> list[Scope]:
         """The scopes per key, of budgets that are not tallied, in which calls were answered
@@ -101,7 +115,7 @@ class Account:
 
     def read(self, *, has_corrections: bool = False) -> None:
         """Read the charges: of tallied budgets what changed, of all what is open, of the others
-        what was answered.
+        what ages.
         """
         self.read_tallies(has_corrections)
         self._read_open()
@@ -169,6 +183,8 @@ class Account:
 
     def _charge_open(self, found: Open, budgets: Sequence[Budget]) -> None:
         for budget in budgets:
+            if found.is_told and _ages_unanswered(budget):
+                continue
             if (
                 found.rule in budget.rules
                 if found.former is None
@@ -181,20 +197,28 @@ class Account:
 
     def _count_open(self, found: Open) -> None:
         self.open_count += found.count
+        self.untold_count += 0 if found.is_told else found.count
         self.open_by_queue[found.queue] += found.count
         self.open_by_rule[found.rule] += found.count
         if found.unbegun_since is not None:
             since = self.unbegun_since.get(found.rule, self.now)
             self.unbegun_since[found.rule] = min(since, found.unbegun_since)
 
-    # --- answered attempts
+    # --- attempts that age
 
     def _read_aged(self) -> None:
-        """Read the answered attempts that any budget that is not tallied may still count."""
+        """Read the attempts that age, those that any budget that is not tallied may still count."""
         fine = [b for b in self.budgets if not is_tallied(b.limit) and not b.limit.counts_in_flight]
+        # Keys that wait are woken by what was told of, even if it has aged away by then.
+        told = [
+            b.limit.jitter_us + (charges.BELATED if b.limit.is_keyed else 0)
+            for b in fine
+            if _ages_unanswered(b)
+        ]
         for found in charges.aged_since(
             self.using,
             self._rules_by_since(fine),
+            told=max(told, default=None),
             by_units=any(b.limit.unit != "calls" for b in fine),
             by_release=any(b.former for b in fine),
         ):
@@ -218,39 +242,20 @@ class Account:
         only what is newer.
         """
         limit = budget.limit
-        kept = limit.keeps_level and limit.is_per_rule and self._kept_level(budget, (budget.id, ""))
-        return int(kept[0]) if kept else limit.horizon(self.now)
+        since = limit.horizon(self.now)
+        if not limit.keeps_level or not limit.is_per_rule:
+            return since
+        kept = levels.kept(self.memo, budget, "", since, self.now)
+        return kept.at if kept else since
 
     def _charge_aged(self, found: Aged, budgets: Sequence[Budget]) -> None:
         for budget in budgets:
-            if budget.counts(found.rule, found.released_at) and (
-                cost := cost_of(found.cost, budget.limit.unit)
-            ):
-                at = budget.limit.aged_from(found.sent_at, found.finished_at)
-                self.aged[budget.id, budget.value_of(found.key, found.queue)].append((at, cost))
-
-    # --- remembered levels
-
-    def _from_remembered_level(self, budget: Budget, scope: Scope, usage: Usage) -> Usage:
-        """The usage since the level that is kept from an earlier pass; and keep the level of the
-        oldest instant that an open attempt may still age from.
-        """
-        kept = self._kept_level(budget, scope)
-        if kept:
-            newer = [charge for charge in usage.aged if charge[0] > kept[0]]
-            usage = Usage(usage.open, newer, kept[0], kept[1])
-        sealed = self._oldest_open
-        if sealed > usage.since:
-            before = [charge for charge in usage.aged if charge[0] <= sealed]
-            level = budget.limit.level(Usage(0, before, usage.since, usage.level), sealed)
-            self.memo.levels[_text(scope)] = [sealed, level, fingerprint(budget)]
-        return usage
-
-    def _kept_level(self, budget: Budget, scope: Scope) -> list[Any] | None:
-        kept = self.memo.levels.get(_text(scope))
-        since = budget.limit.horizon(self.now)
-        is_good = kept and kept[2] == fingerprint(budget) and since <= kept[0] <= self.now
-        return kept if is_good else None
+            if found.finished_at is None and not _ages_unanswered(budget):
+                continue
+            if not budget.counts(found.rule, found.released_at):
+                continue
+            if parts := found.charges(budget.limit):
+                self.aged[budget.id, budget.value_of(found.key, found.queue)] += parts
 
 
 def read(
@@ -284,15 +289,12 @@ def save(account: Account) -> None:
     """
     for one in account.tallies.values():
         one.save()
-    memo, ids = account.memo, {budget.id for budget in account.budgets}
-    memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
-    memo.levels = {name: kept for name, kept in memo.levels.items() if _budget_of(name) in ids}
+    account.memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
+    levels.forget_others(account.memo, {budget.id for budget in account.budgets})
 
 
-def _text(scope: Scope) -> str:
-    """A scope as the memo names it."""
-    return "\x1f".join(scope)
-
-
-def _budget_of(text: str) -> str:
-    return text.partition("\x1f")[0]
+def _ages_unanswered(budget: Budget) -> bool:
+    """Whether an open attempt of which a worker has told ages in the budget. Tallied ones, to those
+    who only look, are open until they are answered.
+    """
+    return budget.limit.ages_unanswered and not is_tallied(budget.limit)

@@ -14,7 +14,7 @@ from typing import Any
 from django.db.models import Case, DateTimeField, F, Q, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
-from callqueue import states, tables
+from callqueue import database, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import agreement, key_turns
 from callqueue.ledger.retention import longest_window
@@ -47,6 +47,7 @@ def shift(using: str, jump: Jump, rules: Iterable[Any]) -> int:
     forget(using, rules, jump)
     _shift_holds(using, jump)
     _shift_retries(using, jump)
+    _shift_counted(using, jump)
     # Those that are under way first: one that is answered meanwhile is then among the answered.
     return _shift_open(using, jump) + _shift_answered(using, jump)
 
@@ -78,12 +79,14 @@ def _shift_open(using: str, jump: Jump) -> int:
         "send_at": F("send_at") + by,
     }
     _of_old_frame(rows, "released_at", jump).update(**released)
+    # All of them: one that is being told of now is waited for.
+    rows.update(sent_at=_moved("sent_at", jump))
     return int(count)
 
 
 def _shift_answered(using: str, jump: Jump) -> int:
-    """Attempts that some limit may still count. Whoever writes when one ended has a reading that is
-    `held`: it is past by now.
+    """Attempts that some limit may still count. Whoever writes when one ended, or was sent, has a
+    reading that is `held`: it is past by now.
     """
     oldest = (
         jump.now - jump.by - longest_window(agreement.book_in_force(using))
@@ -131,6 +134,22 @@ def _shift_retries(using: str, jump: Jump) -> None:
         else Q(due_at_dt__gt=from_us(jump.now - jump.by - jump.gap))
     )
     retries.filter(of_old).update(due_at_dt=F("due_at_dt") + timedelta(microseconds=jump.by))
+
+
+def _shift_counted(using: str, jump: Jump) -> None:
+    """How far history is counted, as the attempts that were counted are moved. After a clock that
+    was set back, what was not counted yet and lay in the future is left out.
+    """
+    for row in database.locked(tables.counted(using).filter(until__gt=0), wait=True):
+        row.frame += 1
+        for name in ("until", "peaks_until"):
+            instant = getattr(row, name)
+            if jump.by > 0:
+                instant = min(instant + jump.by, jump.now)
+            elif instant > jump.now:
+                instant = max(instant + jump.by, jump.now + 1)
+            setattr(row, name, instant)
+        row.save(using=using)
 
 
 def _of_old_frame(rows: QuerySet[Any], name: str, jump: Jump) -> QuerySet[Any]:

@@ -62,6 +62,11 @@ class Held:
                 return hold
         return None
 
+    @property
+    def without_full_queues(self) -> Held:
+        """The holds alone, for what waits for no worker."""
+        return self
+
     def on_keys(self, rule: str) -> bool:
         """Whether any hold on the rule concerns keys."""
         return any(hold.per not in ("rule", "queue") for hold in self.by_rule.get(rule, ()))

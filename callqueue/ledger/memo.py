@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,9 @@ class Memo:
     """What passes remember of a group of rules.
 
     It is believed only while every row of the group has had as many passes since as `version` says,
-    and names this group as the last that had one: whoever else released from one of the rules, or
-    told its tallies anything, in whatever group, has made it void.
+    and names this group, under this agreement, as the last that had one: whoever else released from
+    one of the rules, or told its tallies anything, in whatever group, has made it void; and so has
+    a rule that shared a budget under another agreement, and has no row in the group.
 
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
     their `Kept` says. `places`: by rule, where the look for keys stopped. `was`: what the clock
@@ -28,15 +29,23 @@ class Memo:
     agreement: str = ""
 
     @classmethod
-    def load(cls, group: Sequence[str], kept: Mapping[str, tuple[int, Mapping[str, Any]]]) -> Memo:
-        """From the group's rows: by rule how many passes there were, and the memo."""
+    def load(
+        cls,
+        group: Sequence[str],
+        kept: Mapping[str, tuple[int, Mapping[str, Any]]],
+        agreement: str,
+    ) -> Memo:
+        """From the group's rows: by rule how many passes there were, and the memo. `agreement`: the
+        token of the one that is in force.
+        """
         stored = kept[min(group)][1] if min(group) in kept else {}
         was = int(stored.get("was", 0))
-        version, last = {rule: passes for rule, (passes, _) in kept.items()}, sorted(group)
+        version = {rule: passes for rule, (passes, _) in kept.items()}
+        own = name_of(group, agreement)
         if (
             stored.get("version") != version
-            or sorted(kept) != last
-            or any(memo.get("group") != last for _, memo in kept.values())
+            or set(kept) != set(group)
+            or any(memo.get("group") != own for _, memo in kept.values())
         ):
             return cls(was=was)
         return cls(
@@ -47,8 +56,17 @@ class Memo:
             stored.get("agreement", ""),
         )
 
-    def dump(self, version: Mapping[str, int]) -> dict[str, Any]:
+    def dump(self, version: Mapping[str, int], agreement: str) -> dict[str, Any]:
         """As JSON for the first row, once the rows have had so many passes; the others name the
         group.
         """
-        return {"version": dict(version), "group": sorted(version), **vars(self)}
+        return {
+            "version": dict(version),
+            "group": name_of(version, agreement),
+            **vars(self),
+        }
+
+
+def name_of(group: Iterable[str], agreement: str) -> list[str]:
+    """How a rule's row names the group that had the last pass, and the agreement it went by."""
+    return [agreement, *sorted(group)]

@@ -22,8 +22,26 @@ READY = f"ready AND {WAITING} AND rule = %s"
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a permit wants besides what a call does. `owner`: who waits for it; `until`: the last
+    instant (microseconds) at which it is to begin, None: any.
+
+    `lease`: where this process itself waits for it, and begins it as soon as it is charged, for how
+    many seconds.
+    """
+
+    owner: str
+    label: str = ""
+    until: int | None = None
+    lease: float | None = None
+
+
+@dataclass(frozen=True)
 class Candidate:
-    """A call that might be released. `queue`: by which it went before, if it did."""
+    """A call that might be released, or a permit: what was `asked`, and `id` is of its request.
+
+    `queue`: by which it went before, if it did.
+    """
 
     id: int
     rule: str
@@ -33,6 +51,13 @@ class Candidate:
     method: str
     last_attempt: int
     queue: str = ""
+    due_at: datetime | None = None
+    asked: Asked | None = None
+
+    @property
+    def order(self) -> tuple[int, datetime]:
+        """By this, lowest first, calls of a rule and permits go."""
+        return -self.priority, self.due_at or database.EPOCH
 
 
 def promote(using: str, limit: int = PROMOTED) -> int:
@@ -91,12 +116,15 @@ def rules_of_ready(using: str) -> list[str]:
     return found
 
 
-def first(using: str, rule: str, now: datetime, count: int) -> list[Candidate]:
-    """The next `count` calls of a rule, locked; calls that someone else has locked are passed
-    over.
+def first(using: str, rule: str, now: datetime, count: int, least: int = -TOP) -> list[Candidate]:
+    """The next `count` calls of a rule, of priority `least` or higher, locked; calls that someone
+    else has locked are passed over.
     """
-    where = f"{READY} AND due_at_dt <= %s ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
-    return _candidates(using, where, [rule, database.as_parameter(using, now)])
+    where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
+    if least > -TOP:
+        where, params = f"{where} AND priority >= %s", [*params, least]
+    where += f" ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
+    return _candidates(using, where, params)
 
 
 def priorities(using: str, rule: str) -> list[int]:
@@ -179,7 +207,17 @@ def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
 
 @lru_cache
 def _columns(using: str) -> database.Columns:
-    names = ("id", "rule", "key", "priority", "cost", "method", "last_attempt", "queue")
+    names = (
+        "id",
+        "rule",
+        "key",
+        "priority",
+        "cost",
+        "method",
+        "last_attempt",
+        "queue",
+        "due_at_dt",
+    )
     return database.Columns(using, {"c": (tables.CallQueue, names)})
 
 

@@ -92,10 +92,10 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
     ]
-    wanted = {attempt.call_id for attempt in found}
+    wanted = {attempt.call_id for attempt in found if attempt.call_id is not None}
     calls, busy = _free_calls(using, wanted) if wanted else ({}, set())
     return [
-        Pair(attempt, _own(attempt, calls.get(attempt.call_id)))
+        Pair(attempt, _own(attempt, calls.get(attempt.call_id or 0)))
         for attempt in found
         if attempt.call_id not in busy
     ]

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from callqueue import database, states
-from callqueue.database import places, quoted, rows
+from callqueue.database import loaded, places, quoted, rows
 from callqueue.ledger.bucket_tallies import BucketTallies
 from callqueue.ledger.tally_rows import attempts_table
 from callqueue.ledger.window_tallies import CalendarTallies, Tallies
-from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.budgets import Book, Budget, cost_of, costs_more
 from callqueue.limits.kinds import FixedWindow, Limit, SlidingWindow, TokenBucket
 
 CORRECTIONS = 1000  # corrections that one pass takes in
@@ -72,8 +72,14 @@ def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies
     if not found:
         return
     ids = database.listed(row[0] for row in found)
+    # What was charged stays known where the answer added to it: that is of another instant.
+    more = [
+        row[0] for row in found if row[-1] != states.VOIDED and costs_more(*map(loaded, row[4:6]))
+    ]
+    kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
     database.run(
-        using, f"UPDATE {table} SET correction_pending = FALSE, charged = NULL WHERE id IN ({ids})"
+        using,
+        f"UPDATE {table} SET correction_pending = FALSE, charged = {kept} WHERE id IN ({ids})",
     )
     for one in tallies:
         for _, rule, text, queue, cost, charged, outcome in found:

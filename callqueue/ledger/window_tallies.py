@@ -15,6 +15,7 @@ from callqueue.limits.budgets import Budget
 from callqueue.limits.kinds import SECOND, FixedWindow, Limit, Meter
 
 COARSE = 2000  # a window per rule or queue that may hold more calls than this is tallied
+FULLEST = 20  # values of a budget per key that are shown at most
 SHORT = 5 * SECOND  # a window per key that is longer is tallied
 # one of other units than calls that is longer, and may hold more, is tallied
 SHORT_UNITS = 60 * SECOND
@@ -76,6 +77,14 @@ class Tallies:
         self.by_value |= {value: Tally() for value in wanted}
         for tally in self._stored().filter(value__in=wanted):
             self.by_value[tally.value] = Tally(tally.used, tally.full_at, tally.pk)
+
+    def fullest(self) -> list[str]:
+        """The values that are charged most, of a budget per key."""
+        if not self.is_anew:
+            most = self._stored().order_by("-full_at", "-used")
+            self.load(most.values_list("value", flat=True)[:FULLEST])
+        tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
+        return [value for value, _ in tallies[-FULLEST:]]
 
     def advance(self) -> None:
         """Take away what has left since the last pass, and see what leaves next. One statement; the
@@ -235,7 +244,7 @@ class CalendarTallies(Tallies):
         return known.left == self.horizon()
 
     def find_next(self) -> int:
-        jitter = round(self.limit.jitter * SECOND)
+        jitter = self.limit.jitter_us
         return self.limit.window(self.now - jitter)[1] + jitter
 
 

@@ -205,6 +205,14 @@ def cost_of(cost: Cost, unit: str) -> int:
     return cost if unit == "calls" else 0
 
 
+def costs_more(cost: Cost, charged: Cost) -> bool:
+    """Whether a cost is more, in any unit, than what was charged."""
+    if cost == charged:
+        return False
+    units = {"calls", *(cost if isinstance(cost, Mapping) else ())} - {REDIRECTS}
+    return any(cost_of(cost, unit) > cost_of(charged, unit) for unit in units)
+
+
 def with_redirects(cost: Cost, redirects: int) -> Cost:
     """The cost of a call that makes that many more requests than one; its unit "redirects"
     says so.

@@ -2,9 +2,9 @@
 under the rule's limits.
 
 In: a book, a rule's name, a number of calls, what a call takes. Out: how long it takes, and which
-limit binds. It follows the ledger's rule: a call is charged until its answer, and then ages from
-the earlier of its answer and `jitter` past its last byte. Pure: no clock, no database; instants are
-microseconds. It assumes that workers are never the bottleneck.
+limit binds. It follows the ledger's rule: a call is charged until the ledger knows that it was
+sent, and then ages from the earlier of its answer and `jitter` past its last byte. Pure: no clock,
+no database; instants are microseconds. It assumes that workers are never the bottleneck.
 """
 
 from __future__ import annotations
@@ -51,19 +51,22 @@ def simulate(
     usage: Mapping[str, Usage] | None = None,
     delivery: float = DELIVERY,
     notice: float = NOTICE,
+    is_told: bool = True,
 ) -> Simulated:
     """Drain `calls` calls of one `cost` from `start` on, each answered `latency` seconds after it
     was sent.
 
     `keys`: over how many keys they are spread, in turns. `usage`: what budgets are charged with at
-    the start, by budget id. ValueError where a limit could never admit such a cost. Takes about a
-    second for 100,000 calls.
+    the start, by budget id. `is_told`: whether workers tell the ledger of calls under way, as they
+    do of HTTP calls that follow no redirects. ValueError where a limit could never admit such a
+    cost. Takes about a second for 100,000 calls.
     """
     pace = _Pace(*(round(seconds * SECOND) for seconds in (latency, delivery, notice)))
     lanes = []
     for budget in book.budgets[rule]:
         if charged := cost_of(cost, budget.limit.unit):
             lane = _lane(budget.limit, charged, _values(budget, book, keys))
+            lane.is_told = is_told and not book.rules[rule].redirects
             if usage and budget.id in usage:
                 lane.charge(usage[budget.id], start, pace.latency)
             lanes.append(lane)

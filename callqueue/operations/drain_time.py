@@ -9,8 +9,9 @@ from collections import Counter
 from callqueue import tables
 from callqueue.database import to_us
 from callqueue.ledger import holds
+from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Budget, cost_of, key_part
-from callqueue.limits.kinds import SECOND
+from callqueue.limits.kinds import SECOND, Limit
 from callqueue.operations.status_snapshot import Snapshot
 
 SAMPLE = 100  # waiting calls whose mean cost is taken for all
@@ -31,9 +32,21 @@ def drain_s(seen: Snapshot, name: str, hold: holds.InForce | None) -> float | No
     if None in taken:
         return None
     known = [seconds for seconds in taken if seconds is not None]
-    if known:
-        return held + max(known) + rate.latency
-    return held + count / rate.per_second if rate.per_second else None
+    held_keys = _held_keys_s(seen, name)
+    if held_keys is None or not (known or rate.per_second):
+        return None
+    free = held + (max(known) + rate.latency if known else count / rate.per_second)
+    return max(free, held_keys)
+
+
+def _held_keys_s(seen: Snapshot, name: str) -> float | None:
+    """Seconds until the last hold on a key ends that has calls waiting, of those that go next; None
+    where it does not end by itself.
+    """
+    keys = seen.next_keys.get(name, Counter())
+    on_keys = [h for h in seen.held.by_rule.get(name, ()) if h.per not in ("rule", "queue")]
+    waits = [_held_s(seen, hold) for hold in on_keys if any(map(hold.is_on_key, keys))]
+    return None if None in waits else max((s for s in waits if s is not None), default=0.0)
 
 
 def _held_s(seen: Snapshot, hold: holds.InForce | None) -> float | None:
@@ -55,8 +68,18 @@ def _drain_s_of(seen: Snapshot, name: str, budget: Budget) -> float | None:
         queues = seen.book.rules[name].queue_names if limit.is_per_queue else ("",)
         value, calls = queues[0], _ahead(seen, name, budget) / len(queues)
     meter = seen.account(name).meter(budget, value)
-    latency = seen.rates[name].latency
-    return limit.seconds_until_gone(meter, calls * each, seen.now, latency)
+    return limit.seconds_until_gone(meter, calls * each, seen.now, _charged_s(seen, name, limit))
+
+
+def _charged_s(seen: Snapshot, name: str, limit: Limit) -> float:
+    """For how many seconds a call is charged before it ages, as the latest answers show; 0 where
+    none does.
+    """
+    rate = seen.rates[name]
+    is_told = rate.is_stamped and not seen.book.rules[name].redirects
+    if limit.ages_unanswered and is_told and not is_tallied(limit):
+        return min(rate.latency, limit.jitter_us / SECOND)
+    return rate.latency
 
 
 def _ahead(seen: Snapshot, name: str, budget: Budget) -> int:

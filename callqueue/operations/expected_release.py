@@ -20,6 +20,7 @@ from callqueue.limits.kinds import SECOND, Usage
 from callqueue.limits.simulation import DELIVERY, Simulated, simulate
 from callqueue.operations.ahead import CAP, Ahead
 from callqueue.operations.ledger_view import LedgerView
+from callqueue.operations.limit_usage import in_flight_note
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -37,6 +38,7 @@ class Pace:
 
     latency: float
     late: float
+    is_stamped: bool = True  # whether it is known when they were sent
 
 
 USUAL = Pace(latency=0.2, late=0.0)  # where none was made lately
@@ -58,11 +60,12 @@ def expected(call: CallQueue, account: LedgerView, ahead: Ahead, start: int) -> 
         return Expected(None, why)
     latest, label = start, binding.limit.label if binding else None
     for calls, charged in _runs(call, account, ahead, pace or USUAL).items():
-        made = _simulated(call, account, ahead, calls, charged, (pace or USUAL).latency, start)
+        made = _simulated(call, account, ahead, calls, charged, pace or USUAL, start)
         instant = start + round(made.last_release * SECOND)
         if instant > latest:
             latest, label = instant, made.binding_limit
-    return Expected(latest, _reason(ahead, label, binding is not None, latest - start <= SOON))
+    reason = _reason(ahead, label, binding is not None, latest - start <= SOON)
+    return Expected(latest, reason + _in_flight(call, account, binding, pace))
 
 
 def _unforeseeable(
@@ -105,7 +108,7 @@ def _simulated(
     ahead: Ahead,
     calls: int,
     charged: list[tuple[Budget, Usage]],
-    latency: float,
+    pace: Pace,
     start: int,
 ) -> Simulated:
     """So many calls, through these budgets alone."""
@@ -115,7 +118,8 @@ def _simulated(
         Book({rule: account.book.rules[rule]}, {rule: budgets}, {rule: (rule,)}),
         rule,
         calls,
-        latency=latency,
+        latency=pace.latency,
+        is_told=pace.is_stamped,
         start=start,
         cost={unit: max(1, round(mean)) for unit, mean in ahead.cost.items() if unit != "calls"},
         usage={budget.id: usage for budget, usage in charged},
@@ -148,7 +152,7 @@ def _single(
         budget.limit,
         per="rule",
         name=budget.limit.label,
-        jitter=min(60.0, budget.limit.jitter + pace.late),
+        jitter=min(60.0, budget.limit.jitter_us / SECOND + pace.late),
     )
     if not budget.limit.is_per_queue:
         return replace(budget, limit=limit), account.usage(budget, budget.value_of(call.key, ""))
@@ -197,6 +201,19 @@ def _reason(ahead: Ahead, label: str | None, is_used_up: bool, is_soon: bool) ->
     return _("%(before)s, as fast as %(limit)s allows") % values if label else before
 
 
+def _in_flight(
+    call: CallQueue, account: LedgerView, binding: Budget | None, pace: Pace | None
+) -> str:
+    """What uses the limit up, where most of that is calls in flight; empty otherwise."""
+    if binding is None or pace is None:
+        return ""
+    value = binding.value_of(call.key, account.book.rules[call.rule].queue_names[0])
+    amount = account.open.get((binding.id, value), 0)
+    if 2 * amount < binding.limit.capacity:
+        return ""
+    return f": {in_flight_note(amount, binding.limit.unit, pace.latency)}"
+
+
 def grouped(count: int) -> str:
     return str(number_format(count, force_grouping=True))
 
@@ -208,13 +225,17 @@ def _pace(using: str, rule: str) -> Pace | None:
         Coalesce("send_at", "released_at"),
         Coalesce("sent_at", "started_at", "released_at"),
         "finished_at",
+        "sent_at",
     )
     newest = list(ended.order_by("-finished_at").values_list(*columns)[:100])
     if not newest:
         return None
-    late = sum(max(0.0, (sent - slot).total_seconds()) for slot, sent, _ in newest) / len(newest)
-    latency = sum(max(0.0, (end - sent).total_seconds()) for _, sent, end in newest) / len(newest)
-    return Pace(latency, max(0.0, late - DELIVERY))
+    late = sum(max(0.0, (sent - slot).total_seconds()) for slot, sent, *_ in newest) / len(newest)
+    latency = sum(max(0.0, (end - sent).total_seconds()) for _, sent, end, _ in newest) / len(
+        newest
+    )
+    is_stamped = any(stamp is not None for *_, stamp in newest)
+    return Pace(latency, max(0.0, late - DELIVERY), is_stamped)
 
 
 def _stalled(account: LedgerView) -> int:

@@ -20,7 +20,7 @@ from callqueue.database import clock, from_us, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
 from callqueue.limits.budgets import Book
-from callqueue.operations import ahead, ledger_view
+from callqueue.operations import ahead, formatting, ledger_view
 from callqueue.operations.attempt_sums import AttemptSums
 from callqueue.operations.expected_release import expected, grouped
 from callqueue.sending.validation import check_key
@@ -53,7 +53,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     now = to_us(clock(using))
     book = agreement.book_in_force(using)
     group = book.groups[rule]
-    memo = ledger.Memo.load(group, agreement.memos(using, group))
+    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
     account = ledger.read(using, book, group, now, memo)
     account.read_keys([text])
     if holds.in_force(using, group, from_us(now)).blocking(rule, text):
@@ -69,6 +69,8 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     when, is said to all.
     """
     using = call._state.db or "default"
+    if call.status == states.DISPATCHED:
+        return Forecast(_dispatched(call, using))
     if call.status not in states.WAITING:
         return Forecast(_("it is %s") % call.get_status_display())
     config = conf.current()
@@ -88,7 +90,7 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     if position is None:
         return Forecast(_("more than %s calls go before it") % grouped(ahead.CAP))
     sums = AttemptSums(using, to_us(now), time.monotonic() + COUNTING)
-    memo = ledger.Memo.load(group, agreement.memos(using, group))
+    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
     account = ledger_view.look(using, book, group, to_us(now), memo, sums=sums)
     account.read_keys([call.key])
     start = now if hold is None or hold.until is None else hold.until
@@ -121,6 +123,43 @@ def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
 
 
 # --- what is known
+
+
+def _dispatched(call: CallQueue, using: str) -> str:
+    """Where a call is that was released, since when, and until when that may last."""
+    attempt = tables.attempts(using).filter(call_id=call.pk, number=call.last_attempt).first()
+    queue = call.queue or _("the default queue")
+    if attempt is None or attempt.finished_at is not None:
+        return str(_("it is %s") % call.get_status_display())
+    now = clock(using)
+    values = {
+        "queue": queue,
+        "since": _ago(now - (attempt.started_at or attempt.released_at)),
+        "until": _ahead(attempt.lease_until, now),
+    }
+    if attempt.started_at is None:
+        return str(
+            _(
+                "it was dispatched to %(queue)s %(since)s ago, and no worker has begun it; "
+                "it is taken back in %(until)s"
+            )
+            % values
+        )
+    return str(
+        _(
+            "it is under way: a worker of %(queue)s began it %(since)s ago; "
+            "without an answer it is given up in %(until)s"
+        )
+        % values
+    )
+
+
+def _ago(passed: timedelta) -> str:
+    return formatting.duration(max(0.0, passed.total_seconds()))
+
+
+def _ahead(instant: datetime | None, now: datetime) -> str:
+    return _ago(timedelta(0) if instant is None else instant - now)
 
 
 def _hold_on(call: CallQueue, book: Book, held: holds.Held) -> holds.InForce | None:

@@ -41,7 +41,7 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
     with open_stage(SETTINGS) as on:
         from callqueue import database
         from callqueue.dispatch.dispenser import Dispenser
-        from callqueue.execution import claim, executor, request
+        from callqueue.execution import claim, recorder, request
         from callqueue.models import CallQueue
 
         say(f"parts: {calls} calls")
@@ -50,15 +50,21 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
         data = {"method": "post", "params": {"url": url, "data": body}}
         parts.take("send_many", lambda: CallQueue.objects.send_many([data] * calls, rule="bench"))
         dispenser = Dispenser(publish=lambda using, packed: messages.extend(packed) or True)
-        while parts.take("release", dispenser.run_once):
-            pass
         with database.kept_connection("default"):
-            for _, ids in messages:
-                jobs = parts.take("begin", lambda ids=ids: claim.begin("default", ids))
-                reports = parts.take(
-                    "the request", lambda jobs=jobs: [request.make(job) for job in jobs]
-                )
-                parts.take("record", lambda reports=reports: executor._record("default", reports))
+            # What no worker begins is bounded, so each round's calls are made before the next.
+            while parts.take("release", dispenser.run_once):
+                while messages:
+                    ids = messages.pop(0)[1]
+                    jobs = parts.take("begin", lambda ids=ids: claim.begin("default", ids))
+                    reports = parts.take(
+                        "the request", lambda jobs=jobs: [request.make(job) for job in jobs]
+                    )
+                    parts.take(
+                        "record", lambda reports=reports: recorder.record("default", reports)
+                    )
+        made = CallQueue.objects.done().count()
+        if made != calls:
+            raise RuntimeError(f"{made} of {calls} calls were made: the figures are of those alone")
         with requests.Session() as session:
             session.trust_env = False
             parts.take(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from callqueue.limits.kinds.base import PARTS, SHOWN, Limit, Meter, Usage
+from callqueue.limits.kinds.base import Limit, Meter, Usage
 from callqueue.limits.kinds.concurrency import Concurrency
 from callqueue.limits.kinds.fields import DAY, SECOND, parse_rate, with_known_fields
 from callqueue.limits.kinds.fixed_window import FixedWindow
@@ -12,9 +12,7 @@ from callqueue.limits.kinds.token_bucket import TokenBucket
 __all__ = [
     "DAY",
     "KINDS",
-    "PARTS",
     "SECOND",
-    "SHOWN",
     "Concurrency",
     "FixedWindow",
     "Limit",

@@ -18,30 +18,34 @@ from django.core.exceptions import ImproperlyConfigured
 from callqueue.limits.kinds.fields import SECOND, parse_rate
 from callqueue.limits.kinds.lanes import Lane
 
-SHOWN, PARTS = 3, 20  # windows that a plot shows, and slots of each
+# what `jitter=None` is: seconds at least, a share of the window where that is more, seconds at most
+JITTER, JITTER_SHARE, MOST_JITTER = 0.05, 50, 60
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The charges on one budget: `open` is the cost of unanswered attempts, `aged` the (instant,
-    cost) of answered ones.
+    """The charges on one budget: `open` is the cost of attempts that do not age yet, `aged` the
+    (instant, cost) of those that do.
 
     `aged` is sorted by instant. For a token bucket, `since` is the instant from which `aged` is
     complete, and `level` what the bucket held then, in tokens times the period (0: assume it was
-    empty, the safe guess).
+    empty, the safe guess). `may_owe`: whether an attempt may cost more than it was released for,
+    so that a bucket may hold less than nothing.
     """
 
     open: int = 0
     aged: Sequence[tuple[int, int]] = ()
     since: int = 0
     level: int = 0
+    may_owe: bool = False
 
 
 class Meter:
     """One budget while a pass plans releases: says when a cost fits, and takes it.
 
-    What it takes is open: it ages only once it is answered. So room never shrinks with time, only
-    with `take`, and a call that must pass several meters goes at the latest of their instants.
+    What it takes is open: it ages only once the ledger knows since when. So room never shrinks with
+    time, only with `take`, and a call that must pass several meters goes at the latest of their
+    instants.
     """
 
     used: int
@@ -74,7 +78,7 @@ class Limit:
     name: str | None = field(default=None, kw_only=True)
     unit: str = field(default="calls", kw_only=True)
     strict: bool = field(default=False, kw_only=True)
-    jitter: float = field(default=0.05, kw_only=True)
+    jitter: float | None = field(default=None, kw_only=True)
 
     # Whether it counts what is in flight, from release to answer, and nothing that is answered.
     counts_in_flight: ClassVar[bool] = False
@@ -93,10 +97,10 @@ class Limit:
             raise ImproperlyConfigured(f"{where}.name: {self.name!r} is not a name")
         if not isinstance(self.strict, bool):
             raise ImproperlyConfigured(f"{where}.strict: {self.strict!r} is not True or False")
-        if (
+        if self.jitter is not None and (
             isinstance(self.jitter, bool)
             or not isinstance(self.jitter, int | float)
-            or not 0 <= self.jitter <= 60
+            or not 0 <= self.jitter <= MOST_JITTER
         ):
             raise ImproperlyConfigured(
                 f"{where}.jitter: {self.jitter!r} is not a number of seconds from 0 to 60"
@@ -124,8 +128,23 @@ class Limit:
 
     @property
     def jitter_us(self) -> int:
-        """The jitter in microseconds."""
-        return round(self.jitter * SECOND)
+        """The jitter in microseconds: where none is given, 0.05 s or 2 % of the window, whichever
+        is more, and 60 s at most.
+        """
+        if self.jitter is not None:
+            return round(self.jitter * SECOND)
+        usual = max(round(JITTER * SECOND), self._jitter_window_us // JITTER_SHARE)
+        return min(usual, MOST_JITTER * SECOND)
+
+    @property
+    def _jitter_window_us(self) -> int:
+        """The window of which the usual jitter is a share."""
+        return self.period_us
+
+    @property
+    def ages_unanswered(self) -> bool:
+        """Whether an attempt that is known to be sent ages before it is answered."""
+        return not self.strict and not self.counts_in_flight
 
     @property
     def capacity(self) -> int:
@@ -146,7 +165,7 @@ class Limit:
 
     @property
     def window_us(self) -> int:
-        """For how long an answered attempt may matter, in microseconds."""
+        """For how long an attempt may matter once it ages, in microseconds."""
         raise NotImplementedError
 
     @property
@@ -155,18 +174,29 @@ class Limit:
         return self.window_us
 
     def horizon(self, now: int) -> int:
-        """The instant before which nothing that ended matters at `now`."""
+        """The instant before which nothing that aged or ended matters at `now`."""
         return now - self.window_us
 
-    def aged_from(self, sent_at: int | None, finished_at: int) -> int:
-        """The latest instant at which the provider can have counted an answered attempt.
-
-        Never later than its answer; `jitter` after its last byte left, unless the limit is strict
-        or nothing was stamped.
+    @property
+    def patience_us(self) -> int:
+        """For how long after a call was sent the ledger need not know it: nothing of the limit is
+        lost meanwhile, in microseconds. Of a limit that `ages_unanswered`.
         """
-        if self.strict or sent_at is None:
+        return self.window_us + self.jitter_us
+
+    def aged_from(self, sent_at: int | None, finished_at: int | None) -> int:
+        """The latest instant at which the provider can have counted an attempt that was sent, or
+        answered.
+
+        `jitter` after its last byte left, and never later than its answer; its answer alone where
+        the limit is strict or nothing was stamped. An unanswered one is asked for only where the
+        limit `ages_unanswered`.
+        """
+        if sent_at is None or (self.strict and finished_at is not None):
+            assert finished_at is not None
             return finished_at
-        return min(finished_at, sent_at + self.jitter_us)
+        counted = sent_at + self.jitter_us
+        return counted if finished_at is None else min(finished_at, counted)
 
     def meter(self, usage: Usage, now: int) -> Meter:
         """A meter of this limit over `usage`."""
@@ -201,8 +231,8 @@ class Limit:
         """Seconds until a backlog that charges `amount` has passed; None where that hangs on
         unknown latencies. An estimate: a simulation follows each call instead, and takes its time.
 
-        `meter` is the limit's at `now` (microseconds); `latency` is what a call takes, in seconds,
-        0 where it is not known.
+        `meter` is the limit's at `now` (microseconds); `latency` is how long a call is charged
+        before it ages, in seconds, 0 where it is not known.
         """
         return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
 
@@ -210,32 +240,10 @@ class Limit:
         """Seconds until more than is free has passed. Here every period room opens in the same
         order: what is free now first, then each as its charge leaves.
         """
-        period = (self.window_us + self.jitter_us) / SECOND
+        period = self.window_us / SECOND + (latency or self.jitter_us / SECOND)
         full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
         first = meter.free_at(last + 1)
-        return full * period + (period + latency if first is None else (first - now) / SECOND)
-
-    # --- how its use is plotted
-
-    @property
-    def slot_us(self) -> int:
-        """How long a slot of time is of which a plot shows the use, in microseconds."""
-        return max(1, self.window_us // PARTS)
-
-    def plotted_from(self, now: int, slot: int) -> int:
-        """When the first slot of that length begins that is to be counted for a plot: those of the
-        windows shown, and of the window before, which they hold.
-        """
-        return (now // slot - (SHOWN + 1) * PARTS + 1) * slot
-
-    def levels(
-        self, starts: Sequence[int], counts: Sequence[int | None], values: int = 1
-    ) -> list[int | None]:
-        """The use at the end of each slot that is shown, from what was sent in each; None where
-        that is not known. `values`: of so many values of its `per` together.
-        """
-        windows = (counts[i - PARTS + 1 : i + 1] for i in range(PARTS, len(counts)))
-        return [None if None in held else sum(filter(None, held)) for held in windows]
+        return full * period + (period if first is None else (first - now) / SECOND)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
@@ -11,11 +10,10 @@ from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds.base import SHOWN, Meter, RateLimit, Usage
+from callqueue.limits.kinds.base import Meter, RateLimit, Usage
 from callqueue.limits.kinds.fields import DAY, PERIODS, SECOND, with_known_fields
 from callqueue.limits.kinds.lanes import Lane
 
-HOURS = 24  # slots of a plotted window: those of a day are hours, on days of 23 and 25 hours too
 # windows of a backlog that are looked up one by one; the rest are taken to be as long as the mean
 WINDOWS = 400
 
@@ -49,6 +47,11 @@ class FixedWindow(RateLimit):
         # than itself.
         return self.period_us + 2 * PERIODS["h"] + 2 * self.jitter_us
 
+    @property
+    def patience_us(self) -> int:
+        # What is not known to be counted when a window begins counts in it, too.
+        return self.jitter_us
+
     def window(self, instant: int) -> tuple[int, int]:
         """The calendar window that contains `instant`: its first instant, and the first after
         it.
@@ -80,31 +83,7 @@ class FixedWindow(RateLimit):
         for _ in range(counted - 1):
             instant = self.window(instant)[1]
         each = (instant - first) / (counted - 1) if counted > 1 else 0
-        return float((instant - now + (wanted - counted) * each) / SECOND + self.jitter)
-
-    @property
-    def slot_us(self) -> int:
-        return max(1, self.period_us // HOURS)
-
-    def plotted_from(self, now: int, slot: int) -> int:
-        begin = self.window(now)[0]
-        for _ in range(SHOWN - 1):
-            begin = self.window(begin - 1)[0]
-        return begin
-
-    def levels(
-        self, starts: Sequence[int], counts: Sequence[int | None], values: int = 1
-    ) -> list[int | None]:
-        """What each window has taken since it began."""
-        levels: list[int | None] = []
-        level: int | None = 0
-        window = self.window(starts[0])
-        for start, count in zip(starts, counts, strict=True):
-            if start >= window[1]:
-                window, level = self.window(start), 0
-            level = None if level is None or count is None else level + count
-            levels.append(level)
-        return levels
+        return float((instant - now + (wanted - counted) * each) + self.jitter_us) / SECOND
 
 
 class _CalendarMeter(Meter):

@@ -9,9 +9,14 @@ if TYPE_CHECKING:
     from callqueue.limits.kinds.base import Limit, Usage
 
 
+# microseconds after which the ledger knows, usually, that a call was sent which is not answered
+TOLD = 150_000
+
+
 class Lane:
     """One limit over the whole run. All calls cost the same, are sent in order and answered in
-    order. Instants and `notice` are microseconds.
+    order. Instants and `notice` are microseconds. `is_told`: whether the ledger is told that a call
+    was sent before it is answered.
 
     Here a call fits once the charge of the call `room` places before it has ended: so it is with
     windows, and with what is in flight.
@@ -19,6 +24,7 @@ class Lane:
 
     def __init__(self, limit: Limit, cost: int, values: int) -> None:
         self.limit, self.cost, self.values = limit, cost, values
+        self.is_told = True
         self.waited = 0
         self.jitter = limit.jitter_us
         self._room = limit.capacity // cost
@@ -58,11 +64,19 @@ class Lane:
         """When a charge that ages from `instant` no longer counts."""
         return instant + self.limit.window_us + 1 if self.limit.window_us else instant
 
+    def known_at(self, sent: int, answered: int) -> int:
+        """When the ledger knows that a call was sent: until then it is open."""
+        if self.is_told and self.limit.ages_unanswered:
+            return min(answered, sent + TOLD)
+        return answered
+
     def aged_from(self, sent: int, answered: int) -> int:
-        """From when an answered call ages."""
-        return answered if self.limit.strict else min(answered, sent + self.jitter)
+        """From when a call ages."""
+        return self.limit.aged_from(sent, answered)
 
     def _end(self, sent: int, answered: int) -> tuple[int, bool]:
-        """When the charge of a call ends, and whether that is with its answer."""
-        left = self.leaves(self.aged_from(sent, answered))
-        return (answered, True) if answered >= left else (left, False)
+        """When the charge of a call ends, and whether that is with its answer, or when the ledger
+        is told of it.
+        """
+        left, known = self.leaves(self.aged_from(sent, answered)), self.known_at(sent, answered)
+        return (known, True) if known >= left else (left, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
@@ -11,7 +10,7 @@ from typing import ClassVar, Self
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds.base import PARTS, Meter, RateLimit, Usage
+from callqueue.limits.kinds.base import Meter, RateLimit, Usage
 from callqueue.limits.kinds.fields import SECOND, with_known_fields
 from callqueue.limits.kinds.lanes import Lane
 
@@ -21,7 +20,8 @@ from callqueue.limits.kinds.lanes import Lane
 class TokenBucket(RateLimit):
     """A bucket of `burst` tokens that refills at `rate`; each unit of cost takes a token.
 
-    Full use needs (burst - 1) / rate to be at least the jitter. Sources: the token bucket of RFC
+    Full use needs (burst - 1) / rate to be at least what passes until the ledger knows that a call
+    was sent: some 0.2 s, or its answer where that comes sooner. Sources: the token bucket of RFC
     2697 section 3.
     """
 
@@ -45,7 +45,17 @@ class TokenBucket(RateLimit):
         # Four times as long as the bucket takes to fill, and a hundred times the jitter: assuming
         # the bucket empty that long ago then costs at most one percent of the rate.
         full = 4 * self.burst * self.period_us // self.n
-        return max(full, round(100 * self.jitter * SECOND), SECOND)
+        return max(full, 100 * self.jitter_us, SECOND)
+
+    @property
+    def _jitter_window_us(self) -> int:
+        # A bucket has no window; it fills in this time.
+        return self.burst * self.period_us // self.n
+
+    @property
+    def patience_us(self) -> int:
+        # Meanwhile the others of its tokens are there.
+        return (self.burst - 1) * self.period_us // self.n
 
     def meter(self, usage: Usage, now: int) -> Meter:
         return _BucketMeter(self, usage, now)
@@ -60,11 +70,12 @@ class TokenBucket(RateLimit):
         What leaves in one and the same microsecond is a full bucket at most, or its dearest charge:
         more than that never left a bucket together, but was moved together by a clock that was set
         back (`ledger.clock_shift`), and would empty the bucket for longer than it takes to fill.
+        Where calls may have cost more than they were released for, it is all owed.
         """
         cap, level, at = self.burst * self.period_us, usage.level, usage.since
         for leave, charges in groupby(usage.aged, key=itemgetter(0)):
             costs = [cost for _, cost in charges]
-            taken = min(sum(costs), max(self.burst, *costs))
+            taken = sum(costs) if usage.may_owe else min(sum(costs), max(self.burst, *costs))
             level = min(cap, level + self.n * max(0, leave - at)) - taken * self.period_us
             at = max(at, leave)
         if until > at:
@@ -78,28 +89,9 @@ class TokenBucket(RateLimit):
         return _BucketLane(self, cost, values)
 
     def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
-        """Until the last token of it is there."""
-        return (amount - meter.free) * self.period_us / self.n / SECOND
-
-    @property
-    def slot_us(self) -> int:
-        return max(SECOND, self.burst * self.period_us // self.n) // PARTS
-
-    def levels(
-        self, starts: Sequence[int], counts: Sequence[int | None], values: int = 1
-    ) -> list[int | None]:
-        """What the buckets lack, taken to be empty at first, as the ledger does: a window later
-        that is forgotten.
-        """
-        cap, refill = self.burst * values, self.n * values * self.slot_us / self.period_us
-        level, known = 0.0, 0
-        levels: list[int | None] = []
-        for count in counts:
-            is_known = count is not None
-            level = max(0.0, min(cap, level + refill - count)) if count is not None else 0.0
-            known = known + 1 if is_known else 0
-            levels.append(None if known <= PARTS else round(cap - level))
-        return levels[PARTS:]
+        """Until the last token of it is there; it holds no more of them at once than its size."""
+        filled = (amount - meter.free) * self.period_us / self.n / SECOND
+        return max(filled, amount / self.burst * latency)
 
 
 class _BucketMeter(Meter):
@@ -143,7 +135,7 @@ class _BucketLane(Lane):
         self._cap = limit.burst * limit.period_us
         # Tokens times the period, and the instant of that.
         self._levels = [[self._cap, 0] for _ in range(values)]
-        # From when each ages, and when it is answered.
+        # From when each ages, and when the ledger knows.
         self._open: list[deque[tuple[int, int]]] = [deque() for _ in range(values)]
 
     def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
@@ -160,14 +152,16 @@ class _BucketLane(Lane):
             at, by_answer = pending[0][1] + notice, True
 
     def take(self, number: int, sent: int, answered: int) -> None:
-        self._open[number % self.values].append((self.aged_from(sent, answered), answered))
+        aged, known = self.aged_from(sent, answered), self.known_at(sent, answered)
+        self._open[number % self.values].append((aged, known))
 
     def charge(self, usage: Usage, start: int, latency: int) -> None:
         level, at = self.limit.level_at(usage, start)
         self._levels[0] = [level, at]
         answered = start + latency
         open_calls = -(-usage.open // self.cost)
-        self._open[0].extend([(self.aged_from(start, answered), answered)] * open_calls)
+        one = self.aged_from(start, answered), self.known_at(start, answered)
+        self._open[0].extend([one] * open_calls)
 
     def _settle(self, value: int) -> None:
         leave, _ = self._open[value].popleft()

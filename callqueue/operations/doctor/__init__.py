@@ -15,6 +15,7 @@ from callqueue.operations.doctor.broker_checks import (
     broker_refusal,
     check_broker,
     check_confirms,
+    check_queues_of_control,
     check_visibility,
 )
 from callqueue.operations.doctor.check import Check, wrong
@@ -29,7 +30,12 @@ from callqueue.operations.doctor.database_checks import (
     check_stuck,
     database_refusal,
 )
-from callqueue.operations.doctor.settings_checks import check_schedule, check_settings
+from callqueue.operations.doctor.limit_checks import check_reach
+from callqueue.operations.doctor.settings_checks import (
+    check_application,
+    check_schedule,
+    check_settings,
+)
 from callqueue.operations.doctor.worker_checks import Workers, check_ledger, check_workers
 from callqueue.texts import in_one_line
 
@@ -42,6 +48,7 @@ OF_THE_DATABASE: tuple[Callable[[str], Check], ...] = (
     check_schedule,
     check_stuck,
     check_rules,
+    check_reach,
     check_bloat,
 )
 OF_THE_WORKERS: tuple[Callable[[str, Workers], Check], ...] = (check_workers, check_ledger)
@@ -51,14 +58,16 @@ def examine(using: str) -> list[Check]:
     """All checks. Without settings, database or tables, those that need them are left out: they
     would say the same.
     """
-    settings, broker = check_settings(), _tried(check_broker)
+    settings, application, broker = check_settings(), check_application(), _tried(check_broker)
     if not settings.ok:
-        return [settings, broker, _tried(check_confirms)]
-    checks = [settings, check_database(using)]
+        return [settings, application, broker, _tried(check_confirms)]
+    checks = [settings, application, check_database(using)]
     if checks[-1].ok:
         checks.append(_tried(check_migrations, using))
     has_tables = all(check.ok for check in checks)
     checks += [broker, _tried(check_confirms), _tried(check_visibility)]
+    if broker.ok:
+        checks.append(_tried(check_queues_of_control))
     if has_tables:
         workers = Workers.asked(using) if broker.ok else Workers({}, [])
         checks += [_tried(check, using) for check in OF_THE_DATABASE]

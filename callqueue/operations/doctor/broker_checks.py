@@ -12,11 +12,18 @@ from callqueue.operations.doctor.check import Check, well, wrong
 from callqueue.texts import in_one_line
 
 PATIENCE = 3.0  # seconds that the broker has to answer
+AMQP = ("amqp", "pyamqp", "amqps")
+NO_TRANSIENT_QUEUES = (4, 3)  # the version of RabbitMQ from which on it refuses them
+REDIS = ("redis", "rediss", "sentinel")
 VISIBILITY = 3600.0  # Celery's default for Redis, in seconds
 
 
 def check_broker() -> Check:
     """The broker answers."""
+    if missing := _missing_package():
+        extra = "redis" if _transport() in REDIS else missing
+        name = f'"django-callqueue[{extra}]"' if extra == "redis" else extra
+        return wrong("broker", f"the package {missing} is not installed", f"pip install {name}")
     if refusal := broker_refusal():
         return wrong("broker", refusal, "start the broker, or correct CELERY_BROKER_URL")
     return well(
@@ -30,7 +37,7 @@ def check_confirms() -> Check:
     waits for its lease.
     """
     options = celery_app().conf.broker_transport_options or {}
-    if is_eager() or _transport() not in ("amqp", "pyamqp", "amqps"):
+    if is_eager() or _transport() not in AMQP:
         return well("confirmed messages", "this kind of broker confirms, or needs not to")
     if options.get("confirm_publish"):
         return well("confirmed messages", "confirm_publish is set")
@@ -45,7 +52,7 @@ def check_confirms() -> Check:
 
 def check_visibility() -> Check:
     """Redis does not hand a message out again while its attempts may still be at work."""
-    if is_eager() or _transport() not in ("redis", "rediss", "sentinel"):
+    if is_eager() or _transport() not in REDIS:
         return well("visibility timeout", "this kind of broker has none")
     options = celery_app().conf.broker_transport_options or {}
     timeout = float(options.get("visibility_timeout", VISIBILITY))
@@ -65,6 +72,41 @@ def check_visibility() -> Check:
     )
 
 
+def check_queues_of_control() -> Check:
+    """RabbitMQ 4.3 refuses queues that are neither durable nor exclusive, as older Celery makes
+    them for its remote control: workers end at their start.
+    """
+    name = "remote control"
+    if is_eager() or _transport() not in AMQP:
+        return well(name, "this kind of broker takes every queue")
+    version = _server_version()
+    if version < NO_TRANSIENT_QUEUES:
+        return well(name, f"RabbitMQ {'.'.join(map(str, version))} takes every queue")
+    settings = celery_app().conf
+    refused = [
+        kind
+        for kind in ("control_queue", "event_queue")
+        if not (settings.get(f"{kind}_exclusive") or settings.get(f"{kind}_durable"))
+    ]
+    if refused:
+        return wrong(
+            name,
+            "RabbitMQ 4.3 refuses the queues of Celery's remote control: neither durable nor "
+            "exclusive",
+            'pip install --upgrade "celery>=5.7" "kombu>=5.7", or set '
+            "CELERY_CONTROL_QUEUE_DURABLE and CELERY_EVENT_QUEUE_DURABLE to True",
+        )
+    return well(name, "Celery's queues for it are exclusive or durable, as RabbitMQ 4.3 wants them")
+
+
+def _server_version() -> tuple[int, ...]:
+    """RabbitMQ's version; empty where it does not say."""
+    with celery_app().connection_for_write(connect_timeout=PATIENCE) as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
+        said = str((connection.connection.server_properties or {}).get("version", ""))
+    return tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
+
+
 def broker_refusal() -> str:
     """Why the broker cannot be used; empty where it answers, or none is needed."""
     if is_eager():
@@ -74,6 +116,19 @@ def broker_refusal() -> str:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
     except Exception as error:
         return in_one_line(error)
+    return ""
+
+
+def _missing_package() -> str:
+    """The package that the broker's transport needs and does not find."""
+    try:
+        celery_app().connection_for_write().transport  # noqa: B018
+    except ModuleNotFoundError as error:
+        return str(error.name or error)
+    except ImportError as error:
+        return "redis" if "redis" in str(error) else in_one_line(error)
+    except Exception:
+        return ""
     return ""
 
 
@@ -91,7 +146,7 @@ def is_eager() -> bool:
 
 def _transport() -> str:
     """The scheme of the broker's URL, without what comes after "+"."""
-    return str(celery_app().connection_for_write().transport_cls).partition("+")[0]
+    return str(celery_app().connection_for_write().transport_cls).partition("+")[0].lower()
 
 
 def _broker_name() -> str:

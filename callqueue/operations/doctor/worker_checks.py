@@ -12,10 +12,14 @@ from typing import Any
 from callqueue import conf, database, states, tables
 from callqueue.database import ClockNow
 from callqueue.maintenance import recovery
+from callqueue.operations import periodic
 from callqueue.operations.doctor.broker_checks import celery_app, is_eager
 from callqueue.operations.doctor.check import Check, well, wrong
+from callqueue.texts import page
 
 PATIENCE = 2.0  # seconds that the workers have to answer
+NEWEST = 1000  # calls whose callbacks are looked at
+_WHY_OTHERS = "callbacks and beat's tasks go by Celery's own routes, not by the rules' queues"
 AHEAD = timedelta(seconds=2)  # what lies further ahead than clocks differ lies in the future
 
 
@@ -59,6 +63,7 @@ def check_workers(using: str, workers: Workers) -> Check:
         return well("workers", "none is needed: tasks run eagerly")
     served = set().union(*workers.queues.values())
     missing = sorted(_queues_wanted(using) - served)
+    others = sorted(_queues_of_plain_tasks(using) - served)
     if missing:
         detail = (
             f"no worker listens on {', '.join(missing)}" if workers.queues else "no worker answered"
@@ -66,7 +71,14 @@ def check_workers(using: str, workers: Workers) -> Check:
         return wrong(
             "workers",
             detail,
-            f"run `celery -A <project> worker --queues {','.join(missing)}`",
+            f"run `celery -A <project> worker --queues {','.join([*missing, *others])}`"
+            + (f" ({_WHY_OTHERS})" if others else ""),
+        )
+    if others:
+        return wrong(
+            "workers",
+            f"no worker listens on {', '.join(others)}, and messages go there",
+            f"run `celery -A <project> worker --queues {','.join(others)}` ({_WHY_OTHERS})",
         )
     return well("workers", f"{len(workers.queues)} workers listen on {', '.join(sorted(served))}")
 
@@ -82,10 +94,12 @@ def check_ledger(using: str, workers: Workers) -> Check:
     if signs:
         todo = (
             "run `manage.py callqueue_pause RULE --for` one full window for every rule "
-            "before anything goes out; see docs/how-to/restore-a-backup.md"
+            f"before anything goes out; see {page('how-to/restore-a-backup.md')}"
         )
         return wrong("ledger", "; ".join(signs), todo)
-    return well("ledger", "nothing in it lies ahead, and it knows what workers have at hand")
+    return well(
+        "ledger", "nothing in it is in the future, and it knows every attempt of the workers"
+    )
 
 
 def _signs_of_the_future(using: str) -> Iterator[str]:
@@ -104,7 +118,7 @@ def _signs_of_the_past(using: str, workers: Workers) -> Iterator[str]:
     known = tables.attempts(using).filter(pk__in=wanted).values_list("pk", flat=True)
     if unknown := wanted - set(known):
         yield (
-            f"workers have {len(unknown)} attempts at hand that the ledger does not know: "
+            f"workers are making {len(unknown)} attempts that the ledger does not know: "
             "it was put back in time"
         )
     lately = ClockNow() - timedelta(hours=1)
@@ -123,6 +137,23 @@ def _queues_wanted(using: str) -> set[str]:
         used = tables.calls(using).filter(rule="default", status__in=states.UNFINISHED).exists()
         names = [name for name in rules if used or name != "default"]
     return _queues_of(names)
+
+
+def _queues_of_plain_tasks(using: str) -> set[str]:
+    """The queues of what is sent beside calls: callbacks of the newest calls, and beat's chores."""
+    newest = tables.calls(using).order_by("-pk").values_list("callback", flat=True)[:NEWEST]
+    wanted = {(str(name), "") for name in newest if name} | set(periodic.scheduled(celery_app()))
+    return {_queue_of_task(name, queue) for name, queue in wanted}
+
+
+def _queue_of_task(name: str, queue: str) -> str:
+    """Where a message of the task goes: to this queue, or where the task or CELERY_TASK_ROUTES
+    say.
+    """
+    app = celery_app()
+    queue = queue or getattr(app.tasks.get(name), "queue", "") or ""
+    found = app.amqp.router.route({"queue": queue} if queue else {}, name)["queue"]
+    return str(getattr(found, "name", found))
 
 
 def _queues_of(names: Iterable[str]) -> set[str]:

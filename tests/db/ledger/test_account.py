@@ -8,6 +8,7 @@ from datetime import timedelta
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
+from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.operations import control
 from tests.support.behaviour import release, send
@@ -28,6 +29,21 @@ def test_the_bucket_gives_its_burst_and_no_more(rules: Rules) -> None:
     for _ in range(6):
         send("r")
     assert len(release()) == 4
+
+
+def test_a_bucket_owes_what_calls_of_one_instant_cost_more_than_they_were_released_for(
+    rules: Rules,
+) -> None:
+    """As many as a clock that was set back moves to one instant."""
+    rules(r=Rule(limits=[TokenBucket("10/s", burst=20)], settle=lambda response: 20))
+    for _ in range(8):
+        send("r")
+    assert len(release()) == 8
+    answer(CallAttempt.objects.all())
+    CallAttempt.objects.update(cost=20, calls=20)
+    send("r")
+    done = make_pass("default", ["r"])
+    assert done.opens_in is not None and 12 < done.opens_in < 15  # 160 owed, of 20 that were there
 
 
 def test_a_calendar_day_counts_what_began_in_it(rules: Rules) -> None:

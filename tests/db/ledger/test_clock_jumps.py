@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from django.utils import timezone
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import executor, judging, request, results
+from callqueue.execution import judging, recorder, request, results, telling
 from callqueue.execution.claim import begin
 from callqueue.execution.http import client
 from callqueue.execution.http.deadline import Deadline
@@ -41,7 +42,9 @@ class Clocks:
 
 @pytest.fixture
 def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
-    settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m")])}}
+    settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m", jitter=0.05)])}}
+    monkeypatch.setattr(telling, "MARGIN", 100.0)
+    monkeypatch.setattr(telling, "SLOW", 0.0)
     two_clocks = Clocks()
     monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
     untold = "CAST(NULL AS timestamptz)" if connection.vendor == "postgresql" else "NULL"
@@ -77,10 +80,28 @@ def answer_all(two_clocks: Clocks) -> None:
     )
 
 
+def tell_of_all(two_clocks: Clocks) -> None:
+    """They are all under way, and were sent just now."""
+    jobs = begin("default", list(CallAttempt.objects.open().values_list("pk", flat=True)))
+    for job in jobs:
+        job.gate = client.Gate()
+        job.gate.sent_at, job.gate.is_whole = two_clocks.mono, True
+    if telling.tell("default", jobs) == 0:
+        assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
+
+
+ageing = pytest.mark.parametrize(
+    "begin_to_age", [answer_all, tell_of_all], ids=["answered", "told of"]
+)
+
+
+@ageing
 @pytest.mark.parametrize("jump", [3600, 86400, 120, 5])
-def test_a_jump_forward_makes_no_room(two_clocks: Clocks, jump: int) -> None:
+def test_a_jump_forward_makes_no_room(
+    two_clocks: Clocks, jump: int, begin_to_age: Callable[[Clocks], None]
+) -> None:
     assert released(two_clocks) == 20
-    answer_all(two_clocks)
+    begin_to_age(two_clocks)
     two_clocks.pass_by(10)
     assert released(two_clocks) == 0
     two_clocks.jump(jump)
@@ -92,10 +113,13 @@ def test_a_jump_forward_makes_no_room(two_clocks: Clocks, jump: int) -> None:
     assert released(two_clocks) == 20
 
 
+@ageing
 @pytest.mark.parametrize("jump", [-3600, -86400, -120, -5])
-def test_a_jump_back_stalls_no_longer_than_a_window(two_clocks: Clocks, jump: int) -> None:
+def test_a_jump_back_stalls_no_longer_than_a_window(
+    two_clocks: Clocks, jump: int, begin_to_age: Callable[[Clocks], None]
+) -> None:
     assert released(two_clocks) == 20
-    answer_all(two_clocks)
+    begin_to_age(two_clocks)
     two_clocks.pass_by(10)
     assert released(two_clocks) == 0
     two_clocks.jump(jump)
@@ -137,11 +161,14 @@ def test_a_scheduled_call_keeps_its_instant(two_clocks: Clocks) -> None:
     assert CallQueue.objects.order_by().values_list("due_at_dt", flat=True).distinct().get() == due
 
 
-def test_answers_after_the_jump_keep_their_own_time(two_clocks: Clocks) -> None:
+@ageing
+def test_what_begins_to_age_after_the_jump_keeps_its_own_time(
+    two_clocks: Clocks, begin_to_age: Callable[[Clocks], None]
+) -> None:
     assert released(two_clocks) == 20
     two_clocks.pass_by(5)
     two_clocks.jump(3600)
-    answer_all(two_clocks)  # recorded on the new clock, before any dispenser saw the jump
+    begin_to_age(two_clocks)  # recorded on the new clock, before any dispenser saw the jump
     two_clocks.pass_by(1)
     assert released(two_clocks) == 0
     two_clocks.pass_by(58)
@@ -457,7 +484,7 @@ def test_a_hold_that_an_answer_asks_for_is_as_long_as_it_says_after_a_jump(
     report = answered(job, 429, {"Retry-After": "30"})
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    executor._record("default", [report])
+    recorder.record("default", [report])
     until = Hold.objects.get().until
     assert (
         before + timedelta(seconds=25) <= until <= database.clock("default") + timedelta(seconds=30)

@@ -24,6 +24,7 @@ from callqueue import (
     transitions,
 )
 from callqueue.database import server_clock
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import clock_jumps, tallies
@@ -179,6 +180,21 @@ def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(ru
     CallQueue.objects.send(a_call(), rule="b", cost={"calls": 1, "tokens": 1000})
     release_all("b")
     assert CallAttempt.objects.filter(rule="b").count() == 8
+
+
+@pytest.mark.parametrize("names", ["bcbc", "bcbcbcb", "abcabca"])
+@pytest.mark.parametrize("rate", ["2100/d", "2500/30d"])
+def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_whole(
+    rules: Rules, names: str, rate: str
+) -> None:
+    """Its two names share no row, and a dispenser that makes one round settles no agreement."""
+    account = SlidingWindow(rate, name="account")
+    for name in names:
+        rules(**{name: Rule(limits=[account])})
+        waiting_calls(name, 700)
+        Dispenser(name="short-lived", publish=lambda using, messages: True).run_once()
+        answer_open()
+    assert CallAttempt.objects.count() <= account.n
 
 
 def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules) -> None:

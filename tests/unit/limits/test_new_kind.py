@@ -12,7 +12,7 @@ from callqueue import Rule
 from callqueue.limits import kinds
 from callqueue.limits.agreements import Agreement, in_force, renewed
 from callqueue.limits.budgets import bind
-from callqueue.limits.kinds import PARTS, SHOWN, Usage
+from callqueue.limits.kinds import Usage
 from callqueue.limits.opinions import digest_of, opinion_of
 from callqueue.limits.simulation import simulate
 from callqueue.operations.audit_tallies import tally_of
@@ -41,11 +41,6 @@ def test_a_backlog_drains_as_the_simulation_says(n: int, calls: int) -> None:
     made = simulate(book, "r", calls, latency=0, delivery=0, notice=0)
     quick = limit.seconds_until_gone(limit.meter(Usage(), NOON), calls, NOON, 0)
     assert made.last_release == pytest.approx(quick, rel=0.01, abs=0.01)
-
-
-def test_it_is_plotted() -> None:
-    levels = Spaced("1/m").levels(range((SHOWN + 1) * PARTS), [0] * (SHOWN + 1) * PARTS)
-    assert levels == [0] * SHOWN * PARTS
 
 
 def test_dispensers_agree_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

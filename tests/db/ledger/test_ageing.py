@@ -1,0 +1,225 @@
+"""Attempts age from when they were sent, answered or not, once a worker has told the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks, database
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.execution import claim, judging, results, telling
+from callqueue.execution.http import client
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations.forecast import has_room
+from callqueue.transitions import Job
+from tests.support.behaviour import release, response, send
+
+Rules = Callable[..., None]
+TWO = SlidingWindow("2/10s")
+
+
+def under_way(*, ago: float, rule: str = "r") -> list[Job]:
+    """Begin what is released; its requests were sent so many seconds ago, as wholes."""
+    open_ids = CallAttempt.objects.open().filter(started_at__isnull=True, rule=rule)
+    jobs = claim.begin("default", list(open_ids.values_list("pk", flat=True)))
+    for job in jobs:
+        job.gate = client.Gate()
+        job.gate.sent_at, job.gate.is_whole = clocks.monotonic() - ago, True
+    return jobs
+
+
+def answered(job: Job, *, settled: Any = None) -> None:
+    """Record that it is answered now."""
+    answer = client.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
+    result = judging.of_answer(job, answer)
+    result.cost = settled
+    results.record("default", [result])
+
+
+def released(rules: Rules, rule: Rule, *, calls: int = 5, cost: Any = None) -> int:
+    rules(r=rule)
+    for _ in range(calls):
+        send("r", cost=cost)
+    return len(release())
+
+
+def test_what_is_told_of_ages_from_when_it_was_sent(rules: Rules) -> None:
+    assert released(rules, Rule(limits=[TWO])) == 2
+    first, second = under_way(ago=11)
+    second.gate.sent_at += 10
+    assert telling.tell("default", [first, second]) == 2
+    assert len(release()) == 1
+    sent = CallAttempt.objects.get(pk=second.attempt_id).sent_at
+    assert timedelta(seconds=1) <= database.clock("default") - sent < timedelta(seconds=8)
+
+
+def test_what_was_sent_a_window_ago_is_not_charged_though_it_is_not_answered(rules: Rules) -> None:
+    assert released(rules, Rule(limits=[TWO])) == 2
+    assert not has_room("default", "r")
+    jobs = under_way(ago=11)
+    telling.tell("default", jobs[:1])
+    assert has_room("default", "r")
+    assert len(release()) == 1
+    answered(jobs[0])
+    assert len(release()) == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(limits=[SlidingWindow("2/10s", strict=True)]),
+        Rule(limits=[Concurrency(2)]),
+        Rule(limits=[TWO, Concurrency(2)]),
+        Rule(limits=[SlidingWindow("4/10s")], follow_redirects=1),
+    ],
+    ids=["strict", "in flight", "window and in flight", "redirects"],
+)
+def test_what_only_the_answer_ends_stays_charged(rules: Rules, rule: Rule) -> None:
+    assert released(rules, rule) == 2
+    telling.tell("default", under_way(ago=11))
+    assert len(release()) == 0
+
+
+def test_nothing_is_told_of_that_is_not_sent_as_a_whole_has_not_arrived_or_is_young(
+    rules: Rules,
+) -> None:
+    assert released(rules, Rule(limits=[SlidingWindow("4/10s")])) == 4
+    broken, lost, young, unsent = under_way(ago=11)
+    broken.gate.is_whole = False
+    lost.gate.has_arrived = lambda: False
+    young.gate.sent_at = clocks.monotonic()
+    unsent.gate = None
+    assert telling.tell("default", [broken, lost, young, unsent]) == 0
+    assert not CallAttempt.objects.filter(sent_at__isnull=False).exists()
+
+
+def test_what_arrived_late_ages_from_when_it_was_seen_to_have_arrived(rules: Rules) -> None:
+    released(rules, Rule(limits=[TWO]), calls=1)
+    (job,) = under_way(ago=11)
+    job.gate.has_arrived = lambda: False
+    telling.tell("default", [job])
+    job.gate.has_arrived = lambda: True
+    assert telling.tell("default", [job]) == 1
+    (sent,) = CallAttempt.objects.values_list("sent_at", flat=True)
+    assert database.clock("default") - sent < timedelta(seconds=10)
+
+
+def test_what_has_time_is_told_of_together_with_what_has_none(rules: Rules) -> None:
+    released(rules, Rule(limits=[SlidingWindow("20/5s")]))
+    jobs = under_way(ago=1)
+    assert telling.tell("default", jobs) == 0
+    jobs[0].gate.sent_at -= 4
+    assert telling.tell("default", jobs) == 5
+    assert telling.tell("default", jobs) == 0
+
+
+def test_what_ended_or_is_another_workers_is_not_told_of(rules: Rules) -> None:
+    released(rules, Rule(limits=[TWO]))
+    ended, taken = under_way(ago=11)
+    CallAttempt.objects.filter(pk=ended.attempt_id).update(finished_at=database.clock("default"))
+    CallAttempt.objects.filter(pk=taken.attempt_id).update(worker="another")
+    assert telling.tell("default", [ended, taken]) == 0
+    assert not CallAttempt.objects.filter(sent_at__isnull=False).exists()
+
+
+def test_what_was_told_of_and_then_lost_ages_from_when_it_was_sent(rules: Rules) -> None:
+    assert released(rules, Rule(limits=[TWO])) == 2
+    telling.tell("default", under_way(ago=11))
+    CallAttempt.objects.update(lease_until=database.clock("default") - timedelta(seconds=1))
+    assert recovery.end_lost("default") == 2
+    assert len(release()) == 2
+
+
+def test_what_the_answer_adds_to_the_cost_is_charged_from_the_answer(rules: Rules) -> None:
+    tokens = SlidingWindow("100/10s", unit="tokens")
+    assert released(rules, Rule(limits=[tokens]), cost={"tokens": 50}) == 2
+    jobs = under_way(ago=11)
+    telling.tell("default", jobs)
+    answered(jobs[0], settled={"tokens": 110})  # 60 more than it was charged, as of now
+    assert len(release()) == 0
+    answered(jobs[1], settled={"tokens": 10})
+    assert len(release()) == 0
+    attempt = CallAttempt.objects.get(pk=jobs[0].attempt_id)
+    later = attempt.finished_at - timedelta(seconds=11)
+    CallAttempt.objects.filter(pk=attempt.pk).update(finished_at=later)
+    assert len(release()) == 2
+
+
+def test_what_an_unfinished_answer_would_give_back_is_charged_until_then(rules: Rules) -> None:
+    tokens = SlidingWindow("100/10s", unit="tokens")
+    assert released(rules, Rule(limits=[tokens]), cost={"tokens": 50}) == 2
+    jobs = under_way(ago=1)
+    CallAttempt.objects.update(sent_at=database.clock("default") - timedelta(seconds=1))
+    assert len(release()) == 0
+    answered(jobs[0], settled={"tokens": 0})
+    assert len(release()) == 1
+
+
+def test_a_calendar_window_counts_what_was_told_of_in_the_windows_that_it_touches(
+    rules: Rules,
+) -> None:
+    assert released(rules, Rule(limits=[FixedWindow("2/d")])) == 2
+    telling.tell("default", under_way(ago=1))
+    assert len(release()) == 0
+    CallAttempt.objects.update(sent_at=database.clock("default") - timedelta(days=3))
+    assert len(release()) == 2
+
+
+def test_a_bucket_has_its_tokens_again_though_nothing_is_answered(rules: Rules) -> None:
+    assert released(rules, Rule(limits=[TokenBucket("60/m", burst=2)])) == 2
+    telling.tell("default", under_way(ago=100))
+    assert len(release()) == 2
+
+
+def test_keys_that_wait_for_room_are_woken_by_what_was_told_of(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/4s", per="key")]))
+    for key in "abab":
+        send("r", key=key)
+    assert len(release()) == 2
+    assert len(release()) == 0
+    telling.tell("default", under_way(ago=11))
+    assert len(release()) == 2
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_dispenser_that_waits_for_an_answer_goes_on_when_the_ledger_is_told(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[TokenBucket("10/s", burst=1)]))
+    for _ in range(2):
+        send("r")
+    dispenser = Dispenser(publish=lambda *_: True)
+    dispenser.tick()
+    group = dispenser.groups[("r",)]
+    assert group.waits_for_answer
+    group.look_at = float("inf")  # no pass but by news
+    dispenser.tick()
+    assert CallAttempt.objects.count() == 1
+    telling.tell("default", under_way(ago=5))
+    dispenser.tick()
+    assert CallAttempt.objects.count() == 2
+
+
+def test_what_was_told_of_late_ages_late(rules: Rules) -> None:
+    """Else nobody would see that it has aged away, and keys would go on waiting for the answer."""
+    released(rules, Rule(limits=[TWO]))
+    telling.tell("default", under_way(ago=3600))
+    now = database.clock("default")
+    for sent in CallAttempt.objects.values_list("sent_at", flat=True):
+        assert now - sent < timedelta(seconds=20)
+    assert len(release()) == 2
+
+
+def test_a_call_under_way_keeps_its_own_fate(rules: Rules) -> None:
+    """Telling changes nothing but what the ledger knows."""
+    released(rules, Rule(limits=[TWO]), calls=1)
+    (job,) = under_way(ago=11)
+    telling.tell("default", [job])
+    answered(job)
+    assert CallQueue.objects.get().status == CallQueue.Status.DONE
+    attempt = CallAttempt.objects.get()
+    assert attempt.sent_at < attempt.finished_at
