@@ -178,7 +178,7 @@ def _read_clock(
     return narrowed, from_us(steady_from)
 
 
-def _slot(
+def slot(
     send_at: datetime | None, released_at: datetime, clock: Reading, steady_from: datetime
 ) -> datetime | None:
     """When to send: never later than the slot was ahead at release; and exactly that, if the clock
@@ -223,7 +223,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
     )
     job.lease_ends = clock.before + _seconds_ahead(job) + conf.current().lease(rule)
     job.unfit = _unfitness(job, is_readable, row["c.expires_at_dt"])
-    job.send_at = _slot(job.send_at, row["a.released_at"], clock, steady_from)
+    job.send_at = slot(job.send_at, row["a.released_at"], clock, steady_from)
     return job
 
 

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from celery.exceptions import SoftTimeLimitExceeded
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 
-from callqueue import clocks, database, events, telemetry, transitions
-from callqueue.execution import claim, judging, request, results, thread_pool
+from callqueue import database, telemetry, transitions
+from callqueue.execution import claim, judging, recorder, request, telling, thread_pool
 from callqueue.handlers import HTTP_METHODS
-from callqueue.maintenance import breaker
 from callqueue.transitions import Job, Result
 
 LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that somebody has locked
@@ -29,21 +27,25 @@ SOON = 0.02  # seconds within which the calls of a message should all be sent, t
 
 
 def execute(
-    using: str, attempt_ids: Sequence[int], *, inline: bool = False, interruptible: bool = False
+    using: str,
+    attempt_ids: Sequence[int],
+    *,
+    inline: bool = False,
+    begun: Sequence[Job] | None = None,
 ) -> int:
-    """Make the calls of these attempts, those that are still to be begun; the count of them.
+    """Make the calls of these attempts, those that are still to be begun or are `begun` for this
+    thread; the count of them, once all are recorded.
 
     HTTP calls run side by side unless `inline`; others one after the other in this thread, which
-    may use the ORM. In a thread that is `interruptible`, by a time limit, no HTTP call runs.
-    Whatever is raised in this thread, what has been sent is recorded and what has not is given
-    back; then it is raised again.
+    may use the ORM. Whatever is raised in this thread, what has been sent is recorded and what has
+    not is given back; then it is raised again.
     """
-    message = _Message(using, attempt_ids)
+    message = _Message(using, attempt_ids, begun)
     try:
-        return message.make(inline, interruptible)
+        return message.make(inline)
     except BaseException as struck:
         message.leave(struck)
-        striker = _striker(struck)
+        striker = recorder.striker(struck)
         if striker is not None and striker is not struck:
             raise striker from struck
         raise
@@ -54,35 +56,46 @@ class _Message:
     thread pool's.
     """
 
-    def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, using: str, attempt_ids: Sequence[int], begun: Sequence[Job] | None = None
+    ) -> None:
         self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.name_worker()
-        self.jobs: list[Job] | None = None
+        self.jobs = begun
         self.owed: list[Result] = []
         self.shift: thread_pool.Shift[Job, Result] | None = None
 
-    def make(self, inline: bool, interruptible: bool) -> int:
+    def make(self, inline: bool) -> int:
         """Begin, make and record them; the count of those begun."""
-        self.jobs = jobs = claim.begin(self.using, self.attempt_ids, self.worker)
-        apart, here = _shared_out(jobs, inline, interruptible)
+        if self.jobs is None:
+            self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
+        jobs = self.jobs
+        apart, here = _shared_out(jobs, inline)
         make = telemetry.traced(request.make)
         self.shift = thread_pool.Shift(apart, make)
         self.owed = [judging.unfit(job) for job in jobs if job.unfit is not None]
         self._record_owed()
-        for ended in self.shift.run(_hands(apart)):
-            _record(self.using, ended)
+        for ended in self.shift.run(hands(apart), every=telling.TELL):
+            if ended:
+                recorder.record(self.using, ended)
+            telling.tell(self.using, self._under_way(apart))
         for job in here:
             self.owed = [make(job)]
             self._record_owed()
         if len(jobs) < len(self.attempt_ids):
-            _give_back(self.using, self.attempt_ids)
+            give_back(self.using, self.attempt_ids)
         return len(jobs)
+
+    def _under_way(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of the thread pool's jobs that have not ended."""
+        ended = {result.job.attempt_id for result in self.shift.ended} if self.shift else set()
+        return [job for job in jobs if job.attempt_id not in ended]
 
     def leave(self, struck: BaseException) -> None:
         """Give back what was not sent, and record what was: all of it where the process lives on,
         else what ends in a moment.
         """
         database.close_all()  # what struck may have done so in the middle of an answer
-        striker = _striker(struck)
+        striker = recorder.striker(struck)
         if self.jobs is None and striker is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         back = self._take_back()
@@ -109,78 +122,21 @@ class _Message:
 
     def _record_owed(self) -> None:
         if self.owed:
-            _record(self.using, self.owed)
+            recorder.record(self.using, self.owed)
             self.owed = []
 
 
-def _record(using: str, ended: Sequence[Result]) -> None:
-    """Record, and keep trying while the database is away and a lease still runs: the answers are in
-    hand.
-
-    A result that cannot be stored keeps none of the others from it.
-    """
-    pause = 0.05
-    while True:
-        try:
-            _lay_holds(using, ended)
-            results.record(using, ended)
-            break
-        except Exception as error:
-            if _striker(error) is not None:
-                raise
-            if not database.may_pass(error):
-                return _record_apart(using, ended, error)
-            _wait_for_database(using, ended, error, pause)
-            pause = min(2.0, pause * 2)
-    breaker.observe(using, ended)
-
-
-def _lay_holds(using: str, ended: Sequence[Result]) -> None:
-    for result in ended:
-        if result.hold is not None:
-            results.lay(using, result, result.hold)
-            result.hold = None
-
-
-def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pause: float) -> None:
-    """Wait for a moment, while a lease still runs; else raise the error again."""
-    why = type(error).__name__
-    if database.in_transaction(using):
-        # A test's: what broke it stays broken, and its connection is not ours to close.
-        raise error
-    if clocks.monotonic() + pause >= max(result.job.lease_ends for result in ended):
-        events.emit("database_away", during="record", error=why, calls=len(ended))
-        raise error
-    events.emit("record_delayed", calls=len(ended), error=why)
-    connections[using].close()
-    time.sleep(pause)
-
-
-def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None:
-    """Record each result by itself, and one that cannot be stored without its texts."""
-    if len(ended) > 1:
-        for result in ended:
-            _record(using, [result])
-    elif not ended[0].is_bare:
-        _record(using, [results.without_texts(ended[0], error)])
-    else:  # its lease decides
-        job, why = ended[0].job, type(error).__name__
-        facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
-        events.emit("record_failed", **facts, error=why)
-
-
-def _shared_out(
-    jobs: Sequence[Job], inline: bool, interruptible: bool
-) -> tuple[list[Job], list[Job]]:
+def _shared_out(jobs: Sequence[Job], inline: bool) -> tuple[list[Job], list[Job]]:
     """The jobs that are made side by side, by the thread pool, and those that this thread makes."""
     sound = [job for job in jobs if job.unfit is None]
     wired = [job for job in sound if job.method in HTTP_METHODS and not inline]
-    if len(wired) > 1 or (wired and interruptible):
+    is_slow = any(request.expected_wait(job.rule_name) > telling.SLOW for job in wired)
+    if len(wired) > 1 or is_slow:
         return wired, [job for job in sound if job.method not in HTTP_METHODS]
     return [], sound
 
 
-def _hands(jobs: Sequence[Job]) -> int:
+def hands(jobs: Sequence[Job]) -> int:
     """How many threads begin: one for each call that has an instant of its own, connected and
     waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
     as answers take as long as the last ones.
@@ -190,21 +146,12 @@ def _hands(jobs: Sequence[Job]) -> int:
     return len(jobs) - len(untimed) + round(waits / SOON)
 
 
-def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
+def give_back(using: str, attempt_ids: Sequence[int]) -> None:
     """Give back what somebody had locked when the others were begun, if it is free soon; else
     recovery does, past its lease.
     """
-    give_back = partial(claim.give_back, using, attempt_ids)
+    void = partial(claim.give_back, using, attempt_ids)
     for pause in LOCKED:
-        if not database.persist(using, give_back, during="begin"):
+        if not database.persist(using, void, during="begin"):
             return
         time.sleep(pause)
-
-
-def _striker(raised: BaseException | None) -> BaseException | None:
-    """The time limit or signal that was raised, even if something went wrong because of it; None
-    where this thread failed by itself, and would again.
-    """
-    while isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
-        raised = raised.__context__
-    return raised

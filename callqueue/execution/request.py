@@ -111,6 +111,7 @@ def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> client.Answer:
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
     )
     params, policy = _with_idempotency_key(job, disclosed.params), _policy(job, disclosed)
+    job.gate = gate
     answer = client.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
     if answer.sent_at is not None:
         _waits[job.rule_name] = clocks.monotonic() - answer.sent_at

@@ -22,7 +22,7 @@ from callqueue.execution import kept_answer
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import clock_jumps, holds, row_locks
 from callqueue.ledger.tallies import tallied_rules
-from callqueue.limits.budgets import cost_of
+from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.security.scrubbing import clean, payload_of
 from callqueue.transitions import LONGEST_MESSAGE, Result, astray
 
@@ -127,10 +127,12 @@ def _write_own(using: str, results: Sequence[Result]) -> Sequence[Result]:
     wrote, unknown to it.
     """
     with database.writing(using):
-        ids = [result.job.attempt_id for result in results]
-        rows = database.locked(tables.attempts(using).filter(pk__in=ids).order_by("pk"), wait=True)
+        ids = {result.job.attempt_id: result.job.worker for result in results}
+        rows = database.locked(
+            tables.attempts(using).filter(pk__in=list(ids)).order_by("pk"), wait=True
+        )
         found = rows.values_list("pk", "worker", "finished_at", "outcome", "error_message")
-        stored = {pk: said for pk, owner, *said in found if owner == results[0].job.worker}
+        stored = {pk: said for pk, owner, *said in found if owner == ids[pk]}
         still = [one for one in results if stored.get(one.job.attempt_id, [0])[0] is None]
         _update(using, still)
     return [
@@ -152,7 +154,7 @@ def _update(using: str, results: Sequence[Result]) -> int:
     clock_jumps.check(using, reading)
     columns = [_columns_of_attempt(result, reading) for result in results]
     rows = _with_corrections(results, columns)
-    count = transitions.end_attempts(using, rows, results[0].job.worker)
+    count = transitions.end_attempts(using, rows)
     transitions.end_calls(using, results, free, reading)
     return count
 
@@ -161,7 +163,7 @@ def _with_corrections(
     results: Sequence[Result], attempts: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The columns of attempts, and where one costs something else than it was charged, what the
-    tallies are to be told.
+    tallies are to be told; what it was charged stays known where it costs more.
     """
     tallied = tallied_rules(conf.current().book)
     wrong = [
@@ -169,9 +171,13 @@ def _with_corrections(
         and (one.outcome == states.VOIDED or one.job.charged != columns["cost"])
         for one, columns in zip(results, attempts, strict=True)
     ]
-    if any(wrong):
-        for one, columns, is_wrong in zip(results, attempts, wrong, strict=True):
-            columns["charged"] = one.job.charged if is_wrong else None
+    more = [
+        one.outcome != states.VOIDED and costs_more(columns["cost"], one.job.charged)
+        for one, columns in zip(results, attempts, strict=True)
+    ]
+    if any(wrong) or any(more):
+        for one, columns, is_wrong, is_more in zip(results, attempts, wrong, more, strict=True):
+            columns["charged"] = one.job.charged if is_wrong or is_more else None
             columns["correction_pending"] = is_wrong
     return attempts
 
@@ -182,7 +188,8 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
     cost = result.job.cost if result.cost is None else result.cost
     return {
         "pk": result.job.attempt_id,
-        "sent_at": sent_at,
+        "worker": result.job.worker,
+        "sent_at": sent_at or result.job.told,
         "finished_at": finished_at,
         "outcome": result.outcome,
         "response_status": None if response is None else response.status_code,

@@ -1,4 +1,4 @@
-"""Runs the calls of one message side by side: as few threads as keep them moving.
+"""Runs the calls of a message side by side: as few threads as keep them moving.
 
 A thread costs more than a fast call, so the first does one call after the other; another joins when
 nothing has ended for a few milliseconds, and where calls are known to be slow all have a thread
@@ -38,42 +38,79 @@ class Shift(Generic[J, R]):
     and goes on where it was.
     """
 
-    def __init__(self, jobs: Sequence[J], work: Callable[[J], R]) -> None:
-        self.pending, self.work = deque(jobs), work
+    def __init__(
+        self,
+        jobs: Sequence[J],
+        work: Callable[[J], R],
+        bell: queue.SimpleQueue[None] | None = None,
+    ) -> None:
+        self.jobs, self.pending, self.work = jobs, deque(jobs), work
         self.ended: list[R] = []
         self.raised: list[BaseException] = []
-        self.count, self.taken, self.threads = len(jobs), 0, 0
-        self.left = queue.SimpleQueue[None]()
+        self.count, self.seen, self.taken, self.threads = len(jobs), 0, 0, 0
+        self.first = self.last = self.moved = 0.0
+        self.left = bell or queue.SimpleQueue[None]()  # a thread that leaves rings here
 
-    def run(self, hands: int = 1, *, until: float = math.inf) -> Iterator[list[R]]:
+    def run(
+        self, hands: int = 1, *, until: float = math.inf, every: float = math.inf
+    ) -> Iterator[list[R]]:
         """Have the work done on every job and yield what it returned, in lists, soon after it
         ended. It should not raise: what it does raise is raised here, after all the others have
         been yielded.
 
-        `hands` threads more begin; others join while jobs are pending and none end. What was
-        yielded counts as taken when the next is asked for. Ends at `until`, monotonic seconds,
-        whatever is still at work then.
+        What was yielded counts as taken when the next is asked for. Ends at `until`, monotonic
+        seconds, whatever is still at work then. Yields an empty list `every` so many seconds.
         """
-        for _ in range(max(1, min(hands, len(self.pending)))):
-            _pool().join(self)
-        seen, first, last = self.taken, 0.0, 0.0
-        while self.taken + len(self.raised) < self.count and (left := until - time.monotonic()) > 0:
-            self._wait(min(left, STALL if self.pending or seen > self.taken else left))
-            now, count = time.monotonic(), len(self.ended)
-            if count > seen:
-                first, last, seen = (first if seen > self.taken else now), now, count
-            elif self.pending and self.threads < self.count:
-                _pool().join(self)
-            is_quiet = not self.pending and now - last >= QUIET
-            is_old = now - first >= (PENDING_AGE if self.pending else AGE)
-            if seen > self.taken and (seen + len(self.raised) == self.count or is_quiet or is_old):
-                yield self.ended[self.taken : seen]
-                self.taken = seen
+        self.begin(hands)
+        ticked = time.monotonic()
+        while not self.is_over and (left := until - time.monotonic()) > 0:
+            self._wait(min(left, STALL if self.is_restless else every))
+            if some := self.look():
+                yield some
+                self.taken += len(some)
+            elif time.monotonic() - ticked >= every:
+                ticked = time.monotonic()
+                yield []
         if self.taken < (seen := len(self.ended)):
             yield self.ended[self.taken : seen]
             self.taken = seen
         if self.raised:
             raise self.raised[0]
+
+    def begin(self, hands: int) -> None:
+        """Have `hands` threads more begin; others join while jobs are pending and none end."""
+        for _ in range(min(max(1, hands), len(self.pending))):
+            _pool().join(self)
+        self.moved = time.monotonic()
+
+    def look(self) -> list[R]:
+        """What has ended and was not taken, once it is time to hand it over: whoever takes it says
+        so in `taken`. Where jobs are pending and none has ended of late, another thread joins.
+        """
+        now, count = time.monotonic(), len(self.ended)
+        if count > self.seen:
+            self.first = self.first if self.seen > self.taken else now
+            self.last = self.moved = now
+            self.seen = count
+        elif self.pending and self.threads < self.count and now - self.moved >= STALL:
+            _pool().join(self)
+            self.moved = now
+        is_due = (
+            self.seen + len(self.raised) == self.count
+            or (not self.pending and now - self.last >= QUIET)
+            or now - self.first >= (PENDING_AGE if self.pending else AGE)
+        )
+        return self.ended[self.taken : self.seen] if is_due else []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all has been taken, but for what raised."""
+        return self.taken + len(self.raised) >= self.count
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether to look again within `STALL`, though no thread may have left by then."""
+        return bool(self.pending) or len(self.ended) > self.taken
 
     def drain(self) -> None:
         """Do pending jobs until there are none: what a thread of the pool does."""

@@ -135,17 +135,16 @@ class Sign:
     newest: tuple[int, datetime] | None
 
 
-def beat(using: str, name: str) -> Sign:
-    """Give a dispenser's sign of life; forgets the dispensers that have been silent for longer than
-    anything counts.
+def beat(using: str, name: str, kind: str = "") -> Sign:
+    """Give a dispenser's sign of life (`kind`: see DispenserState); forgets the dispensers that
+    have been silent for longer than anything counts.
     """
     now = database.clock(using)
     rows = tables.dispensers(using)
-    if not rows.filter(pk=name).update(seen_at=now):
+    if not rows.filter(pk=name).update(seen_at=now, kind=kind):
         rows.filter(seen_at__lt=now - _memory(using)).delete()
-        rows.bulk_create(
-            [tables.DispenserState(name=name, started_at=now, seen_at=now)], ignore_conflicts=True
-        )
+        row = tables.DispenserState(name=name, started_at=now, seen_at=now, kind=kind)
+        rows.bulk_create([row], ignore_conflicts=True)
     return Sign(
         now, tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
     )

@@ -24,9 +24,13 @@ class Job:
     """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any
     more.
 
+    `begins_at`: of a permit, the monotonic instant at which its slot has certainly opened.
     `charged`: what it was charged at its release; `redirects`: how many it may follow, since so
     many are charged with it. `is_left`: it is not to be sent any more, unless it `is_through` its
-    gate: it has been, or is about to be.
+    gate: it has been, or is about to be. `gate`: what its request passes, which knows
+    when it was sent; None while there is no request. `arrived`: the monotonic instant by which the
+    other side had all of it, as far as that is known; `is_late`: it did not at the last look;
+    `told`: when it was sent, as the ledger was told.
     """
 
     attempt_id: int
@@ -54,8 +58,13 @@ class Job:
     rule: Rule | None = None
     lease_ends: float = 0.0
     unfit: str | None = None
+    begins_at: float | None = None
     is_left: bool = False
     is_through: bool = False
+    gate: Any = None
+    arrived: float | None = None
+    is_late: bool = False
+    told: datetime | None = None
 
     @property
     def sound_rule(self) -> Rule:

@@ -34,6 +34,14 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
     return count
 
 
+def postpone(using: str, dues: Mapping[int, datetime]) -> None:
+    """Let calls that were just requeued wait until they are due, each at an instant of its own. To
+    be called in the transaction that requeued them.
+    """
+    records = [{"pk": pk, "due_at_dt": due, "ready": False} for pk, due in dues.items()]
+    database.update_each(tables.CallQueue, using, records, f"t.status = {states.NEW}")
+
+
 def cancel(using: str, pks: Sequence[int]) -> int:
     """End these calls, those that no worker has begun; the count of them. Announced on commit."""
     gone = database.again_after_deadlock(using, lambda: _cancelled(using, pks))
@@ -139,6 +147,8 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
 def ended(status: int) -> dict[str, Any]:
     """The columns of a call that every final state sets."""
     has_none = Q(callback__isnull=True) | Q(callback="")
+    if callbacks.tells_results(status):
+        has_none &= ~Q(method="celery_task")
     return {
         "status": status,
         "finished_at_dt": database.ClockNow(),

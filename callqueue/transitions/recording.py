@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import clocks, database, tables
+from callqueue import callbacks, clocks, database, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.states import FINAL, LOST, Move
@@ -21,10 +21,12 @@ from callqueue.transitions.job import LONGEST_MESSAGE, Result
 TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
 
 
-def end_attempts(using: str, rows: Sequence[dict[str, Any]], worker: str) -> int:
-    """Write the ends of attempts, those that are still this worker's own; the count of them."""
-    fence = "t.finished_at IS NULL AND t.worker = %s"
-    return database.update_each(tables.CallAttempt, using, rows, fence, [worker])
+def end_attempts(using: str, rows: Sequence[dict[str, Any]]) -> int:
+    """Write the ends of attempts, those that are still their worker's own; the count of them. Each
+    row has "pk" and "worker" before all others.
+    """
+    fence = "t.finished_at IS NULL AND t.worker = v.v1"
+    return database.update_each(tables.CallAttempt, using, rows, fence)
 
 
 def end_calls(
@@ -75,7 +77,8 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
         "finished_at_dt": now if final else None,
         "first_sent_dt": result.job.first_sent_dt,
         "active_key": None if final else result.job.unique_key,
-        "callback_pending": final and bool(result.job.callback),
+        "callback_pending": final
+        and (bool(result.job.callback) or callbacks.owes_result(result.job.method, result.status)),
     }
 
 

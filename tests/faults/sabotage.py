@@ -81,16 +81,16 @@ class Sabotage(AppConfig):
         from callqueue import transitions
         from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
-        from callqueue.execution import claim, executor, request
+        from callqueue.execution import claim, recorder, request
         from callqueue.maintenance import cleanup
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
         _before(claim, "begin", "before-begin")
         _before(request.SlotGate, "wait", "before-socket")
-        _before(executor, "_record", "before-record")
+        _before(recorder, "record", "before-record")
         _before(transitions, "end_calls", "inside-record")
-        _after(executor, "_record", "after-record")
+        _after(recorder, "record", "after-record")
         _after(release_pass, "charge", "inside-release")
         _before(publisher, "pack", "before-publish")
         _before(publisher, "_options", "inside-publish")

@@ -140,14 +140,14 @@ def test_redis_is_flushed(staged: Any, redis_server: private.Redis) -> None:
 
 
 def test_a_visibility_timeout_shorter_than_a_call(staged: Any, redis_server: private.Redis) -> None:
-    """Redis hands the message of a call under way to another worker, which finds it begun and
-    leaves it.
+    """Redis hands the message of a call under way, whose task waits for a free slot, to another
+    worker, which finds it begun and leaves it.
     """
     stage = staged(redis_server)
     at_once = '"unacked_restore_interval": 1, "unacked_restore_throttle": 1'
     options = f'CELERY_BROKER_TRANSPORT_OPTIONS = {{"visibility_timeout": 1, {at_once}}}'
     stage.rule(total=20.0)
-    stage.add_settings(options)
+    stage.add_settings(f'{options}\nCALLQUEUE["CALLS_PER_SLOT"] = 1\n')
     workers = [stage.worker(concurrency=1) for _ in range(2)]
     stage.dispenser()
     post = stage.send(path="/hold/v", method="post")[0]
@@ -181,6 +181,7 @@ def test_an_old_message_after_a_requeue(stage: Stage) -> None:
     """The requeued call has another attempt: the old attempt's message makes nothing, before it and
     after it.
     """
+    stage.rule(release=60.0)  # the broker keeps the message for as long
     call = stage.send(path="/ok", method="post")[0]
     dispenser = stage.dispenser()
     wait_until(lambda: call.attempts.count() == 1, 10)

@@ -157,7 +157,7 @@ def _unknown_were_sent(stage: Stage) -> None:
 
 
 def test_a_soft_time_limit_in_the_middle_of_a_message(stage: Stage) -> None:
-    """It strikes the thread that waits: what is on the wire is waited for, and recorded."""
+    """It strikes nobody: the tasks have ended, and their calls go on."""
     stage.rule(FULL * 2, total=6.0)
     stage.add_settings("CELERY_TASK_SOFT_TIME_LIMIT = 1")
     stage.send(FULL // 2, path="/delay?s=2.5", method="post")
@@ -165,7 +165,7 @@ def test_a_soft_time_limit_in_the_middle_of_a_message(stage: Stage) -> None:
     worker = stage.worker(concurrency=4)
     stage.dispenser()
     stage.wait_for_all(60)
-    assert "SoftTimeLimitExceeded" in worker.log
+    assert "SoftTimeLimitExceeded" not in worker.log
     assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
 
 
@@ -220,7 +220,7 @@ def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None
         stage.send(4, path=path, method="post")
     worker = stage.worker(concurrency=1)
     stage.dispenser()
-    stage.vendor.wait_for(8)
+    stage.vendor.wait_for(FULL)  # all that were begun have been sent
     wait_until(lambda: stage.calls().done().exists(), 20)
     for child in children_of(worker.pid):
         os.kill(child, signal.SIGKILL)

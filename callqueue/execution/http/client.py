@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import requests
+from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers
 
 from callqueue.execution.http.adapter import close_idle, this_thread
@@ -81,16 +82,17 @@ def request(
 
 
 def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
-    """As requests would prepare it, without a session's cookies, hooks and environment."""
+    """As requests would prepare it, without a session's cookies, hooks and environment. A header
+    that is None takes the default one away.
+    """
     prepared = requests.PreparedRequest()
-    own = {
-        name: value for name, value in (params.get("headers") or {}).items() if value is not None
-    }
+    headers = CaseInsensitiveDict({**_DEFAULT_HEADERS})
+    headers.update(params.get("headers") or {})
     cookies, auth = params.get("cookies"), params.get("auth")
     try:
         prepared.prepare_method(method)
         prepared.prepare_url(params["url"], params.get("params"))
-        prepared.prepare_headers(_DEFAULT_HEADERS | own)
+        prepared.prepare_headers({n: value for n, value in headers.items() if value is not None})
         if cookies:
             prepared.prepare_cookies(cookies)
         prepared.prepare_body(params.get("data"), None, params.get("json"))

@@ -34,6 +34,13 @@ _PIECE = 65536
 _UNNOTICED = 0.001  # seconds in a gate that need no second look at the connection
 _NOTHING_LATER = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7), SIOCOUTQ
+    import fcntl
+    import termios
+
+    _UNCONFIRMED = termios.TIOCOUTQ if sys.platform == "linux" else None
+except ImportError:  # Windows
+    _UNCONFIRMED = None
 
 
 class Connection(HTTPConnection):
@@ -142,7 +149,7 @@ class Connection(HTTPConnection):
         more.
         """
         gate, outgoing = self.deadline.gate, self._outgoing
-        before = gate.sent_at
+        before, gate.is_whole = gate.sent_at, False
         # Ahead of the send: what strikes from outside, such as a task's time limit, must not find
         # it unmarked.
         gate.sent_at = now()
@@ -152,6 +159,7 @@ class Connection(HTTPConnection):
             for data in [b"".join(outgoing)] if sum(map(len, outgoing)) <= _PIECE else outgoing:
                 self._push(memoryview(data))
             self._is_complete = True
+            gate.has_arrived, gate.is_whole = self._has_arrived, True  # type: ignore[method-assign]
         except OSError as error:
             # TLS may have sent a part of what it did not take
             if not self._sent_bytes and not self.is_secure:
@@ -170,6 +178,17 @@ class Connection(HTTPConnection):
         if _USER_TIMEOUT is not None:
             left = self.deadline.left(self.deadline.timeouts.total)
             self.sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(left * 1000)))
+
+    def _has_arrived(self) -> bool:
+        """Whether the other side's kernel has confirmed every byte. Another thread asks, so the
+        socket may be closed by now: then nobody can tell any more.
+        """
+        if _UNCONFIRMED is None:
+            return True
+        try:
+            return not int.from_bytes(fcntl.ioctl(self.sock, _UNCONFIRMED, bytes(4)), sys.byteorder)
+        except (OSError, TypeError, ValueError):
+            return False
 
     def _push(self, data: memoryview) -> None:
         gate, position = self.deadline.gate, 0

@@ -45,11 +45,18 @@ class Gate:
 
     `sent_at` is clocks.monotonic() just after the last byte of the request, of the latest hop; None
     where no byte of any hop may have reached the network. `ends` is when the request must have
-    ended, on that clock, whatever its timeouts say.
+    ended, on that clock, whatever its timeouts say. `is_whole`: whether the last byte has left.
     """
 
     sent_at: float | None = None
     ends: float = math.inf
+    is_whole: bool = False
+
+    def has_arrived(self) -> bool:
+        """Whether the other side has all that was sent. Whoever sends puts something here that can
+        tell.
+        """
+        return True
 
     def wait(self) -> None:
         """Return when the first byte may go, or raise Dropped. Called once per hop, connected and

@@ -558,7 +558,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, CallQueue]], bool
         ("--status", "failed", "--no-input"),
         lambda calls: _fresh(calls)["FAILED"].status == Status.NEW,
     ),
-    "cancel": (("--no-input",), lambda calls: _fresh(calls)["NEW"].status == Status.CANCELLED),
+    "cancel": (
+        ("--all", "--no-input"),
+        lambda calls: _fresh(calls)["NEW"].status == Status.CANCELLED,
+    ),
     "status": (("--json",), lambda calls: True),
     "audit": ((), lambda calls: True),
     "simulate": (("--rule", "r", "--calls", "10"), lambda calls: True),

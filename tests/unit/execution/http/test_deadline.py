@@ -71,9 +71,7 @@ def test_a_total_timeout_used_up_before_the_send_sends_nothing() -> None:
 
 @pytest.mark.parametrize("how", list(BUSY))
 def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str) -> None:
-    """This thread's own, so that it is no matter of what else runs; before, it was all of the total
-    timeout.
-    """
+    """This thread's own, on a machine of usual speed; before, it was all of the total timeout."""
     head, piece, why = BUSY[how]
     with Peer(without_end(head, piece)) as peer:
         before = time.thread_time()
@@ -83,7 +81,16 @@ def test_a_server_that_keeps_us_busy_costs_half_a_second_of_cpu_at_most(how: str
     assert why in answer.error
     assert answer.truncated == (answer.response is not None)
     assert not answer.broken
-    assert spent < 0.5
+    assert spent < 0.5 * slowness()
+
+
+def slowness() -> float:
+    """How many times as long as on a machine of usual speed a calculation takes here and now, where
+    it takes longer.
+    """
+    before = time.thread_time()
+    sum(number * number for number in range(1_000_000))
+    return max(1.0, (time.thread_time() - before) / 0.04)
 
 
 def test_all_hops_together_may_keep_us_busy_no_longer_than_one() -> None:

@@ -1,0 +1,238 @@
+"""The flight: the thread of a process that begins, looks after and records its HTTP calls, however
+many messages they came in.
+
+In: messages that board. Out: the ends of their calls, in the database. It alone uses the database
+for them, so a process has one connection for its calls, whatever its pool. Calls are made by the
+thread pool; what is not HTTP is begun here, and left to the message's task. Never has more calls
+under way than it may.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from callqueue import clocks, database, events, telemetry, transitions
+from callqueue.execution import claim, executor, judging, recorder, request, telling, thread_pool
+from callqueue.execution.telling import TELL
+from callqueue.handlers import HTTP_METHODS
+from callqueue.transitions import Job, Result
+
+RECORDED = 2.0  # seconds past the last lease that a process which leaves waits for the last record
+
+T = TypeVar("T")
+
+
+class Message:
+    """The attempts of one message. Its task waits until it is `settled`."""
+
+    def __init__(self, attempt_ids: Sequence[int]) -> None:
+        self.waiting = list(attempt_ids)  # those that are still to be begun
+        self.count = 0
+        self.here: list[Job] = []  # what its task makes
+        self.error: Exception | None = None
+        self.is_left = False  # its task went away
+        self.settled = threading.Event()
+
+
+class Flight:
+    """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
+    All but `board` and `land` is done by its own thread.
+    """
+
+    def __init__(self, using: str, most: Callable[[], int]) -> None:
+        self.using, self.most, self.pid = using, most, os.getpid()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.boarding: list[Message] = []
+        self.shifts: list[thread_pool.Shift[Job, Result]] = []
+        self.back: set[int] = set()
+        self.told = 0.0
+        self.is_hurried = False
+        self.landed = threading.Event()
+        thread = threading.Thread(target=self._fly, name="callqueue-flight", daemon=True)
+        thread.start()
+
+    def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
+        """Hand over the attempts of a message, and wait until they are under way and there is room
+        for more.
+        """
+        message = Message(attempt_ids)
+        self.landed.clear()
+        self.boarding.append(message)
+        self.bell.put(None)
+        try:
+            if not message.settled.wait(seconds):
+                self._leave(message, seconds)
+        except BaseException:  # a time limit, or the process ends
+            self._leave(message, executor.LEAVING)
+            self._void(message)
+            raise
+        return message
+
+    def _leave(self, message: Message, seconds: float | None) -> None:
+        """Begin no more of it. What its task was to make, and does not know of, is given back."""
+        message.is_left = True
+        self.bell.put(None)
+        message.settled.wait(seconds)
+
+    def land(self, *, hurried: bool, seconds: float | None) -> None:
+        """Wait until nothing is in flight, or nothing can be any more."""
+        if hurried:
+            self.is_hurried = True
+            self.bell.put(None)
+            self.landed.wait(executor.LEAVING)
+            return
+        now = latest = clocks.monotonic()
+        end = now + (math.inf if seconds is None else seconds)
+        while not self.landed.wait(TELL) and now < min(end, latest + RECORDED):
+            leases = [job.lease_ends for shift in list(self.shifts) for job in shift.jobs]
+            now, latest = clocks.monotonic(), max([latest, *leases])
+
+    # --- What its thread does
+
+    def _fly(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except BaseException as error:  # of a listener: all that is in flight would hang
+                events.emit("listener_failed", receiver="in_flight", error=type(error).__name__)
+                time.sleep(TELL)
+
+    def _turn(self) -> None:
+        """Wait for news; then record what has ended, begin what there is room for, and look after
+        what is under way.
+        """
+        self._wait()
+        if self.is_hurried:
+            self._take_back()
+        self._record(self._ended())
+        self.shifts = [shift for shift in self.shifts if not shift.is_over]
+        self._begin_waiting()
+        self._settle()
+        if self.shifts and time.monotonic() - self.told >= TELL:
+            self.told = time.monotonic()
+            self._connected(lambda: telling.tell(self.using, self._under_way()))
+
+    def _wait(self) -> None:
+        if any(shift.is_restless for shift in self.shifts):
+            timeout: float | None = thread_pool.STALL
+        else:
+            timeout = TELL if self.shifts else None
+        try:
+            self.bell.get(timeout=timeout)
+            while True:
+                self.bell.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _ended(self) -> list[Result]:
+        """What has ended, of all messages together, and is taken herewith."""
+        ended: list[Result] = []
+        for shift in self.shifts:
+            some = shift.look()
+            shift.taken += len(some)
+            ended += some
+        return [result for result in ended if result.job.attempt_id not in self.back]
+
+    def _record(self, results: Sequence[Result]) -> None:
+        """Record; what cannot be recorded until its lease ends is for whoever recovers."""
+        if not results:
+            return
+        try:
+            self._connected(lambda: recorder.record(self.using, results))
+        except Exception as error:
+            for result in results:
+                job = result.job
+                facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
+                events.emit("record_failed", **facts, error=type(error).__name__)
+
+    def _begin_waiting(self) -> None:
+        """Begin what messages still have waiting, as far as there is room; one statement for
+        all.
+        """
+        wanted: dict[int, Message] = {}
+        most = self.most()
+        room = most - self._count()
+        for message in list(self.boarding):
+            if message.is_left or self.is_hurried or not most:
+                message.waiting = []
+            for pk in message.waiting[: max(0, room - len(wanted))]:
+                wanted[pk] = message
+        if not wanted:
+            return
+        try:
+            jobs = self._connected(lambda: claim.begin(self.using, list(wanted)))
+        except Exception as error:
+            for message in wanted.values():
+                message.error, message.waiting = error, []
+            return
+        for message in dict.fromkeys(wanted.values()):
+            begun = [job for job in jobs if wanted[job.attempt_id] is message]
+            message.waiting = [pk for pk in message.waiting if pk not in wanted]
+            message.count += len(begun)
+            self._start(message, begun)
+
+    def _start(self, message: Message, jobs: Iterable[Job]) -> None:
+        """Send HTTP calls on their way, and leave the others to the message's task."""
+        sound = [job for job in jobs if job.unfit is None]
+        wired = [job for job in sound if job.method in HTTP_METHODS]
+        message.here += [job for job in sound if job.method not in HTTP_METHODS]
+        if wired:
+            make = telemetry.traced(request.make)
+            shift = thread_pool.Shift(wired, make, self.bell)
+            self.shifts.append(shift)
+            shift.begin(executor.hands(wired))
+        self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
+
+    def _settle(self) -> None:
+        """Let the tasks go whose calls are under way, if there is room for others. What a task that
+        went away was to make is given back.
+        """
+        most = self.most()
+        has_room = not most or self._count() < most
+        for message in list(self.boarding):
+            if message.waiting or not (has_room or message.here or message.is_left):
+                continue
+            self.boarding.remove(message)
+            if message.is_left:
+                self._void(message)
+            message.settled.set()
+        if not self.shifts and not self.boarding:
+            self.landed.set()
+
+    def _void(self, message: Message) -> None:
+        """Record that what its task was to make was not sent."""
+        left, message.here = message.here, []
+        self._record([transitions.after_void(job, request.LEFT) for job in left])
+
+    def _take_back(self) -> None:
+        """Let nothing more be sent, and record so of what was not."""
+        jobs = [job for shift in self.shifts for job in shift.jobs]
+        for job in jobs:
+            job.is_left = True
+        ended = {result.job.attempt_id for shift in self.shifts for result in shift.ended}
+        unsent = [job for job in jobs if not job.is_through and job.attempt_id not in ended]
+        left = [job for job in unsent if job.attempt_id not in self.back]
+        self.back.update(job.attempt_id for job in left)
+        self._record([transitions.after_void(job, request.LEFT) for job in left])
+
+    def _count(self) -> int:
+        return sum(shift.count - shift.taken - len(shift.raised) for shift in self.shifts)
+
+    def _under_way(self) -> list[Job]:
+        """The jobs whose ends are not recorded."""
+        ended = {id(result.job) for shift in self.shifts for result in shift.ended}
+        return [job for shift in self.shifts for job in shift.jobs if id(job) not in ended]
+
+    def _connected(self, work: Callable[[], T]) -> T:
+        """What `work` returns, done with the connection that this process keeps."""
+        try:
+            with database.kept_connection(self.using):
+                return work()
+        finally:
+            database.close_all()  # what a listener opened

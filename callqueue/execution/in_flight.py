@@ -1,0 +1,142 @@
+"""Calls in flight: a process goes on with the HTTP calls of its messages when their tasks have
+ended, so that a slow answer keeps no slot of the worker from other tasks.
+
+In: the ids of released attempts, from the task of their message. The database remembers what was
+begun: where a process dies, leases decide. A process that is told to go waits for what is in
+flight, and so does one that has run as many tasks as it may.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from billiard import current_process
+from celery import current_app, signals
+
+from callqueue import conf, database
+from callqueue.execution import executor
+from callqueue.execution.flight import Flight
+
+_flights: dict[str, Flight] = {}
+_lock = threading.Lock()
+_worker: tuple[int, Any] = (0, None)  # the process of the worker, and the worker
+# shared by a worker and the children of its pool: not 0 once it is told to go
+_told: mmap.mmap | bytearray = bytearray(1)
+_tasks = 0  # that this process has run
+
+
+def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
+    """Begin these attempts, those that are still to be begun; the count of them. HTTP calls are
+    under way then, others made and recorded.
+
+    Returns when this process has room for another call: a slot is busy while it is full. What was
+    not begun well before a time limit of the task is given back.
+    """
+    message = _flight(using).board(attempt_ids, patience(task))
+    if message.error is not None:
+        raise message.error
+    with database.kept_connection(using):
+        if message.here:
+            begun = message.here
+            executor.execute(using, [job.attempt_id for job in begun], begun=begun)
+        if message.count < len(attempt_ids):
+            executor.give_back(using, attempt_ids)
+    return message.count
+
+
+def land(*, hurried: bool = False, seconds: float | None = None) -> None:
+    """Wait until nothing of this process is in flight: until the leases of what is in flight end,
+    or for so many seconds; `hurried`, for a moment, and what was not sent is given back.
+    """
+    for flight in list(_flights.values()):
+        if flight.pid == os.getpid():
+            flight.land(hurried=hurried, seconds=seconds)
+
+
+def patience(task: Any) -> float | None:
+    """For how many seconds the task may wait without coming near a time limit; None: for ever."""
+    own = task.request.timelimit or ()
+    of_task = (task.time_limit, task.soft_time_limit)
+    of_app = (current_app.conf.task_time_limit, current_app.conf.task_soft_time_limit)
+    limits = [limit for limit in (*own, *of_task, *of_app) if limit]
+    return min(limits) / 3 if limits else None
+
+
+def most() -> int:
+    """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots; none
+    where the worker was told to go. A child of the prefork pool is one slot; the process of any
+    other pool has them all.
+    """
+    if _told[0]:
+        return 0
+    pid, worker = _worker
+    slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
+    return conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
+
+
+def _flight(using: str) -> Flight:
+    """This process's flight; a forked child has one of its own."""
+    with _lock:
+        flight = _flights.get(using)
+        if flight is None or flight.pid != os.getpid():
+            flight = _flights[using] = Flight(using, most)
+        return flight
+
+
+# --- What Celery tells
+
+
+def _when(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Call this when Celery sends the signal."""
+    connect: Callable[[Callable[..., None]], Callable[..., None]] = signal.connect(weak=False)
+    return connect
+
+
+@_when(signals.worker_init)
+def _know_worker(sender: Any, **_: Any) -> None:
+    global _worker, _told
+    _worker, _told = (os.getpid(), sender), mmap.mmap(-1, 1)
+
+
+@_when(signals.worker_shutting_down)
+def _tell_to_go(**_: Any) -> None:
+    """Celery may hand over a message or two after this: they are given back."""
+    _told[0] = 1
+
+
+@_when(signals.worker_process_shutdown)
+def _child_goes(**_: Any) -> None:
+    """A child of the prefork pool was told to go. Whoever tells it again is in a hurry."""
+    try:
+        land()
+    except BaseException:
+        land(hurried=True)
+        raise
+
+
+@_when(signals.worker_shutdown)
+def _worker_goes(**_: Any) -> None:
+    """The worker has stopped warmly: another pool than prefork has its calls in this process."""
+    land()
+
+
+@_when(signals.task_postrun)
+def _task_has_run(task: Any, **_: Any) -> None:
+    """The last task of a child that is replaced after so many ends when nothing is in flight: until
+    it ends, the child is given no other, which would wait for the calls.
+    """
+    global _tasks
+    if not task.request.is_eager:
+        _tasks += 1
+        child = getattr(current_process(), "_target", None)  # billiard's Worker
+        if _tasks >= (getattr(child, "maxtasks", None) or math.inf):
+            land(seconds=patience(task))
+
+
+atexit.register(land, hurried=True)

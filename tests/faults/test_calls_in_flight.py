@@ -1,0 +1,159 @@
+"""A worker with calls in flight, whose tasks have ended: it takes more, is killed, told to go, and
+replaces its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.celery_app import app
+from tests.faults.stage import Stage, Status, children_of, wait_until
+from tests.support.recorder import Arrival
+from tests.support.verdicts import verdict
+
+LONG = 20.0  # seconds of a total timeout that no test waits for
+SLOW = pytest.mark.slow  # prefork is what most run; the other pools are for `make faults`
+POOLS = ["prefork", *(pytest.param(pool, marks=SLOW) for pool in ("threads", "solo", "gevent"))]
+
+
+def _echo(stage: Stage, path: Path) -> None:
+    """Send a task that has nothing to do with calls, to the worker's queue."""
+    stage.processes.broker.send(app, "tests.echo", str(path), "done", queue="one")
+
+
+def _send_one_by_one(stage: Stage, count: int, path: str, **how: str) -> None:
+    """Each is sent when the one before has arrived, so that no two share a message."""
+    before = stage.vendor.count()
+    for number in range(1, count + 1):
+        stage.send(path=path, **how)
+        stage.vendor.wait_for(before + number)
+
+
+def _release_until_all_have_ended(stage: Stage) -> None:
+    waiting = stage.calls().filter(status__in=(0, 1, 2))
+    wait_until(lambda: stage.vendor.release() >= 0 and not waiting.exists(), 60)
+
+
+def _most_at_once(arrivals: list[Arrival]) -> int:
+    moves = [(one.at, 1) for one in arrivals]
+    moves += [(one.answered_at, -1) for one in arrivals if one.answered_at is not None]
+    counts = [sum(move for _, move in sorted(moves)[: n + 1]) for n in range(len(moves))]
+    return max(counts)
+
+
+@pytest.mark.parametrize("pool", POOLS[:3])
+def test_a_slot_takes_more_calls_and_other_tasks_while_answers_are_waited_for(
+    stage: Stage, tmp_path: Path, pool: str
+) -> None:
+    stage.rule(total=LONG)
+    worker = stage.worker(concurrency=1, pool=pool)
+    stage.dispenser()
+    _send_one_by_one(stage, 5, "/hold/s", method="post")
+    _echo(stage, tmp_path / "said")
+    wait_until((tmp_path / "said").exists, 20)
+    with verdict():
+        assert _most_at_once(stage.vendor.arrivals()) == 5
+        assert not stage.calls().done().exists()
+    _release_until_all_have_ended(stage)
+    assert worker.stop() == 0
+    assert stage.judge(unknown_allowed=False) == {"DONE": 5}
+
+
+@pytest.mark.parametrize("pool", POOLS[:2])
+def test_a_slot_has_no_more_calls_in_flight_than_it_may(stage: Stage, pool: str) -> None:
+    stage.rule(total=LONG, extra='"CALLS_PER_SLOT": 3,')
+    stage.worker(concurrency=1, pool=pool)
+    stage.dispenser()
+    stage.send(8, path="/hold/f", method="post")
+    stage.vendor.wait_for(3)
+    wait_until(lambda: stage.attempts().filter(started_at=None).count() == 5, 20)
+    _release_until_all_have_ended(stage)
+    with verdict():
+        assert _most_at_once(stage.vendor.arrivals()) == 3
+    assert stage.judge(unknown_allowed=False) == {"DONE": 8}
+
+
+def test_a_process_is_killed_with_calls_in_flight(stage: Stage) -> None:
+    """The message is long acknowledged: leases decide."""
+    stage.rule(total=4.0)
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    _send_one_by_one(stage, 2, "/hold/k", method="post")
+    _send_one_by_one(stage, 2, "/hold/k", method="put")
+    for child in children_of(worker.pid):
+        os.kill(child, signal.SIGKILL)
+    _release_until_all_have_ended(stage)
+    counts = stage.judge()
+    assert counts == {"UNKNOWN": 2, "DONE": 2}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_worker_that_is_told_to_go_waits_for_calls_in_flight(stage: Stage, pool: str) -> None:
+    """SIGTERM: what is in flight is waited for, and nothing new begun."""
+    stage.rule(total=LONG)
+    worker = stage.worker(concurrency=1, pool=pool)
+    stage.dispenser()
+    _send_one_by_one(stage, 3, "/hold/t", method="post")
+    worker.process.terminate()
+    worker.wait_for_log("Warm shutdown")
+    stage.send(path="/hold/t", method="post")
+    wait_until(lambda: stage.attempts().count() == 4, 20)
+    with verdict():
+        assert worker.is_alive()
+        assert stage.vendor.count() == 3
+    stage.vendor.release()
+    assert worker.wait(30) == 0
+    stage.worker(concurrency=1)
+    _release_until_all_have_ended(stage)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 4}
+
+
+def test_a_process_of_the_pool_that_is_told_to_go_waits_too(stage: Stage) -> None:
+    """As where a worker's pool shrinks, or another task of that process is revoked."""
+    stage.rule(total=LONG)
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    _send_one_by_one(stage, 2, "/hold/c", method="post")
+    (child,) = children_of(worker.pid)
+    os.kill(child, signal.SIGTERM)
+    stage.send(path="/hold/c", method="post")
+    wait_until(lambda: stage.attempts().count() == 3, 20)
+    _release_until_all_have_ended(stage)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 3}
+
+
+def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_flight(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """`worker_max_tasks_per_child`: the next tasks go to the other process, and wait for nothing."""
+    stage.rule(total=LONG)
+    worker = stage.worker(concurrency=2, arguments=["--max-tasks-per-child", "3"])
+    stage.dispenser()
+    for child in range(2, 5):
+        _send_one_by_one(stage, 1, "/hold/m", method="post")
+        _echo(stage, tmp_path / f"said-{child}")
+        wait_until((tmp_path / f"said-{child}").exists, 20)
+        stage.vendor.release()
+    stage.send(20, path="/delay?s=0.3", method="post")
+    _release_until_all_have_ended(stage)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 23}
+    assert worker.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_full_slot_lets_go_of_its_task_before_a_time_limit_kills_the_process(
+    stage: Stage,
+) -> None:
+    stage.rule(total=LONG, extra='"CALLS_PER_SLOT": 1,')
+    stage.add_settings("CELERY_TASK_TIME_LIMIT = 3")
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    calls = stage.send(3, path="/delay?s=8", method="post")
+    stage.wait_for_all(60)
+    assert "TimeLimitExceeded" not in worker.log
+    assert stage.judge(unknown_allowed=False) == {"DONE": len(calls)}
+    assert {call.status for call in stage.calls().all()} == {Status.DONE}
