@@ -29,11 +29,19 @@ if TYPE_CHECKING:
     from callqueue.integrations.queued_task import QueuedTask
     from callqueue.integrations.requests_session import Session
     from callqueue.operations.forecast import Forecast
+    from callqueue.permits.httpx_transport import AsyncPermitTransport, PermitTransport
+    from callqueue.permits.permit import apermit, permit, permitted
+    from callqueue.permits.requests_adapter import PermitAdapter
 
 _LAZY = {
+    "AsyncPermitTransport": "callqueue.permits.httpx_transport",
     "Forecast": "callqueue.operations.forecast",
+    "PermitAdapter": "callqueue.permits.requests_adapter",
+    "PermitTransport": "callqueue.permits.httpx_transport",
     "QueuedTask": "callqueue.integrations.queued_task",
+    "NotNow": "callqueue.exceptions",
     "Session": "callqueue.integrations.requests_session",
+    "apermit": "callqueue.permits.permit",
     "backlog_aged": "callqueue.events",
     "beat_schedule": "callqueue.integrations.beat_schedule",
     "call_failed": "callqueue.events",
@@ -41,10 +49,13 @@ _LAZY = {
     "call_unknown": "callqueue.events",
     "handler": "callqueue.handlers",
     "limit_exceeded": "callqueue.events",
+    "permit": "callqueue.permits.permit",
+    "permitted": "callqueue.permits.permit",
     "rule_held": "callqueue.events",
 }
 
 __all__ = [
+    "AsyncPermitTransport",
     "Breaker",
     "Concurrency",
     "Discard",
@@ -52,6 +63,9 @@ __all__ = [
     "Forecast",
     "GiveUp",
     "HoldUntil",
+    "NotNow",
+    "PermitAdapter",
+    "PermitTransport",
     "QueuedTask",
     "Retry",
     "RetryLater",
@@ -63,6 +77,7 @@ __all__ = [
     "SlidingWindow",
     "Succeeded",
     "TokenBucket",
+    "apermit",
     "backlog_aged",
     "beat_schedule",
     "call_failed",
@@ -70,6 +85,8 @@ __all__ = [
     "call_unknown",
     "handler",
     "limit_exceeded",
+    "permit",
+    "permitted",
     "rule_held",
 ]
 

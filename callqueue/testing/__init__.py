@@ -3,8 +3,8 @@ what was sent.
 
 `run_callqueue` releases and makes calls without a broker, inside a test's transaction too.
 `fake_transport` answers in place of the network, `travel` shifts the clock, `assert_call_sent` and
-`calls_sent` look at what the code under test sent. Where there is pytest, this package is a plugin
-of it (see callqueue.testing.plugin).
+`calls_sent` look at what the code under test sent, `assert_permit` at the permits that it took.
+Where there is pytest, this package is a plugin of it (see callqueue.testing.plugin).
 
 pytest imports the package when it starts, before Django's settings are known. So its modules import
 Django, Celery, requests and what needs them inside their functions.
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 
 from callqueue.testing.answers import answer, in_turn
 from callqueue.testing.clock import Clock, travel
+from callqueue.testing.permits import assert_permit
 from callqueue.testing.run import run_callqueue
 from callqueue.testing.sent import Sent, assert_call_sent, calls_sent
 from callqueue.testing.transport import FakeTransport, Request, UnexpectedRequest, fake_transport
@@ -32,6 +33,7 @@ __all__ = [
     "UnexpectedRequest",
     "answer",
     "assert_call_sent",
+    "assert_permit",
     "calls_sent",
     "fake_transport",
     "in_turn",

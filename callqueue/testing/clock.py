@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -58,6 +59,22 @@ def travel(
             _set_ahead(before)
 
 
+@contextmanager
+def _waits_of_permits() -> Iterator[None]:
+    """A permit that waits moves the clock to when it need wait no more, instead of sleeping."""
+    from callqueue.permits import permit, waiting
+
+    def sleep(seconds: float) -> None:
+        active_clocks[-1].forward(seconds)
+
+    with (
+        mock.patch.object(permit, "sleep", sleep),
+        mock.patch.object(waiting, "REVIEW", math.inf),
+        mock.patch.object(waiting, "BEAT", math.inf),
+    ):
+        yield
+
+
 def forget_readings() -> None:
     """The database's clock did not jump: a test moved it, or its time begins just now."""
     from callqueue.ledger import clock_jumps
@@ -94,7 +111,7 @@ def _shifted_now() -> Iterator[None]:
         tables.CallQueue._meta.get_field("due_at_dt"),
         tables.Hold._meta.get_field("began_at"),
     ]
-    with mock.patch.object(timezone, "now", now):
+    with mock.patch.object(timezone, "now", now), _waits_of_permits():
         for column in columns:
             column.__dict__["_get_default"] = database.ClockNow
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from callqueue.testing.clock import active_clocks, forget_readings
-from callqueue.testing.transport import active_transports
+from callqueue.testing.transport import active_transports, without_network
 
 # Seconds that a run waits, really, for the next call: a limit per second, the first retries.
 PATIENCE = 5.0
@@ -31,8 +31,8 @@ def run_callqueue(
     Goes on until nothing may go within PATIENCE (5 seconds, really waited for); with
     `until_idle=False` makes one pass. What a limit, a hold or a retry keeps back for longer stays:
     `travel` to when it may go, or let `skip_waits` do so. Inside `travel` nothing is waited for.
-    Celery tasks that are sent meanwhile run at once. AssertionError after `max_passes`, or for a
-    request that `fake_transport` had no answer for.
+    Celery tasks that are sent meanwhile run at once. AssertionError after `max_passes`, and for a
+    request that no `fake_transport` answers; only one to this machine is really made.
     """
     if skip_waits and not active_clocks:
         raise RuntimeError(
@@ -40,7 +40,7 @@ def run_callqueue(
             " use it inside callqueue.testing.travel(), which puts it right again"
         )
     run = _Run(using)
-    with _in_this_process():
+    with _in_this_process(), without_network():
         for _ in range(max_passes):
             made = run.make_pass()
             if not until_idle:

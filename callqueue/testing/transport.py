@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from urllib.parse import urlsplit
 
 from callqueue import clocks
 from callqueue.testing.answers import as_answer, is_unsent
@@ -107,6 +109,57 @@ class FakeTransport:
         )
         self._unexpected.append(error)
         raise error
+
+
+class NoTransport(FakeTransport):
+    """What stands in where a test has no transport: requests to this machine go out, to a server of
+    the test's own, and no other does.
+    """
+
+    def __init__(self) -> None:
+        from callqueue.execution.http import client
+
+        super().__init__()
+        self._real = client.request
+
+    def request(
+        self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None
+    ) -> client.Answer:
+        host = urlsplit(params["url"]).hostname or ""
+        if _is_this_machine(host):
+            return self._real(method, params, policy=policy, timeouts=timeouts, gate=gate)
+        error = UnexpectedRequest(
+            f"{method.upper()} to {host}: run_callqueue() makes no request that leaves this "
+            "machine; give the answer with the fixture callqueue_transport or fake_transport({...})"
+        )
+        self._unexpected.append(error)
+        raise error
+
+
+@contextmanager
+def without_network() -> Iterator[None]:
+    """Requests go to the innermost transport, to whatever else stands in for the network, or not
+    beyond this machine.
+    """
+    from callqueue.execution.http import client
+
+    if active_transports or client.request.__module__ != client.__name__:
+        yield
+        return
+    transport = NoTransport()
+    active_transports.append(transport)
+    try:
+        with mock.patch.object(client, "request", transport.request):
+            yield
+    finally:
+        active_transports.remove(transport)
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @contextmanager

@@ -1,0 +1,62 @@
+"""On which connection a permit's statements are made: never in a transaction of the caller's.
+
+A charge must be there for everybody before the call is made, and must stay when the caller's
+transaction is rolled back. Inside one, a permit works in a thread of its own, with a connection of
+its own. The transaction in which a test runs is none of the caller's: there all is on one
+connection.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from django.db import connections
+
+from callqueue import database
+from callqueue.exceptions import CallQueueError
+
+T = TypeVar("T")
+
+
+def apart(using: str, work: Callable[[], T]) -> T:
+    """What `work` returns, or raises. CallQueueError on SQLite inside `transaction.atomic()`."""
+    if not is_in_callers_transaction(using):
+        return work()
+    if connections[using].vendor == "sqlite":
+        raise CallQueueError(
+            "a permit cannot be taken inside transaction.atomic() on SQLite, which lets one"
+            " connection write at a time: take it outside, or send the call through the queue"
+        )
+    return _in_thread(using, work)
+
+
+def is_in_callers_transaction(using: str) -> bool:
+    """Whether this thread is in a transaction that is not a test's alone."""
+    if not database.in_transaction(using):
+        return False
+    blocks = getattr(connections[using], "atomic_blocks", [])
+    return not (blocks and getattr(blocks[0], "_from_testcase", False))
+
+
+def _in_thread(using: str, work: Callable[[], T]) -> T:
+    done: list[T] = []
+    failed: list[BaseException] = []
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            done.append(context.run(work))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections[using].close()
+
+    thread: Any = threading.Thread(target=run, name="callqueue-permit", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]

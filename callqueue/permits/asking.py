@@ -1,0 +1,88 @@
+"""What is asked for with a permit, checked as `send` checks the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from callqueue import conf
+from callqueue.exceptions import InvalidCall
+from callqueue.limits.budgets import Cost
+from callqueue.limits.rules import Rule
+from callqueue.sending import intake, validation
+from callqueue.texts import storable
+
+LONGEST_LABEL = 100
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A permit as it was asked for. `wait` and `lease` are seconds; `wait` None: as long as it
+    takes.
+    """
+
+    rule_name: str
+    rule: Rule
+    key: str
+    cost: Cost
+    priority: int
+    wait: float | None
+    lease: float
+    label: str
+    method: str = ""
+
+
+def wanted(
+    rule: str | None = None,
+    *,
+    url: str | None = None,
+    key: str | Mapping[str, str] = "",
+    cost: int | Mapping[str, int] = 1,
+    priority: int | None = None,
+    wait: float | None = None,
+    lease: float | None = None,
+    label: str = "",
+    method: str = "",
+) -> Wanted:
+    """Check what was asked for. InvalidCall naming the argument, or UnknownRule."""
+    config = conf.current()
+    name = rule if rule is not None else rule_of(url) or "default"
+    found = config.rule(name)
+    text = validation.check_key(key)
+    intake.check_key_parts(text, found, name)
+    checked = validation.check_cost(cost)
+    intake.check_admissible(checked, name, config)
+    return Wanted(
+        rule_name=name,
+        rule=found,
+        key=text,
+        cost=checked,
+        priority=found.priority if priority is None else validation.check_priority(priority),
+        wait=None if wait is None else _seconds("wait", wait, least=0.0),
+        lease=config.lease(found) if lease is None else _seconds("lease", lease, least=0.1),
+        label=_label(label),
+        method=method,
+    )
+
+
+def rule_of(url: str | None) -> str | None:
+    """The rule whose hosts name the URL's, as for `send`; None where none does."""
+    try:
+        host = urlsplit(url or "").hostname or ""
+    except ValueError:
+        raise InvalidCall("url", "cannot be read") from None
+    return intake.rule_of_host(host, conf.current())
+
+
+def _seconds(name: str, value: Any, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value:
+        raise InvalidCall(name, f"must be a number of seconds, {least:g} or more")
+    return min(float(value), 366 * 86400.0)
+
+
+def _label(label: Any) -> str:
+    if not isinstance(label, str):
+        raise InvalidCall("label", "must be a string")
+    return storable(label)[:LONGEST_LABEL]

@@ -1,0 +1,42 @@
+"""What a waiter does besides waiting, since perhaps no dispenser runs that does it: it lets the
+clock settle, ends what died with its process, and brings the rules' rows up to date.
+"""
+
+from __future__ import annotations
+
+from callqueue import clocks, database
+from callqueue.ledger import agreement_rows, clock_jumps
+from callqueue.maintenance import recovery
+from callqueue.permits import request_rows
+from callqueue.permits.request_rows import now
+
+OVERDUE = 1.0  # seconds between two looks for attempts whose caller has died
+_looked_for_overdue: dict[str, float] = {}
+
+
+def settling(using: str) -> float:
+    """Seconds until a process that has just begun may make a pass: if the clock has just jumped,
+    only others can have seen it.
+    """
+    if database.in_transaction(using):
+        return 0.0
+    watch = clock_jumps.watch(using)
+    if watch.since is None:
+        watch.look()
+    left = (watch.since or 0.0) + clock_jumps.SETTLED - clocks.monotonic()
+    return left if left > 0 and recovery.has_others(using, "") else 0.0
+
+
+def end_overdue(using: str) -> None:
+    """End what died with its process, and is waited for: perhaps no dispenser does so."""
+    if now() >= _looked_for_overdue.get(using, 0.0):
+        _looked_for_overdue[using] = now() + OVERDUE
+        recovery.end_lost(using)
+        recovery.void_unbegun(using)
+        request_rows.delete_dead(using)
+
+
+def stamp(using: str) -> None:
+    """Give the rules' rows the agreement's token, where whoever changed it has died before."""
+    with database.writing(using):
+        agreement_rows.stamp(using, agreement_rows.locked(using).token)

@@ -1,0 +1,132 @@
+"""A permit that was granted: what it can be told, and how it ends.
+
+In: what the caller says. Out: what is written of it, at once, on a connection of its own where the
+caller is in a transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, InterfaceError
+
+from callqueue import clocks, database, events, states, transitions
+from callqueue.execution import judging
+from callqueue.outcome import HoldUntil
+from callqueue.permits import ending
+from callqueue.permits.apart import apart, is_in_callers_transaction
+from callqueue.sending import validation
+from callqueue.transitions import Job, Result
+
+PATIENCE = 10.0  # seconds for which the end of a permit waits for a database that is away
+
+
+class Permit:
+    """A call that the ledger has admitted. `attempt_id` is its row of `CallAttempt`.
+
+    What it is told is written at once, and never raises what the database does: the call has been
+    made by then.
+    """
+
+    def __init__(self, using: str, job: Job) -> None:
+        self._using, self.job = using, job
+        self._cost: Any = None
+        self._why: str | None = None  # the provider refused it, and asked for a hold
+        self._has_ended = False
+
+    @property
+    def attempt_id(self) -> int:
+        """The attempt's primary key."""
+        return self.job.attempt_id
+
+    def sent(self) -> None:
+        """The request has left: from now on the permit ages, whether it has an answer or not."""
+        self._write(lambda: ending.tell_sent(self._using, self.job))
+
+    def settle(self, cost: int | Mapping[str, int]) -> None:
+        """What it cost after all, as `send` takes it. Charged when the permit ends, or now if it
+        has.
+        """
+        units = {"calls": 1, **cost} if isinstance(cost, Mapping) else cost
+        checked = validation.check_cost(units)
+        self._cost = checked
+        if self._has_ended:
+            self._write(lambda: ending.settle(self._using, self.job, checked))
+
+    def hold(self, until: float | datetime, why: str = "", scope: str | None = None) -> None:
+        """Lay a hold, as an answer with `Retry-After` does: seconds, or an aware datetime; at most
+        the rule's `max_hold`. `scope`: "rule", "queue", "key" or a key's name.
+        """
+        if not isinstance(until, datetime) and (isinstance(until, bool) or not until >= 0):
+            raise ValueError("hold: seconds, 0 or more, or an aware datetime")
+        if isinstance(until, datetime) and until.tzinfo is None:
+            raise ValueError("hold: an aware datetime")
+        self._why = why or "throttled"
+        verdict = HoldUntil(until, why, scope=scope)
+        result = judging.of_value(self.job, verdict)
+        self._write(lambda: ending.lay_hold(self._using, result))
+
+    # --- its end
+
+    def ended(self, error: BaseException | None) -> Result:
+        """The result of a block that ended so."""
+        job, at = self.job, self.job.now()
+        if self._why is not None:
+            result = transitions.after_giving_up(job, self._why)
+            result.outcome = states.THROTTLED
+        elif error is None:
+            result = transitions.after_success(job)
+        else:
+            result = transitions.after_failure(job, job.sound_rule, type(error).__name__, at)
+        result.cost = self._cost
+        return result.at(at, clocks.monotonic())
+
+    def end_with(self, result: Result) -> None:
+        """It ends so."""
+        self._has_ended = True
+        self._write(lambda: ending.end(self._using, result))
+
+    def _write(self, work: Callable[[], Any]) -> None:
+        """Do it, though the database may be away for a while; what cannot be written is made up for
+        by the end of the lease.
+        """
+        using = self._using
+
+        def persistently() -> None:
+            database.persist(using, work, during="permit", seconds=PATIENCE)
+
+        try:
+            apart(using, persistently)
+        except (DatabaseError, InterfaceError) as error:
+            if database.in_transaction(using) and not is_in_callers_transaction(using):
+                raise  # a test's transaction, that is broken now
+            events.emit("database_away", during="permit", error=type(error).__name__, calls=1)
+
+
+class AsyncPermit(Permit):
+    """A permit of a coroutine: what it is told is written in a thread, and is there when the block
+    has ended.
+    """
+
+    def __init__(self, using: str, job: Job) -> None:
+        super().__init__(using, job)
+        self._last: asyncio.Task[None] | None = None
+
+    def _write(self, work: Callable[[], Any]) -> None:
+        before, write = self._last, super()._write
+
+        async def after_the_last() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await sync_to_async(write)(work)
+
+        self._last = asyncio.get_running_loop().create_task(after_the_last())
+
+    async def written(self) -> None:
+        """Wait until all is written."""
+        if self._last is not None:
+            await asyncio.shield(self._last)

@@ -1,0 +1,117 @@
+"""The row by which passes see a permit that waits: made, kept alive, taken up, taken back.
+
+In: what is wanted. Out: what it was granted. A row is its waiter's alone: passes write no more into
+it than the attempt that they grant. Instants are microseconds, monotonic ones seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from callqueue import clocks, database, tables
+from callqueue.clocks import Reading
+from callqueue.database import from_us
+from callqueue.execution import claim
+from callqueue.ledger import clock_jumps
+from callqueue.ledger.ready_calls import Candidate
+
+# seconds for which passes mind a permit whose waiter has not said that it lives, and after which it
+# says so again
+ALIVE, BEAT = 8.0, 2.0
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A permit's attempt, and the monotonic instant at which it may begin (None: now)."""
+
+    attempt_id: int
+    queue: str
+    reading: Reading
+    begins_at: float | None
+
+
+def insert(using: str, own: Candidate, due_at: datetime | None, within: float | None) -> int:
+    """Let passes see a permit, that is due since then (None: now); its row's primary key."""
+    assert own.asked is not None
+    now = database.clock(using)
+    row = tables.permit_requests(using).create(
+        rule=own.rule,
+        key=own.key,
+        priority=own.priority,
+        cost=own.cost,
+        label=own.asked.label,
+        owner=own.asked.owner,
+        due_at_dt=due_at or now,
+        **_lives(now, within),
+    )
+    return row.pk
+
+
+def beat(using: str, pk: int, within: float | None) -> None:
+    """Say that the waiter lives; `within`: seconds that are left of its wait."""
+    row = tables.permit_requests(using).filter(pk=pk, attempt_id__isnull=True)
+    row.update(**_lives(database.clock(using), within))
+
+
+def granted(using: str, pk: int) -> int | None:
+    """The attempt that a pass has granted the permit; None until then. One look-up."""
+    row = tables.permit_requests(using).filter(pk=pk).values_list("attempt_id", flat=True)
+    return row.first()
+
+
+def take_up(using: str, pk: int, attempt_id: int, owner: str, lease: float) -> Granted | None:
+    """Begin the attempt that was granted, as a worker does; None where it was taken back before:
+    then the row waits again.
+    """
+    with database.writing(using):
+        reading = clock_jumps.held(using)
+        rows = tables.attempts(using).filter(pk=attempt_id, worker=owner).unbegun()
+        found = database.locked(rows, wait=True).values_list("send_at", "released_at", "queue")
+        row = found.first()
+        requests = tables.permit_requests(using).filter(pk=pk)
+        if row is None:
+            requests.update(attempt_id=None)
+            return None
+        send_at, released_at, queue = row
+        narrowed, steady_from = clock_jumps.watch(using).take(reading)
+        now = from_us(reading.at)
+        opens = claim.slot(send_at, released_at, narrowed, from_us(steady_from))
+        lease_until = max(now, opens or now) + timedelta(seconds=lease)
+        rows.update(started_at=now, lease_until=lease_until)
+        requests.delete()
+    begins_at = None if opens is None else narrowed.monotonic_at(database.to_us(opens))
+    return Granted(attempt_id, queue, narrowed, begins_at)
+
+
+def take_back(using: str, pk: int) -> int | None:
+    """Wait no more. The attempt that was granted meanwhile, if one was: then the row stays."""
+    with database.writing(using):
+        row = tables.permit_requests(using).filter(pk=pk)
+        attempt_id = database.locked(row, wait=True).values_list("attempt_id", flat=True).first()
+        if attempt_id is None:
+            row.delete()
+    return attempt_id
+
+
+def delete_dead(using: str) -> int:
+    """Delete the rows of waiters that died; the count. What they were granted ends with its
+    lease.
+    """
+    long_ago = database.clock(using) - timedelta(seconds=60)
+    dead = list(
+        tables.permit_requests(using).filter(alive_until__lt=long_ago).values_list("pk", flat=True)
+    )
+    return tables.permit_requests(using).filter(pk__in=dead).delete()[0] if dead else 0
+
+
+def _lives(now: datetime, within: float | None) -> dict[str, datetime | None]:
+    return {
+        "alive_until": now + timedelta(seconds=ALIVE),
+        "until": None if within is None else now + timedelta(seconds=within),
+    }
+
+
+def now() -> float:
+    """Seconds that go on as the waiter's do: with the test's clock, where a test holds one."""
+    return clocks.monotonic() + database.server_clock.ahead.total_seconds()

@@ -1,0 +1,294 @@
+"""How a permit is waited for: a pass of its own, and where that has no room for it, a request that
+every pass over the rule sees.
+
+In: what is wanted. Out: a begun attempt, or NotNow. `Waiter.step` does one thing and says how long
+to pause before the next, so that threads and coroutines wait each in their own way. Nobody polls
+the limits: a waiter sleeps until its slot is about to open. One that has others before it only
+looks at its own row, since those who go first, or a dispenser, grant it in its turn.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import router
+
+from callqueue import clocks, conf, database, tables, texts, transitions
+from callqueue.database import from_us
+from callqueue.dispatch import release_pass
+from callqueue.dispatch.release_pass import Answer
+from callqueue.exceptions import InvalidCall, NotNow
+from callqueue.ledger import agreement
+from callqueue.ledger.ready_calls import Asked, Candidate
+from callqueue.limits.budgets import Book
+from callqueue.operations import forecast
+from callqueue.permits import chores, request_rows
+from callqueue.permits.apart import apart
+from callqueue.permits.asking import Wanted
+from callqueue.permits.request_rows import BEAT, Granted, now
+from callqueue.transitions import Job
+
+LOOK = 0.06  # seconds between two looks at whether another pass has granted it
+BEHIND = 0.5  # seconds between two passes of a permit that others go before
+REVIEW = 5.0  # seconds after which a blocked permit makes a pass whatever it waits for
+ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
+BUSY = 0.002, 0.05  # seconds until the next try where another pass has the rules, likewise
+AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
+LAST = 2**62  # the number of a call that all others of its due time go before
+STAMP = 25  # passes in vain after which the rules' rows are brought up to date here
+
+
+@dataclass
+class Waiter:
+    """One permit that is waited for. Call `step` until it gives a Job; `withdraw` where nobody
+    wants it any more.
+    """
+
+    wanted: Wanted
+
+    def __post_init__(self) -> None:
+        self.using: str = router.db_for_write(tables.CallQueue)
+        self.asked = Asked(_name(), self.wanted.label, lease=self.wanted.lease)
+        self.began = now()
+        self.wait = self.wanted.wait
+        self.request: int | None = None  # its row, once it waits
+        self.due_at: datetime | None = None
+        self.beat_at = self.pass_at = 0.0
+        self.last: Answer | None = None
+        self.in_vain = self.passes = 0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left of the wait; None: any."""
+        return None if self.wait is None else max(0.0, self.began + self.wait - now())
+
+    def step(self) -> Job | float:
+        """Look, or make a pass: the begun attempt as a job, whose slot may still be to open, or the
+        seconds until the next step. NotNow once the wait is over.
+        """
+        return apart(self.using, self._step)
+
+    def withdraw(self) -> None:
+        """Nobody waits any more; what was granted meanwhile is given back."""
+        apart(self.using, self._withdraw)
+
+    def _step(self) -> Job | float:
+        if (seconds := chores.settling(self.using)) > 0 and self.passes == 0:
+            return seconds
+        if self.request is not None and (job := self._look()) is not None:
+            return job
+        if now() >= self.pass_at and (job := self._pass()) is not None:
+            return job
+        if self._is_over:
+            return self._give_up()
+        self._keep_alive()
+        return self._pause()
+
+    @property
+    def _is_over(self) -> bool:
+        if self.left is None or self.left > 0:
+            return False
+        # what does not wait still gets an answer, from a pass of its own
+        return self.last is not None or now() - self.began > AT_ONCE + (self.wait or 0.0)
+
+    # --- one step
+
+    def _look(self) -> Job | None:
+        """See whether a pass has granted it, and begin it then."""
+        assert self.request is not None
+        attempt_id = request_rows.granted(self.using, self.request)
+        return None if attempt_id is None else self._take_up(attempt_id)
+
+    def _take_up(self, attempt_id: int) -> Job | None:
+        assert self.request is not None
+        lease, owner = self.wanted.lease, self.asked.owner
+        found = request_rows.take_up(self.using, self.request, attempt_id, owner, lease)
+        if found is None:
+            self.pass_at = 0.0
+            return None
+        self.request = None
+        return self._job(found)
+
+    def _pass(self) -> Job | None:
+        """Make a pass, and note when the next one is."""
+        answer = database.persist(self.using, self._made_pass, during="permit")
+        self.passes += 1
+        if answer.attempt_id is not None:
+            self.request = None
+            return self._job(_granted(answer))
+        if answer.reading is None:
+            self._put_off(answer)
+            return None
+        self.last, self.in_vain = answer, 0
+        self.due_at = self.due_at or from_us(answer.reading.at)
+        if answer.is_misfit:
+            self._withdraw()
+            raise InvalidCall("cost", answer.reason.removeprefix("cost: "))
+        self.pass_at = now() + self._until_next_pass(answer)
+        if answer.until is None:
+            chores.end_overdue(self.using)
+        return None
+
+    def _made_pass(self) -> Answer:
+        using, rule = self.using, self.wanted.rule_name
+        book = _books.get(using)
+        if book is None or book[0] is not conf.current().book or self.in_vain:
+            book = _books[using] = (conf.current().book, agreement.book_in_force(using))
+            release_pass.ensure_states(using, book[1].groups[rule])
+        if self.in_vain and self.in_vain % STAMP == 0:
+            chores.stamp(using)
+        lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
+        return release_pass.permit(using, book[1], self._candidate(), lead, self.left)
+
+    def _candidate(self) -> Candidate:
+        wanted = self.wanted
+        return Candidate(
+            id=self.request or 0,
+            rule=wanted.rule_name,
+            key=wanted.key,
+            priority=wanted.priority,
+            cost=wanted.cost,
+            method=wanted.method,
+            last_attempt=0,
+            due_at=self.due_at,
+            asked=self.asked,
+        )
+
+    def _put_off(self, answer: Answer) -> None:
+        """No pass was made: the next try is soon, and ever later."""
+        self.in_vain += 1
+        if answer.is_gone:
+            self.beat_at = self.pass_at = 0.0
+            return
+        self.pass_at = now() + _growing(BUSY, self.in_vain)
+
+    def _until_next_pass(self, answer: Answer) -> float:
+        """Seconds: just before its slot opens, and where nobody knows when that is, ever later."""
+        if answer.is_behind:
+            return BEHIND * random.uniform(0.75, 1.25)
+        if answer.until is None or answer.reading is None:
+            return _growing(ANSWERS, self.passes)
+        opens_in = (answer.until - answer.reading.at) / 1_000_000 - release_pass.LEAD / 2
+        return min(REVIEW, max(0.001, opens_in)) + random.uniform(0.0, 0.01)
+
+    def _keep_alive(self) -> None:
+        """Have a request that passes see, and say that its waiter lives."""
+        if self.left is None or self.left > 0:
+            if self.request is None:
+                args = self._candidate(), self.due_at, self.left
+                self.request = request_rows.insert(self.using, *args)
+                self.beat_at = now() + BEAT
+            elif now() >= self.beat_at:
+                request_rows.beat(self.using, self.request, self.left)
+                self.beat_at = now() + BEAT
+
+    def _pause(self) -> float:
+        """Seconds until the next step."""
+        until_pass = max(0.0, self.pass_at - now())
+        is_first = self.last is not None and not self.last.is_behind and self.in_vain == 0
+        until = until_pass if is_first else min(LOOK, until_pass)
+        if self.left is not None and self.left > 0:
+            until = min(until, self.left)
+        return max(0.001, min(until, BEAT))
+
+    # --- the end of the wait
+
+    def _give_up(self) -> Job:
+        if self.request is not None:
+            attempt_id = request_rows.take_back(self.using, self.request)
+            if attempt_id is not None and (job := self._take_up(attempt_id)) is not None:
+                return job
+            self._withdraw()
+        raise NotNow(*self._expected())
+
+    def _withdraw(self) -> None:
+        if self.request is not None:
+            attempt_id = request_rows.take_back(self.using, self.request)
+            if attempt_id is not None:
+                transitions.undo(self.using, [attempt_id])
+                tables.permit_requests(self.using).filter(pk=self.request).delete()
+            self.request = None
+
+    def _expected(self) -> tuple[datetime | None, str]:
+        """When it should be had, and what it waits for."""
+        last = self.last
+        if last is None:
+            return None, "other passes over the rule were in the way"
+        if not last.is_behind:
+            return (None if last.until is None else from_us(last.until)), last.reason
+        call = tables.CallQueue(
+            pk=LAST,
+            rule=self.wanted.rule_name,
+            key=self.wanted.key,
+            priority=self.wanted.priority,
+            cost=self.wanted.cost,
+            due_at_dt=self.due_at or database.clock(self.using),
+        )
+        call._state.db = self.using
+        found = forecast.forecast(call)
+        return found.release_at, found.reason or last.reason
+
+    def _job(self, granted: Granted) -> Job:
+        wanted = self.wanted
+        return Job(
+            attempt_id=granted.attempt_id,
+            number=1,
+            queue=granted.queue,
+            send_at=None,
+            pk=0,
+            rule_name=wanted.rule_name,
+            key=wanted.key,
+            cost=wanted.cost,
+            method=wanted.method,
+            params={},
+            failed_count=0,
+            throttled_count=0,
+            unique_key=None,
+            callback=None,
+            first_sent_dt=None,
+            due_at_dt=self.due_at or from_us(granted.reading.at),
+            idempotency_key="",
+            worker=self.asked.owner,
+            clock=granted.reading,
+            charged=wanted.cost,
+            rule=wanted.rule,
+            begins_at=_by_own_clock(granted.begins_at),
+            lease_ends=(granted.begins_at or granted.reading.before) + wanted.lease,
+        )
+
+
+def until_slot(job: Job) -> float:
+    """Seconds until the job's slot has certainly opened."""
+    return 0.0 if job.begins_at is None else max(0.0, job.begins_at - now())
+
+
+def _by_own_clock(instant: float | None) -> float | None:
+    """A monotonic instant as the waiter counts its seconds."""
+    return None if instant is None else instant + (now() - clocks.monotonic())
+
+
+_books: dict[str, tuple[Any, Book]] = {}
+
+
+def _granted(answer: Answer) -> Granted:
+    assert answer.attempt_id is not None and answer.reading is not None
+    begins_at = None if answer.send_at is None else answer.reading.monotonic_at(answer.send_at)
+    return Granted(answer.attempt_id, answer.queue, answer.reading, begins_at)
+
+
+def _growing(bounds: tuple[float, float], times: int) -> float:
+    """Seconds that double each time, about: those who wait do not all wake at once."""
+    least, most = bounds
+    return min(most, least * 2.0 ** min(times, 10)) * random.uniform(0.5, 1.0)
+
+
+def _name() -> str:
+    """What no other waiter is called."""
+    host = texts.storable(socket.gethostname())[:60]
+    return f"{host}:{os.getpid()}:{secrets.token_hex(8)}"

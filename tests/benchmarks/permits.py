@@ -1,0 +1,95 @@
+"""What a permit costs: admitted at once, beside a limiter in Redis and one in the process, and an
+urgent one beside a backlog.
+
+The others keep a limit on their own calls alone. A permit keeps it together with queued calls, says
+so in a table that survives a crash, and waits for the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.benchmarks.report import say
+from tests.benchmarks.stage import open_stage
+from tests.support import servers
+
+SETTINGS = (
+    'CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {"r": Rule(limits=[SlidingWindow("1000/s"), SlidingWindow("5000/10s")]),'
+    ' "busy": Rule(limits=[SlidingWindow("20/s")])}}'
+)
+TAKEN, BACKLOG, URGENT = 300, 100_000, 40
+
+
+def measure(backlog: int = BACKLOG) -> dict[str, dict[str, Any]]:
+    """By name: milliseconds, the median and the 95th of a hundred."""
+    with open_stage(SETTINGS) as stage:
+        import callqueue
+        from callqueue.models import CallQueue
+
+        def permit() -> None:
+            with callqueue.permit("r"):
+                pass
+
+        found = {"callqueue.permit": _timed("callqueue.permit", permit)}
+        found |= _others()
+        say(f"{backlog} calls that wait ...")
+        data = [{"method": "get", "params": {"url": stage.api.url("/ok")}}] * backlog
+        CallQueue.objects.send_many(data, rule="busy")
+        stage.processes.dispenser()
+        time.sleep(3.0)
+        waits = []
+        for _ in range(URGENT):
+            began = time.perf_counter()
+            with callqueue.permit("busy", priority=9):
+                waits.append(1000 * (time.perf_counter() - began))
+            time.sleep(0.02)
+        found["an urgent permit, 20/s, 100,000 calls waiting"] = _of(waits)
+    return found
+
+
+def _others() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    if servers.refusal("redis"):
+        say("no redis")
+    else:
+        from limits import RateLimitItemPerSecond, storage, strategies
+
+        redis = os.environ.get(*servers.DEFAULTS["redis"])
+        limiter = strategies.MovingWindowRateLimiter(storage.RedisStorage(redis))
+        item = RateLimitItemPerSecond(100_000)
+        name = "limits, moving window, Redis"
+        found[name] = _timed(name, lambda: limiter.hit(item, "callqueue-benchmark"))
+    try:
+        from pyrate_limiter import Duration, Limiter, Rate
+    except ImportError:
+        say("no pyrate-limiter")
+    else:
+        in_process = Limiter(Rate(100_000, Duration.SECOND))
+        name = "pyrate-limiter, in the process"
+        found[name] = _timed(name, lambda: in_process.try_acquire("r"))
+    return found
+
+
+def _timed(name: str, take: Callable[[], Any]) -> dict[str, Any]:
+    say(name)
+    for _ in range(10):
+        take()
+    spent = []
+    for _ in range(TAKEN):
+        began = time.perf_counter()
+        take()
+        spent.append(1000 * (time.perf_counter() - began))
+    return _of(spent)
+
+
+def _of(spent: list[float]) -> dict[str, Any]:
+    ordered = sorted(spent)
+    return {
+        "median": statistics.median(ordered),
+        "p95": ordered[int(0.95 * (len(ordered) - 1))],
+        "worst": ordered[-1],
+    }

@@ -1,0 +1,283 @@
+"""A permit is an attempt without a call: charged, shown and ended as attempts are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+import callqueue
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow
+from callqueue.dispatch import release_pass
+from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
+from callqueue.maintenance import cleanup
+from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
+from callqueue.operations import audit, status_report
+from callqueue.testing import assert_permit, run_callqueue, travel
+from tests.support.behaviour import Vendor, send
+
+Rules = Callable[..., None]
+SECOND = timedelta(seconds=1)
+
+
+def test_a_permit_is_an_attempt_without_a_call(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h")]))
+    with callqueue.permit("r", label="refund") as permit:
+        row = CallAttempt.objects.get(pk=permit.attempt_id)
+        assert row.call_id is None and row.label == "refund" and row.finished_at is None
+        assert row.started_at is not None
+    row.refresh_from_db()
+    assert row.outcome == CallAttempt.Outcome.SUCCEEDED and row.finished_at is not None
+    assert not PermitRequest.objects.exists()
+
+
+def test_permits_and_calls_are_charged_to_the_same_limit(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h")]))
+    with callqueue.permit("r"):
+        pass
+    send("r")
+    send("r")
+    with travel():
+        run_callqueue()
+        assert len(remote.requests) == 1
+        with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+            pytest.fail("over the limit")
+    assert "2/h" in refused.value.reason
+    assert isinstance(refused.value, CallQueueError)
+
+
+def test_not_now_says_until_when(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with callqueue.permit("r"):
+        pass
+    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+        pytest.fail("over the limit")
+    assert refused.value.until is not None
+    assert timezone.now() + timedelta(minutes=59) < refused.value.until
+    assert refused.value.until < timezone.now() + timedelta(minutes=62)
+    assert not PermitRequest.objects.exists()
+
+
+def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with travel() as clock:
+        with callqueue.permit("r"):
+            pass
+        before = clock.now()
+        with callqueue.permit("r"):
+            waited = clock.now() - before
+        assert timedelta(minutes=59) < waited < timedelta(minutes=63)
+        with pytest.raises(NotNow), callqueue.permit("r", wait=60):
+            pytest.fail("over the limit")
+    assert not PermitRequest.objects.exists()
+
+
+def test_a_slot_that_opens_a_little_later_is_waited_for_once(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    monkeypatch.setattr(release_pass, "LEAD", 60.0)  # a process could spin for as long as that
+    with travel() as clock:
+        with callqueue.permit("r"):
+            pass
+        before = clock.now()
+        with callqueue.permit("r"):
+            assert timedelta(minutes=59) < clock.now() - before < timedelta(minutes=63)
+
+
+def test_what_goes_wrong_in_the_block_is_written_by_its_type_alone(rules: Rules) -> None:
+    rules(r=Rule())
+    with pytest.raises(ValueError, match="secret"), callqueue.permit("r"):
+        raise ValueError("the secret")
+    row = CallAttempt.objects.get()
+    assert row.outcome == CallAttempt.Outcome.ERRORED and row.error_message == "ValueError"
+
+
+def test_a_permit_settles_for_what_it_cost(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens"), SlidingWindow("9/h")]))
+    with callqueue.permit("r", cost={"tokens": 90}) as permit:
+        permit.settle({"tokens": 10})
+    assert CallAttempt.objects.get().cost == {"calls": 1, "tokens": 10}
+    with callqueue.permit("r", cost={"tokens": 90}, wait=0) as permit:
+        pass
+    with pytest.raises(NotNow), callqueue.permit("r", cost={"tokens": 1}, wait=0):
+        pytest.fail("over the limit")
+    permit.settle({"tokens": 5})
+    with callqueue.permit("r", cost={"tokens": 85}, wait=0):
+        pass
+
+
+def test_tallied_limits_learn_what_a_permit_cost(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens", per="key")]))
+    with callqueue.permit("r", key="a", cost={"tokens": 90}) as permit:
+        permit.settle({"tokens": 10})
+    with callqueue.permit("r", key="a", cost={"tokens": 90}, wait=0) as permit:
+        permit.settle({"tokens": 80})
+    with pytest.raises(NotNow), callqueue.permit("r", key="a", cost={"tokens": 11}, wait=0):
+        pytest.fail("over the limit")
+    with callqueue.permit("r", key="a", cost={"tokens": 10}, wait=0):
+        pass
+
+
+def test_a_permit_lays_a_hold_that_calls_and_permits_mind(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule())
+    with callqueue.permit("r") as permit:
+        permit.hold(30, "429")
+    assert Hold.objects.get().source == "provider"
+    assert CallAttempt.objects.get().outcome == CallAttempt.Outcome.THROTTLED
+    send("r")
+    with travel():
+        assert run_callqueue() == 0
+    with pytest.raises(NotNow, match="held") as refused, callqueue.permit("r", wait=0):
+        pytest.fail("held")
+    assert refused.value.until is not None and refused.value.until > timezone.now() + 25 * SECOND
+
+
+def test_a_permit_that_says_when_it_was_sent_has_that_instant(rules: Rules) -> None:
+    rules(r=Rule())
+    with callqueue.permit("r") as permit:
+        permit.sent()
+        row = CallAttempt.objects.get()
+        assert row.sent_at is not None and row.finished_at is None
+
+
+def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"), pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+        pytest.fail("two at once")
+    assert refused.value.until is None
+    with callqueue.permit("r", wait=0):
+        pass
+
+
+def test_higher_priority_goes_first_and_equals_by_due_time(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    send("r")
+    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+        pytest.fail("a call was due before")
+    assert refused.value.reason
+    with callqueue.permit("r", wait=0, priority=1):
+        pass
+    assert not remote.requests
+
+
+def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    context = callqueue.permit("r", lease=5)
+    context.__enter__()
+    with travel() as clock:
+        clock.forward(6)
+        with callqueue.permit("r", wait=10):
+            pass
+    lost = CallAttempt.objects.order_by("pk").first()
+    assert lost is not None and lost.outcome == CallAttempt.Outcome.LOST
+    context.__exit__(None, None, None)
+    lost.refresh_from_db()
+    assert lost.outcome == CallAttempt.Outcome.LOST
+
+
+def test_what_is_wrong_is_said_at_once(rules: Rules) -> None:
+    rules(r=Rule(hosts=["api.example.com"], limits=[SlidingWindow("5/s")]))
+    with pytest.raises(UnknownRule, match="'r'"):
+        callqueue.permit("rr")
+    for arguments in (
+        {"cost": 6},
+        {"wait": -1},
+        {"wait": "1"},
+        {"lease": 0},
+        {"priority": 1e9},
+        {"label": 1},
+    ):
+        with pytest.raises(InvalidCall) as wrong:
+            callqueue.permit("r", **arguments)  # type: ignore[arg-type]
+        assert wrong.value.field in arguments
+    with callqueue.permit(url="https://api.example.com/x") as permit:
+        assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "r"
+    with callqueue.permit(url="https://else.example.com/x") as permit:
+        assert CallAttempt.objects.get(pk=permit.attempt_id).rule == "default"
+
+
+def test_a_function_takes_a_permit_each_time(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h", per="key")]))
+
+    @callqueue.permitted("r", key=lambda order, **_: order, cost=lambda order, n=1: n, wait=0)
+    def refund(order: str, n: int = 1) -> str:
+        return order * n
+
+    assert refund("a", n=2) == "aa" and refund("b") == "b"
+    with pytest.raises(NotNow):
+        refund("a")
+    labels = set(CallAttempt.objects.values_list("label", flat=True))
+    assert len(labels) == 1 and "refund" in labels.pop()
+
+
+def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remote: Vendor) -> None:
+    from callqueue.permits.asking import wanted
+    from callqueue.permits.waiting import Waiter
+    from callqueue.transitions import Job
+
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with travel() as clock:
+        with callqueue.permit("r"):
+            pass
+        waiter = Waiter(wanted("r"))
+        assert not isinstance(waiter.step(), Job)
+        assert PermitRequest.objects.count() == 1
+        send("r")
+        clock.forward(hours=1.1)
+        PermitRequest.objects.update(alive_until=clock.now() + SECOND)
+        run_callqueue()
+        assert not remote.requests, "the permit was there before the call"
+        granted = CallAttempt.objects.order_by("-pk").first()
+        assert granted is not None and granted.started_at is None and granted.call_id is None
+        job = waiter.step()
+        assert isinstance(job, Job) and job.attempt_id == granted.pk
+        assert CallQueue.objects.new().count() == 1
+
+
+def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
+    rules(r=Rule(), s=Rule())
+    assert_permit(count=0)
+    with callqueue.permit("r", key={"a": "1"}, label="refund", cost=2):
+        assert_permit(rule="r", outcome="")
+    assert_permit(rule="r", key={"a": "1"}, label="refund", cost=2, outcome="succeeded", count=1)
+    with pytest.raises(AssertionError, match="label='refund'"):
+        assert_permit(label="other")
+    with pytest.raises(AssertionError, match="2 times, but 1"):
+        assert_permit(count=2)
+    with pytest.raises(TypeError, match="assert_permit knows"):
+        assert_permit(url="x")
+
+
+def test_permits_are_shown_as_not_queued(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/h")]))
+    with callqueue.permit("r", label="refund"):
+        shown = status_report.overview("default")["rules"]["r"]
+    assert shown["in_flight"] == 1 and shown["limits"][0]["used"] == 1
+    assert shown["not_queued"] == {"in_flight": 1, "waiting": 0, "labels": {"refund": 1}}
+
+
+def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s")]))
+    with callqueue.permit("r"):
+        pass
+    limits = audit.audit("default", since=timedelta(hours=1)).findings
+    assert [one.highest for one in limits if one.rule == "r"] == [1]
+    with travel(days=6):
+        assert cleanup.clean("default").attempts == 0
+    with travel(days=8):
+        assert cleanup.clean("default").attempts == 1
+
+
+def test_a_permit_without_a_call_has_a_page(rules: Rules, admin_client: Any) -> None:
+    rules(r=Rule())
+    with callqueue.permit("r", label="refund") as permit:
+        pass
+    row = CallAttempt.objects.get(pk=permit.attempt_id)
+    assert str(row) == f"permit {row.pk}"
+    page = admin_client.get(reverse("admin:callqueue_callattempt_change", args=[row.pk]))
+    assert b"not queued" in page.content and b"refund" in page.content

@@ -1,0 +1,204 @@
+"""Clients of `requests` and `httpx` under permits: each request that they make takes one, and the
+answer is judged as a worker judges it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import requests
+from asgiref.sync import async_to_sync
+from urllib3.util.retry import Retry as Retries
+
+import callqueue
+from callqueue import Breaker, HoldUntil, NotNow, Rule, SlidingWindow
+from callqueue.exceptions import NotAllowed
+from callqueue.models import CallAttempt, Hold
+from callqueue.testing import travel
+
+httpx = pytest.importorskip("httpx")
+Rules = Callable[..., None]
+
+
+class _Stub(BaseHTTPRequestHandler):
+    """Answers with the status that the path names; /redirect leads to /200, /flaky fails once."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[str] = []
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        status = 200
+        headers = {}
+        if self.path == "/redirect":
+            status, headers = 302, {"Location": "/200"}
+        elif self.path == "/flaky":
+            status = 503 if self.seen.count("/flaky") == 1 else 200
+        elif self.path == "/429":
+            status, headers = 429, {"Retry-After": "30"}
+        elif self.path[1:].isdigit():
+            status = int(self.path[1:])
+        body = b'{"usage": 7}'
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def stub() -> Iterator[str]:
+    _Stub.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Stub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def by_requests(stub: str, path: str, **options: Any) -> int:
+    with requests.Session() as session:
+        session.mount("http://", callqueue.PermitAdapter(**options))
+        return session.get(stub + path, timeout=30).status_code
+
+
+def by_httpx(stub: str, path: str, **options: Any) -> int:
+    transport = callqueue.PermitTransport(**options)
+    with httpx.Client(transport=transport, follow_redirects=True) as client:
+        return int(client.get(stub + path).status_code)
+
+
+def by_httpx_async(stub: str, path: str, **options: Any) -> int:
+    async def get() -> int:
+        transport = callqueue.AsyncPermitTransport(**options)
+        async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+            return int((await client.get(stub + path)).status_code)
+
+    return async_to_sync(get)()
+
+
+CLIENTS = pytest.mark.parametrize("get", [by_requests, by_httpx, by_httpx_async])
+
+
+def outcomes() -> list[tuple[str, int | None]]:
+    rows = CallAttempt.objects.order_by("pk")
+    return list(rows.values_list("outcome", "response_status"))
+
+
+@CLIENTS
+def test_each_request_is_an_attempt_with_its_status(rules: Rules, stub: str, get: Any) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"], limits=[SlidingWindow("9/h")]))
+    assert get(stub, "/200", label="reports") == 200
+    assert get(stub, "/404") == 404
+    assert get(stub, "/500") == 500
+    assert outcomes() == [("succeeded", 200), ("gave up", 404), ("failed", 500)]
+    assert CallAttempt.objects.filter(label="reports").count() == 1
+    assert not CallAttempt.objects.open().exists()
+
+
+@CLIENTS
+def test_a_redirect_that_the_client_follows_takes_a_permit(
+    rules: Rules, stub: str, get: Any
+) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"], limits=[SlidingWindow("9/h")]))
+    assert get(stub, "/redirect") == 200
+    assert [status for _, status in outcomes()] == [302, 200] and len(_Stub.seen) == 2
+
+
+def test_a_retry_of_the_adapter_takes_a_permit(rules: Rules, stub: str) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"], limits=[SlidingWindow("9/h")]))
+    retries = Retries(total=2, backoff_factor=0, status_forcelist=[503])
+    assert by_requests(stub, "/flaky", max_retries=retries) == 200
+    assert [status for _, status in outcomes()] == [503, 200]
+
+
+@CLIENTS
+def test_a_refusal_holds_the_rule(rules: Rules, stub: str, get: Any) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"]))
+    assert get(stub, "/429") == 429
+    assert outcomes() == [("throttled", 429)] and Hold.objects.get().source == "provider"
+    with pytest.raises(NotNow, match="held"):
+        get(stub, "/200", wait=0)
+    assert _Stub.seen == ["/429"]
+
+
+@CLIENTS
+def test_the_rule_classifies_and_settles(rules: Rules, stub: str, get: Any) -> None:
+    def classify(response: requests.Response) -> Any:
+        return HoldUntil(60, "by its body") if response.json()["usage"] == 7 else None
+
+    rules(
+        r=Rule(
+            hosts=["127.0.0.1"],
+            limits=[SlidingWindow("100/h", unit="tokens")],
+            classify=classify,
+            settle=lambda response: {"tokens": response.json()["usage"]},
+        )
+    )
+    assert get(stub, "/200", cost={"tokens": 90}) == 200
+    assert outcomes() == [("throttled", 200)]
+    assert CallAttempt.objects.get().cost["tokens"] == 7
+    assert Hold.objects.get().reason == "by its body"
+
+
+@CLIENTS
+def test_the_breaker_trips_as_it_does_for_workers(rules: Rules, stub: str, get: Any) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"], breaker=Breaker(failures=2)))
+    get(stub, "/500")
+    get(stub, "/500")
+    assert Hold.objects.get().source == "breaker"
+    with pytest.raises(NotNow):
+        get(stub, "/200", wait=0)
+    with travel(seconds=31):
+        assert get(stub, "/200", wait=0) == 200
+        assert get(stub, "/200", wait=0) == 200
+
+
+@CLIENTS
+def test_hosts_without_a_rule_pass_or_are_refused(rules: Rules, stub: str, get: Any) -> None:
+    rules(r=Rule(hosts=["api.example.com"]))
+    assert get(stub, "/200") == 200 and not CallAttempt.objects.exists()
+    rules({"OTHER_HOSTS": "refuse"}, r=Rule(hosts=["api.example.com"]))
+    with pytest.raises(NotAllowed):
+        get(stub, "/200")
+    assert get(stub, "/200", rule="r") == 200
+
+
+@CLIENTS
+def test_an_error_ends_the_permit(rules: Rules, get: Any) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"]))
+    with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+        get("http://127.0.0.1:1", "/200")
+    assert outcomes() == [("failed", None)] and "Connect" in CallAttempt.objects.get().error_message
+
+
+def test_a_stream_is_not_read(rules: Rules, stub: str) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"]))
+    client = httpx.Client(transport=callqueue.PermitTransport())
+    with client, client.stream("GET", stub + "/200") as response:
+        assert not response.is_closed
+        assert outcomes() == [("succeeded", 200)]
+        assert response.read() == b'{"usage": 7}'
+
+
+def test_a_coroutine_in_a_test(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+
+    async def one() -> int:
+        async with callqueue.apermit("r") as permit:
+            await asyncio.sleep(0)
+            return permit.attempt_id
+
+    assert CallAttempt.objects.get(pk=async_to_sync(one)()).finished_at is not None
