@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import current_app
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # what the process that ended a call has to send its callback, before a dispenser does
 LEFT = timedelta(seconds=10)
 MOST = 500  # callbacks that are sent at once
+TELL_RESULTS = "callqueue.tell_results"
+# how a task's call ends without its run's telling the result backend, or perhaps without
+UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 
 
 def announce(using: str, call_ids: Sequence[int], status: int) -> None:
@@ -55,6 +58,16 @@ def deliver_owed(using: str) -> int:
     return _send(using, _owed(using).filter(finished_at_dt__lt=database.clock(using) - LEFT))
 
 
+def owes_result(method: str, status: int) -> bool:
+    """Whether a result backend is to be told that a call of this method ended in `status`."""
+    return method == "celery_task" and tells_results(status)
+
+
+def tells_results(status: int) -> bool:
+    """Whether a result backend is to be told of tasks that ended in `status`."""
+    return status in UNTOLD and bool(current_app.conf.result_backend)
+
+
 def has_listeners(status: int) -> bool:
     """Whether anyone wants to be told of calls that end in `status`, log lines for failures
     included.
@@ -83,24 +96,37 @@ def _send(using: str, owed: CallQueueQuerySet) -> int:
     is_eager = current_app.conf.task_always_eager
     with nullcontext() if is_eager else database.locking(using):
         rows = owed if is_eager else database.locked(owed)
-        due = rows.order_by("pk").values_list("pk", "callback", "status")[:MOST]
-        sent = _sent(list(due))
+        due = rows.order_by("pk").values_list("pk", "callback", "status", "method")[:MOST]
+        sent = _sent(using, list(due))
         _owed(using).filter(pk__in=sent).update(callback_pending=False)
     return len(sent)
 
 
-def _sent(due: Sequence[tuple[int, str | None, int]]) -> list[int]:
-    """Send these callbacks, each (call, task, status), until the broker refuses one; the calls of
-    those that were sent. A task that names a broker of its own keeps none of the others back.
+def _sent(using: str, due: Sequence[tuple[int, str | None, int, str]]) -> list[int]:
+    """Send these callbacks, each (call, task, status, method), until the broker refuses one; the
+    calls of those that were sent. A task that names a broker of its own keeps none of the others
+    back. What a result backend is to be told goes first, in one message.
     """
-    sent = []
-    for pk, task, status in due:
-        try:
-            broker.send_by_name(current_app, str(task), (pk, conf.NAMES_OF_STATUS[status]))
-        except BaseException as error:
-            events.emit("broker_away", during="callback", error=type(error).__name__)
-            if broker.is_its_own(current_app, str(task)):
+    sent: list[int] = []
+    untold = [pk for pk, _, status, method in due if owes_result(method, status)]
+    if untold and not _is_sent(TELL_RESULTS, (untold, using)):
+        return sent
+    for pk, task, status, _ in due:
+        if task and not _is_sent(task, (pk, conf.NAMES_OF_STATUS[status])):
+            if broker.is_its_own(current_app, task):
                 continue
             break
         sent.append(pk)
     return sent
+
+
+def _is_sent(task: str, args: tuple[Any, ...]) -> bool:
+    """Whether the broker has taken the message."""
+    try:
+        broker.send_by_name(current_app, task, args)
+    except BaseException as error:
+        is_own = broker.is_its_own(current_app, task)
+        why = type(error).__name__ if is_own else broker.why_away(current_app, error)
+        events.emit("broker_away", during="callback", error=why)
+        return False
+    return True

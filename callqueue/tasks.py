@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from celery import current_app, shared_task
+from celery import shared_task, signals
 
 from callqueue import conf, database
+from callqueue.dispatch import standby
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import executor
+from callqueue.execution import executor, in_flight
+from callqueue.integrations import ended_tasks, revoking
 from callqueue.maintenance import cleanup, reconcile, recovery
+
+signals.worker_init.connect(revoking.install)
 
 _dispensers: dict[str, Dispenser] = {}
 
@@ -29,10 +33,10 @@ def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **ne
     release adds is ignored.
     """
     ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
-    with _connection_of(make_api_call, using):
-        return executor.execute(
-            using, ids, inline=make_api_call.request.is_eager, interruptible=_has_soft_limit()
-        )
+    request = make_api_call.request
+    if request.is_eager or request.called_directly:
+        return executor.execute(using, ids, inline=request.is_eager)
+    return in_flight.take(using, ids, make_api_call)
 
 
 def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
@@ -43,24 +47,20 @@ def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
     return nullcontext() if is_own else database.kept_connection(using)
 
 
-def _has_soft_limit() -> bool:
-    """Whether Celery may raise SoftTimeLimitExceeded in the thread that runs this task."""
-    of_message = make_api_call.request.timelimit or (None, None)
-    return bool(
-        of_message[1] or make_api_call.soft_time_limit or current_app.conf.task_soft_time_limit
-    )
-
-
 @shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
 def dispense(seconds: float | None = None, using: str = "default") -> int:
     """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the
-    worker's slot to others.
+    worker's slot to others. Does nothing while a dispenser of its own process runs.
     """
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
         return dispenser.run_once()
     with _connection_of(dispense, using):
-        dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)
+        if standby.has_steady_dispenser(using):
+            standby.stand_by(using, dispenser)
+        else:
+            dispenser.membership.kind = "beat"
+            dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)
     return 0
 
 
@@ -81,3 +81,12 @@ def recover_lost_calls(using: str = "default") -> int:
 def cleanup_call_queue(using: str = "default", vacuum: bool = True) -> int:
     """Delete calls past their retention and vacuum; the count of calls deleted."""
     return cleanup.clean(using, vacuum=vacuum).calls
+
+
+@shared_task(name="callqueue.tell_results", ignore_result=True, serializer="json", max_retries=0)
+def tell_results(call_ids: Sequence[int], using: str = "default", **newer: Any) -> int:
+    """Tell the result backend of tasks that expired, were cancelled or lost; how many of them it
+    did not know.
+    """
+    with _connection_of(tell_results, using):
+        return ended_tasks.tell(using, call_ids)

@@ -18,10 +18,12 @@ from celery import current_app, signals
 from celery import states as celery_states
 from celery.app.trace import ExceptionInfo, TraceInfo, build_tracer
 from celery.exceptions import MaxRetriesExceededError
-from celery.utils.nodenames import gethostname
 from kombu.exceptions import EncodeError
 
-from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
+from callqueue.handlers import celery_json, task_run
+from callqueue.handlers.task_request import request_of
+from callqueue.handlers.task_run import Asked, TaskGaveUp
+from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.log_scrubbing import cleaned
 
 if TYPE_CHECKING:
@@ -42,45 +44,29 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
         return GiveUp(
             f"this worker has no task {params['name']!r}; is its module imported by the worker?"
         )
+    if (params.get("options") or {}).get("typed"):
+        params = celery_json.decoded(params)
     args, kwargs = list(params.get("args") or ()), dict(params.get("kwargs") or {})
-    request = _request(task, params.get("options") or {}, context)
+    request = _request(task, params, context)
     told: list[Outcome] = []
     information = partial(_Information, context, told)
-    tracer = build_tracer(task.name, task, eager=False, propagate=False, app=app, Info=information)
-    done = tracer(request["id"], args, kwargs, request)
+    with task_run.running(task):
+        tracer = build_tracer(
+            task.name, task, eager=False, propagate=False, app=app, Info=information
+        )
+        done = tracer(request["id"], args, kwargs, request)
     if told:
         return told[-1]
     if done.info is not None:  # Ignore and Reject: the task wants no more of it
         return Succeeded(done.info.state)
-    return done.retval if isinstance(done.retval, OUTCOMES) else Succeeded(_as_json(done.retval))
+    return Succeeded(_as_json(done.retval))
 
 
-def _request(task: Any, options: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """The task's request. `is_eager` keeps Celery from publishing a retry, and from closing this
-    worker's connections.
-    """
-    task_id = options.get("task_id") or context.idempotency_key
+def _request(task: Any, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """The task's request, with what the call is."""
+    retries = max(0, context.attempt - 1)
     return {
-        "id": task_id,
-        "task": task.name,
-        "root_id": options.get("root_id") or task_id,
-        "parent_id": options.get("parent_id"),
-        "retries": max(0, context.attempt - 1),
-        "is_eager": True,
-        "hostname": gethostname(),
-        "callbacks": options.get("link"),
-        "errbacks": options.get("link_error"),
-        "chain": options.get("chain"),
-        "chord": options.get("chord"),
-        "group": options.get("group_id"),
-        "group_index": options.get("group_index"),
-        "headers": options.get("headers"),
-        "shadow": options.get("shadow"),
-        "replaced_task_nesting": options.get("replaced_task_nesting", 0),
-        "ignore_result": options.get("ignore_result", task.ignore_result),
-        "stamped_headers": options.get("stamped_headers"),
-        "stamps": options.get("stamps"),
-        "delivery_info": {"priority": options.get("priority")},
+        **request_of(task, params, context.idempotency_key, retries),
         "callqueue": {
             "call_id": context.call_id,
             "attempt": context.attempt,
@@ -105,10 +91,13 @@ class _Information(TraceInfo):  # type: ignore[misc]
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
         retry = self.retval
         changed = _changes(retry, req)
-        self._told.append(_refused_change(changed) if changed else _asked_retry(retry, req))
-        if changed or self._context.is_last:
+        outcome = _refused_change(changed) if changed else _asked_retry(retry, req)
+        self._told.append(outcome)
+        if changed or (self._context.is_last and not isinstance(outcome, HoldUntil)):
             self.state = celery_states.FAILURE
-            self.retval = retry.exc if retry.exc is not None else retry
+            self.retval = TaskGaveUp(retry.outcome.why) if isinstance(retry, Asked) else retry.exc
+            if self.retval is None:
+                self.retval = retry
             return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=True)
         return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
 
@@ -118,6 +107,8 @@ class _Information(TraceInfo):  # type: ignore[misc]
         error, is_final = self.retval, _is_final(self.retval, req)
         einfo = ExceptionInfo((type(error), error, error.__traceback__))
         why = _worded("", error, str(einfo.traceback))
+        if isinstance(error, TaskGaveUp):
+            why = str(error)
         self._told.append(GiveUp(why) if is_final else RetryLater(why))
         if is_final or self._context.is_last:
             return super().handle_failure(
@@ -141,6 +132,8 @@ def _asked_retry(retry: Any, request: Any) -> Outcome:
     """A retry at the time that the task names, or after the rule's backoff where Celery would back
     off.
     """
+    if isinstance(retry, Asked):
+        return retry.outcome
     after = None if getattr(request, "callqueue_backoff", False) else _seconds_until(retry)
     return RetryLater(_worded("the task asked to be retried", retry.exc or retry), after=after)
 
@@ -149,7 +142,7 @@ def _is_final(error: BaseException, request: Any) -> bool:
     """Whether another attempt cannot help: the task's own retries are used up, or its result cannot
     be stored.
     """
-    return isinstance(error, MaxRetriesExceededError | EncodeError) or bool(
+    return isinstance(error, MaxRetriesExceededError | EncodeError | TaskGaveUp) or bool(
         getattr(request, "callqueue_exhausted", False)
     )
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.result import AsyncResult
 
 from callqueue import states
@@ -34,6 +35,18 @@ class QueuedResult(AsyncResult):
         super().__init__(*args, **kwargs)
         self.call = call
 
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """The task's result, once it is there: see celery.result.AsyncResult.get."""
+        if isinstance(self.backend, RPCBackend):
+            raise NotImplementedError(
+                "the result backend rpc:// cannot answer for a QueuedTask: its answers go to the "
+                "process that sent a message, and a call is none. Use Redis or a database, or read "
+                "`result.call`"
+            )
+        return super().get(*args, **kwargs)
+
+    wait = get
+
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Cancel the call; one that a worker has begun goes on. `terminate` is not offered."""
         if self.call is not None:
@@ -46,7 +59,7 @@ class QueuedResult(AsyncResult):
             meta = super()._get_task_meta()
             if meta.get("status") != "PENDING":
                 return meta
-        return _meta_of(self.call)
+        return {"task_id": self.id, **_meta_of(self.call)}
 
 
 def _meta_of(call: CallQueue) -> dict[str, Any]:

@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Retry
-from kombu.utils.json import dumps, loads
+from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from callqueue import tables
 from callqueue.exceptions import InvalidCall
+from callqueue.handlers import celery_json
+from callqueue.integrations.published import Published
 from callqueue.integrations.queued_result import QueuedResult
 from callqueue.integrations.task_options import (
     KEPT,
     OF_SEND,
+    PROPERTIES,
     SIGNATURES,
     computed,
     expires_at,
@@ -53,6 +56,7 @@ class QueuedTask(DjangoTask):
     callback: str | None = None
     using: str | None = None
     call_priority: int | None = None
+    is_queued = True  # a retry within a call is the table's: see handlers/task_run.py
 
     @classmethod
     def bind(cls, app: Any) -> Any:
@@ -74,41 +78,40 @@ class QueuedTask(DjangoTask):
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> QueuedResult:
+    ) -> AsyncResult:
         """Queue a call that runs the task, in the caller's transaction; its result, with the row as
         `.call`.
 
         `countdown` and `eta` become the call's not_before, `expires` its expires_at. Raises what
         `send` raises: InvalidCall names the argument that is no JSON, or the option that has no
-        meaning here and where to set it.
+        meaning here and where to set it. Under `task_always_eager` the task runs at once, as in
+        Celery, under no limit.
         """
         args, kwargs = self._checked(tuple(args or ()), dict(kwargs or {}))
         refuse(self, options)
         task_id = task_id or uuid()
+        if self._get_app().conf.task_always_eager:
+            options = {**options, "link": link, "link_error": link_error}
+            done: AsyncResult = self.apply(args, kwargs, task_id=task_id, **options)
+            return done
+        shadow = shadow or self.shadow_name(args, kwargs, options)
+        kept = {**options, "link": link, "link_error": link_error, "shadow": shadow}
         given = {name: options[name] for name in OF_SEND if name in options}
-        kept = {
-            **options,
-            "link": link,
-            "link_error": link_error,
-            "shadow": shadow or self.shadow_name(args, kwargs, options),
-        }
-        params = {
-            "name": self.name,
-            "args": list(args),
-            "kwargs": kwargs,
-            "options": self._kept(task_id, kept),
-        }
         using = given.pop("using", self.using)
+        of_send = self._arguments(args, kwargs, options, given)
+        published = Published(self, task_id, args, kwargs, kept, of_send)
+        params = self._params(args, kwargs, self._kept(task_id, published.options, of_send))
         try:
             call = tables.CallQueue.objects.db_manager(using).send(
-                {"method": "celery_task", "params": params},
-                **self._arguments(args, kwargs, options, given),
+                {"method": "celery_task", "params": params}, **of_send
             )
         except InvalidCall as error:
             raise renamed(error, self, args) from None
+        published.tell_after()
         result = QueuedResult(
             _task_id_of(call, task_id), app=self._get_app(), task_name=self.name, call=call
         )
+        result.ignored = params["options"]["ignore_result"]
         self._tell_parent(result, options)
         return result
 
@@ -126,6 +129,7 @@ class QueuedTask(DjangoTask):
         request.callqueue_backoff = (
             unstated and self.default_retry_delay == DjangoTask.default_retry_delay
         )
+        request.is_eager = True  # raised, and not published: the table sends it
         try:
             return super().retry(args, kwargs, **options)
         except Retry:
@@ -164,12 +168,46 @@ class QueuedTask(DjangoTask):
                 stated[name] = computed(
                     inspect.getattr_static(type(self), name), self, args, kwargs
                 )
-        stated["priority"] = options.get("priority", self.call_priority)
+        stated["priority"] = self._priority(options)
         stated["not_before"] = not_before(self, options)
         stated["expires_at"] = expires_at(self, options.get("expires", self.expires))
         return {**stated, **given}
 
-    def _kept(self, task_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _priority(self, options: Mapping[str, Any]) -> int | None:
+        """What was given at this call, then what the decorator says, then what the task has that
+        sends it, where Celery's settings say so.
+        """
+        for stated in (options.get("priority"), self.call_priority):
+            if stated is not None:
+                return int(stated)
+        app = self._get_app()
+        parent = app.current_worker_task if app.conf.task_inherit_parent_priority else None
+        return None if parent is None else (parent.request.delivery_info or {}).get("priority")
+
+    def _params(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The call's params: arguments and options, in the form in which Celery's messages carry
+        them.
+        """
+        params = {
+            "name": self.name,
+            "args": celery_json.encoded(list(args)),
+            "kwargs": celery_json.encoded(kwargs),
+            "options": options,
+        }
+        if celery_json.has_typed(params):
+            options["typed"] = True
+            try:
+                celery_json.decoded(params)
+            except (TypeError, ValueError):
+                why = "has a dict of '__type__' and '__value__' that Celery cannot read back"
+                raise InvalidCall("args", why) from None
+        return params
+
+    def _kept(
+        self, task_id: str, options: Mapping[str, Any], of_send: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """What the run will need of Celery's options, as JSON."""
         parent = self._get_app().current_worker_task
         kept: dict[str, Any] = {"task_id": task_id, "ignore_result": self.ignore_result}
@@ -185,7 +223,14 @@ class QueuedTask(DjangoTask):
         if stamped := options.get("stamped_headers"):
             kept["stamped_headers"] = list(stamped)
             kept["stamps"] = {name: listed(options.get(name, [])) for name in stamped}
-        plain: dict[str, Any] = loads(dumps(kept))  # type: ignore[no-untyped-call]
+        if properties := {n: options[n] for n in PROPERTIES if options.get(n) is not None}:
+            kept["properties"] = properties
+        for name, instant in (("eta", "not_before"), ("expires", "expires_at")):
+            if (when := of_send.get(instant)) is not None:
+                kept[name] = when.isoformat()
+        if of_send["priority"] is not None:
+            kept["priority"] = of_send["priority"]
+        plain: dict[str, Any] = celery_json.as_plain(kept)
         return plain
 
     def _tell_parent(self, result: QueuedResult, options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import requests
 from requests.auth import HTTPBasicAuth
 from requests.cookies import RequestsCookieJar
+from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers
 
 from callqueue.exceptions import InvalidCall
@@ -86,15 +87,27 @@ def cookies_for(url: Any, of_session: Any, of_request: Any) -> dict[str, Any] | 
     return {**sent, **references} or None
 
 
-def own_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+def merged_headers(of_session: Any, of_request: Any) -> dict[str, Any]:
+    """The session's headers with the request's laid over. None takes one of the session's away, and
+    one that requests adds by itself.
+    """
+    merged: CaseInsensitiveDict[Any] = CaseInsensitiveDict(of_session or {})
+    merged.update(of_request or {})
+    usual = default_headers()
+    return {n: v for n, v in merged.items() if v is not None or n in usual}
+
+
+def own_headers(headers: Mapping[str, Any]) -> dict[str, str | None]:
     """The request's headers without those that are written from URL and body, and those that
-    requests adds by itself.
+    requests adds by itself; None for one of these that it does not have.
     """
     usual = {name.lower(): value for name, value in default_headers().items()}
     texts = {
         name: value.decode("latin-1") if isinstance(value, bytes) else value
         for name, value in headers.items()
     }
-    return {
+    own: dict[str, str | None] = {
         n: v for n, v in texts.items() if n.lower() not in FRAMING and usual.get(n.lower()) != v
     }
+    taken_away = usual.keys() - {name.lower() for name in texts} - FRAMING
+    return {**own, **dict.fromkeys(sorted(taken_away))}

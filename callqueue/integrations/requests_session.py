@@ -22,6 +22,7 @@ from callqueue.integrations.requests_arguments import (
     body_of,
     cookies_for,
     credentials,
+    merged_headers,
     own_headers,
     refuse,
 )
@@ -114,9 +115,7 @@ class Session:
             "params": merge_setting(params, self.params),
             "data": body_of(data),
             "json": json,
-            "headers": dict(
-                merge_setting(headers, self.headers, dict_class=CaseInsensitiveDict) or {}
-            ),
+            "headers": merged_headers(self.headers, headers),
             "cookies": cookies_for(address, self.cookies, cookies),
             "auth": credentials(merge_setting(auth, self.auth)),
         }

@@ -37,6 +37,7 @@ KEPT = (
     "ignore_result",
     "headers",
 )
+PROPERTIES = ("app_id", "message_id", "user_id")  # a message's, which the task may read
 SIGNATURES = ("link", "link_error", "chain", "chord")
 OF_THE_BROKER = frozenset(
     {
@@ -64,9 +65,10 @@ OF_THE_BROKER = frozenset(
     }
 )  # fmt: skip  they say how a message travels, and there is none
 OF_SEND = ("rule", "key", "cost", "unique_key", "callback", "using")
+# Celery gives the first as an option of an errback that a group's members share.
 KNOWN = frozenset(
-    {*KEPT, *SIGNATURES, *OF_SEND, *OF_THE_BROKER}
-    | {"countdown", "eta", "expires", "priority", "stamped_headers", "stamps"}
+    {*KEPT, *SIGNATURES, *PROPERTIES, *OF_SEND, *OF_THE_BROKER}
+    | {"immutable", "countdown", "eta", "expires", "priority", "stamped_headers", "stamps"}
 )
 
 

@@ -23,8 +23,10 @@ from callqueue.handlers import HTTP_METHODS, methods
 from callqueue.limits.budgets import cost_of
 from callqueue.limits.rules import Discard, Route, Rule
 from callqueue.security import addresses
+from callqueue.security.redaction import redact_url
 from callqueue.sending import validation
 from callqueue.sending.insertion import insert, insert_many
+from callqueue.sending.validation.value_checks import MAX_TEXT
 from callqueue.texts import suggest
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
         call_data=data,
         method=data["method"],
         host=host[:255],
+        task_id=_task_id(data),
+        path="" if config.encryption_keys else _path(data),
         trace_context=telemetry.current(),
         **_arguments(routed, _rule_name(routed, host, config), config),
     )
@@ -113,9 +117,9 @@ def _arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str
     """The row's columns that come from send's arguments beside call_data, checked in turn."""
     rule = config.rule(name)
     key = validation.check_key(request.key)
-    _check_key_parts(key, rule, name)
+    check_key_parts(key, rule, name)
     cost = validation.check_cost(1 if request.cost is None else request.cost)
-    _check_admissible(cost, name, config)
+    check_admissible(cost, name, config)
     validation.check_times(timezone.now(), request.not_before, request.expires_at)
     priority = request.priority
     priority = rule.priority if priority is None else validation.check_priority(priority)
@@ -184,16 +188,21 @@ def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None
 
 
 def _rule_name(request: CallRequest, host: str, config: conf.Config) -> str:
-    """The rule that was stated, else the one whose hosts name the call's host, else "default". A
-    host's whole name wins over a pattern.
-    """
+    """The rule that was stated, else the one whose hosts name the call's host, else "default"."""
     if request.rule is not None:
         return request.rule
+    return rule_of_host(host, config) or "default"
+
+
+def rule_of_host(host: str, config: conf.Config) -> str | None:
+    """The rule whose hosts name this one; None where none does. A host's whole name wins over a
+    pattern.
+    """
     patterns = [(p, name) for name, rule in config.rules.items() for p in rule.hosts if host]
     for pattern, name in sorted(patterns, key=lambda one: "*" in one[0]):
         if addresses.host_refusal(host, (pattern,)) is None:
             return name
-    return "default"
+    return None
 
 
 def _host(data: Mapping[str, Any]) -> str:
@@ -201,7 +210,25 @@ def _host(data: Mapping[str, Any]) -> str:
     return (urlsplit(url).hostname or "") if isinstance(url, str) else ""
 
 
-def _check_key_parts(key: str, rule: Rule, name: str) -> None:
+def _task_id(data: Mapping[str, Any]) -> str | None:
+    """The id that a QueuedTask has given to its task; None for every other call."""
+    options = data["params"].get("options") if data["method"] == "celery_task" else None
+    task_id = options.get("task_id") if isinstance(options, dict) else None
+    return task_id if isinstance(task_id, str) and len(task_id) <= MAX_TEXT else None
+
+
+def _path(data: Mapping[str, Any]) -> str:
+    """The path of a call's URL, for lists and searches: redacted as the URL is where it is shown,
+    without its query. What stands for a secret has none.
+    """
+    url = data["params"].get("url") if data["method"] in HTTP_METHODS else None
+    try:
+        return urlsplit(redact_url(url)).path[:255] if isinstance(url, str) else ""
+    except ValueError:  # what is redacted need not be a URL any more
+        return ""
+
+
+def check_key_parts(key: str, rule: Rule, name: str) -> None:
     """A plain key under limits that are all per named keys would count nowhere: say so."""
     pers = {limit.per for limit in rule.keyed_limits}
     if key and not key.startswith("{") and pers and "key" not in pers:
@@ -212,7 +239,8 @@ def _check_key_parts(key: str, rule: Rule, name: str) -> None:
         )
 
 
-def _check_admissible(cost: Any, name: str, config: conf.Config) -> None:
+def check_admissible(cost: Any, name: str, config: conf.Config) -> None:
+    """Refuse a cost that some limit of the rule never admits."""
     for budget in config.book.budgets[name]:
         wanted = cost_of(cost, budget.limit.unit)
         if wanted > budget.limit.capacity:

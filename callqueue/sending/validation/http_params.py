@@ -54,7 +54,7 @@ def check_http_params(params: dict[str, Any], reach: Reach) -> None:
             raise InvalidCall(path_of("params", name), why)
         elif value is not None and name != "json":
             _CHECKS[name](f"params.{name}", value)
-    if params.get("data") is not None and params.get("json") is not None:
+    if params.get("data") and params.get("json") is not None:
         raise InvalidCall("params.data", "and params.json are both given; a call has one body")
 
 
@@ -72,7 +72,7 @@ def _check_headers(field: str, headers: Any) -> None:
         seen.add(lowered)
         if type(value) is str:
             _check_header_value(field, name, value)
-        elif not is_secret(value):
+        elif value is not None and not is_secret(value):
             raise refuse(f"must be a string, not {kind_of(value)}")
 
 

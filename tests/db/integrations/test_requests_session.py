@@ -15,6 +15,7 @@ from requests.auth import HTTPBasicAuth, HTTPDigestAuth
 import callqueue
 from callqueue import Discard, Rule
 from callqueue.exceptions import InvalidCall, NotAllowed
+from callqueue.execution.http import client
 from callqueue.integrations.requests_session import QueueAdapter, Session, queued_session
 from callqueue.models import CallQueue
 from callqueue.security.secrets import Secret
@@ -239,3 +240,54 @@ def test_the_adapter_refuses_what_it_cannot_keep_and_what_send_refuses() -> None
         session.post(URL, files={"f": ("a.bin", b"\xff\xfe")})
     with pytest.raises(NotAllowed):
         session.get("http://127.0.0.1/")
+
+
+# --- Headers that are taken away, and bodies
+
+
+@pytest.mark.parametrize("name", ["Accept", "accept", "User-Agent", "Accept-Encoding"])
+def test_none_takes_away_a_header_that_requests_adds(name: str) -> None:
+    by_session, by_send = callqueue.Session(), {"headers": {name: None}, "url": URL}
+    by_session.headers[name] = None
+    queued = requests.Session()
+    queued.mount("https://", QueueAdapter())
+    queued.headers[name] = None  # type: ignore[assignment]
+    queued.get(URL)
+    calls = [
+        by_session.get(URL),
+        callqueue.Session().get(URL, headers={name: None}),
+        CallQueue.objects.send({"method": "get", "params": by_send}),
+        CallQueue.objects.order_by("-pk")[0],
+    ]
+    for call in calls:
+        assert call is not None
+        prepared = client._prepared("get", call.call_data["params"])
+        assert name not in prepared.headers
+        assert len(prepared.headers) == 3
+
+
+def test_none_takes_away_a_header_of_the_session() -> None:
+    api = callqueue.Session()
+    api.headers.update({"X-Own": "1", "X-Other": "2"})
+    call = api.get(URL, headers={"x-own": None})
+    assert call is not None
+    assert call.call_data["params"]["headers"] == {"X-Other": "2"}
+
+
+@pytest.mark.parametrize("empty", [{}, "", []])
+def test_json_beside_an_empty_data_is_the_body(empty: Any) -> None:
+    call = CallQueue.objects.send(
+        {"method": "post", "params": {"url": URL, "data": empty, "json": {"a": 1}}}
+    )
+    assert call is not None
+    assert client._prepared("post", call.call_data["params"]).body == b'{"a": 1}'
+
+
+def test_a_signature_over_the_body_holds() -> None:
+    payload = {"zz": 1e22, "a": {"longer": -0.0, "b": [1.0, 1]}}
+    call = callqueue.Session().post(URL, json=payload, params={"z": "1", "a": "2"})
+    assert call is not None
+    read = CallQueue.objects.get(pk=call.pk).call_data["params"]
+    expected = requests.Request("POST", URL, json=payload, params={"z": "1", "a": "2"}).prepare()
+    prepared = client._prepared("post", read)
+    assert (prepared.body, prepared.url) == (expected.body, expected.url)

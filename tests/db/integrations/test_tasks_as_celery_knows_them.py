@@ -1,0 +1,389 @@
+"""What Celery's users know of tasks holds for those that wait as calls: results of every end,
+errbacks, revoking, signals, the request, and the values that Celery's messages carry.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import chain, chord, current_app, group, shared_task, signals
+from celery.backends.cache import CacheBackend
+from celery.exceptions import ChordError, TaskRevokedError, WorkerLostError
+from django.utils import timezone
+
+import callqueue
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Succeeded, states
+from callqueue.exceptions import InvalidCall
+from callqueue.handlers.task_run import TaskExited, TaskGaveUp
+from callqueue.integrations import ended_tasks, revoking
+from callqueue.models import CallQueue, Hold
+from callqueue.testing import Clock, run_callqueue
+
+pytestmark = pytest.mark.django_db
+Rules = Callable[..., None]
+Status = CallQueue.Status
+seen: list[Any] = []
+
+task = shared_task(base=callqueue.QueuedTask, rule="r", bind=True)
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.outcome")
+def outcome(what: str) -> Any:
+    return {
+        "hold": HoldUntil(60, "wait"),
+        "give up": GiveUp("no use"),
+        "later": RetryLater("not yet", after=1),
+        "done": Succeeded({"n": 1}),
+    }[what]
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.identity")
+def identity(value: Any) -> Any:
+    seen.append(value)
+    return value
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.total")
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.fails")
+def fails(*args: Any) -> None:
+    raise ValueError("it broke")
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.errback")
+def errback(task_id: str) -> None:
+    seen.append(("errback", task_id))
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.request", bind=True)
+def request_of(self: Any) -> dict[str, Any]:
+    names = ("id", "is_eager", "hostname", "eta", "expires", "correlation_id", "argsrepr", "lang",
+             "origin", "headers", "delivery_info", "properties", "traceparent")  # fmt: skip
+    return {name: self.request.get(name) for name in names}
+
+
+@shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.exits", bind=True)
+def exits(self: Any, kind: str) -> None:
+    raise {"exit": SystemExit(3), "generator": GeneratorExit()}[kind]
+
+
+@pytest.fixture(autouse=True)
+def _rule(rules: Rules) -> Iterator[None]:
+    seen.clear()
+    rules(r=Rule(retry=Retry(max_attempts=2, base=60.0, jitter=False)))
+    yield
+    seen.clear()
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A result backend in memory, and the messages that tell it of ends."""
+    app = current_app._get_current_object()
+    backend = CacheBackend(app=app, backend="memory")
+    monkeypatch.setattr(type(app), "backend", backend)
+    for name, known in app.tasks.items():
+        if name.startswith("tests.known"):
+            monkeypatch.setattr(known, "ignore_result", False)
+    told: list[str] = []
+
+    def send(app: Any, name: str, args: Any) -> None:
+        told.append(name)
+        if name == "callqueue.tell_results":
+            ended_tasks.tell(args[1], args[0])
+
+    monkeypatch.setattr("callqueue.broker.send_by_name", send)
+    before, app.conf.result_backend = app.conf.result_backend, "cache+memory://"
+    yield SimpleNamespace(backend=backend, told=told)
+    app.conf.result_backend = before
+
+
+def fresh(call: CallQueue | None) -> CallQueue:
+    assert call is not None
+    return CallQueue.objects.get(pk=call.pk)
+
+
+# --- Outcomes, with a result backend
+
+
+@pytest.mark.usefixtures("results")
+def test_hold_until_is_a_hold_and_no_failure() -> None:
+    result = outcome.delay("hold")
+    run_callqueue()
+    assert (fresh(result.call).status, Hold.objects.count()) == (Status.ERROR, 1)
+    assert current_app.AsyncResult(result.id).state == "RETRY"
+
+
+@pytest.mark.usefixtures("results")
+def test_give_up_is_the_tasks_failure_with_its_reason() -> None:
+    result = outcome.apply_async(("give up",), link_error=errback.s())
+    run_callqueue()
+    assert fresh(result.call).error_message == "no use"
+    with pytest.raises(TaskGaveUp, match="no use"):
+        current_app.AsyncResult(result.id).get(timeout=1)
+    assert seen == [("errback", result.id)]
+
+
+@pytest.mark.usefixtures("results")
+def test_retry_later_is_a_retry_and_at_last_the_failure(callqueue_clock: Clock) -> None:
+    result = outcome.delay("later")
+    run_callqueue()
+    assert current_app.AsyncResult(result.id).state == "RETRY"
+    run_callqueue(skip_waits=True)
+    assert fresh(result.call).status == Status.FAILED
+    with pytest.raises(TaskGaveUp, match="not yet"):
+        result.get(timeout=1)
+
+
+@pytest.mark.usefixtures("results")
+def test_succeeded_is_its_result_to_backend_and_chain() -> None:
+    result = chain(outcome.si("done"), identity.s()).apply_async()
+    run_callqueue()
+    assert result.get(timeout=1) == result.parent.get(timeout=1) == {"n": 1}
+
+
+def test_a_run_that_no_call_asked_for_returns_the_outcome_itself() -> None:
+    outcome.delay("done")
+    run_callqueue()
+    assert outcome("give up") == GiveUp("no use")
+    assert outcome.apply(("hold",)).get() == HoldUntil(60, "wait")
+
+
+@pytest.mark.parametrize("kind", ["exit", "generator"])
+@pytest.mark.usefixtures("results")
+def test_a_task_that_exits_has_failed(kind: str, callqueue_clock: Clock) -> None:
+    result = exits.apply_async((kind,), link_error=errback.s())
+    run_callqueue(skip_waits=True)
+    assert (fresh(result.call).status, fresh(result.call).failed_count) == (Status.FAILED, 2)
+    assert "Exit" in fresh(result.call).error_message
+    with pytest.raises(TaskExited):
+        result.get(timeout=1)
+    assert seen == [("errback", result.id)]
+
+
+# --- Ends that no run tells
+
+
+def test_get_of_what_expired_says_so(results: Any, callqueue_clock: Clock) -> None:
+    result = identity.apply_async((1,), countdown=60, expires=90)
+    callqueue_clock.forward(minutes=2)
+    run_callqueue()
+    assert fresh(result.call).status == Status.EXPIRED
+    with pytest.raises(TaskRevokedError, match="expired"):
+        current_app.AsyncResult(result.id).get(timeout=1)
+    assert not fresh(result.call).callback_pending
+
+
+@pytest.mark.django_db(transaction=True)
+def test_get_of_what_was_revoked_says_so(results: Any) -> None:
+    result = identity.delay(1)
+    result.revoke()
+    for waiting in (result, current_app.AsyncResult(result.id)):
+        with pytest.raises(TaskRevokedError):
+            waiting.get(timeout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_chord_fails_when_a_part_is_revoked(results: Any) -> None:
+    result = chord([identity.s(1), identity.s(2)])(total.s())
+    CallQueue.objects.order_by("pk")[0].cancel()
+    run_callqueue()
+    assert result.state == "FAILURE"
+    with pytest.raises((ChordError, TaskRevokedError)):
+        result.get(timeout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_get_of_what_is_unknown_says_that_the_worker_was_lost(results: Any) -> None:
+    result = identity.apply_async((1,), link_error=errback.s())
+    CallQueue.objects.update(
+        status=states.UNKNOWN, finished_at_dt=timezone.now(), error_message="fell silent"
+    )
+    assert ended_tasks.tell("default", [result.call.pk]) == 1
+    with pytest.raises(WorkerLostError, match="fell silent"):
+        current_app.AsyncResult(result.id).get(timeout=1)
+    assert ended_tasks.tell("default", [result.call.pk]) == 0
+
+
+def test_what_a_run_has_told_is_not_told_again(results: Any, callqueue_clock: Clock) -> None:
+    result = fails.apply_async(link_error=errback.s())
+    run_callqueue(skip_waits=True)
+    assert [one for one in seen if one[0] == "errback"] == [("errback", result.id)]
+    with pytest.raises(ValueError, match="it broke"):
+        result.get(timeout=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_a_result_backend_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("callqueue.broker.send_by_name", lambda *args: told.append(args))
+    result = identity.delay(1)
+    result.revoke()
+    assert (told, fresh(result.call).callback_pending) == ([], False)
+
+
+@pytest.mark.usefixtures("results")
+def test_get_of_what_is_ignored_returns_at_once() -> None:
+    result = identity.apply_async((1,), ignore_result=True)
+    assert (result.ignored, result.get()) == (True, None)
+
+
+def test_get_with_the_rpc_backend_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from celery.backends.rpc import RPCBackend
+
+    result = identity.delay(1)
+    monkeypatch.setattr(result, "backend", RPCBackend.__new__(RPCBackend))
+    with pytest.raises(NotImplementedError, match="rpc"):
+        result.get(timeout=1)
+
+
+# --- Revoking by id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_that_are_told_to_revoke_cancel_the_calls(results: Any) -> None:
+    from celery.worker.control import Panel
+
+    revoking.install()
+    revoking.install()
+    state = SimpleNamespace(app=current_app._get_current_object())
+    jobs = group(identity.s(n) for n in range(3)).apply_async()
+    other, named = identity.delay(9), identity.apply_async((8,), task_id="my-own")
+    Panel.data["revoke"](state, [child.id for child in jobs.children])
+    Panel.data["revoke"](state, "my-own")
+    assert [fresh(one.call).status for one in (other, named)] == [Status.NEW, Status.CANCELLED]
+    assert CallQueue.objects.cancelled().count() == 4
+    with pytest.raises(TaskRevokedError):
+        jobs.get(timeout=1)
+    assert run_callqueue() == 1
+
+
+def test_a_call_knows_its_tasks_id() -> None:
+    result = identity.delay(1)
+    assert fresh(result.call).task_id == result.id
+    plain = CallQueue.objects.send({"method": "celery_task", "params": {"name": identity.name}})
+    assert fresh(plain).task_id is None
+
+
+# --- Canvas and options
+
+
+@pytest.mark.usefixtures("results")
+def test_errbacks_of_a_group_run() -> None:
+    jobs = group(outcome.si("give up"), outcome.si("give up"))
+    jobs.link_error(errback.s())
+    result = jobs.apply_async()
+    run_callqueue()
+    assert sorted(seen) == sorted(("errback", child.id) for child in result.children)
+    with pytest.raises(TaskGaveUp):
+        result.get(timeout=1)
+
+
+def test_an_instant_in_a_chain_is_kept(callqueue_clock: Clock) -> None:
+    later = callqueue_clock.now() + timedelta(hours=1)
+    chain(identity.s(1), identity.s().set(eta=later)).apply_async()
+    run_callqueue()
+    assert seen == [1]
+    assert CallQueue.objects.new().get().due_at_dt == later
+    callqueue_clock.forward(hours=2)
+    run_callqueue()
+    assert seen == [1, 1]
+
+
+VALUES = [
+    b"\xff\x00", b"text", datetime(2026, 1, 2, 3, tzinfo=UTC), date(2026, 1, 2), time(3, 4),
+    Decimal("1.10"), uuid.UUID(int=7), {"deep": [Decimal(1), {"x": b"y"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_the_values_that_celerys_messages_carry_are_arguments(value: Any) -> None:
+    identity.apply_async((value,), link=identity.si({"again": value}))
+    identity.apply_async(kwargs={"value": value})
+    run_callqueue()
+    assert sorted(seen, key=str) == sorted([value, value, {"again": value}], key=str)
+
+
+def test_data_that_looks_like_such_a_value_is_refused_or_data() -> None:
+    with pytest.raises(InvalidCall, match="__type__"):
+        identity.delay({"__type__": "nonsense", "__value__": 1})
+    call = CallQueue.objects.send(
+        {
+            "method": "celery_task",
+            "params": {
+                "name": identity.name,
+                "args": [{"__type__": "decimal", "__value__": "1"}],
+            },
+        },
+        rule="r",
+    )
+    run_callqueue()
+    assert (fresh(call).status, seen) == (
+        Status.DONE, [{"__type__": "decimal", "__value__": "1"}],
+    )  # fmt: skip
+
+
+def test_arguments_keep_the_order_of_their_names() -> None:
+    result = identity.delay({"zz": 1e22, "a": -0.0})
+    run_callqueue()
+    assert repr(seen) == repr([{"zz": 1e22, "a": -0.0}])
+    assert result.successful()
+
+
+# --- Signals and the request
+
+
+def test_what_receivers_put_into_the_headers_reaches_the_request() -> None:
+    told: list[Any] = []
+
+    def before(sender: str, headers: dict[str, Any], body: Any, **_: Any) -> None:
+        told.append((sender, headers["id"], headers["task"], body[0]))
+        headers["traceparent"] = "00-abc"
+
+    def after(sender: str, headers: dict[str, Any], **_: Any) -> None:
+        told.append((sender, CallQueue.objects.count()))
+
+    signals.before_task_publish.connect(before)
+    signals.after_task_publish.connect(after)
+    try:
+        result = request_of.apply_async(headers={"mine": 1})
+    finally:
+        signals.before_task_publish.disconnect(before)
+        signals.after_task_publish.disconnect(after)
+    name = request_of.name
+    assert told == [(name, result.id, name, ()), (name, 1)]
+    run_callqueue()
+    assert result.result["traceparent"] == "00-abc"
+    assert result.result["headers"] == {"mine": 1, "traceparent": "00-abc"}
+
+
+def test_the_request_has_celerys_fields(callqueue_clock: Clock) -> None:
+    eta = callqueue_clock.now() + timedelta(seconds=5)
+    result = request_of.apply_async(eta=eta, expires=600, priority=3, app_id="shop")
+    callqueue_clock.forward(10)
+    run_callqueue()
+    told = result.result
+    assert told["is_eager"] is False
+    assert (told["id"], told["correlation_id"], told["lang"]) == (result.id, result.id, "py")
+    assert datetime.fromisoformat(told["eta"]) == eta
+    assert datetime.fromisoformat(told["expires"]) == result.call.expires_at_dt
+    assert (told["argsrepr"], told["delivery_info"]["priority"]) == ("()", 3)
+    assert told["properties"]["app_id"] == "shop"
+
+
+def test_what_the_sender_does_not_state_is_as_the_decorator_says() -> None:
+    @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.urgent", priority=7)
+    def urgent(value: Any) -> Any:
+        return value
+
+    chain(identity.s(1), urgent.s()).apply_async()
+    run_callqueue()
+    assert list(CallQueue.objects.order_by("pk").values_list("priority", flat=True)) == [0, 7]
