@@ -12,6 +12,7 @@ WORKDIR /app
 
 COPY pyproject.toml README.md LICENSE ./
 COPY callqueue ./callqueue
+COPY docs ./docs
 COPY example_project ./example_project
 RUN pip install --constraint example_project/constraints.txt ".[postgres,beat,redis,encryption,metrics]" gunicorn
 

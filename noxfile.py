@@ -25,6 +25,9 @@ CELLS = [
     for driver in DRIVERS
     if not (django != "5.2" and python == "3.11")  # Django 6 needs Python 3.12
 ]
+# The minor versions of Celery that are supported, and the tests of what is taken from Celery.
+CELERIES = ("5.4", "5.5", "5.6", "5.7")
+WITH_CELERY = ["tests/db/integrations", "tests/db/test_calls_from_send_to_end.py"]
 
 
 def prepare(session: nox.Session, django: str, driver: str) -> None:
@@ -54,4 +57,16 @@ def behaviour(session: nox.Session, django: str, driver: str) -> None:
             "pytest",
             f"--database={database}",
             *(session.posargs or ["tests/db", "tests/concurrency"]),
+        )
+
+
+@nox.session(python=["3.12"])
+@nox.parametrize("celery", CELERIES)
+def celeries(session: nox.Session, celery: str) -> None:
+    """Queued tasks with each supported version of Celery, on SQLite and PostgreSQL."""
+    prepare(session, "5.2", "psycopg2")
+    session.install(f"celery~={celery}.0")
+    for database in ("sqlite", "postgresql"):
+        session.run(
+            "python", "-m", "pytest", f"--database={database}", *(session.posargs or WITH_CELERY)
         )

@@ -8,7 +8,10 @@ retries, and never waits for a connection that blocks to say goodbye.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+from callqueue.texts import in_one_line
 
 # seconds that the broker has to take a message and, where it confirms, to confirm it
 PATIENCE = 5.0
@@ -34,6 +37,23 @@ def send(
         task.app,
         lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how),
     )
+
+
+def is_set_up() -> bool:
+    """Whether the project has made its Celery application the current one. Without one, Celery
+    makes do with its defaults, and CELERY_... settings mean nothing.
+    """
+    from celery import current_app
+
+    return bool(current_app.main != "default" or current_app.set_as_current)
+
+
+def why_away(app: Any, error: BaseException) -> str:
+    """What the broker said, or did not say, and its address: no password is in it."""
+    said = in_one_line(error)
+    with suppress(Exception):
+        return f"{said} ({app.connection_for_write().as_uri()})"
+    return said
 
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:

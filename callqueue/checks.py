@@ -12,13 +12,15 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
 from callqueue import conf
+from callqueue.broker import is_set_up
+from callqueue.texts import page
 
 
 @register("callqueue")
 def check_settings(**_: Any) -> list[CheckMessage]:
     """callqueue.E001: a key or value of CALLQUEUE is wrong."""
     return [
-        Error(why, hint="See docs/reference/settings.md.", id="callqueue.E001")
+        Error(why, hint=f"See {page('reference/settings.md')}", id="callqueue.E001")
         for why in conf.problems()
     ]
 
@@ -98,7 +100,7 @@ def check_time_limit(**_: Any) -> list[CheckMessage]:
             f"Celery's hard time limit of {limit:g} s kills a worker in the middle of calls; "
             f"those of RULES[{name!r}] may take {needed:g} s, to be made and recorded",
             hint="Give callqueue.make_api_call a time_limit of its own in "
-            "CELERY_TASK_ANNOTATIONS. See docs/reference/tasks.md.",
+            f"CELERY_TASK_ANNOTATIONS. See {page('reference/tasks.md')}",
             id="callqueue.W002",
         )
     ]
@@ -114,7 +116,24 @@ def check_time_zone(**_: Any) -> list[CheckMessage]:
             "callqueue needs USE_TZ = True: without it, Django stores local times, and an hour a "
             "year happens twice",
             hint="Set USE_TZ = True; TIME_ZONE still says in which zone times are shown. "
-            "See docs/reference/settings.md.",
+            f"See {page('reference/settings.md')}",
             id="callqueue.E004",
+        )
+    ]
+
+
+@register("callqueue")
+def check_application(**_: Any) -> list[CheckMessage]:
+    """callqueue.W003: CELERY_... settings are there, and no Celery application that reads them."""
+    named = any(name.startswith("CELERY_") for name in dir(settings))
+    if is_set_up() or not named:
+        return []
+    return [
+        Warning(
+            "the project's Celery application is not loaded: CELERY_... settings are not read, and "
+            "messages go to Celery's default broker",
+            hint="Import it in the project's __init__.py: `from .celery import app as celery_app`. "
+            f"See {page('tutorial/first-calls.md')}",
+            id="callqueue.W003",
         )
     ]

@@ -1,22 +1,39 @@
 """Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that
 answers a scrape.
 
-Nothing is counted in processes, so any one process may be scraped and a restart loses nothing.
+Nothing is counted in processes, so any process may be scraped and a restart loses nothing. Counters
+begin anew with each hour (UTC), as they would after a restart: Prometheus's rate() knows that.
 Needs prometheus_client, the extra `metrics`. Names rules and limits; never a key, a call or a
 secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse
 
-from callqueue.operations import dispensers, status_report
+from callqueue import conf, database, states, tables
+from callqueue.execution.limit_headers import rate_limit_headers
+from callqueue.operations import dispensers, outcome_counts, status_report
+from callqueue.operations.outcome_counts import Outcomes
 from callqueue.operations.status_report import RuleOverview
+
+COUNTING = 0.5  # seconds that a scrape may count what ended this hour
+SAID_LATELY = timedelta(minutes=10)  # for which a provider's word on what is left is shown
+OUTCOMES = {
+    states.SUCCEEDED: "succeeded",
+    states.ERRORED: "failed",
+    states.GAVE_UP: "gave_up",
+    states.THROTTLED: "throttled",
+    states.LOST: "lost",
+    states.VOIDED: "voided",
+}
 
 # name: what it says, and what gives its value for a rule (None: there is none)
 _OF_RULES: dict[str, tuple[str, Any]] = {
@@ -25,12 +42,20 @@ _OF_RULES: dict[str, tuple[str, Any]] = {
         lambda r: r.waiting,
     ),
     "callqueue_in_flight_calls": ("Calls released and not answered", lambda r: r.in_flight),
+    "callqueue_permits_in_flight": (
+        "Those of them that are not queued: permits",
+        lambda r: r.not_queued.in_flight,
+    ),
+    "callqueue_permits_waiting": (
+        "Permits that wait for their turn",
+        lambda r: r.not_queued.waiting,
+    ),
     "callqueue_oldest_due_seconds": (
         "For how long the oldest due call has been due",
         lambda r: r.oldest_due_s or 0.0,
     ),
     "callqueue_drain_seconds": (
-        "Until all that waits is answered; missing where nobody can say",
+        "Until all that waits is answered; missing where there is no estimate",
         lambda r: r.drain_s,
     ),
     "callqueue_answered_per_second": (
@@ -67,12 +92,20 @@ class CallQueueCollector:
         try:
             rules = status_report.look(self.using)
             silent = dispensers.silence(self.using)
+            names = [rule.name for rule in rules]
+            outcomes = outcome_counts.this_hour(
+                self.using, names, until=time.monotonic() + COUNTING
+            )
+            left = _left_at_providers(self.using, names)
         except (DatabaseError, InterfaceError):
             yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 0)])
             return
         yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 1)])
         yield from _of_rules(rules)
         yield from _of_limits(rules)
+        yield from _of_outcomes(outcomes or {})
+        text = "What the provider said is left of its limit, in its last answer"
+        yield _gauge("callqueue_provider_remaining", text, ["rule"], left)
         if silent is not None:
             text = "Since the last sign of life of any dispenser"
             yield _gauge(
@@ -119,6 +152,55 @@ def _of_limits(rules: Iterable[RuleOverview]) -> Iterator[Any]:
             for limit in rule.limits
         ]
         yield _gauge(name, text, ["rule", "limit", "per"], samples)
+
+
+def _of_outcomes(found: Mapping[str, Outcomes]) -> Iterator[Any]:
+    """Counters and histograms since the hour began; missing while they are not counted yet."""
+    _client()
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    attempts = CounterMetricFamily(
+        "callqueue_attempts_total",
+        "Attempts ended, since the hour began",
+        labels=["rule", "outcome"],
+    )
+    calls = CounterMetricFamily(
+        "callqueue_calls_ended_total",
+        "Calls ended, since the hour began",
+        labels=["rule", "status"],
+    )
+    waits = HistogramMetricFamily(
+        "callqueue_wait_seconds", "From due to the last release, of calls ended", labels=["rule"]
+    )
+    answers = HistogramMetricFamily(
+        "callqueue_answer_seconds", "From sent to answered, of attempts ended", labels=["rule"]
+    )
+    for rule, of in found.items():
+        for outcome, word in OUTCOMES.items():
+            attempts.add_metric([rule, word], of.attempts[outcome])
+        for status in outcome_counts.ENDED:
+            calls.add_metric([rule, conf.NAMES_OF_STATUS[status]], of.calls[status])
+        waits.add_metric([rule], _buckets(outcome_counts.WAITS, of.waits), of.waited)
+        answers.add_metric([rule], _buckets(outcome_counts.ANSWERS, of.answers), of.answered)
+    yield from (attempts, calls, waits, answers)
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
+    return list(zip([*map(str, bounds), "+Inf"], counts, strict=True))
+
+
+def _left_at_providers(using: str, names: Iterable[str]) -> list[tuple[list[str], float]]:
+    """Of rules whose newest answer says what is left of the provider's limit: that count. One row
+    of an index for each rule.
+    """
+    now, found = database.clock(using), []
+    for name in names:
+        ended = tables.attempts(using).filter(rule=name, finished_at__gt=now - SAID_LATELY)
+        row = ended.order_by("-finished_at").values_list("response_headers", flat=True).first()
+        said = rate_limit_headers(row or {}, now=now, max_hold=0.0)
+        if said.remaining is not None:
+            found.append(([name], float(said.remaining)))
+    return found
 
 
 def _gauge(name: str, text: str, labels: list[str], samples: list[tuple[list[str], float]]) -> Any:

@@ -25,5 +25,6 @@ html_theme_options = {
     "description": "API calls, exactly as fast as the limits allow",
     "page_width": "1100px",
 }
+html_extra_path = ["llms.txt"]
 html_show_sourcelink = False
 html_copy_source = False

@@ -71,6 +71,10 @@ class HeldOrFull(Held):
     account: Account | None = None
     full_at: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
+    @property
+    def without_full_queues(self) -> Held:
+        return Held(self.by_rule, self.probing)
+
     def blocking(
         self, rule: str, key: str | None = None, queue: str | None = None
     ) -> InForce | None:
@@ -131,7 +135,7 @@ def _is_doubtful(
 def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
     """Read what the queue's workers have shown of the rule's attempts."""
     lately = from_us(account.now) - timedelta(seconds=min(LATELY, lease / 4))
-    rows = tables.attempts(account.using).filter(rule=rule, queue=queue)
+    rows = tables.attempts(account.using).filter(rule=rule, queue=queue, call__isnull=False)
     counts: dict[str, int] = (
         rows.open()
         .order_by()

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from callqueue.database import to_us
-from callqueue.dispatch import backpressure, planning
+from callqueue.dispatch import backpressure, permit_turns, planning
 from callqueue.dispatch.candidates_by_key import KeysInTurn
 from callqueue.dispatch.next_look import Wait
-from callqueue.dispatch.planning import Release
+from callqueue.dispatch.permit_turns import NOBODY, Asking
+from callqueue.dispatch.planning import Blocked, Plan, Release
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ready_calls
 from callqueue.ledger.account import Account
@@ -27,11 +28,15 @@ from callqueue.sending.validation import check_cost
 
 @dataclass(frozen=True)
 class Choice:
-    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why."""
+    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why;
+    `misfits`: such permits, by owner. `blocked`: by owner, the permits that only wait for room.
+    """
 
     releases: Sequence[Release]
     unfit: Mapping[int, str]
     wait: Wait
+    misfits: Mapping[str, str] = field(default_factory=dict)
+    blocked: Mapping[str, Blocked] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,37 +44,89 @@ class _Found:
     """The candidates of a rule, in the order in which they should go, and what the other calls wait
     for.
 
-    `is_limited`: perhaps for room in the rule's own limits, which is known after the plan.
+    `is_limited`: perhaps for room in the rule's own limits, which is known after the plan. `most`:
+    how many may go, where no limit says so: one that probes the rule.
     """
 
     calls: list[Candidate]
     wait: Wait = field(default=Wait())
     is_limited: bool = False
+    most: int | None = None
 
 
-def choose(account: Account, held: Held, served: Mapping[str, int], batch: int) -> Choice:
-    """Choose at most about `batch` releases of each rule; `served`: when each rule was served last.
+def choose(
+    account: Account,
+    held: Held,
+    served: Mapping[str, int],
+    batch: int,
+    asking: Asking = NOBODY,
+) -> Choice:
+    """Choose at most about `batch` releases of each rule; `served`: when each rule was served last;
+    `asking`: the permits that wait.
 
     The same number of statements whatever waits.
     """
     keys = KeysInTurn(account, held, batch)
-    finder = _Finder(account, held, keys, batch)
+    finder = _Finder(account, held, keys, batch, asking)
     found = {
         rule: finder.find(rule)
         for rule in account.rules
-        if rule in account.book.settings.rules and not held.blocking(rule)
+        if rule in account.book.settings.rules
+        and not held.blocking(rule)
+        and asking.concerns(rule, account.book)
     }
     candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
     held_or_full, is_short = backpressure.with_full_queues(account, candidates, held)
-    made = planning.plan(account, candidates, held_or_full, served)
-    wait = made.wait | keys.settle(made) | _wait_for_holds(account, held)
+    in_turn, misfits, left_out = _with_permits(account, candidates, found, asking, batch)
+    made = planning.plan(account, in_turn, held_or_full, served)
+    if asking.alone:
+        made = made.of_permits(account)
+        return Choice(made.releases, unfit, Wait(), misfits, made.blocked)
+    wait = made.wait | left_out | keys.settle(_of_calls(made)) | _wait_for_holds(account, held)
     for rule, one in found.items():
         wait |= one.wait
         if one.is_limited:
             wait |= _wait_for_room(account, rule)
     if is_short:
         wait = replace(wait, is_unfinished=False) | Wait(until=account.now + backpressure.AGAIN)
-    return Choice(made.releases, unfit, wait)
+    return Choice(made.releases, unfit, wait, misfits, made.blocked)
+
+
+def _of_calls(made: Plan) -> Plan:
+    """The plan as the turns of keys go by it: permits take none."""
+    calls = [one for one in made.releases if one.candidate.asked is None]
+    return Plan(calls, made.wait, made.kept_back)
+
+
+def _with_permits(
+    account: Account,
+    calls: Mapping[str, Sequence[Candidate]],
+    found: Mapping[str, _Found],
+    asking: Asking,
+    batch: int,
+) -> tuple[dict[str, Sequence[Candidate]], dict[str, str], Wait]:
+    """The candidates with the permits in their turns; why some permits never fit; and what those
+    wait for that are left out.
+    """
+    in_turn: dict[str, Sequence[Candidate]] = dict(calls)
+    misfits: dict[str, str] = {}
+    is_unfinished = False
+    account.read_keys([one.key for one in asking.permits])
+    for rule, permits in asking.by_rule.items():
+        if rule not in found:
+            continue
+        fit = []
+        for one in permits:
+            why = _unfitness(one, account.book.budgets[rule])
+            if why is None:
+                fit.append(one)
+            elif one.asked is not None:
+                misfits[one.asked.owner] = why
+        is_full = len(found[rule].calls) >= batch
+        listed, is_short = permit_turns.merged(calls[rule], fit, is_full=is_full)
+        in_turn[rule] = listed[: found[rule].most]
+        is_unfinished |= is_short
+    return in_turn, misfits, Wait(is_unfinished=is_unfinished)
 
 
 @dataclass(frozen=True)
@@ -80,6 +137,7 @@ class _Finder:
     held: Held
     keys: KeysInTurn
     batch: int
+    asking: Asking
 
     def find(self, rule: str) -> _Found:
         """The rule's candidates: one that probes it where its circuit breaker wants that."""
@@ -104,16 +162,17 @@ class _Finder:
         """At most one call; whatever comes next waits for its answer."""
         if not count:
             is_out = self.account.open_by_rule[rule] > 0
-            return _Found([], Wait(on_answer=is_out), is_limited=not is_out)
+            return _Found([], Wait(on_answer=is_out), is_limited=not is_out, most=0)
         calls, wait = self._first(rule, 1)
-        return _Found(calls[:1], wait | Wait(on_answer=bool(calls)))
+        return _Found(calls[:1], wait | Wait(on_answer=bool(calls)), most=1)
 
     def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         """The rule's first calls, by turns where keys have limits or holds of their own."""
         budgets = self.account.book.budgets[rule]
         if any(budget.limit.is_keyed for budget in budgets) or self.held.on_keys(rule):
             return self.keys.candidates(rule, count)
-        return ready_calls.first(self.account.using, rule, self.keys.due_by, count), Wait()
+        least = self.asking.least(rule)
+        return ready_calls.first(self.account.using, rule, self.keys.due_by, count, least), Wait()
 
 
 def _fit(

@@ -15,6 +15,7 @@ from callqueue import callbacks, database
 from callqueue.dispatch import publisher
 from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.maintenance import alerts, reconcile, recovery
+from callqueue.operations import counting
 
 ROUND = 0.5  # seconds between two rounds, at most
 HEARTBEAT = 5.0  # seconds between two signs of life
@@ -54,6 +55,7 @@ class Chores:
             Chore(ALWAYS, self._promote),
             Chore(ALWAYS, lambda: recovery.recover(using)),
             Chore(ALWAYS, lambda: callbacks.deliver_owed(using)),
+            Chore(ALWAYS, lambda: counting.count_on(using)),
             Chore(WATCH, lambda: self._backlogs.tell(using)),
             Chore(WATCH, lambda: publisher.ask_to_recover(using, reconcile.queues_wanted(using))),
         )

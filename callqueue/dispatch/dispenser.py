@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -67,6 +66,8 @@ class Dispenser:
         is waited for.
         """
         stop, self.membership.runs = stop or threading.Event(), True
+        if seconds is None and not self.only:
+            self.membership.kind = "steady"
         end, pause = math.inf if seconds is None else time.monotonic() + seconds, 0.0
         try:
             while not stop.is_set() and time.monotonic() < end:
@@ -163,8 +164,10 @@ class Dispenser:
     def _publish(self, group: RuleGroup, done: Pass) -> None:
         rules = ",".join(group.rules)
         events.emit("calls_released", rules=rules, attempts=len(done.released))
-        if not self.publish(self.using, publisher.pack(done.released)):
-            self._emit_once_a_minute("broker_away", rules=rules)
+        try:
+            self.publish(self.using, publisher.pack(done.released))
+        except publisher.BrokerAway as error:
+            self._emit_once_a_minute("broker_away", rules=rules, error=str(error))
             group.put_off(time.monotonic() + AWAY)
 
     def _undo_unpublished(self) -> None:
@@ -210,12 +213,14 @@ class Dispenser:
                 self._listener.has_served()
 
     def _poll_answers(self) -> None:
-        """Serve the groups that wait for an answer, where one has come, at once."""
+        """Serve the groups that wait for an answer, where one has come, or the ledger knows more of
+        what is under way, at once.
+        """
         waiting = self._waiting_for_answers()
         if waiting:
-            answers = account.answers(self.using, [rule for one in waiting for rule in one.rules])
+            glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
-                group.notice(answers)
+                group.notice(glances)
 
     def _waiting_for_answers(self) -> list[RuleGroup]:
         return [group for group in self.groups.values() if group.waits_for_answer]
@@ -265,4 +270,4 @@ def _name_of_process(pid: int) -> str:
     """What no other dispenser is called: in containers, hosts' names and process ids are alike more
     often than not.
     """
-    return f"{texts.storable(socket.gethostname())[:100]}:{pid}:{secrets.token_hex(2)}"
+    return f"{texts.host()}:{pid}:{secrets.token_hex(2)}"

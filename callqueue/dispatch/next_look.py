@@ -35,7 +35,9 @@ class Wait:
 
     @classmethod
     def for_room(cls, instant: int | None) -> Wait:
-        """For room in a limit: from an instant, or, where that is None, once a call is answered."""
+        """For room in a limit: from an instant; where that is None, once an answer comes, or word
+        that a call was sent.
+        """
         return cls(until=instant, on_answer=instant is None)
 
     def __or__(self, other: Wait) -> Wait:
@@ -65,8 +67,9 @@ class NextLook:
     """When a group of rules is looked at again: `after` so many seconds.
 
     `on_ready`: only once one of the rules has a call that is ready then, or is sent; `on_answer`:
-    earlier, if an attempt of the group ends, so that not so many are open as `open_attempts` (None:
-    too many to count); `goes_on`: at once, since calls are left that this pass did not look at;
+    earlier, if an attempt of the group ends, or the ledger is told that one was sent, so that not
+    so many are open as `open_attempts`, or untold as `untold_attempts` (None: too many to count);
+    `goes_on`: at once, since calls are left that this pass did not look at;
     `joins`: after the dispenser has agreed with the others on what is in force.
     """
 
@@ -74,6 +77,7 @@ class NextLook:
     on_ready: bool = False
     on_answer: bool = False
     open_attempts: int | None = None
+    untold_attempts: int | None = None
     goes_on: bool = False
     joins: bool = False
     streak: Streak = NO_STREAK
@@ -98,6 +102,7 @@ def when_passed(
     *,
     has_released: bool,
     open_attempts: int,
+    untold_attempts: int,
     poll: float,
 ) -> NextLook:
     """After a pass that counted and chose.
@@ -119,6 +124,7 @@ def when_passed(
         look,
         on_answer=wait.on_answer,
         open_attempts=open_attempts if open_attempts < GLANCED else None,
+        untold_attempts=untold_attempts if untold_attempts < GLANCED else None,
         streak=streak,
     )
 

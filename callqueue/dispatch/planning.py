@@ -33,21 +33,45 @@ class Release:
     send_at: int | None
 
 
+@dataclass(frozen=True)
+class Blocked:
+    """What a permit waits for: a budget, until an instant (None: until an attempt is answered)."""
+
+    budget: Budget
+    instant: int | None
+
+
 @dataclass
 class Plan:
     """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
     budget per key.
+
+    `blocked`: by owner, the permits that nothing keeps back but room.
     """
 
     releases: list[Release] = field(default_factory=list)
     wait: Wait = field(default=Wait())
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
+    blocked: dict[str, Blocked] = field(default_factory=dict)
+
+    def of_permits(self, account: Account) -> Plan:
+        """The plan without its calls, which give back the room that they took."""
+        for made in self.releases:
+            if made.candidate.asked is None:
+                for budget in account.book.budgets[made.candidate.rule]:
+                    if (tallies := account.tallies.get(budget.id)) is not None:
+                        value = budget.value_of(made.candidate.key, made.queue)
+                        tallies.of(value).used -= budget.charge_of(made.candidate.cost)
+        permits = [made for made in self.releases if made.candidate.asked is not None]
+        return Plan(permits, blocked=self.blocked)
 
     def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
         """Note that a candidate waits for room in the budget: until `instant`, or for an answer
         where that is None.
         """
-        if budget.limit.is_keyed:
+        if candidate.asked is not None:
+            self.blocked[candidate.asked.owner] = Blocked(budget, instant)
+        elif budget.limit.is_keyed:
             self.kept_back.append((candidate, budget))
         self.wait |= Wait.for_room(instant)
 
@@ -129,7 +153,7 @@ class _Planner:
             way = self._best_way(candidate)
             if way is None:
                 continue  # every queue is held
-            if way.instant is not None and way.instant <= self.account.until:
+            if way.instant is not None and way.instant <= self._latest(candidate):
                 self._release(candidate, way.queue, way.instant)
                 return True
             if way.binding is not None and not self._keep_back(candidate, way):
@@ -139,10 +163,16 @@ class _Planner:
     def _release(self, candidate: Candidate, queue: str, instant: int) -> None:
         send_at = instant if instant > self.account.now else None
         self.made.releases.append(Release(candidate, queue, send_at))
-        self.account.open_by_queue[queue] += 1
+        if candidate.asked is None:
+            self.account.open_by_queue[queue] += 1
         for budget in self.account.book.budgets[candidate.rule]:
             if cost := budget.charge_of(candidate.cost):
                 self.account.meter(budget, budget.value_of(candidate.key, queue)).take(cost)
+
+    def _latest(self, candidate: Candidate) -> int:
+        """Until when it may be sent, if it is released in this pass."""
+        until = None if candidate.asked is None else candidate.asked.until
+        return self.account.until if until is None else min(self.account.until, until)
 
     def _keep_back(self, candidate: Candidate, way: _Way) -> bool:
         """The candidate waits; whether those of other keys may go before it."""
@@ -157,12 +187,13 @@ class _Planner:
         an answer, the first; None where all are held.
 
         A call that went before goes by the next of the queues that are free at the same instant:
-        perhaps nobody listens on its last.
+        perhaps nobody listens on its last. A permit waits for no queue's workers.
         """
+        held = self.held if candidate.asked is None else self.held.without_full_queues
         ways = [
             self._way(candidate, queue)
             for queue in self.account.book.rules[candidate.rule].queue_names
-            if not self.held.blocking(candidate.rule, None, queue)
+            if not held.blocking(candidate.rule, None, queue)
         ]
         known = [way for way in ways if way.instant is not None]
         if len(known) > 1:

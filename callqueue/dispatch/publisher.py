@@ -29,7 +29,7 @@ SPREAD = 4
 MAKE_API_CALL, RECOVER = "callqueue.make_api_call", "callqueue.recover_lost_calls"
 
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
-Publish = Callable[[str, Sequence[Message]], bool]
+Publish = Callable[[str, Sequence[Message]], object]  # raises BrokerAway
 
 
 def pack(released: Iterable[Released]) -> list[Message]:
@@ -52,8 +52,14 @@ def _kind(released: Released) -> tuple[str, bool, bool]:
     return released.queue, released.method not in HTTP_METHODS, released.waits
 
 
-def publish(using: str, batch: Sequence[Message]) -> bool:
-    """Send the messages; False when the broker refused one: it and those after it are undone."""
+class BrokerAway(Exception):
+    """The broker refused a message, or said nothing; the text says what it said."""
+
+
+def publish(using: str, batch: Sequence[Message]) -> None:
+    """Send the messages. BrokerAway when the broker refused one: it and those after it are
+    undone.
+    """
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
         try:
@@ -64,15 +70,10 @@ def publish(using: str, batch: Sequence[Message]) -> bool:
                 task, (ids,), _options(using), queue=queue, lasts=conf.current().release_lease
             )
         except Exception as error:
-            events.emit(
-                "publish_failed",
-                queue=queue,
-                messages=len(batch) - position,
-                error=type(error).__name__,
-            )
+            why = broker.why_away(current_app, error)
+            events.emit("publish_failed", queue=queue, messages=len(batch) - position, error=why)
             transitions.undo(using, [pk for _, rest in batch[position:] for pk in rest])
-            return False
-    return True
+            raise BrokerAway(why) from None
 
 
 def ask_to_recover(using: str, queues: Iterable[str]) -> None:
@@ -89,7 +90,8 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
             }
             current_app.tasks[RECOVER].apply_async((), _options(using), queue=queue or None, **how)
         except Exception as error:
-            events.emit("broker_away", during="reconcile", error=type(error).__name__)
+            why = broker.why_away(current_app, error)
+            events.emit("broker_away", during="reconcile", error=why)
             return
 
 

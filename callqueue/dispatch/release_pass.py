@@ -1,5 +1,5 @@
 """One pass of releases over a group of rules: lock, count, choose, charge, conclude. The only place
-that releases calls.
+that releases calls and grants permits.
 
 In: the names of the group's rules. Out: the attempts to publish, and when to look again. A pass
 makes the same number of statements whatever it releases; it never publishes, and never makes a
@@ -9,18 +9,21 @@ call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from callqueue import callbacks, clocks, conf, database, states, tables, transitions
+from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.dispatch import next_look
+from callqueue.dispatch import next_look, permit_turns
 from callqueue.dispatch.charging import LockedRule, Released, charge, remember
 from callqueue.dispatch.choosing import Choice, choose
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
+from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, clock_jumps, holds
 from callqueue.ledger.account import Account, Memo
 from callqueue.ledger.holds import Held
+from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book
 
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
@@ -62,21 +65,124 @@ def release(
         watch.look()
     book = book or agreement.book_in_force(using)
     with database.writing(using):
-        rows, now = _lock(using, group, watch)
+        rows, now, _ = _lock(using, group, watch)
         if now is None:
             return Pass(next_look=next_look.when_locked(last))
         if any(row.agreement != book.agreement for row in rows.values()):
             return Pass(next_look=next_look.when_outdated(last))
-        account = _count(using, book, group, rows, now)
+        account = _count(using, book, group, rows, now, LEAD)
         held = holds.in_force(using, group, from_us(now))
         served = {rule: row.served for rule, row in rows.items()}
-        choice = choose(account, held, served, batch)
-        released = charge(account, choice.releases)
+        asking = _asking(using, group, rows, now) or permit_turns.NOBODY
+        choice = choose(account, held, served, batch, asking)
+        released = charge(account, choice.releases).released
         remember(account, rows, choice.releases)
         transitions.fail(using, choice.unfit)
     if choice.unfit:
         callbacks.announce(using, list(choice.unfit), states.FAILED)
     return _conclude(account, held, choice, released, batch, last)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a pass says to a permit. Granted: `attempt_id`, to begin at `send_at` (None: now).
+
+    Else what it waits for: `reason`, and the instant at which that should end (None: nobody can
+    say). `is_behind`: others go before it. `is_misfit`: no instant will ever admit it. Instants are
+    microseconds. Without a `reading` of the clock no pass was made: somebody else has the rules;
+    or, where `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the
+    permit's request.
+    """
+
+    reading: Reading | None = None
+    attempt_id: int | None = None
+    queue: str = ""
+    send_at: int | None = None
+    until: int | None = None
+    reason: str = ""
+    is_behind: bool = False
+    is_misfit: bool = False
+    is_outdated: bool = False
+    is_gone: bool = False
+
+
+def permit(using: str, book: Book, own: Candidate, lead: float, within: float | None) -> Answer:
+    """One pass over a group of rules for the sake of a permit of this process's: it goes before the
+    calls and the permits that have their turn after it, and other permits that fit are granted too.
+    No call is released.
+
+    `lead`: seconds ahead of its slot that it may be granted; `within`: it wants to begin within so
+    many seconds (None: any).
+    """
+    watch = clock_jumps.watch(using)
+    if watch.wants_look and not database.in_transaction(using):
+        watch.look()
+    group = book.groups[own.rule]
+    with database.writing(using):
+        rows, now, reading = _lock(using, group, watch)
+        if now is None or reading is None:
+            return Answer()
+        if any(row.agreement != book.agreement for row in rows.values()):
+            return Answer(is_outdated=True)
+        own = _as_asked(own, now, within)
+        asking = _asking(using, group, rows, now, own)
+        if asking is None:
+            return Answer(is_gone=True)
+        account = _count(using, book, group, rows, now, lead)
+        held = holds.in_force(using, group, from_us(now))
+        served = {rule: row.served for rule, row in rows.items()}
+        choice = choose(account, held, served, BATCH, asking)
+        granted = charge(account, choice.releases).granted
+        remember(account, rows, choice.releases)
+    return _answer(own, held, choice, granted, reading)
+
+
+def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
+    """The permit as of now, by the database's clock."""
+    until = None if within is None else now + round(within * 1_000_000)
+    asked = None if own.asked is None else replace(own.asked, until=until)
+    return replace(own, due_at=own.due_at or from_us(now), asked=asked)
+
+
+def _asking(
+    using: str,
+    group: Sequence[str],
+    rows: Mapping[str, LockedRule],
+    now: int,
+    own: Candidate | None = None,
+) -> Asking | None:
+    """The permits of a pass: those that wait and, where it is made for one, that one instead of its
+    own request; None where that is not there any more.
+    """
+    waits = any(row.has_permits for row in rows.values()) or (own is not None and own.id)
+    found = permit_turns.waiting(using, group, now) if waits else []
+    if own is None:
+        return Asking(found)
+    others = [one for one in found if one.id != own.id]
+    if own.id and len(others) == len(found):
+        return None
+    return Asking([*others, own], alone=True)
+
+
+def _answer(
+    own: Candidate, held: Held, choice: Choice, granted: Mapping[str, int], reading: Reading
+) -> Answer:
+    """What the pass has come to for this permit."""
+    owner = own.asked.owner if own.asked is not None else ""
+    if owner in granted:
+        made = next(one for one in choice.releases if one.candidate.asked == own.asked)
+        return Answer(reading, granted[owner], made.queue, made.send_at)
+    if owner in choice.misfits:
+        return Answer(reading, reason=choice.misfits[owner], is_misfit=True)
+    if (hold := held.blocking(own.rule, own.key)) is not None:
+        until = None if hold.until is None else database.to_us(hold.until)
+        return Answer(
+            reading, until=until, reason=f"held: {hold.reason}" if hold.reason else "held"
+        )
+    if (blocked := choice.blocked.get(owner)) is not None:
+        label = blocked.budget.limit.label
+        return Answer(reading, until=blocked.instant, reason=f"{label} is used up")
+    return Answer(reading, reason="others go before it", is_behind=True)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
@@ -91,20 +197,22 @@ def ensure_states(using: str, rules: Sequence[str]) -> None:
 
 def _lock(
     using: str, group: Sequence[str], watch: clock_jumps.Watch
-) -> tuple[dict[str, LockedRule], int | None]:
-    """Lock the rules' rows, and read them; and what the clock may be taken to show: None where
-    somebody else has locked one, or the clock has jumped, or may have.
+) -> tuple[dict[str, LockedRule], int | None, Reading | None]:
+    """Lock the rules' rows, and read them; and what the clock may be taken to show, by which
+    reading: None where somebody else has locked one, or the clock has jumped, or may have.
     """
     before = clocks.monotonic()
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group) or not watch.is_settled:
-        return {}, None
+        return {}, None, None
     reading = clock_jumps.brought(using, before, *found[0][:2])
     rows = {
-        rule: LockedRule(passes, served, database.loaded(memo), agreed, bool(is_corrected))
-        for _, _, rule, passes, served, memo, agreed, is_corrected, *_ in found
+        rule: LockedRule(
+            passes, served, database.loaded(memo), agreed, bool(is_corrected), bool(has_permits)
+        )
+        for _, _, rule, passes, served, memo, agreed, is_corrected, has_permits, *_ in found
     }
-    return rows, watch.credited(reading)
+    return rows, watch.credited(reading), reading
 
 
 def _lock_sql(using: str, group: Sequence[str]) -> str:
@@ -115,12 +223,16 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
         database.quoted(using, model._meta.db_table)
         for model in (tables.RuleState, tables.CallAttempt)
     )
+    requests = tables.name(using, "PermitRequest")
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
     )
+    has_permits = (
+        f"EXISTS (SELECT 1 FROM {requests} p WHERE p.attempt_id IS NULL AND p.rule = {rules}.rule)"
+    )
     return (
         f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
-        f"rule, passes, served, memo, agreement, {is_corrected}"
+        f"rule, passes, served, memo, agreement, {is_corrected}, {has_permits}"
         f"{database.within_idle_seconds(using, SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
@@ -128,17 +240,23 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
 
 
 def _count(
-    using: str, book: Book, group: Sequence[str], rows: Mapping[str, LockedRule], now: int
+    using: str,
+    book: Book,
+    group: Sequence[str],
+    rows: Mapping[str, LockedRule],
+    now: int,
+    lead: float,
 ) -> Account:
-    """What the limits are charged with now, and may be charged with up to LEAD ahead."""
-    memo = Memo.load(group, {rule: (row.passes, row.memo) for rule, row in rows.items()})
+    """What the limits are charged with now, and may be charged with up to `lead` seconds ahead."""
+    kept = {rule: (row.passes, row.memo) for rule, row in rows.items()}
+    memo = Memo.load(group, kept, book.agreement)
     return ledger.read(
         using,
         book,
         group,
         now,
         memo,
-        until=now + round(LEAD * 1_000_000),
+        until=now + round(lead * 1_000_000),
         has_corrections=any(row.is_corrected for row in rows.values()),
     )
 
@@ -163,6 +281,7 @@ def _conclude(
         last,
         has_released=bool(released),
         open_attempts=account.open_count + len(released),
+        untold_attempts=account.untold_count + len(released),
         poll=conf.current().poll,
     )
     return Pass(released, look, opens_in)

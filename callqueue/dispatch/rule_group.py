@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from callqueue.dispatch.next_look import NextLook
+from callqueue.ledger.account import Glance
 
 
 @dataclass
@@ -30,7 +31,7 @@ class RuleGroup:
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether an attempt that ends is a reason for a pass."""
+        """Whether an attempt that ends, or is known to be sent, is a reason for a pass."""
         return self.next_look.on_answer
 
     def is_due(self, now: float) -> bool:
@@ -52,16 +53,17 @@ class RuleGroup:
         if not self.rests:
             self.look_at = until
 
-    def notice(self, answers: Mapping[str, tuple[int, int]]) -> None:
-        """By rule, how many attempts are open and when the last one ended: where that is news, a
-        pass is wanted at once.
-        """
-        open_attempts = sum(answers[rule][0] for rule in self.rules)
-        newest_end = max(answers[rule][1] for rule in self.rules)
-        known = self.next_look.open_attempts
-        if (known is not None and open_attempts != known) or (
-            self._newest_end and newest_end != self._newest_end
+    def notice(self, glances: Mapping[str, Glance]) -> None:
+        """By rule, what may have made room: where that is news, a pass is wanted at once."""
+        seen = [glances[rule] for rule in self.rules]
+        open_attempts, untold = sum(one.open for one in seen), sum(one.untold for one in seen)
+        newest_end = max(one.newest_end for one in seen)
+        look = self.next_look
+        if (
+            look.open_attempts not in (None, open_attempts)
+            or look.untold_attempts not in (None, untold)
+            or (self._newest_end and newest_end != self._newest_end)
         ):
-            self.next_look = replace(self.next_look, open_attempts=open_attempts)
+            self.next_look = replace(look, open_attempts=open_attempts, untold_attempts=untold)
             self.look_at = 0.0
         self._newest_end = newest_end

@@ -1,12 +1,16 @@
 """What every command shares: the database it works on, durations, JSON, and exit codes.
 
-0 done, 1 found a problem (the database or the broker away is one), 2 wrong use. A command parses,
+0 done, 1 found a problem (the database or the broker away is one), 2 wrong use, 141 where whoever
+read the output has left. A command parses,
 calls one function of a room, and reports; it holds no logic of its own.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -22,7 +26,14 @@ from callqueue.security.redaction import printable
 from callqueue.texts import in_one_line
 
 PROBLEM, WRONG_USE, INTERRUPTED = 1, 2, 130
+UNREAD = 141  # as a shell says of a program whose reader left: 128 and SIGPIPE
 PATIENCE = 5  # seconds that connecting to the database may take
+
+
+class ReaderLeft(Exception):
+    """Whoever read the output has closed it, as `| head` does. (A BrokenPipeError may be the
+    broker's as well.)
+    """
 
 
 class CallQueueCommand(BaseCommand):
@@ -65,6 +76,10 @@ class CallQueueCommand(BaseCommand):
                 )
             else:
                 self.run(using, options)
+        except ReaderLeft:
+            if self.stdout._out is sys.stdout:
+                _let_go_of_stdout()
+            raise SystemExit(UNREAD) from None
         except WrongDuration as error:
             raise wrong_use(str(error)) from None
         except CallQueueError as error:
@@ -82,11 +97,19 @@ class CallQueueCommand(BaseCommand):
 
     def say(self, text: str) -> None:
         """One line for the operator, who may have a terminal: what it would act on is escaped."""
-        self.stdout.write(printable(text))
+        self.write(printable(text))
 
     def say_json(self, document: Any) -> None:
         """The one JSON document of a command that was asked for it."""
-        self.stdout.write(json.dumps(document, indent=2, default=str))
+        self.write(json.dumps(document, indent=2, default=str))
+
+    def write(self, text: str) -> None:
+        """Text as it is, and a line's end, at once. ReaderLeft where nobody reads any more."""
+        try:
+            self.stdout.write(text)
+            self.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderLeft from None
 
 
 def problem(why: str) -> CommandError:
@@ -120,6 +143,12 @@ def _database(alias: str | None) -> str:
     if alias not in connections:
         raise wrong_use(f"--database: there is no {alias!r} in DATABASES")
     return alias
+
+
+def _let_go_of_stdout() -> None:
+    """So that Python, at its end, does not try once more to write what nobody reads."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _what_ails(using: str, error: Exception) -> str:

@@ -79,11 +79,15 @@ class BulkCommand(CallQueueCommand):
         if options["dry_run"]:
             self.say(f"would {self.verb} {bulk.count(using, pick)} calls; nothing was changed")
             return
-        if options["interactive"] and sys.stderr.isatty() and sys.stdin.isatty():
+        if self.may_ask(options):
             self._ask(bulk.count(using, pick), warning)
         with progress(f"{self.verb}ing") as update:
             count = do(using, pick, progress=update)
         self.say(f"{self.past} {count} calls")
+
+    def may_ask(self, options: dict[str, Any]) -> bool:
+        """Whether somebody is there to answer, and wants to be asked."""
+        return bool(options["interactive"]) and sys.stderr.isatty() and sys.stdin.isatty()
 
     def _ask(self, count: int, warning: str) -> None:
         answer = input(f"{warning}{self.verb} {count} calls? [y/N] ")

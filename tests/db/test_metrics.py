@@ -4,19 +4,28 @@ missing.
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 from django.test import RequestFactory
+from django.utils import timezone
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from callqueue import Rule, SlidingWindow, metrics
-from callqueue.operations import control
+from callqueue import Rule, SlidingWindow, database, metrics, states
+from callqueue.limits.kinds import SECOND
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import control, outcome_counts
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -28,6 +37,13 @@ def a_backlog(rules: Rules) -> None:
     for _ in range(5):
         send("r")
     release()
+
+
+@pytest.fixture(autouse=True)
+def amid_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hour began ten minutes ago, whatever the time is: none begins while a test runs."""
+    began = database.to_us(timezone.now()) - 600 * SECOND
+    monkeypatch.setattr(outcome_counts, "HOUR", began)
 
 
 def scraped() -> dict[tuple[str, ...], float]:
@@ -84,3 +100,121 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImproperlyConfigured, match=r"django-callqueue\[metrics\]"):
         metrics.register()
+
+
+def end(outcome: str, status: int, *, waited: float, took: float | None, **columns: Any) -> None:
+    """A call that has just ended so, with one attempt."""
+    call, now = send("r"), database.clock("default")
+    sent = None if took is None else now - timedelta(seconds=took)
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=status,
+        ready=False,
+        finished_at_dt=now,
+        dispatched_at_dt=now,
+        due_at_dt=now - timedelta(seconds=waited),
+    )
+    values = {"released_at": now, "sent_at": sent, "finished_at": now, "outcome": outcome}
+    CallAttempt.objects.create(call=call, number=1, rule="r", **values, **columns)
+
+
+def test_what_ended_is_counted_upwards_with_its_times() -> None:
+    cache.clear()
+    headers = {"X-RateLimit-Remaining": "41", "X-RateLimit-Limit": "60"}
+    end(states.SUCCEEDED, states.DONE, waited=2.0, took=0.2)
+    end(states.SUCCEEDED, states.DONE, waited=70.0, took=3.0)
+    end(states.GAVE_UP, states.FAILED, waited=0.0, took=0.01)
+    end(states.LOST, states.UNKNOWN, waited=0.0, took=50.0)
+    end(states.THROTTLED, states.ERROR, waited=0.0, took=0.1, response_headers=headers)
+    found = scraped()
+    of = {
+        name[1]: value
+        for name, value in found.items()
+        if name[0] == "callqueue_attempts_total" and name[2] == "r"
+    }
+    assert of == {"succeeded": 2, "gave_up": 1, "lost": 1, "throttled": 1, "failed": 0, "voided": 0}
+    ended = {
+        name[2]: value
+        for name, value in found.items()
+        if name[0] == "callqueue_calls_ended_total" and name[1] == "r"
+    }
+    assert ended == {"done": 2, "failed": 1, "unknown": 1}
+    assert found["callqueue_wait_seconds_bucket", "1.0", "r"] == 2
+    assert found["callqueue_wait_seconds_bucket", "5.0", "r"] == 3
+    assert found["callqueue_wait_seconds_count", "r"] == 4
+    assert found["callqueue_wait_seconds_sum", "r"] == pytest.approx(72, abs=0.1)
+    assert found["callqueue_answer_seconds_bucket", "0.05", "r"] == 1
+    assert found["callqueue_answer_seconds_bucket", "0.25", "r"] == 3
+    assert found["callqueue_answer_seconds_count", "r"] == 5
+    assert found["callqueue_answer_seconds_sum", "r"] == pytest.approx(53.31, abs=0.1)
+    assert found["callqueue_provider_remaining", "r"] == 41
+    assert ("callqueue_provider_remaining", "idle") not in found
+    assert found["callqueue_attempts_total", "lost", "idle"] == 0
+
+
+def test_counts_that_are_not_known_yet_are_missing_and_not_nought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outcome_counts, "this_hour", lambda *_, **__: None)
+    assert not [name for name in scraped() if name[0] == "callqueue_attempts_total"]
+
+
+def test_a_provider_that_says_odd_things_breaks_no_scrape() -> None:
+    for value in ("many", "-1", "1e999", ""):
+        end(
+            states.SUCCEEDED,
+            states.DONE,
+            waited=0,
+            took=0,
+            response_headers={"RateLimit-Remaining": value},
+        )
+        assert scraped()["callqueue_up",] == 1
+
+
+MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
+NAME = re.compile(r"\bcallqueue_[a-z_]+")
+
+
+def exported() -> set[str]:
+    """Every metric's name as an expression may have it."""
+    cache.clear()
+    end(
+        states.SUCCEEDED,
+        states.DONE,
+        waited=1,
+        took=1,
+        response_headers={"RateLimit-Remaining": "3"},
+    )
+    return {name[0] for name in scraped()}
+
+
+def expressions_of_the_dashboard() -> list[str]:
+    document = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    panels = document["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["title"] and panel["targets"] for panel in panels)
+    queries = [
+        variable["query"] for variable in document["templating"]["list"] if "query" in variable
+    ]
+    names = [query if isinstance(query, str) else query.get("query", "") for query in queries]
+    return [target["expr"] for panel in panels for target in panel["targets"]] + names
+
+
+def alerts() -> list[dict[str, Any]]:
+    document = yaml.safe_load((MONITORING / "prometheus-alerts.yml").read_text(encoding="utf-8"))
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def test_the_dashboard_and_the_alerts_ask_for_what_there_is() -> None:
+    there = exported()
+    asked = [*expressions_of_the_dashboard(), *(rule["expr"] for rule in alerts())]
+    named = {name for expression in asked for name in NAME.findall(expression)}
+    assert len(named) > 10
+    assert named <= there
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for rule in alerts():
+        assert rule["alert"].startswith("Callqueue")
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]

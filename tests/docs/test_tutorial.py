@@ -129,10 +129,31 @@ def test_the_readme_s_code_is_python() -> None:
 
 
 def test_the_readme_s_settings_are_sound(project: Project) -> None:
-    settings = next(block for block in python_blocks(README) if "CALLQUEUE = {" in block)
-    with (project.folder / "myshop" / "settings.py").open("a", encoding="utf-8") as file:
-        file.write(settings)
+    blocks = [block.replace("mysite", "myshop") for block in python_blocks(README)]
+    package = project.folder / "myshop"
+    for name, mark in (
+        ("settings.py", "CALLQUEUE = {"),
+        ("celery.py", "autodiscover_tasks"),
+        ("__init__.py", "import app as celery_app"),
+    ):
+        with (package / name).open("a", encoding="utf-8") as file:
+            file.write(next(block for block in blocks if mark in block))
     assert "no issues" in project.run("manage.py", "check")
+
+
+def test_a_project_without_its_celery_application_is_warned(project: Project) -> None:
+    with (project.folder / "myshop" / "settings.py").open("a", encoding="utf-8") as file:
+        file.write('INSTALLED_APPS += ["callqueue"]\nCELERY_BROKER_URL = "amqp://mq:5672//"\n')
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check"],
+        cwd=project.folder,
+        env=project.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "callqueue.W003" in done.stderr
+    assert "from .celery import app" in done.stderr
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["readme", "tutorial"])

@@ -154,3 +154,12 @@ def test_the_image_copies_only_what_docker_gets_to_see() -> None:
     }
     assert copied == sent
     assert re.search(r"^USER (?!root)", dockerfile, re.MULTILINE)
+
+
+def test_a_dispenser_that_hangs_is_noticed() -> None:
+    """Figures of the tables would be there though no dispenser ran."""
+    assert SERVICES["dispenser"]["healthcheck"]["test"][-2:] == ["callqueue_dispenser", "--alive"]
+
+
+def test_the_first_user_of_the_admin_is_mentioned() -> None:
+    assert "createsuperuser" in TEXT

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.db import DatabaseError, InterfaceError
 
 from callqueue import conf
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.management.base import CallQueueCommand, problem, wrong_use
-from callqueue.operations import doctor
+from callqueue.operations import dispensers, doctor
+from callqueue.texts import in_one_line
+
+SILENT = 60.0  # seconds without a sign of life, of which there is one every five
 
 
 class Command(CallQueueCommand):
@@ -33,7 +37,16 @@ class Command(CallQueueCommand):
             "--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these rules"
         )
 
+        parser.add_argument(
+            "--alive",
+            action="store_true",
+            help="for a health check: exit with 1 where a dispenser of this host has gone silent",
+        )
+
     def run(self, using: str, options: dict[str, Any]) -> None:
+        if options["alive"]:
+            self._check(using)
+            return
         rules = options["rules"] or []
         if options["seconds"] is not None and not options["seconds"] >= 0:
             raise wrong_use(f"--for: {options['seconds']:g} is not a number of seconds")
@@ -44,24 +57,39 @@ class Command(CallQueueCommand):
         else:
             self._until_told(using, rules, options["seconds"])
 
+    def _check(self, using: str) -> None:
+        """A database that is away says nothing about the dispenser, which waits for it."""
+        try:
+            silent = dispensers.silence_of_host(using)
+        except (DatabaseError, InterfaceError) as error:
+            self.say(f"nobody can know: the database is away: {in_one_line(error)}")
+            return
+        if silent is None or silent.total_seconds() > SILENT:
+            ago = "ever" if silent is None else f"for {silent.total_seconds():.0f} s"
+            raise problem(f"no dispenser of this host has given a sign of life {ago}")
+        self.say(f"a dispenser of this host was seen {silent.total_seconds():.0f} s ago")
+
     def _once(self, using: str, rules: Sequence[str]) -> None:
         if refusal := doctor.database_refusal(using):
             raise problem(f"the database is away: {refusal}")
         if refusal := doctor.broker_refusal():
             raise problem(f"the broker is away: {refusal}")
-        taken: list[bool] = []
+        refused: list[publisher.BrokerAway] = []
 
-        def publish(using: str, messages: Sequence[publisher.Message]) -> bool:
-            taken.append(publisher.publish(using, messages))
-            return taken[-1]
+        def publish(using: str, messages: Sequence[publisher.Message]) -> None:
+            try:
+                publisher.publish(using, messages)
+            except publisher.BrokerAway as error:
+                refused.append(error)
+                raise
 
         dispenser = Dispenser(using, rules=rules, publish=publish)
         try:
             count = dispenser.run_once()
         finally:
             dispenser.leave()
-        if not all(taken):
-            raise problem("the broker is away: it refused a message; what was released waits again")
+        if refused:
+            raise problem(f"the broker is away: {refused[0]}; what was released waits again")
         self.say(f"released {count} calls")
 
     def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.utils import timezone
 
+from callqueue import states
 from callqueue.management.base import CallQueueCommand, wrong_use
 from callqueue.management.table import table
 from callqueue.models import CallQueue
@@ -54,10 +55,8 @@ class Command(CallQueueCommand):
         try:
             while True:
                 lines = [f"{timezone.localtime():%H:%M:%S}", *_lines(overview(using))]
-                self.stdout.write(
-                    (CLEAR if self.stdout.isatty() else "") + "\n".join(map(printable, lines))
-                )
-                self.stdout.flush()
+                clear = CLEAR if self.stdout.isatty() else ""
+                self.write(clear + "\n".join(map(printable, lines)))
                 time.sleep(EVERY)
         except KeyboardInterrupt:
             return
@@ -70,6 +69,9 @@ class Command(CallQueueCommand):
         call = CallQueue.objects.using(using).filter(pk=pk).first()
         if call is None:
             raise wrong_use(f"--call: there is no call {pk}")
+        if call.status in states.FINAL and not as_json:
+            self.say(_ended(call))
+            return
         found = call.forecast()
         if as_json:
             release_at = found.release_at.isoformat() if found.release_at else None
@@ -83,7 +85,19 @@ class Command(CallQueueCommand):
             )
             return
         place = f", number {found.position} in its rule" if found.position else ""
-        self.say(f"call {pk}{place}: {found.reason}; it goes {_when(found.release_at)}")
+        goes = f"; it goes {_when(found.release_at)}" if call.status in states.WAITING else ""
+        self.say(f"call {pk}{place}: {found.reason}{goes}")
+
+
+def _ended(call: CallQueue) -> str:
+    """What became of a call: its state, since when, the last answer's status, and why."""
+    last = call.attempts.order_by("-number").values_list("number", "response_status").first()
+    number, status = last or (0, None)
+    counted = f"attempt {number}" + (f", answered {status}" if status else "") if last else ""
+    facts = [f"{call.get_status_display()} {_at(call.finished_at_dt)}".strip()]
+    facts += [f"({counted})"] if counted else []
+    why = f": {call.error_message}" if call.error_message else ""
+    return f"call {call.pk}: {' '.join(facts)}{why}"
 
 
 def _lines(seen: Mapping[str, Any]) -> Iterator[str]:
@@ -92,6 +106,7 @@ def _lines(seen: Mapping[str, Any]) -> Iterator[str]:
     for name, rule in seen["rules"].items():
         rows.append([name, *_figures(rule)])
         limits[len(rows)] = [_limit(limit) for limit in rule["limits"]]
+        limits[len(rows)] += _not_queued(rule["not_queued"])
     for number, line in enumerate(table(HEADING, rows, right={1, 2, 3})):
         yield line
         yield from limits.get(number, ())
@@ -110,7 +125,7 @@ def _figures(rule: Mapping[str, Any]) -> list[str]:
         "" if rule["rate_per_s"] is None else f"{rule['rate_per_s']:.1f}",
         _ago(rule["oldest_due_s"]),
         _in(rule["drain_s"]) if rule["waiting"] else "",
-        _hold(rule["hold"]),
+        _held(rule),
     ]
 
 
@@ -121,13 +136,36 @@ def _limit(limit: Mapping[str, Any]) -> str:
         else ""
     )
     rate = f" {limit['rate']}" if str(limit["rate"]) not in limit["name"] else ""
-    return f"    {limit['name']}{rate}{per}: {limit['used']} used, {limit['free']} free"
+    note = f", {limit['note']}" if limit["note"] else ""
+    return f"    {limit['name']}{rate}{per}: {limit['used']} used, {limit['free']} free{note}"
 
 
-def _hold(hold: Mapping[str, Any] | None) -> str:
-    if hold is None:
+def _not_queued(permits: Mapping[str, Any]) -> list[str]:
+    """The calls that are not queued, where there are any."""
+    if not permits["in_flight"] and not permits["waiting"]:
+        return []
+    labels = ", ".join(sorted(filter(None, permits["labels"])))
+    told = f"    not queued: {permits['in_flight']} in flight, {permits['waiting']} waiting"
+    return [f"{told} ({labels})" if labels else told]
+
+
+def _held(rule: Mapping[str, Any]) -> str:
+    """The hold on the whole rule; else those on keys and queues, the longest by its name."""
+    if rule["hold"] is not None:
+        return _until(rule["hold"])
+    if not rule["holds"]:
         return ""
-    return f"until {hold['until'] or 'resumed'}: {hold['reason']}"
+    longest = max(rule["holds"], key=lambda hold: hold["until"] or "~")
+    more = f", and {len(rule['holds']) - 1} more" if len(rule["holds"]) > 1 else ""
+    return f"{longest['per']} {longest['value']}{more} {_until(longest)}"
+
+
+def _until(hold: Mapping[str, Any]) -> str:
+    if not hold["until"]:
+        return f"until resumed: {hold['reason']}"
+    ends = datetime.fromisoformat(hold["until"])
+    left = formatting.from_now((ends - timezone.now()).total_seconds())
+    return f"until {_stamp(ends)} ({left}): {hold['reason']}"
 
 
 def _ago(seconds: float | None) -> str:
@@ -135,11 +173,19 @@ def _ago(seconds: float | None) -> str:
 
 
 def _in(seconds: float | None) -> str:
-    return "nobody can say" if seconds is None else formatting.from_now(seconds)
+    return "no estimate" if seconds is None else formatting.from_now(seconds)
 
 
 def _when(instant: datetime | None) -> str:
     if instant is None:
-        return "nobody can say when"
+        return "at a time that cannot be estimated"
     seconds = (instant - timezone.now()).total_seconds()
-    return f"{formatting.from_now(seconds)} ({instant:%Y-%m-%d %H:%M:%S %Z})"
+    return "now" if seconds <= 0 else f"{formatting.from_now(seconds)} ({_stamp(instant)})"
+
+
+def _at(instant: datetime | None) -> str:
+    return f"at {_stamp(instant)}" if instant else ""
+
+
+def _stamp(instant: datetime) -> str:
+    return f"{timezone.localtime(instant):%Y-%m-%d %H:%M:%S %Z}"

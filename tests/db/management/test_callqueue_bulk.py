@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -78,8 +79,8 @@ def test_a_dry_run_counts_and_changes_nothing() -> None:
     ("arguments", "why"),
     [
         (("requeue", "--status", "faild"), "did you mean 'failed'"),
-        (("requeue", "--status", "new"), "'new' is none that this acts on"),
-        (("cancel", "--status", "done"), "'done' is none that this acts on"),
+        (("requeue", "--status", "new"), "'new' is not possible here; choose from"),
+        (("cancel", "--status", "done"), "'done' is not possible here; choose from"),
         (("requeue", "--rule", "othr"), "did you mean 'other'"),
         (("requeue", "--since", "2 hours"), "not a duration"),
         (("requeue", "--database", "nowhere"), "no 'nowhere' in DATABASES"),
@@ -92,3 +93,23 @@ def test_wrong_use_is_2_and_says_why(arguments: tuple[str, ...], why: str) -> No
     ran = run(*arguments)
     assert ran.code == 2
     assert why in ran.error
+
+
+def test_cancel_wants_to_be_told_which_where_nobody_can_be_asked() -> None:
+    call = send("r")
+    for options in ((), ("--no-input",)):
+        refused = run("cancel", *options)
+        assert refused.code == 2
+        assert "--all" in refused.error
+    assert run("cancel", "--all", "--rule", "r").code == 2
+    assert statuses(call) == [Status.NEW]
+    assert run("cancel", "--all").out == "cancelled 1 calls\n"
+
+
+def test_cancel_without_options_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = send("r")
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n" if "1 calls" in question else "y")
+    assert run("cancel").code == 1
+    assert statuses(call) == [Status.NEW]

@@ -11,15 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
+from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow
+from callqueue import Rule, SlidingWindow, texts
 from callqueue.dispatch import publisher
+from callqueue.maintenance import recovery
 from callqueue.models import CallQueue, DispenserState
+from callqueue.operations import dispensers
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import send
@@ -89,10 +93,39 @@ def test_a_broker_that_refuses_in_the_middle_is_away_too(
 ) -> None:
     rules(r=Rule())
     send("r")
-    monkeypatch.setattr(publisher, "publish", lambda using, messages: False)
+
+    def refuse(using: str, messages: Any) -> None:
+        raise publisher.BrokerAway("no route to host (amqp://mq:5672//)")
+
+    monkeypatch.setattr(publisher, "publish", refuse)
     ran = run("dispenser", "--once")
     assert ran.code == 1
-    assert "refused a message" in ran.error
+    assert "the broker is away: no route to host (amqp://mq:5672//)" in ran.error
+
+
+def test_a_health_check_knows_a_dispenser_of_this_host_from_others(rules: Rules) -> None:
+    rules(r=Rule())
+    assert run("dispenser", "--alive").code == 1
+    recovery.beat("default", "elsewhere:1:ab", "steady")
+    recovery.beat("default", f"{texts.host()}:1:ab", "beat")
+    assert run("dispenser", "--alive").code == 1
+    recovery.beat("default", f"{texts.host()}:2:cd", "steady")
+    assert run("dispenser", "--alive").code == 0
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=61))
+    silent = run("dispenser", "--alive")
+    assert silent.code == 1
+    assert "for 61 s" in silent.error
+
+
+def test_a_health_check_blames_no_dispenser_for_a_database_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(using: str) -> None:
+        raise OperationalError("nobody there")
+
+    monkeypatch.setattr(dispensers, "silence_of_host", away)
+    checked = run("dispenser", "--alive")
+    assert (checked.code, "nobody there" in checked.out) == (0, True)
 
 
 def test_an_unknown_rule_is_wrong_use(rules: Rules) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from django.core.management import call_command
 
 from callqueue import Rule, SlidingWindow
 from callqueue.management.commands import callqueue_status
 from callqueue.models import CallQueue
 from tests.db.commands import run
 from tests.support.behaviour import release, send
+from tests.support.history import ended
 
+ROOT = Path(__file__).parents[3]
 Rules = Callable[..., None]
 
 
@@ -33,7 +41,7 @@ def test_json_has_the_figures_of_every_rule() -> None:
     busy = rules["r"]
     assert (busy["waiting"], busy["in_flight"], busy["hold"]) == (3, 2, None)
     assert busy["limits"] == [
-        {"name": "vendor", "per": "rule", "rate": "2/h", "used": 2, "free": 0}
+        {"name": "vendor", "per": "rule", "rate": "2/h", "used": 2, "free": 0, "note": ""}
     ]
 
 
@@ -90,3 +98,66 @@ def test_why_one_call_waits() -> None:
 
 def test_json_cannot_be_watched() -> None:
     assert run("status", "--json", "--watch").code == 2
+
+
+def test_a_call_that_has_ended_says_what_became_of_it() -> None:
+    call = ended(CallQueue.Status.FAILED)
+    CallQueue.objects.filter(pk=call.pk).update(error_message="404 Not Found")
+    said = run("status", "--call", str(call.pk)).out
+    assert said.startswith(f"call {call.pk}: failed ")
+    assert said.rstrip().endswith(": 404 Not Found")
+    dispatched = CallQueue.objects.dispatched().first()
+    assert dispatched is not None
+    assert "goes" not in run("status", "--call", str(dispatched.pk)).out
+
+
+def test_a_hold_on_a_key_is_shown_and_the_drain_time_knows_it(rules: Rules) -> None:
+    rules(keyed=Rule(limits=[SlidingWindow("100/s", per="key")]))
+    send("keyed", key="C9")
+    run("pause", "keyed", "--key", "C9", "--for", "1h", "--reason", "they asked")
+    rule = run("status", "--json").document["rules"]["keyed"]
+    assert rule["hold"] is None
+    (hold,) = rule["holds"]
+    assert (hold["per"], hold["value"], hold["reason"]) == ("key", "C9", "they asked")
+    assert 3000 < rule["drain_s"] < 4000
+    line = next(line for line in run("status").out.splitlines() if line.startswith("keyed "))
+    assert "key C9 until" in line
+    assert "60 minutes" in line or "an hour" in line
+    run("pause", "keyed", "--key", "C9")
+    assert run("status", "--json").document["rules"]["keyed"]["drain_s"] is None
+    CallQueue.objects.update(key="other")
+    assert run("status", "--json").document["rules"]["keyed"]["drain_s"] < 5
+
+
+def test_a_reader_that_leaves_is_no_fault_of_the_broker(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "CALLQUEUE_TEST_DATABASE": "sqlite",
+        "CALLQUEUE_TEST_DB_NAME": str(tmp_path / "db"),
+    }
+    command = [sys.executable, "-m", "django", "callqueue_doctor", "--json"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_reader_that_leaves_in_the_middle_ends_the_command() -> None:
+    class Closed(StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(SystemExit) as ended_with:
+        call_command("callqueue_status", stdout=Closed())
+    assert ended_with.value.code == 141

@@ -19,13 +19,15 @@ from callqueue.dispatch.next_look import (
     when_passed,
 )
 from callqueue.dispatch.rule_group import RuleGroup
+from callqueue.ledger.account import Glance
 
 POLL = 0.05
 UNFINISHED = Wait(is_unfinished=True)
 
 
 def passed(wait: Wait | None = None, last: Streak = NO_STREAK, **more: Any) -> NextLook:
-    facts = {"opens_in": None, "has_released": False, "open_attempts": 0, "poll": POLL}
+    facts = {"opens_in": None, "has_released": False, "poll": POLL}
+    facts |= {"open_attempts": 0, "untold_attempts": 0}
     return when_passed(wait or Wait(), last=last, **(facts | more))
 
 
@@ -102,18 +104,27 @@ def test_a_group_at_rest_is_due_once_a_call_is_ready() -> None:
 def test_a_group_that_waits_is_due_once_an_attempt_ends() -> None:
     group = RuleGroup(("a", "b"))
     group.obey(passed(Wait(on_answer=True), open_attempts=3), now=5.0)
-    group.notice({"a": (2, 70), "b": (1, 60)})
+    group.notice({"a": Glance(2, 0, 70), "b": Glance(1, 0, 60)})
     assert not group.is_due(now=5.0)
-    group.notice({"a": (2, 70), "b": (0, 80)})
+    group.notice({"a": Glance(2, 0, 70), "b": Glance(0, 0, 80)})
+    assert group.is_due(now=5.0)
+
+
+def test_a_group_that_waits_is_due_once_the_ledger_is_told_that_a_call_was_sent() -> None:
+    group = RuleGroup(("r",))
+    group.obey(passed(Wait(on_answer=True), open_attempts=2, untold_attempts=2), now=5.0)
+    group.notice({"r": Glance(2, 2, 70)})
+    assert not group.is_due(now=5.0)
+    group.notice({"r": Glance(2, 1, 70)})
     assert group.is_due(now=5.0)
 
 
 def test_an_end_that_a_release_made_up_for_is_news() -> None:
     group = RuleGroup(("r",))
     group.obey(passed(Wait(on_answer=True), open_attempts=2), now=5.0)
-    group.notice({"r": (2, 70)})
+    group.notice({"r": Glance(2, 0, 70)})
     assert not group.is_due(now=5.0)
-    group.notice({"r": (2, 80)})
+    group.notice({"r": Glance(2, 0, 80)})
     assert group.is_due(now=5.0)
 
 

@@ -1,0 +1,44 @@
+"""Calls through quorum queues of RabbitMQ: released, made once, and confirmed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from amqp.exceptions import PreconditionFailed
+
+from callqueue.models import CallAttempt, CallQueue
+from tests.support.brokers import Broker
+from tests.support.processes import READY_SECONDS, Processes
+
+SETTINGS = """
+CELERY_TASK_DEFAULT_QUEUE_TYPE = "quorum"
+CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
+"""
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_calls_go_through_quorum_queues(
+    broker: Broker, processes: Processes, tmp_path: Path
+) -> None:
+    processes.configure(SETTINGS)
+    said = tmp_path / "said"
+    processes.worker(concurrency=2)
+    calls = CallQueue.objects.send_many(
+        [
+            {"method": "celery_task", "params": {"name": "tests.echo", "args": [str(said), str(n)]}}
+            for n in range(5)
+        ]
+    )
+    processes.dispenser()
+    until = time.monotonic() + READY_SECONDS
+    while CallQueue.objects.done().count() < len(calls):
+        assert time.monotonic() < until, processes.logs()
+        time.sleep(0.05)
+    assert sorted(said.read_text().split()) == ["0", "1", "2", "3", "4"]
+    assert CallAttempt.objects.count() == len(calls)
+    with broker.connection() as connection, pytest.raises(PreconditionFailed, match="quorum"):
+        connection.channel().queue_declare(
+            broker.queue(), durable=True, auto_delete=False, arguments={"x-queue-type": "classic"}
+        )
