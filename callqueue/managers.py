@@ -175,7 +175,8 @@ class CallQueueManager(_Calls):
 
     def under_threshold(self, rule: str = "default", key: str | Mapping[str, str] = "") -> bool:
         """Whether a call of cost 1 under this rule and key would be released now: room in every
-        limit, and no hold.
+        limit, and no hold. Only looks: to make a call yourself under its limits, take a
+        `callqueue.permit`, which charges it.
         """
         return forecast.has_room(self.db, rule, key)
 

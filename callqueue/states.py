@@ -8,8 +8,6 @@ NEW, DISPATCHED, ERROR, DONE, FAILED, CANCELLED, EXPIRED, UNKNOWN = range(8)
 
 WAITING = (NEW, ERROR)
 UNFINISHED = (NEW, DISPATCHED, ERROR)
-# few of many calls: they have an index of their own, and lists may be filtered by them
-UNUSUAL = (DISPATCHED, ERROR, FAILED, CANCELLED, EXPIRED, UNKNOWN)
 FINAL = (DONE, FAILED, CANCELLED, EXPIRED, UNKNOWN)
 
 REQUEUABLE = (ERROR, FAILED, UNKNOWN, CANCELLED, EXPIRED)  # DONE too, with again=True
@@ -47,3 +45,6 @@ THROTTLED = "throttled"  # refused by the provider's limit
 LOST = "lost"  # begun, and no answer was ever recorded
 VOIDED = "voided"  # released and never begun: it never reached the wire, and is not charged
 OUTCOMES = (SUCCEEDED, ERRORED, GAVE_UP, THROTTLED, LOST, VOIDED)
+# Few of many attempts; these and answers of another kind than success have an index of their own.
+FAULTY = (ERRORED, GAVE_UP, THROTTLED, LOST, VOIDED)
+BEYOND_SUCCESS = 300  # HTTP statuses from here on

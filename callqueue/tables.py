@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from callqueue.models import BelatedEnding as BelatedEnding
     from callqueue.models import CallAttempt as CallAttempt
     from callqueue.models import CallQueue as CallQueue
+    from callqueue.models import Counted as Counted
     from callqueue.models import DispenserState as DispenserState
     from callqueue.models import Hold as Hold
     from callqueue.models import KeyTurn as KeyTurn
+    from callqueue.models import Peak as Peak
+    from callqueue.models import PermitRequest as PermitRequest
     from callqueue.models import RuleState as RuleState
     from callqueue.models import Tally as Tally
+    from callqueue.models import Total as Total
 else:
 
     def __getattr__(name: str) -> Any:
@@ -55,9 +59,33 @@ def rule_states(using: str) -> QuerySet[RuleState]:
     return rows
 
 
+def permit_requests(using: str) -> QuerySet[PermitRequest]:
+    """The permits that wait for their turn."""
+    rows: QuerySet[PermitRequest] = _rows("PermitRequest", using)
+    return rows
+
+
 def dispensers(using: str) -> QuerySet[DispenserState]:
     """The dispensers' signs of life."""
     rows: QuerySet[DispenserState] = _rows("DispenserState", using)
+    return rows
+
+
+def totals(using: str) -> QuerySet[Total]:
+    """What was sent and answered, by stretches of time."""
+    rows: QuerySet[Total] = _rows("Total", using)
+    return rows
+
+
+def peaks(using: str) -> QuerySet[Peak]:
+    """The highest uses of limits, by stretches of time."""
+    rows: QuerySet[Peak] = _rows("Peak", using)
+    return rows
+
+
+def counted(using: str) -> QuerySet[Counted]:
+    """How far totals and peaks are counted."""
+    rows: QuerySet[Counted] = _rows("Counted", using)
     return rows
 
 

@@ -2,15 +2,19 @@
 
 In: text with NUL or halves of surrogate pairs in it, bytes in whatever charset is claimed, anything
 that was raised. Out: the nearest text that can be stored. Never raises, and looks up no codec by a
-name that a stranger chose. Also the words that suggest a name for one that is unknown.
+name that a stranger chose. Also the words that suggest a name for one that is unknown, and where a
+page of the documentation is.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from encodings.aliases import aliases
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 LONGEST_LABEL = 40  # characters of a charset's name that are looked at
@@ -44,6 +48,8 @@ def storable_json(value: Any) -> Any:
     """A JSON value whose texts, names too, are the nearest that every database keeps."""
     if isinstance(value, str):
         return storable(value)
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, Mapping):
         return {storable_json(name): storable_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -68,6 +74,23 @@ def in_one_line(error: BaseException) -> str:
     return text[:300] or type(error).__name__
 
 
+def host() -> str:
+    """This host's name, as the names of dispensers begin."""
+    return storable(socket.gethostname())[:100]
+
+
+def page(name: str) -> str:
+    """Where the reader finds a page of the documentation: beside the installed package, or in the
+    checkout.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "docs", package.parent / "docs"):
+        if (folder / name).exists():
+            return str(folder / name)
+    return f"docs/{name} of django-callqueue"
+
+
+@lru_cache(maxsize=256)
 def charset(label: str | None) -> str:
     """The codec of text that a charset's label names, one of a fixed list; utf-8 for every other
     label.

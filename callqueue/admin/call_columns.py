@@ -29,11 +29,12 @@ class CallColumns(OwnAdmin):
 
     @admin.display(description=gettext_lazy("key"))
     def shown_key(self, call: CallQueue) -> str:
-        return Truncator(call.key).chars(40)
+        return format_html('<span class="cq-value">{}</span>', Truncator(call.key).chars(40))
 
     @admin.display(description=gettext_lazy("request"))
     def request_line(self, call: CallQueue) -> str:
-        return f"{call.method} {call.host}"
+        shown = Truncator(f"{call.host}{call.path}").chars(80)
+        return format_html('{} <span class="cq-value">{}</span>', call.method, shown)
 
     @admin.display(description=gettext_lazy("due"))
     def due(self, call: CallQueue) -> str:

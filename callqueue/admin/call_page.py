@@ -61,12 +61,20 @@ def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
         "call": call,
         "request_text": as_text(shown(call.call_data)),
         "curl": as_curl(call.method, data.get("params")),
+        "cost": cost_in_words(call.cost),
         "error": redact_text(call.error_message),
         "attempts": [_shown(attempt) for attempt in attempts],
         "is_cut": len(newest) > ATTEMPTS,
         "moments": _timeline(call, attempts),
         **forecast_of(call, may_see_holds=may_see_holds, at_once=not _is_large(call)),
     }
+
+
+def cost_in_words(cost: Any) -> str:
+    """ "1", or "calls: 1, tokens: 1,500"."""
+    if not isinstance(cost, dict):
+        return str(cost)
+    return ", ".join(f"{unit}: {formatting.count(units)}" for unit, units in cost.items())
 
 
 def kind_of(status: int) -> str:
@@ -84,7 +92,7 @@ _KINDS = {
     states.EXPIRED: "expired",
     states.UNKNOWN: "unknown",
 }
-_OUTCOMES = {
+OUTCOMES = {
     states.OPEN: "dispatched",
     states.SUCCEEDED: "done",
     states.ERRORED: "error",
@@ -106,7 +114,7 @@ def _shown(attempt: CallAttempt) -> ShownAttempt:
         headers=redact_headers(attempt.response_headers),
         body=redact_text(attempt.response_body)[:BODY],
         error=redact_text(attempt.error_message),
-        kind=_OUTCOMES.get(attempt.outcome, "other"),
+        kind=OUTCOMES.get(attempt.outcome, "other"),
     )
 
 
@@ -147,7 +155,13 @@ def _timeline(call: CallQueue, attempts: list[CallAttempt]) -> list[Moment]:
         is_new_day = before is None or before.date() != here.date()
         after = "" if before is None else f"+{formatting.duration((here - before).total_seconds())}"
         moments.append(
-            Moment(at, f"{here:%Y-%m-%d} {time}" if is_new_day else time, what, kind, after)
+            Moment(
+                at,
+                f"{here:%Y-%m-%d} {time} {here:%Z}".rstrip() if is_new_day else time,
+                what,
+                kind,
+                after,
+            )
         )
         before = here
     return moments
@@ -183,5 +197,5 @@ def _moments_of(attempt: CallAttempt) -> list[tuple[datetime, str, str]]:
             if has_code
             else _("attempt %(number)d %(outcome)s")
         )
-        found.append((attempt.finished_at, ended % values, _OUTCOMES.get(attempt.outcome, "other")))
+        found.append((attempt.finished_at, ended % values, OUTCOMES.get(attempt.outcome, "other")))
     return found

@@ -18,7 +18,6 @@ from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
-from django.views.decorators.http import require_POST
 
 from callqueue import states
 from callqueue.admin import call_page, edit_call
@@ -98,14 +97,14 @@ class CallViews(CallPermissions):
         return TemplateResponse(request, "admin/callqueue/callqueue/forecast.html", forecast)
 
     @method_decorator(csrf_protect)
-    @method_decorator(require_POST)
     @of_call
     def requeue_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """POST: requeue one call; one that may have been made already needs "again"."""
+        """POST: requeue one call; one that may have been made already needs "again". Whoever comes
+        here otherwise, as after logging in once more, is led back to the call.
+        """
         return self._act(request, call, self.has_requeue_call_permission(request), _requeue)
 
     @method_decorator(csrf_protect)
-    @method_decorator(require_POST)
     @of_call
     def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
         """POST: cancel one call."""
@@ -116,6 +115,9 @@ class CallViews(CallPermissions):
     ) -> HttpResponse:
         if not is_allowed:
             raise PermissionDenied
+        if request.method != "POST":
+            self.message_user(request, _("Nothing was done yet: press the button."), messages.INFO)
+            return HttpResponseRedirect(_page_of(call))
         try:
             what = act(request, call)
         except CallQueueError as error:
@@ -166,7 +168,7 @@ class CallViews(CallPermissions):
         except CallQueueError as error:
             call.refresh_from_db()
             return str(error)
-        said = _("Edited and requeued; it was %(status)s. Changed: %(paths)s.")
+        said = _("Edited and requeued. Status before: %(status)s. Changed: %(paths)s.")
         log_change(user_id(request), call, said % {"status": was, "paths": changed or _("nothing")})
         self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
         return ""
@@ -179,13 +181,13 @@ def _requeue(request: HttpRequest, call: CallQueue) -> str:
         )
     was = call.get_status_display()
     call.requeue(again=call.status == states.DONE)
-    return _("Requeued; it was %s.") % was
+    return _("Requeued. Status before: %s.") % was
 
 
 def _cancel(request: HttpRequest, call: CallQueue) -> str:
     was = call.get_status_display()
     call.cancel()
-    return _("Cancelled; it was %s.") % was
+    return _("Cancelled. Status before: %s.") % was
 
 
 def _call_of(object_id: str) -> CallQueue | None:

@@ -16,17 +16,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
-from callqueue.admin import dashboard, simulate_page
+from callqueue.admin import dashboard, rule_page, simulate_page
 from callqueue.admin.base import for_viewers
 from callqueue.admin.call_actions import CallActions
 from callqueue.admin.call_columns import CallColumns
+from callqueue.admin.call_list import CallList
 from callqueue.admin.call_views import CallViews
-from callqueue.admin.changelist import BoundedPaginator, CallList
-from callqueue.admin.filters import MethodFilter, RuleFilter, StatusFilter, search
+from callqueue.admin.changelist import KeepsPaginator
+from callqueue.admin.filters import MethodFilter, RuleFilter, StatusFilter
+from callqueue.admin.search import search
 from callqueue.models import CallQueue
 
 
-class CallQueueAdmin(CallColumns, CallActions, CallViews):
+class CallQueueAdmin(KeepsPaginator, CallColumns, CallActions, CallViews):
     """The admin of calls."""
 
     list_display = (
@@ -43,36 +45,27 @@ class CallQueueAdmin(CallColumns, CallActions, CallViews):
     list_display_links = ("id",)
     list_filter = (StatusFilter, RuleFilter, MethodFilter)
     date_hierarchy = "created_dt"
-    search_fields = ("=id", "=unique_key", "=key")
-    search_help_text = gettext_lazy("A call's number, its unique key or its key, in full.")
+    search_fields = ("=id",)  # what is searched is in the module `search`
+    search_help_text = gettext_lazy(
+        "A number, a unique or idempotency key, how a key begins, a host, a path or a URL."
+    )
     ordering = ("-id",)
-    sortable_by = ("id", "age")
-    paginator = BoundedPaginator
+    sortable_by = ("age",)
     list_per_page = 50
     actions = ("delete_selected", "requeue_calls", "cancel_calls")
 
     class Media:
-        css = {"all": ("callqueue/admin.css",)}
+        css = {"all": ("callqueue/admin.css", "callqueue/lists.css")}
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[CallList]:
         return CallList
 
-    def get_paginator(self, request: HttpRequest, *args: Any, **kwargs: Any) -> BoundedPaginator:
-        """Kept with the request, so that the page can say how it counted without counting again."""
-        made = request.callqueue_paginator = self.paginator(*args, **kwargs)  # type: ignore[attr-defined]
-        return made
-
-    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """By the time they were made where dates are chosen: the index of the dates then has them
-        in order.
-        """
-        has_dates = any(name.startswith("created_dt__") for name in request.GET)
-        return ("-created_dt", "-id") if has_dates else ("-id",)
-
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[CallQueue], search_term: str
     ) -> Any:
-        return search(queryset, search_term), False
+        found = search(queryset.db, search_term)
+        request.callqueue_found = found  # type: ignore[attr-defined]
+        return (queryset if found is None else found.filtered(queryset)), False
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -89,6 +82,7 @@ class CallQueueAdmin(CallColumns, CallActions, CallViews):
             ("dashboard/", self.dashboard_view, "dashboard"),
             ("dashboard/live/", self.live_view, "dashboard_live"),
             ("dashboard/simulate/", self.simulate_view, "simulate"),
+            ("dashboard/rules/<path:name>/", self.rule_view, "rule"),
             ("<path:object_id>/requeue/", self.requeue_view, "callqueue_requeue"),
             ("<path:object_id>/cancel/", self.cancel_view, "callqueue_cancel"),
             ("<path:object_id>/forecast/", self.forecast_view, "callqueue_forecast"),
@@ -115,3 +109,9 @@ class CallQueueAdmin(CallColumns, CallActions, CallViews):
     def live_view(self, request: HttpRequest) -> HttpResponse:
         """The parts of the dashboard that change."""
         return dashboard.live(request, self)
+
+    @method_decorator(csrf_protect)
+    @for_viewers
+    def rule_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """One rule: its limits, its history, its keys, what failed."""
+        return rule_page.page(request, self, name)

@@ -1,30 +1,57 @@
-"""The list of calls, with a million of them: bounded counts, bounded pages, filters that never read
-the whole table.
+"""Lists with a million rows: every filter looks at all of them, and reads no more than it shows.
 
-What an index answers is looked up in all calls. Any other filter looks through the newest WINDOW
-calls (of the chosen dates, where dates are chosen), and the page says so.
+An index has the rows that match as stretches in the list's own order, which are merged: see
+`database.merged_scans`. Where a list has no stretches for what is asked, the database chooses. What
+matches is counted up to COUNTED.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from django.contrib.admin.utils import build_q_object_from_lookup_parameters
 from django.core.paginator import Paginator
-from django.db.models import Max, Min, Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import database, states
-from callqueue.admin.date_choices import CREATED, DatedList
-from callqueue.admin.filters import STATUS
-from callqueue.models import CallQueue
+from callqueue import database
+from callqueue.admin.base import OwnAdmin, OwnList
 from callqueue.operations.formatting import count
 
-COUNTED = 10_000  # calls that match are counted up to here
-WINDOW = 50_000  # calls that a filter without an index looks through
+COUNTED = 10_000  # rows that match are counted up to here
 PAGES = 1000  # pages that can be turned; further back, by date
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """What a list shows: querysets each of which an index has in `order`. Those that `overlap` may
+    have rows in common. `newest`: the same among the newest rows, where these are looked at first.
+    """
+
+    rows: Sequence[QuerySet[Any]]
+    order: tuple[str, ...]
+    overlap: bool = False
+    newest: Sequence[QuerySet[Any]] = ()
+
+    def count(self) -> int:
+        """How many rows there are, up to COUNTED + 1."""
+        return database.merged_count(self.rows, COUNTED, overlap=self.overlap)
+
+    def pks(self, start: int, stop: int) -> list[int]:
+        """The primary keys of these rows, in order."""
+        if self.newest:
+            found = database.merged_pks(self.newest, self.order, start, stop, overlap=self.overlap)
+            if len(found) == stop - start:
+                return found
+        return database.merged_pks(self.rows, self.order, start, stop, overlap=self.overlap)
+
+    def backwards(self) -> Stretches:
+        """The same in the opposite order."""
+        turned = (name[1:] if name.startswith("-") else f"-{name}" for name in self.order)
+        return replace(self, order=tuple(turned), newest=())
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -33,6 +60,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """
 
     is_estimate = is_more = False
+    stretches: Stretches | None = None
 
     @cached_property
     def count(self) -> int:
@@ -42,7 +70,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
             if estimate is not None and estimate > COUNTED:
                 self.is_estimate = True
                 return estimate
-        counted = int(rows.order_by()[: COUNTED + 1].count())
+        counted = self.stretches.count() if self.stretches else _counted(rows)
         self.is_more = counted > COUNTED
         return min(counted, COUNTED)
 
@@ -51,79 +79,54 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         return min(super().num_pages, PAGES)
 
 
-class CallList(DatedList):
-    """The change list of calls. `looked_through`: how many calls a filter was applied to, None
-    where it was all.
+class MergedList(OwnList):
+    """A change list of many rows, newest first. A class says in `stretches` where an index has what
+    is asked for.
     """
 
-    looked_through: int | None = None
-    paginator: BoundedPaginator | None = None
+    paginator: BoundedPaginator
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self._request = request
         self.count_text = ""
         super().__init__(request, *args)
 
-    def get_queryset(
-        self, request: HttpRequest, exclude_parameters: Any = None
-    ) -> QuerySet[CallQueue]:
-        rows: QuerySet[CallQueue] = super().get_queryset(request, exclude_parameters)
-        if not self._is_indexed():
-            rows = self._within_window(rows)
-        return rows.defer("call_data")
+    def stretches(self, rows: QuerySet[Any]) -> Stretches | None:
+        """The matching rows as an index has them; None: as the database finds them."""
+        raise NotImplementedError
+
+    def is_backwards(self) -> bool:
+        """Whether the oldest are to come first: the list was sorted by a column, upwards."""
+        return False
 
     def get_results(self, request: HttpRequest) -> None:
+        found = self.stretches(self.queryset)
+        request.callqueue_stretches = found  # type: ignore[attr-defined]
         super().get_results(request)
-        counted = self.paginator = request.callqueue_paginator  # type: ignore[attr-defined]
-        if counted.is_estimate:
-            self.count_text = _("about %s") % count(counted.count)
+        self.paginator = request.callqueue_paginator  # type: ignore[attr-defined]
+        if found is not None:
+            self.result_list = self._in_order(found.backwards() if self.is_backwards() else found)
+        if self.paginator.is_estimate:
+            self.count_text = _("about %s") % count(self.paginator.count)
         else:
-            self.count_text = count(self.result_count) + ("+" if counted.is_more else "")
+            self.count_text = count(self.result_count) + ("+" if self.paginator.is_more else "")
 
-    def _active(self) -> set[str]:
-        return {name for name in self.get_filters_params() if not name.startswith(CREATED)}
+    def _in_order(self, found: Stretches) -> list[Any]:
+        """The rows of the page."""
+        start = (self.page_num - 1) * self.list_per_page
+        pks = found.pks(start, start + self.list_per_page)
+        by_pk = self.queryset.order_by().in_bulk(pks)
+        return [by_pk[pk] for pk in pks if pk in by_pk]
 
-    def _has_dates(self) -> bool:
-        return any(name.startswith(CREATED) for name in self.get_filters_params())
 
-    def _is_indexed(self) -> bool:
-        active = self._active()
-        if not active:
-            return True
-        status = self.params.get(STATUS, "")
-        return (
-            active == {STATUS}
-            and not self._has_dates()
-            and status.isdecimal()
-            and int(status) in (states.NEW, *states.UNUSUAL)
-        )
+class KeepsPaginator(OwnAdmin):
+    """An admin class whose list can say how it counted without counting again."""
 
-    def _within_window(self, rows: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
-        every = CallQueue.objects.using(rows.db).order_by()
-        ends = every.aggregate(first=Min("pk"), last=Max("pk"))
-        if ends["last"] is None or ends["last"] - ends["first"] < WINDOW:
-            return rows
-        estimate = database.estimated_rows(rows.db, CallQueue._meta.db_table)
-        if estimate is not None and estimate <= WINDOW:
-            return rows
-        if not self._has_dates():
-            self.looked_through = WINDOW
-            return rows.filter(pk__gt=ends["last"] - WINDOW)
-        chosen = (
-            every.filter(self._chosen_dates())
-            .order_by("-created_dt")
-            .values_list("created_dt", flat=True)
-        )
-        last_two = list(chosen[WINDOW - 1 : WINDOW + 1])
-        if len(last_two) < 2:
-            return rows
-        self.looked_through = WINDOW
-        # with those of the same instant: rather more than fewer
-        return rows.filter(created_dt__gte=last_two[0])
+    def get_paginator(self, request: HttpRequest, *args: Any, **kwargs: Any) -> BoundedPaginator:
+        """Kept with the request, for the list to ask."""
+        made = request.callqueue_paginator = BoundedPaginator(*args, **kwargs)  # type: ignore[attr-defined]
+        made.stretches = getattr(request, "callqueue_stretches", None)
+        return made
 
-    def _chosen_dates(self) -> Q:
-        """The date part of the filters, as Django's own date hierarchy reads it."""
-        chosen: dict[str, Any] = self.get_filters(self._request)[2]
-        return build_q_object_from_lookup_parameters(
-            {name: values for name, values in chosen.items() if name.startswith(CREATED)}
-        )
+
+def _counted(rows: Any) -> int:
+    return int(rows.order_by()[: COUNTED + 1].count())

@@ -100,6 +100,8 @@ def _octal(char: str) -> str:
 
 
 def _header_line(name: str, value: Any) -> str:
+    if value is None:  # taken away, of those that curl adds
+        return f"{name}:"
     text = _text(value).replace("\r", " ").replace("\n", " ")
     return f"{name}: {text}" if text else f"{name};"
 

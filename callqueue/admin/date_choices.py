@@ -9,7 +9,6 @@ import calendar
 from datetime import date, datetime
 from typing import Any
 
-from django.db.models import Max, Min
 from django.utils import formats, timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -24,12 +23,11 @@ class DatedList(OwnList):
 
     def date_choices(self) -> dict[str, Any]:
         """What the page offers: {"back": {...} | None, "choices": [{"link", "title"}]}."""
-        ends = CallQueue.objects.using(self.root_queryset.db).aggregate(
-            first=Min("created_dt"), last=Max("created_dt")
-        )
-        if ends["first"] is None:
+        every = CallQueue.objects.using(self.root_queryset.db).values_list("created_dt", flat=True)
+        ends = [every.order_by(order).first() for order in ("pk", "-pk")]
+        if None in ends:
             return {}
-        first, last = (_local(ends[name]).date() for name in ("first", "last"))
+        first, last = sorted(_local(end).date() for end in ends if end is not None)
         year, month, day = (
             _whole(self.params.get(f"{CREATED}{part}")) for part in ("year", "month", "day")
         )

@@ -10,7 +10,6 @@ Pure but for `save`.
 from __future__ import annotations
 
 import json
-import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
@@ -22,6 +21,7 @@ from django.utils.translation import gettext as _
 
 from callqueue import database, states
 from callqueue.exceptions import IllegalTransition, InvalidCall
+from callqueue.fields import new_idempotency_key
 from callqueue.handlers import HTTP_METHODS
 from callqueue.limits.budgets import key_parts
 from callqueue.models import CallQueue
@@ -100,9 +100,10 @@ def save(call: CallQueue, call_data: Any, *, again: bool = False) -> str:
             "idempotency_key": call.idempotency_key,
             "method": checked.method,
             "host": checked.host,
+            "path": checked.path,
         }
         if changed:
-            changes |= {"idempotency_key": uuid.uuid4(), "first_sent_dt": None}
+            changes |= {"idempotency_key": new_idempotency_key(), "first_sent_dt": None}
         sealed: Any = CallQueue._meta.get_field("call_data")
         changes["call_data"] = sealed.bound(checked.call_data, changes["idempotency_key"])
         if not rows.update(**changes):

@@ -1,25 +1,25 @@
-"""The filters and the search of the list of calls."""
+"""The filters of the list of calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import conf, states
+from callqueue import conf
 from callqueue.handlers import methods
 from callqueue.models import CallQueue
 
 STATUS, RULE, METHOD = "status__exact", "rule__exact", "method__exact"
+# by name in an address, the column that an index has
+FILTERED = {STATUS: "status", RULE: "rule", METHOD: "method"}
 
 
 class StatusFilter(admin.SimpleListFilter):
-    """By status. What is new is found by the two halves of the waiting set, which have an index
-    each.
-    """
+    """By status."""
 
     title = _("status")
     parameter_name = STATUS
@@ -33,11 +33,7 @@ class StatusFilter(admin.SimpleListFilter):
             return queryset
         if not value.isdecimal():
             return queryset.none()
-        if int(value) == states.NEW:
-            return queryset.filter(
-                Q(status=states.NEW, ready=True) | Q(status=states.NEW, ready=False)
-            )
-        return queryset.filter(status=int(value))
+        return queryset.filter(status=int(value) if len(value) < 5 else -1)
 
 
 class RuleFilter(admin.SimpleListFilter):
@@ -64,21 +60,3 @@ class MethodFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
         return queryset if self.value() is None else queryset.filter(method=self.value())
-
-
-def search(queryset: QuerySet[CallQueue], term: str) -> QuerySet[CallQueue]:
-    """The calls whose number, unique key or key is `term`, each found by its index."""
-    term = term.strip()
-    if not term:
-        return queryset
-    if "\x00" in term:
-        return queryset.none()
-    places = [Q(unique_key=term), Q(key=term)]
-    if term.isdecimal() and len(term) <= 18:
-        places.append(Q(pk=int(term)))
-    every = CallQueue.objects.using(queryset.db).order_by()
-    found = Q()
-    for place in places:
-        if every.filter(place).exists():
-            found |= place
-    return queryset.filter(found) if found else queryset.none()

@@ -15,13 +15,18 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from callqueue import conf
+from callqueue.admin import call_page
+from callqueue.admin.attempt_filters import AnswerFilter, OutcomeFilter, RuleFilter, TimeFilter
+from callqueue.admin.attempt_list import AttemptList, searched
 from callqueue.admin.base import OwnAdmin, may
-from callqueue.admin.changelist import BoundedPaginator
+from callqueue.admin.changelist import KeepsPaginator
 from callqueue.ledger import agreement, clock_jumps
 from callqueue.models import CallAttempt, Hold, RuleState
+from callqueue.operations import formatting
 from callqueue.security.redaction import redact_headers, redact_text
 
 
@@ -80,28 +85,34 @@ class RuleStateAdmin(_ViewOnly):
         )
 
 
-class CallAttemptAdmin(_ViewOnly):
-    """Attempts, reached from their call. The list is the newest first, without filters: there are
-    more of them than calls.
-    """
+class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
+    """Attempts: what was sent and what was answered, newest first."""
 
     list_display = (
         "id",
         "call_link",
         "number",
         "rule",
-        "queue",
-        "released_at",
-        "finished_at",
-        "outcome",
+        "shown_key",
+        "shown_outcome",
         "response_status",
+        "shown_error",
+        "released",
+        "took",
     )
     list_display_links = ("id",)
+    list_filter = (OutcomeFilter, AnswerFilter, RuleFilter, TimeFilter)
+    list_per_page = 50
+    search_fields = ("=key",)  # what is searched is in the module `attempt_list`
+    search_help_text = _("The number of a call, or a key in full.")
     ordering = ("-id",)
-    sortable_by = ("id",)
-    paginator = BoundedPaginator
+    sortable_by = ()
+
+    class Media:
+        css = {"all": ("callqueue/admin.css", "callqueue/lists.css")}
+
     fields = (
-        "call_link", "number", "rule", "key", "queue", "cost",
+        "call_link", "label", "number", "rule", "key", "queue", "cost",
         "released_at", "send_at", "lease_until", "started_at", "sent_at", "finished_at",
         "outcome", "response_status", "headers", "body", "error", "worker",
     )  # fmt: skip
@@ -110,17 +121,49 @@ class CallAttemptAdmin(_ViewOnly):
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).defer("response_headers", "response_body")
 
-    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
-        """Not among the tables of the index: attempts are shown with their call."""
-        return {}
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[AttemptList]:
+        return AttemptList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[Any, bool]:
+        return searched(queryset, search_term), False
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         return super().changelist_view(request, {"title": _("Attempts"), **(extra_context or {})})
 
+    @admin.display(description=_("key"))
+    def shown_key(self, attempt: CallAttempt) -> str:
+        return Truncator(attempt.key).chars(40)
+
+    @admin.display(description=_("outcome"))
+    def shown_outcome(self, attempt: CallAttempt) -> str:
+        kind = call_page.OUTCOMES.get(attempt.outcome, "other")
+        return format_html(
+            '<span class="cq-status cq-{}">{}</span>', kind, attempt.get_outcome_display()
+        )
+
+    @admin.display(description=_("error"))
+    def shown_error(self, attempt: CallAttempt) -> str:
+        return Truncator(redact_text(attempt.error_message[:2000])).chars(80)
+
+    @admin.display(description=_("released"))
+    def released(self, attempt: CallAttempt) -> str:
+        return formatting.instant(attempt.released_at)
+
+    @admin.display(description=_("took"))
+    def took(self, attempt: CallAttempt) -> str:
+        begin = attempt.sent_at or attempt.started_at
+        if begin is None or attempt.finished_at is None:
+            return ""
+        return formatting.duration(max(0.0, (attempt.finished_at - begin).total_seconds()))
+
     @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:
+        if attempt.call_id is None:
+            return str(_("not queued"))
         url = reverse("admin:callqueue_callqueue_change", args=[attempt.call_id])
         return format_html('<a href="{}">{}</a>', url, attempt.call_id)
 

@@ -6,7 +6,7 @@ operations.control and into the admin's log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,38 +20,43 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf, texts
+from callqueue import conf, states, texts
+from callqueue.admin import actions
 from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.limits.budgets import key_parts
+from callqueue.ledger import agreement
+from callqueue.limits.budgets import Budget, key_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.models import CallQueue, RuleState
-from callqueue.operations import control, formatting, status_report
-from callqueue.operations.limit_usage import LimitOverview
-from callqueue.operations.status_report import RuleOverview
+from callqueue.operations import board as boards
+from callqueue.operations import control, errors, formatting
+from callqueue.operations.board import Standing
+from callqueue.operations.draining import Drain
+from callqueue.security.redaction import redact_text
 
 PERMISSION = "control_rule"
 
 
 def act(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     """Do to a rule what the form says; PermissionDenied for those who may not."""
-    if not may(request, PERMISSION):
+    asked = request.POST.get("do", "")
+    if not may(request, "requeue_call" if asked == "requeue" else PERMISSION):
         raise PermissionDenied
-    rule, do = request.POST.get("rule", ""), _ACTS.get(request.POST.get("do", ""))
+    rule, do = request.POST.get("rule", ""), _ACTS.get(asked)
     if do is None:
         messages.error(request, _("Nothing was done: there is no such action."))
-        return _back()
+        return _back(rule)
     try:
         answer = do(request, admin, rule)
     except (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError) as error:
         messages.error(request, _("Nothing was changed: %s") % error)
-        return _back()
+        return _back(rule)
     if isinstance(answer, HttpResponse):
         return answer
     log_change(user_id(request), RuleState(rule=rule), answer)
     messages.success(request, f"{rule}: {answer}")
-    return _back()
+    return _back(rule)
 
 
 def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> str:
@@ -95,53 +100,105 @@ def _change(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | 
 def _ask(
     request: HttpRequest, admin: OwnAdmin, rule: str, budget_id: str, rate: str
 ) -> HttpResponse:
-    """The page that says what another rate would do to the drain time."""
-    before, limit = _limit_of(rule, budget_id)
-    wanted = rate or limit.configured
-    _check_rate(rule, budget_id, wanted)
-    after = status_report.drain_with(using(), rule, {budget_id: wanted})
-    both = None not in (after, before.drain_s)
+    """The page that says what another rate would do to every rule concerned."""
+    budget = _budget_of(rule, budget_id)
+    wanted = rate or _settings_of(rule, budget_id).limit.rate_text
+    _settings_of(rule, budget_id).limit.with_rate(wanted)
+    before, after = boards.read(using()), boards.read(using(), rates={budget_id: wanted})
+    drains = {one.name: one.drain for one in after.rules}
     context = {
-        "rule": before,
-        "limit": limit,
+        "rule": rule,
+        "limit": budget.limit,
+        "limit_id": budget_id,
         "rate": rate,
         "wanted": wanted,
-        "others": [name for name in limit.rules if name != rule],
-        "drain_before": in_words(before.drain_s),
-        "drain_after": in_words(after),
-        "is_longer": both and (after or 0) > (before.drain_s or 0),
+        "concerned": [
+            _concerned(one, drains[one.name])
+            for one in sorted(before.rules, key=lambda one: one.name != rule)
+            if one.name in budget.rules
+        ],
     }
     return admin.page(request, "confirm_limit.html", _("Change a limit of %s?") % rule, context)
 
 
-def _limit_of(rule: str, budget_id: str) -> tuple[RuleOverview, LimitOverview]:
-    """Where the rule stands, and its limit of this id; InvalidCall where it has none."""
+def _concerned(before: Standing, drain: Drain | None) -> dict[str, Any]:
+    """What a change does to one rule: until when its backlog is drained, now and then."""
+    old, new = drained(before.drain), drained(drain)
+    return {
+        "name": before.name,
+        "waiting": formatting.count(before.backlog.ready),
+        "before": in_words(old),
+        "after": in_words(new),
+        "is_longer": old is not None and new is not None and new > old,
+    }
+
+
+def drained(drain: Drain | None) -> float | None:
+    """Seconds until a backlog is drained; None where nobody can say."""
+    return 0.0 if drain is None else drain.seconds()
+
+
+def _requeue(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+    """Requeue the calls that failed alike, once that was confirmed."""
     conf.current().rule(rule)
-    (before,) = status_report.look(using(), only=rule)
-    found = {limit.id: limit for limit in before.limits}
+    listed, _is_partial = errors.groups(using(), rule)
+    group = errors.group_named(listed, request.POST.get("group", ""))
+    if group is None:
+        raise InvalidCall("group", _("no calls failed so any more"))
+    if "confirm" not in request.POST:
+        return _ask_requeue(request, admin, rule, group)
+    calls = CallQueue.objects.using(using()).filter(pk__in=group.pks, status=group.status)
+    changed = actions.requeue_all(user_id(request), calls)
+    return ngettext("%d call requeued.", "%d calls requeued.", changed) % changed
+
+
+def _ask_requeue(
+    request: HttpRequest, admin: OwnAdmin, rule: str, group: errors.ErrorGroup
+) -> HttpResponse:
+    board = boards.read(using())
+    (standing,) = (one for one in board.rules if one.name == rule)
+    context = {
+        "rule": rule,
+        "group": group.name,
+        "text": redact_text(group.text),
+        "count": formatting.count(len(group.pks)),
+        "is_unknown": group.status == states.UNKNOWN,
+        "takes": in_words(boards.drained_with(using(), board, standing, len(group.pks))),
+    }
+    title = _("Requeue calls of %s?") % rule
+    return admin.page(request, "confirm_group.html", title, context)
+
+
+def _budget_of(rule: str, budget_id: str) -> Budget:
+    """The rule's limit of this id, as it is in force; InvalidCall where it has none."""
+    conf.current().rule(rule)
+    return _found(rule, budget_id, agreement.book_in_force(using()).budgets[rule])
+
+
+def _settings_of(rule: str, budget_id: str) -> Budget:
+    """The same as the settings have it."""
+    return _found(rule, budget_id, conf.current().book.budgets[rule])
+
+
+def _found(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
+    found = {budget.known_as: budget for budget in budgets}
     if budget_id not in found:
         why = _("rule %(rule)r has no limit %(limit)r") % {"rule": rule, "limit": budget_id}
         raise InvalidCall("limit", f"{why}{texts.suggest(budget_id, found)}")
-    return before, found[budget_id]
+    return found[budget_id]
 
 
 _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
     "pause": _pause,
     "resume": _resume,
     "limit": _change,
+    "requeue": _requeue,
 }
 
 
 def in_words(seconds: float | None) -> str:
     """A drain time in words; None: nobody can say."""
-    return _("nobody can say") if seconds is None else formatting.duration(seconds)
-
-
-def _check_rate(rule: str, budget_id: str, rate: str) -> None:
-    """ImproperlyConfigured where the limit cannot have such a rate."""
-    for budget in conf.current().book.budgets[rule]:
-        if budget.id == budget_id:
-            budget.limit.with_rate(rate)
+    return _("no estimate") if seconds is None else formatting.duration(seconds)
 
 
 def _until(request: HttpRequest) -> datetime | None:
@@ -168,7 +225,10 @@ def _key(text: str) -> Any:
     return dict(key_parts(text)) or text
 
 
-def _back() -> HttpResponse:
+def _back(rule: str) -> HttpResponse:
+    """To the page of the rule; to the dashboard where there is no such rule."""
+    if rule in conf.current().rules:
+        return HttpResponseRedirect(reverse("admin:callqueue_rule", args=[rule]))
     return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))
 
 

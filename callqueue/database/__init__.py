@@ -23,6 +23,15 @@ from callqueue.database.connections import (
     raw_connection,
 )
 from callqueue.database.index_scans import distinct_next, first_of_each, pairs_next
+from callqueue.database.json_form import FORM, forgets_form, in_form, with_form, without_form_sql
+from callqueue.database.merged_scans import (
+    MOST,
+    begins_with,
+    combinations,
+    merged_count,
+    merged_pks,
+    values_that_begin,
+)
 from callqueue.database.notify import (
     TOLD,
     let_calls_be_silent,
@@ -34,7 +43,14 @@ from callqueue.database.notify import (
     wait_for_word,
 )
 from callqueue.database.row_locks import free_ids, locked, locking, sharing, skip_locked
-from callqueue.database.schema import tell_text_apart, tune_new_tables, tune_tables
+from callqueue.database.schema import (
+    drop_whole_index,
+    index_task_ids,
+    tell_text_apart,
+    tune_history,
+    tune_new_tables,
+    tune_tables,
+)
 from callqueue.database.server_clock import (
     EPOCH,
     MICROSECOND,

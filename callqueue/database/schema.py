@@ -26,10 +26,11 @@ _STORAGE = {
         "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200"
     ),
 }
-_NEW_STORAGE = dict.fromkeys(  # of tables that came later
-    ("callqueue_tally", "callqueue_keyturn"),
-    "fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500",
+_WRITTEN_AGAIN = (
+    "fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500"
 )
+# of tables that came later
+_NEW_STORAGE = dict.fromkeys(("callqueue_tally", "callqueue_keyturn"), _WRITTEN_AGAIN)
 # MariaDB and MySQL have no partial indexes: these stand in for those that Django leaves out there.
 _WHOLE_INDEXES = {
     "callqueue_ready": ("callqueue_callqueue", "rule, ready, priority DESC, due_at_dt, id, status"),
@@ -52,6 +53,8 @@ _NEW_WHOLE_INDEXES = {
     "callqueue_corrections": ("callqueue_callattempt", "correction_pending, rule"),
 }
 
+_TASK_INDEXES = {"callqueue_task": ("callqueue_callqueue", "task_id")}
+
 
 def tune_tables(schema_editor: Any) -> None:
     """Storage settings and indexes of the first migration's tables."""
@@ -71,6 +74,25 @@ def tune_tables(schema_editor: Any) -> None:
 def tune_new_tables(schema_editor: Any) -> None:
     """Storage settings and indexes of what came later: tallies, turns of keys, corrections."""
     _tune(schema_editor, _NEW_STORAGE, _NEW_WHOLE_INDEXES)
+
+
+def tune_history(schema_editor: Any) -> None:
+    """Storage settings of the tables of history, whose newest rows are written again and again."""
+    names = ("callqueue_total", "callqueue_peak", "callqueue_counted")
+    _tune(schema_editor, dict.fromkeys(names, _WRITTEN_AGAIN), {})
+
+
+def index_task_ids(schema_editor: Any) -> None:
+    """The index of the column that tells which task a call runs."""
+    _tune(schema_editor, {}, _TASK_INDEXES)
+
+
+def drop_whole_index(schema_editor: Any, table: str, name: str) -> None:
+    """Drop one of the indexes that stand in for partial ones: Django, which did not make it, does
+    not.
+    """
+    if schema_editor.connection.vendor == "mysql":
+        schema_editor.execute(f"DROP INDEX {name} ON {table}")
 
 
 def _tune(

@@ -19,6 +19,7 @@ from django.db.models import Exists, OuterRef, Q
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import agreement, clock_jumps, retention
+from callqueue.maintenance import history
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -65,12 +66,24 @@ def clean(
     return cleaned
 
 
+def overdue_for(using: str) -> timedelta:
+    """For how long the call that is longest past its retention has been so; zero where none is. One
+    row of an index for each final status.
+    """
+    late = timedelta(0)
+    for status, cut in _cuts(using, None):
+        ended = _overdue(using, status, cut).order_by("finished_at_dt")
+        first = ended.values_list("finished_at_dt", flat=True).first()
+        late = max(late, cut - first) if first else late
+    return late
+
+
 def _count(using: str, older_than: timedelta | None) -> Cleaned:
     """What a cleanup would delete."""
     calls = _count_calls(using, older_than)
     return Cleaned(
         calls=calls,
-        attempts=sum(map(len, _spent_orphans(using))),
+        attempts=sum(map(len, _spent_orphans(using, older_than))),
         holds=_ended_holds(using).count(),
     )
 
@@ -98,12 +111,13 @@ def _prune(
             _delete(using, ids, status, cut, cleaned)
             if progress:
                 progress(cleaned.calls, total)
-    for orphans in _spent_orphans(using):
+    for orphans in _spent_orphans(using, older_than):
         for first in range(0, len(orphans), batch_size):
             ids = orphans[first : first + batch_size]
             cleaned.attempts += database.delete_each(tables.CallAttempt, using, ids)
     cleaned.holds += _ended_holds(using).delete()[0]
     _delete_turns(using)
+    history.prune(using)
 
 
 def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
@@ -169,15 +183,18 @@ def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[in
         return database.delete_each(tables.CallQueue, using, gone), attempts
 
 
-def _spent_orphans(using: str) -> Iterator[list[int]]:
-    """Attempts whose call is gone and that no limit counts any more, those of some thousand
-    attempts at a time.
+def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[int]]:
+    """Attempts whose call is gone and that no limit counts any more, and permits that are past the
+    retention of done calls too; those of some thousand attempts at a time.
 
     Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
     next few of all, it would join the tables anew each time.
     """
     calls = tables.calls(using).filter(pk=OuterRef("call_id"))
-    spent = tables.attempts(using).filter(_spent(using), ~Exists(calls))
+    cut = dict(_cuts(using, older_than)).get(states.DONE)
+    is_permit = Q(call__isnull=True)
+    kept = is_permit if cut is None else is_permit & Q(finished_at__gte=cut)
+    spent = tables.attempts(using).filter(_spent(using), ~Exists(calls)).exclude(kept)
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:

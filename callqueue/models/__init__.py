@@ -1,19 +1,24 @@
-"""The tables: calls, their attempts (the ledger), the state of each rule, and holds.
+"""The tables: calls, their attempts (the ledger), the state of each rule, holds, and history.
 
 Rows only: what may be done with them is in `callqueue.managers`, and in the packages below.
 """
 
-from callqueue.models.attempts import BelatedEnding, CallAttempt
+from callqueue.models.attempts import BelatedEnding, CallAttempt, PermitRequest
 from callqueue.models.calls import CallQueue
+from callqueue.models.history import Counted, Peak, Total
 from callqueue.models.rules import DispenserState, Hold, KeyTurn, RuleState, Tally
 
 __all__ = [
     "BelatedEnding",
     "CallAttempt",
     "CallQueue",
+    "Counted",
     "DispenserState",
     "Hold",
     "KeyTurn",
+    "Peak",
+    "PermitRequest",
     "RuleState",
     "Tally",
+    "Total",
 ]

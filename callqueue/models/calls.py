@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING
 
 from django.db import models
@@ -11,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from callqueue import states
 from callqueue.database import ClockNow
-from callqueue.fields import SealedJSONField, ToldTextField, one_call
+from callqueue.fields import SealedJSONField, ToldTextField, new_idempotency_key, one_call
 from callqueue.managers import CallQueueManager
 from callqueue.operations import forecast
 
@@ -29,7 +28,7 @@ class CallQueue(models.Model):
 
         NEW = states.NEW, _("new")
         DISPATCHED = states.DISPATCHED, _("dispatched")
-        ERROR = states.ERROR, _("error, will be retried")
+        ERROR = states.ERROR, _("will be retried")
         DONE = states.DONE, _("done")
         FAILED = states.FAILED, _("failed")
         CANCELLED = states.CANCELLED, _("cancelled")
@@ -53,6 +52,10 @@ class CallQueue(models.Model):
     call_data = SealedJSONField(_("call data"), bound_to="idempotency_key")
     method = models.CharField(_("method"), max_length=100, blank=True, default="", editable=False)
     host = models.CharField(_("host"), max_length=255, blank=True, default="", editable=False)
+    # Of a URL no more than this, redacted, and empty where call_data is encrypted; see `target`.
+    path = models.CharField(
+        _("path"), max_length=255, blank=True, default="", db_default="", editable=False
+    )
     failed_count = models.PositiveIntegerField(_("failed attempts"), default=0, editable=False)
     throttled_count = models.PositiveIntegerField(
         _("throttled attempts"), default=0, editable=False
@@ -67,13 +70,15 @@ class CallQueue(models.Model):
     # unique_key while the call is unfinished, else NULL: a unique column does the rest on every
     # database.
     active_key = models.CharField(max_length=255, null=True, editable=False)
-    idempotency_key = models.UUIDField(default=uuid.uuid4, editable=False)
+    idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
     callback_pending = models.BooleanField(default=False, editable=False)
     # When the rule's reconcile hook may be asked next of a call that is UNKNOWN (NULL: at once),
     # and how often it was.
     reconcile_at = models.DateTimeField(null=True, editable=False)
     reconcile_count = models.PositiveSmallIntegerField(default=0, db_default=0, editable=False)
+    # The id of the Celery task that a QueuedTask's call runs, to revoke it by.
+    task_id = models.CharField(max_length=255, null=True, editable=False)
     # The span that was recording when the call was sent, as a W3C traceparent.
     trace_context = models.CharField(max_length=64, null=True, editable=False)
 
@@ -125,11 +130,9 @@ class CallQueue(models.Model):
                 name="callqueue_expiring",
                 condition=models.Q(status__in=states.WAITING, expires_at_dt__isnull=False),
             ),
+            # The list of calls: every filter of the admin is a walk along parts of it.
             models.Index(
-                "status",
-                "id",
-                name="callqueue_unusual",
-                condition=models.Q(status__in=states.UNUSUAL),
+                fields=("rule", "status", "method", "created_dt", "id"), name="callqueue_listed"
             ),
             models.Index(
                 "status",
@@ -140,13 +143,28 @@ class CallQueue(models.Model):
             models.Index(
                 "id", name="callqueue_callbacks", condition=models.Q(callback_pending=True)
             ),
-            models.Index("created_dt", name="callqueue_created"),
             models.Index(
                 "unique_key",
                 name="callqueue_unique_key",
                 condition=models.Q(unique_key__isnull=False),
             ),
-            models.Index("key", "id", name="callqueue_key", condition=~models.Q(key="")),
+            models.Index(
+                "task_id", name="callqueue_task", condition=models.Q(task_id__isnull=False)
+            ),
+            # These two find text by how it begins.
+            models.Index(
+                fields=("key", "created_dt", "id"),
+                opclasses=("varchar_pattern_ops", "timestamptz_ops", "int8_ops"),
+                name="callqueue_keyed",
+                condition=~models.Q(key=""),
+            ),
+            models.Index(
+                fields=("host", "path"),
+                opclasses=("varchar_ops", "varchar_pattern_ops"),
+                name="callqueue_target",
+                condition=~models.Q(host=""),
+            ),
+            models.Index(fields=("idempotency_key",), name="callqueue_idempotency_key"),
         )
 
     def __str__(self) -> str:

@@ -147,6 +147,9 @@ class DispenserState(models.Model):
     name = models.CharField(max_length=150, primary_key=True)
     started_at = models.DateTimeField()
     seen_at = models.DateTimeField()
+    # "steady": it dispenses all rules until it is told to stop, and beat's task leaves the work to
+    # it. "beat": that task, in a worker. Empty: any other.
+    kind = models.CharField(max_length=16, default="", db_default="", editable=False)
     # What its settings say of the limits, and a digest of that; empty once it has ended.
     opinion = models.JSONField(null=True, editable=False)
     digest = models.CharField(max_length=16, default="", db_default="", editable=False)

@@ -22,12 +22,14 @@ LATEST = 100  # attempts of that time whose mean is the latency
 @dataclass(frozen=True)
 class Rate:
     """A rule's attempts over the last minute: answered per second, mean seconds from release to
-    answer, and what share failed (None: none was answered).
+    answer, and what share failed (None: none was answered). `is_stamped`: whether it is known when
+    they were sent.
     """
 
     per_second: float = 0.0
     latency: float = 0.0
     failing: float | None = None
+    is_stamped: bool = True
 
 
 def rates(using: str, names: Sequence[str], now: int) -> dict[str, Rate]:
@@ -44,18 +46,22 @@ def rates(using: str, names: Sequence[str], now: int) -> dict[str, Rate]:
     params = [(name, states.SUCCEEDED, name, since, states.VOIDED) for name in names]
     counted = {name: figures for name, *figures in each(using, counts, params) if figures[0]}
     taken = (
-        "SELECT %s, released_at, finished_at "
-        f"FROM (SELECT released_at, finished_at {newest} {LATEST}) AS latest"
+        "SELECT %s, released_at, finished_at, sent_at "
+        f"FROM (SELECT released_at, finished_at, sent_at {newest} {LATEST}) AS latest"
     )
     latencies: dict[str, list[int]] = {name: [] for name in counted}
-    for name, begin, end in each(
+    stamped: set[str] = set()
+    for name, begin, end, sent in each(
         using, taken, [(name, name, since, states.VOIDED) for name in counted]
     ):
         latencies[name].append(instant_us(end) - instant_us(begin))
+        if sent is not None:
+            stamped.add(name)
     found = dict.fromkeys(names, Rate())
     for name, (count, first, failed) in counted.items():
         if latencies[name]:
             seconds = (now - instant_us(first)) / SECOND if count >= CAP else RECENT
             latency = mean(latencies[name]) / SECOND
-            found[name] = Rate(count / max(seconds, 0.001), latency, int(failed) / count)
+            pace, failing = count / max(seconds, 0.001), int(failed) / count
+            found[name] = Rate(pace, latency, failing, name in stamped)
     return found

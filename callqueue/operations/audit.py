@@ -11,17 +11,25 @@ read once, in order, and no more of them is kept than the widest window holds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from callqueue import conf, database, events
 from callqueue.database import to_us
 from callqueue.ledger import agreement
-from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.budgets import Book
 from callqueue.limits.kinds import SECOND
-from callqueue.operations.audit_tallies import Tally, tally_of
+from callqueue.operations.audit_tallies import tally_of
 from callqueue.operations.audited_attempts import Seen, attempts
+from callqueue.operations.audited_budgets import (
+    COUNTED,
+    AuditedBudget,
+    Event,
+    by_rule,
+    events_of,
+    rules_in_flight,
+)
 
 # how much later than its lease allows an answer may be recorded, and still be read in order
 SLACK = 60 * SECOND
@@ -87,24 +95,21 @@ def judge(book: Book, attempts: Iterable[Seen], now: int, since: datetime) -> Au
     """The findings on attempts, which come about in the order of their ends; none much later than
     its rule's timeout.
     """
-    budgets = {budget.id: _Budget(budget) for budget in book.all_budgets()}
-    of_rule = _by_rule(budgets.values())
+    budgets = {budget.id: AuditedBudget(budget) for budget in book.all_budgets()}
+    of_rule = by_rule(budgets.values())
     count = 0
-    for instant, what, _, seen in _in_order(attempts, _in_flight(of_rule), now, _lag(book)):
-        count += what == _COUNTED
+    for instant, what, _, seen in _in_order(
+        attempts, rules_in_flight(of_rule), now, longest_lag(book)
+    ):
+        count += what == COUNTED
         for budget in of_rule.get(seen.rule, ()):
             budget.see(instant, what, seen)
     findings = [
-        budgets[budget.id].finding(rule)
+        _finding(budgets[budget.id], rule)
         for rule, listed in book.budgets.items()
         for budget in listed
     ]
     return Audit(since, findings, count)
-
-
-_ENDED, _BEGAN, _COUNTED = range(3)  # at one instant, what ends makes room for what begins
-
-Event = tuple[int, int, int, Seen]  # the instant, what happens then, a running number, the attempt
 
 
 def _in_order(
@@ -115,7 +120,7 @@ def _in_order(
     """
     upcoming: list[Event] = []
     for number, seen in enumerate(attempts):
-        for event in _events_of(seen, number, seen.rule in in_flight):
+        for event in events_of(seen, number, seen.rule in in_flight):
             heapq.heappush(upcoming, event)
         horizon = (now if seen.finished is None else seen.finished) - lag
         while upcoming and upcoming[0][0] <= horizon:
@@ -124,69 +129,26 @@ def _in_order(
         yield heapq.heappop(upcoming)
 
 
-def _events_of(seen: Seen, number: int, is_in_flight: bool) -> Iterator[Event]:
-    yield seen.counted, _COUNTED, number, seen
-    if is_in_flight:
-        yield seen.began, _BEGAN, number, seen
-        if seen.finished is not None:
-            yield seen.finished, _ENDED, number, seen
-
-
-def _by_rule(budgets: Iterable[_Budget]) -> dict[str, list[_Budget]]:
-    """The budgets that each rule charges, or has charged."""
-    found: dict[str, list[_Budget]] = {}
-    for budget in budgets:
-        for rule in (*budget.budget.rules, *(name for name, _ in budget.budget.former)):
-            found.setdefault(rule, []).append(budget)
-    return found
-
-
-def _in_flight(of_rule: Mapping[str, Iterable[_Budget]]) -> set[str]:
-    """The rules that have a limit of what is in flight."""
-    return {rule for rule, budgets in of_rule.items() if any(b.is_concurrency for b in budgets)}
-
-
-def _lag(book: Book) -> int:
+def longest_lag(book: Book) -> int:
     """How long after it was sent an attempt may end."""
     longest = max((rule.total_timeout for rule in book.rules.values()), default=0.0)
     return round((longest + conf.current().grace) * SECOND) + SLACK
 
 
-class _Budget:
-    """A budget with a tally for each value of its `per`."""
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.limit = budget.limit
-        self.is_concurrency = budget.limit.counts_in_flight
-        self.tallies: dict[str, Tally] = {}
-
-    def see(self, instant: int, what: int, seen: Seen) -> None:
-        if self.is_concurrency == (what == _COUNTED):
-            return
-        if not self.budget.counts(seen.rule, seen.released):
-            return
-        if cost := cost_of(seen.cost, self.limit.unit):
-            value = self.budget.value_of(seen.key, seen.queue)
-            tally = self.tallies.get(value)
-            if tally is None:
-                tally = self.tallies[value] = tally_of(self.limit)
-            tally.add(instant, -cost if what == _ENDED else cost)
-
-    def finding(self, rule: str) -> Finding:
-        limit = self.limit
-        value, worst = max(
-            self.tallies.items(), key=lambda item: item[1].highest, default=("", tally_of(limit))
-        )
-        return Finding(
-            name=limit.label,
-            rule=rule,
-            per=limit.per,
-            rate=limit.rate_text,
-            allowed=limit.capacity,
-            highest=worst.highest,
-            used_share=round(worst.share(), 4),
-            exceeded=worst.highest > limit.capacity,
-            value=value,
-            counted=sum(tally.counted for tally in self.tallies.values()),
-        )
+def _finding(budget: AuditedBudget, rule: str) -> Finding:
+    limit = budget.limit
+    value, worst = max(
+        budget.tallies.items(), key=lambda item: item[1].highest, default=("", tally_of(limit))
+    )
+    return Finding(
+        name=limit.label,
+        rule=rule,
+        per=limit.per,
+        rate=limit.rate_text,
+        allowed=limit.capacity,
+        highest=worst.highest,
+        used_share=round(worst.share(), 4),
+        exceeded=worst.highest > limit.capacity,
+        value=value,
+        counted=sum(tally.counted for tally in budget.tallies.values()),
+    )

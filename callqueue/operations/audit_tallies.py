@@ -35,9 +35,19 @@ class Tally:
         """
         raise NotImplementedError
 
+    @property
+    def held(self) -> int:
+        """How many calls it remembers one by one."""
+        return 0
+
+    def amounts(self) -> tuple[float, float]:
+        """What was used so far, and what could have been: both only grow."""
+        raise NotImplementedError
+
     def share(self) -> float:
         """The average use as a share of the limit."""
-        raise NotImplementedError
+        used, room = self.amounts()
+        return used / room if room else self.highest / self.limit.capacity
 
 
 class _Level(Tally):
@@ -64,12 +74,8 @@ class _Level(Tally):
         self.level += by
         self.highest = max(self.highest, self.level)
 
-    def share(self) -> float:
-        return (
-            self._area / (self._time * self.limit.capacity)
-            if self._time
-            else self.highest / self.limit.capacity
-        )
+    def amounts(self) -> tuple[float, float]:
+        return self._area / SECOND, self._time * self.limit.capacity / SECOND
 
 
 class _FlightTally(_Level):
@@ -100,6 +106,10 @@ class _WindowTally(_Level):
         self.counted += cost
         self.change(instant, cost)
 
+    @property
+    def held(self) -> int:
+        return len(self._instants)
+
     def share(self) -> float:
         """Where all of it took no longer than a window, the whole window is what was used of it."""
         if self._time < self.pause_us:
@@ -128,10 +138,11 @@ class _CalendarTally(Tally):
         self.counted += cost
         self.highest = max(self.highest, self._count)
 
+    def amounts(self) -> tuple[float, float]:
+        return self._over, self._windows * self.limit.n
+
     def share(self) -> float:
-        if not self._windows:
-            return self._count / self.limit.n
-        return self._over / (self._windows * self.limit.n)
+        return super().share() if self._windows else self._count / self.limit.n
 
 
 class _BucketTally(Tally):
@@ -159,6 +170,10 @@ class _BucketTally(Tally):
         self.counted += cost
         self.highest = max(self.highest, -(-(self._cap - self._level) // self.limit.period_us))
 
-    def share(self) -> float:
+    def amounts(self) -> tuple[float, float]:
         taken = self.counted * self.limit.period_us
-        return taken / (taken + self._spilled + max(0, self._level)) if taken else 0.0
+        return taken / SECOND, (taken + self._spilled) / SECOND
+
+    def share(self) -> float:
+        used, room = self.amounts()
+        return used / (room + max(0, self._level) / SECOND) if used else 0.0

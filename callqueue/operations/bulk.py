@@ -71,7 +71,7 @@ def statuses_of(
         if name not in conf.STATUS_NAMES:
             raise ValueError(f"there is no status {name!r}{texts.suggest(name, allowed)}")
         if name not in allowed:
-            raise ValueError(f"{name!r} is none that this acts on; there are {', '.join(allowed)}")
+            raise ValueError(f"{name!r} is not possible here; choose from {', '.join(allowed)}")
     return tuple(dict.fromkeys(allowed[name] for name in names))
 
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from callqueue import database, tables
+from callqueue import conf, database, tables
+from callqueue.texts import host
+
+BEAT = timedelta(seconds=120)  # without a run of beat's task after which no beat is taken to run
 
 
 def signs_of_life(using: str) -> list[tuple[str, datetime]]:
@@ -24,3 +27,19 @@ def silence(using: str, now: datetime | None = None) -> timedelta | None:
     if seen_at is None:
         return None
     return max(timedelta(0), (now or database.clock(using)) - seen_at)
+
+
+def silence_of_host(using: str) -> timedelta | None:
+    """For how long no dispenser of this host (in a container: of this container) has given a sign
+    of life; None where it never has.
+    """
+    rows = tables.dispensers(using).filter(name__startswith=f"{host()}:").exclude(kind="beat")
+    seen_at = rows.order_by("-seen_at").values_list("seen_at", flat=True).first()
+    return None if seen_at is None else max(timedelta(0), database.clock(using) - seen_at)
+
+
+def has_beat(using: str) -> bool:
+    """Whether beat's dispenser task has run lately: within BEAT, or three of its intervals."""
+    lately = max(BEAT, 3 * timedelta(seconds=conf.current().interval))
+    beats = tables.dispensers(using).filter(kind="beat")
+    return bool(beats.filter(seen_at__gt=database.clock(using) - lately).exists())

@@ -4,9 +4,11 @@ forecast.
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import lru_cache
 
 from arrow.locales import Locale, TimeFrameLiteral, get_locale
+from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
@@ -39,6 +41,12 @@ def from_now(seconds: float) -> str:
     sign = -1 if seconds < 0 else 1
     parts = [(unit, sign * number) for unit, number in _parts(abs(seconds))]
     return locale.describe_multi(parts) if len(parts) > 1 else locale.describe(*parts[0])
+
+
+def instant(at: datetime) -> str:
+    """ "2026-11-22 17:04:05 UTC": in the current time zone, which is named."""
+    here = timezone.localtime(at) if timezone.is_aware(at) else at
+    return f"{here:%Y-%m-%d %H:%M:%S} {here:%Z}".rstrip()
 
 
 def count(number: float) -> str:

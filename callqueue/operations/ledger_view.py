@@ -15,7 +15,7 @@ from callqueue.ledger.memo import Memo
 from callqueue.ledger.tallies import Scope, is_tallied
 from callqueue.ledger.window_tallies import COARSE
 from callqueue.limits.budgets import Book, Budget, cost_of
-from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
+from callqueue.limits.kinds import Limit, Meter, Usage
 from callqueue.operations.attempt_sums import AttemptSums, Series, attempts, total_cost
 
 SLICES = 240  # parts of a tallied window whose charges are told apart
@@ -53,8 +53,10 @@ class LedgerView(Account):
 
     def values(self, budget: Budget) -> list[str]:
         """The values of the budget's `per` that are known to be charged: of open attempts, and of
-        those that were read.
+        those that were read; of tallies the fullest.
         """
+        if budget.id in self.tallies:
+            return sorted(self.tallies[budget.id].fullest())
         scopes = {**self.open, **self.aged, **self._used}
         return sorted({value for budget_id, value in scopes if budget_id == budget.id})
 
@@ -123,7 +125,7 @@ class LedgerView(Account):
             used = self.meter(budget, value).used - self.open.get((budget.id, value), 0)
             return [(now, used)] if used > 0 else []
         counts, _ = self._counted(budget, value)
-        late = limit.window_us // SLICES + round(limit.jitter * SECOND)
+        late = limit.window_us // SLICES + limit.jitter_us
         return sorted((min(now, start + late), total) for start, total in counts.items() if total)
 
     def _counted(self, budget: Budget, value: str) -> tuple[dict[int, int], int]:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db.models import Count
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from callqueue import conf, tables
 from callqueue.ledger import holds
 from callqueue.limits.budgets import Budget, key_part
-from callqueue.operations import waiting_counts
+from callqueue.operations import formatting, waiting_counts
 from callqueue.operations.ledger_view import LedgerView
 from callqueue.operations.status_snapshot import Snapshot
 
@@ -25,7 +27,9 @@ class LimitOverview:
 
     `value` is that key. `configured` is the rate in the settings; it differs from `rate` where an
     operator changed it. `rules` share it. `budget` is the limit itself, as it is in force.
-    `is_estimate`: there was no time to count all its use.
+    `is_estimate`: there was no time to count all its use. `in_flight`: how much of `used` is of
+    calls in flight that stay charged until they are answered, and `latency`: how many seconds those
+    take, 0 where nobody knows.
     """
 
     id: str
@@ -42,6 +46,29 @@ class LimitOverview:
     value: str = ""
     rules: tuple[str, ...] = ()
     is_estimate: bool = False
+    in_flight: int = 0
+    latency: float = 0.0
+
+    @property
+    def note(self) -> str:
+        """What it is used up by, where that is calls in flight; empty otherwise."""
+        if self.free or not self.latency or 2 * self.in_flight < self.used:
+            return ""
+        return in_flight_note(self.in_flight, self.unit, self.latency)
+
+
+def in_flight_note(amount: int, unit: str, latency: float) -> str:
+    """What uses up a limit: so many calls in flight (or of another unit), of so many seconds."""
+    values = {"count": amount, "unit": unit, "each": formatting.duration(latency)}
+    if unit != "calls":
+        text = _("used up by %(count)d %(unit)s of calls in flight, which take %(each)s each")
+    else:
+        text = ngettext(
+            "used up by %(count)d call in flight, which takes %(each)s",
+            "used up by %(count)d calls in flight, which take %(each)s each",
+            amount,
+        )
+    return str(text % values)
 
 
 @dataclass(frozen=True)
@@ -60,9 +87,9 @@ class KeyOverview:
 
 def of_rule(seen: Snapshot, name: str) -> list[LimitOverview]:
     """The limits of a rule, in the settings' order."""
-    account = seen.account(name)
+    account, latency = seen.account(name), seen.rates[name].latency
     return [
-        _overview(account, budget, _values(seen, account, budget))
+        _overview(account, budget, _values(seen, account, budget), latency)
         for budget in seen.book.budgets[name]
     ]
 
@@ -76,7 +103,7 @@ def of_keys(seen: Snapshot, name: str) -> list[KeyOverview]:
     most = [key for key, _ in seen.next_keys[name].most_common(seen.keys)]
     counts = waiting_counts.of_keys(seen.using, name, most, seen.priorities.get(name, ()))
     in_flight = _in_flight(seen.using, name, most)
-    account = seen.account(name)
+    account, latency = seen.account(name), seen.rates[name].latency
     budgets = [budget for budget in seen.book.budgets[name] if budget.limit.is_keyed]
     on_rule = seen.held.by_rule.get(name, ())
     return [
@@ -84,7 +111,7 @@ def of_keys(seen: Snapshot, name: str) -> list[KeyOverview]:
             key=key,
             waiting=min(waiting_counts.OF_KEY, counts[key]),
             in_flight=in_flight[key],
-            limits=[_overview(account, b, [key_part(key, b.limit.per)]) for b in budgets],
+            limits=[_overview(account, b, [key_part(key, b.limit.per)], latency) for b in budgets],
             hold=next((hold for hold in on_rule if hold.is_on_key(key)), None),
             is_least=counts[key] > waiting_counts.OF_KEY,
         )
@@ -101,12 +128,17 @@ def _values(seen: Snapshot, account: LedgerView, budget: Budget) -> Sequence[str
     return account.values(budget)
 
 
-def _overview(account: LedgerView, budget: Budget, values: Sequence[str]) -> LimitOverview:
+def _overview(
+    account: LedgerView, budget: Budget, values: Sequence[str], latency: float
+) -> LimitOverview:
     limit = budget.limit
     meters = [account.meter(budget, value) for value in values]
     is_summed = limit.is_per_queue
     used = (sum if is_summed else max)([meter.used for meter in meters] or [0])
     free = (sum if is_summed else min)([meter.free for meter in meters] or [limit.capacity])
+    in_flight = (sum if is_summed else max)(
+        [account.open.get((budget.id, v), 0) for v in values] or [0]
+    )
     fullest = max(zip((m.used for m in meters), values, strict=True), default=(0, ""))[1]
     return LimitOverview(
         id=budget.known_as,
@@ -123,6 +155,8 @@ def _overview(account: LedgerView, budget: Budget, values: Sequence[str]) -> Lim
         value="" if is_summed else fullest,
         rules=budget.rules,
         is_estimate=any((budget.id, value) in account.estimated for value in values),
+        in_flight=in_flight,
+        latency=latency,
     )
 
 

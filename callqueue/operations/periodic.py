@@ -11,7 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery.schedules import crontab, maybe_schedule
+from django.apps import apps
 from django.db import transaction
+
+DISPENSER = "callqueue.dispenser"
+TASKS = (DISPENSER, "callqueue.recover_lost_calls", "callqueue.cleanup_call_queue")
 
 
 def write(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -36,6 +40,19 @@ def enabled(task: str) -> list[str]:
     from django_celery_beat.models import PeriodicTask
 
     return list(PeriodicTask.objects.filter(task=task, enabled=True).values_list("name", flat=True))
+
+
+def scheduled(app: Any) -> list[tuple[str, str]]:
+    """callqueue's tasks that are scheduled, in CELERY_BEAT_SCHEDULE or in rows: each with its
+    queue, "" where Celery's routes decide.
+    """
+    entries = (app.conf.beat_schedule or {}).values()
+    found = [(one.get("task") or "", (one.get("options") or {}).get("queue")) for one in entries]
+    if apps.is_installed("django_celery_beat"):
+        from django_celery_beat.models import PeriodicTask
+
+        found += PeriodicTask.objects.filter(enabled=True).values_list("task", "queue")
+    return [(str(task), queue or "") for task, queue in found if task in TASKS]
 
 
 def _write(name: str, entry: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from callqueue import conf
@@ -19,6 +20,7 @@ from callqueue.limits.kinds import SECOND
 from callqueue.operations import limit_usage, status_snapshot
 from callqueue.operations.drain_time import drain_s
 from callqueue.operations.limit_usage import KeyOverview, LimitOverview
+from callqueue.operations.not_queued import NotQueued
 from callqueue.operations.status_snapshot import Snapshot
 
 COUNTING = 0.04  # seconds spent on counting what large windows hold
@@ -31,7 +33,8 @@ class RuleOverview:
     `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute;
     `failing`: the share of them that did not succeed, also where their calls are tried again; None
     where none was answered. `drain_s`: until everything that waits is answered, if the limits are
-    all that holds it back. `hold`: on the whole rule; `holds`: all.
+    all that holds it back. `hold`: on the whole rule; `holds`: all. `in_flight` counts permits too,
+    which `not_queued` are.
     """
 
     name: str
@@ -48,21 +51,30 @@ class RuleOverview:
     keys: Sequence[KeyOverview] = ()
     queues: tuple[str, ...] = ()
     failing: float | None = None
+    not_queued: NotQueued = field(default_factory=NotQueued)
 
     def as_json(self) -> dict[str, Any]:
         """What `callqueue_status --json` prints of a rule."""
         hold = self.hold
-        until = hold.until.isoformat() if hold and hold.until else None
         return {
             "waiting": self.waiting,
             "in_flight": self.in_flight,
+            "not_queued": {
+                "in_flight": self.not_queued.in_flight,
+                "waiting": self.not_queued.waiting,
+                "labels": dict(self.not_queued.labels),
+            },
             "oldest_due_s": _rounded(self.oldest_due_s),
             "drain_s": _rounded(self.drain_s),
             "rate_per_s": round(self.rate_per_s, 3),
-            "hold": hold and {"until": until, "reason": hold.reason},
+            "hold": hold and {"until": _iso(hold.until), "reason": hold.reason},
+            "holds": [
+                {"per": h.per, "value": h.value, "until": _iso(h.until), "reason": h.reason}
+                for h in self.holds
+                if h.per != "rule"
+            ],
             "limits": [
-                {name: getattr(limit, name) for name in ("name", "per", "rate", "used", "free")}
-                for limit in self.limits
+                {name: getattr(limit, name) for name in _OF_A_LIMIT} for limit in self.limits
             ],
         }
 
@@ -138,7 +150,15 @@ def _of_rule(seen: Snapshot, name: str) -> RuleOverview:
         keys=limit_usage.of_keys(seen, name),
         queues=tuple(rule.queues or ()),
         failing=seen.rates[name].failing,
+        not_queued=seen.not_queued.get(name, NotQueued()),
     )
+
+
+_OF_A_LIMIT = ("name", "per", "rate", "used", "free", "note")
+
+
+def _iso(instant: datetime | None) -> str | None:
+    return None if instant is None else instant.isoformat()
 
 
 def _rounded(seconds: float | None) -> float | None:

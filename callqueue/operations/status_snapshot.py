@@ -12,10 +12,11 @@ from callqueue.database import from_us, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds, ready_calls
 from callqueue.limits.budgets import Book
-from callqueue.operations import answer_rates, ledger_view, waiting_counts
+from callqueue.operations import answer_rates, ledger_view, not_queued, waiting_counts
 from callqueue.operations.answer_rates import Rate
 from callqueue.operations.attempt_sums import AttemptSums
 from callqueue.operations.ledger_view import LedgerView
+from callqueue.operations.not_queued import NotQueued
 from callqueue.operations.waiting_counts import Scheduled, Waiting
 
 KEYS = 10  # keys of a rule that an account reads at least, those with most calls waiting
@@ -41,6 +42,7 @@ class Snapshot:
     priorities: Mapping[str, Sequence[int]]
     oldest_due: Mapping[str, int]
     rates: Mapping[str, Rate]
+    not_queued: Mapping[str, NotQueued]
     _accounts: dict[tuple[str, ...], LedgerView] = field(default_factory=dict)
 
     def account(self, rule: str) -> LedgerView:
@@ -52,7 +54,7 @@ class Snapshot:
 
     def _read_account(self, group: tuple[str, ...]) -> LedgerView:
         remembered = {rule: self.memos[rule] for rule in group if rule in self.memos}
-        memo = ledger.Memo.load(group, remembered)
+        memo = ledger.Memo.load(group, remembered, self.book.agreement)
         account = ledger_view.look(self.using, self.book, group, self.now, memo, sums=self.sums)
         counted = [self.next_keys.get(name, Counter()) for name in group]
         most = max(self.keys, KEYS)
@@ -97,4 +99,5 @@ def read(
         priorities=priorities,
         oldest_due=waiting_counts.oldest_due(using, priorities, scheduled, now),
         rates=answer_rates.rates(using, names, now),
+        not_queued=not_queued.by_rule(using),
     )

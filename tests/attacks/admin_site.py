@@ -22,6 +22,7 @@ from django.utils import timezone
 
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 
+RULE = "<path:name>"
 OBJECT = "<path:object_id>"
 
 
@@ -35,7 +36,7 @@ class Address:
     model: str
 
     def of(self, pk: Any) -> str:
-        return "/" + self.route.replace(OBJECT, str(pk))
+        return "/" + self.route.replace(OBJECT, str(pk)).replace(RULE, "default")
 
 
 def addresses() -> list[Address]:

@@ -277,7 +277,8 @@ def own_parameters(made: OwnAdmin) -> set[str]:
             "rule__exact",
             "method__exact",
             *(f"created_dt__{part}" for part in PARTS),
-        }
+        },
+        "callattempt": {"outcome__exact", "rule__exact", "answer", "ended"},
     }
     return links.get(str(made.opts.model_name), set()) | (
         {"source__exact", "source__isnull"} if made.model is Hold else set()
@@ -354,7 +355,7 @@ def test_a_list_is_sorted_by_the_columns_that_it_offers(there: Scene) -> None:
     client = viewer()
     path = reverse("admin:callqueue_callqueue_changelist")
     columns = client.get(path).context["cl"].list_display
-    heeded = {"id": "id", "age": "created_dt"}
+    heeded = {"age": "created_dt"}
     for place, column in enumerate(columns):
         asked = client.get(path, {"o": str(place)}).context["cl"]
         assert asked.queryset.query.order_by[0] == heeded.get(column, "-id"), column

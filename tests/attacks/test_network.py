@@ -223,8 +223,8 @@ def test_no_location_leads_inside(
         default=Rule(limits=[WIDE], follow_redirects=True, connect_timeout=1, total_timeout=3),
         more=more,
     )
-    redirected(honest, f"http://2130706434:{honest.port}/")
-    assert trap.connections == 1, "it hears what is allowed"
+    call = redirected(honest, f"http://2130706434:{honest.port}/")
+    assert trap.connections == call.attempts.count() > 0, "it hears what is allowed"
 
 
 @pytest.mark.slow

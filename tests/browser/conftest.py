@@ -80,11 +80,7 @@ def shoot(browser: Any) -> Callable[..., None]:
     from selenium.webdriver.support.ui import WebDriverWait
 
     def is_still(driver: Any) -> bool:
-        return bool(
-            driver.execute_script(
-                "return !document.getAnimations().length && !document.querySelector('.cq-bar-unknown')"
-            )
-        )
+        return bool(driver.execute_script("return !document.getAnimations().length"))
 
     def take(name: str, width: int = 1280) -> None:
         if not os.environ.get(SCREENSHOTS):

@@ -12,17 +12,18 @@ from typing import Any
 from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
-from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
+from callqueue.operations.counting import Counter
 from callqueue.security.secrets import Secret
 
 Status = CallQueue.Status
-account = SlidingWindow("80/m", name="stripe-account")
+account = SlidingWindow("100/m", name="stripe-account")
 RULES = {
     "stripe-pay": Rule(
-        queues="stripe", priority=10, limits=[account, SlidingWindow("6/m", per="key")]
+        queues="stripe", priority=10, limits=[account, SlidingWindow("9/m", per="key")]
     ),
     "stripe-read": Rule(queues="stripe", limits=[account, Concurrency(8)]),
-    "chat": Rule(limits=[SlidingWindow("30/m", per="key"), SlidingWindow("70/m")]),
+    "chat": Rule(limits=[SlidingWindow("40/m", per="key"), SlidingWindow("90/m")]),
     "maps": Rule(limits=[FixedWindow("25000/d", timezone="America/Los_Angeles")]),
     "default": Rule(limits=[SlidingWindow("100/h")]),
 }
@@ -64,12 +65,35 @@ def play() -> None:
         [*waiting[:-25], *_shuffled(waiting[-25:] + newest, chance)], batch_size=1000
     )
     _in_flight(now)
+    _throttled(now, chance)
+    count(now)
     Hold.objects.create(
         rule="maps",
         source="provider",
         reason="429 from maps.example: Retry-After 900",
         until=now + timedelta(minutes=11),
     )
+
+
+def count(now: datetime) -> None:
+    """What dispensers do besides: signs of life, and history."""
+    counter = Counter("default")
+    while counter.count():
+        pass
+    for name in ("egress-1:71", "egress-2:64"):
+        # Ahead, so that it is as it should be for as long as a test looks.
+        seen = {"started_at": now - timedelta(hours=9), "seen_at": now + timedelta(minutes=5)}
+        DispenserState.objects.update_or_create(name=name, defaults=seen)
+
+
+def _throttled(now: datetime, chance: random.Random) -> None:
+    """What the provider of the maps refused before it was held."""
+    for _ in range(14):
+        at = now - timedelta(minutes=4, seconds=chance.uniform(0, 30))
+        CallAttempt.objects.create(
+            call_id=1, number=1, rule="maps", released_at=at, started_at=at, sent_at=at, finished_at=at,
+            outcome="throttled", response_status=429, worker="egress-2/14",
+        )  # fmt: skip
 
 
 def _shuffled(calls: list[CallQueue], chance: random.Random) -> list[CallQueue]:
@@ -156,7 +180,7 @@ def _ended(rule: str, now: datetime, chance: random.Random) -> list[CallQueue]:
 def _ended_call(rule: str, status: int, end: datetime, chance: random.Random) -> CallQueue:
     request = _request(rule, chance.randrange(9000))
     error = {
-        Status.FAILED: f"HTTP 500 from {request['host']}",
+        Status.FAILED: f"HTTP {chance.choice((402, 500, 500))} from {request['host']}",
         Status.UNKNOWN: "no answer within 27 s",
     }.get(Status(status), "")
     return CallQueue(
@@ -172,7 +196,7 @@ def _attempt(call: CallQueue, chance: random.Random) -> CallAttempt:
     return CallAttempt(
         call_id=call.pk, number=1, rule=call.rule, key=call.key, released_at=begin, started_at=begin, sent_at=begin,
         finished_at=call.finished_at_dt, outcome=outcome, response_status={"succeeded": 200, "gave up": 500}.get(outcome),
-        error_message=call.error_message, response_headers={"Content-Type": "application/json"}, response_body='{"ok": true}',
+        error_message=call.error_message, worker=chance.choice(("egress-1/3", "egress-2/14")), response_headers={"Content-Type": "application/json"}, response_body='{"ok": true}',
     )  # fmt: skip
 
 

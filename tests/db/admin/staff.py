@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -53,9 +54,22 @@ def page_of(call: CallQueue) -> str:
     return reverse("admin:callqueue_callqueue_change", args=[call.pk])
 
 
-def do(client: Client, action: str, *calls: CallQueue, **more: Any) -> Any:
+def ask(client: Client, action: str, *calls: CallQueue, **more: Any) -> Any:
+    """Choose an action: the page that asks."""
     data = {"action": action, "_selected_action": [call.pk for call in calls], **more}
     return client.post(reverse(CHANGELIST), data, follow=True)
+
+
+def do(client: Client, action: str, *calls: CallQueue, **more: Any) -> Any:
+    """Choose an action and confirm it."""
+    return ask(client, action, *calls, **{"confirm": "all", **more})
+
+
+def answer(client: Client, asked: Any, query: str = "", **more: str) -> Any:
+    """Send the form of a page that asks, or that is to go on, as it stands; `more` is filled in."""
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text_of(asked)))
+    assert fields, "there is no form"
+    return client.post(f"{reverse(CHANGELIST)}{query}", {**fields, **more}, follow=True)
 
 
 def attempt(call: CallQueue, number: int = 1, **fields: Any) -> CallAttempt:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -13,22 +14,38 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from callqueue import database
 from callqueue.admin import actions, call_actions
 from callqueue.models import CallAttempt, CallQueue, Hold
-from tests.db.admin.staff import CHANGELIST, DASHBOARD, attempt, do, ended, text_of
+from tests.db.admin.staff import (
+    CHANGELIST,
+    DASHBOARD,
+    answer,
+    ask,
+    attempt,
+    do,
+    ended,
+    text_of,
+)
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 
 
-def test_failed_calls_are_requeued_at_once_and_each_is_logged(rules: Rules, root: Client) -> None:
+def test_failed_calls_are_asked_about_requeued_and_each_is_logged(
+    rules: Rules, root: Client
+) -> None:
     calls = [ended(Status.FAILED), ended(Status.CANCELLED), ended(Status.EXPIRED)]
+    asked = ask(root, "requeue_calls", *calls)
+    assert "Requeue 3 calls" in text_of(asked)
+    assert "default: about" in text_of(asked)
+    assert set(CallQueue.objects.values_list("status", flat=True)) == {4, 5, 6}
     assert "3 calls requeued" in text_of(do(root, "requeue_calls", *calls))
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.NEW}
     entries = LogEntry.objects.all()
     assert {entry.object_id for entry in entries} == {str(call.pk) for call in calls}
-    assert {entry.change_message for entry in entries} >= {"Requeued; it was failed."}
+    assert {entry.change_message for entry in entries} >= {"Requeued. Status before: failed."}
 
 
 @pytest.mark.parametrize("status", [Status.UNKNOWN, Status.DONE])
@@ -36,19 +53,18 @@ def test_what_may_have_been_made_already_is_asked_about_once(
     rules: Rules, root: Client, status: int
 ) -> None:
     call = ended(status)
-    asked = do(root, "requeue_calls", call)
+    asked = ask(root, "requeue_calls", call)
     assert "twice" in text_of(asked) or "second time" in text_of(asked)
     call.refresh_from_db()
     assert call.status == status
-    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text_of(asked)))
-    assert "1 call requeued" in text_of(root.post(reverse(CHANGELIST), fields, follow=True))
+    assert "1 call requeued" in text_of(answer(root, asked))
     call.refresh_from_db()
     assert call.status == Status.NEW
 
 
 def test_of_a_mixture_only_the_safe_ones_may_be_requeued(rules: Rules, root: Client) -> None:
     failed, unknown, done = ended(Status.FAILED), ended(Status.UNKNOWN), ended(Status.DONE)
-    text = text_of(do(root, "requeue_calls", failed, unknown, done))
+    text = text_of(ask(root, "requeue_calls", failed, unknown, done))
     assert "Only those that failed" in text
     do(root, "requeue_calls", failed, unknown, done, confirm="safe")
     assert dict(CallQueue.objects.values_list("pk", "status")) == {
@@ -63,6 +79,8 @@ def test_waiting_calls_are_cancelled_and_begun_ones_are_left(rules: Rules, root:
     release()
     CallAttempt.objects.filter(call=begun).update(started_at=timezone.now())
     waiting = send()
+    assert "Cancel 3 calls" in text_of(ask(root, "cancel_calls", waiting, released, begun))
+    assert not CallQueue.objects.cancelled().exists()
     text = text_of(do(root, "cancel_calls", waiting, released, begun))
     assert "2 calls cancelled" in text
     assert "1 call was left as it is" in text
@@ -71,24 +89,80 @@ def test_waiting_calls_are_cancelled_and_begun_ones_are_left(rules: Rules, root:
     assert LogEntry.objects.count() == 2
 
 
-def test_all_that_match_are_done_in_batches(
+FAILED_ONES = {"action": "requeue_calls", "select_across": "1", "index": "0"}
+
+
+def test_all_that_match_are_done_in_steps_and_counted_exactly(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "BATCH", 4)
     monkeypatch.setattr(actions, "LOGGED", 8)
+    monkeypatch.setattr(actions, "STEP", -1.0)  # a batch a request
     calls = [ended(Status.FAILED) for _ in range(14)]
     kept = ended(Status.CANCELLED)
-    data = {
-        "action": "requeue_calls",
-        "_selected_action": [calls[0].pk],
-        "select_across": "1",
-        "index": "0",
+    query = "?status__exact=4"
+    data = {**FAILED_ONES, "_selected_action": [calls[0].pk]}
+    page = root.post(f"{reverse(CHANGELIST)}{query}", data)
+    assert "Requeue 14 calls" in text_of(page)
+    page = answer(root, page, query)
+    assert "4 calls requeued so far" in text_of(page)
+    later = ended(Status.FAILED)  # nobody was asked about this one
+    steps = 1
+    while "so far" in text_of(page):
+        page, steps = answer(root, page, query), steps + 1
+        assert steps < 9
+    assert "14 calls requeued" in text_of(page)
+    assert dict(CallQueue.objects.exclude(status=Status.NEW).values_list("pk", "status")) == {
+        kept.pk: Status.CANCELLED,
+        later.pk: Status.FAILED,
     }
-    response = root.post(f"{reverse(CHANGELIST)}?status__exact=4", data, follow=True)
-    assert "14 calls requeued" in text_of(response)
-    assert CallQueue.objects.get(pk=kept.pk).status == Status.CANCELLED
     assert LogEntry.objects.exclude(object_id=None).count() == 8
     assert "4 calls" in LogEntry.objects.filter(object_id=None).earliest("pk").object_repr
+
+
+def test_a_step_that_is_sent_twice_does_nothing_twice(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "BATCH", 2)
+    monkeypatch.setattr(actions, "STEP", -1.0)
+    calls = [ended(Status.FAILED) for _ in range(5)]
+    first = answer(root, ask(root, "requeue_calls", *calls, select_across="1"))
+    answer(root, first)
+    answer(root, first)
+    page = answer(root, first)
+    assert "5 calls requeued" in text_of(page)
+    assert "left as" not in text_of(page)
+    assert LogEntry.objects.count() == 5
+    assert "5 calls requeued" in text_of(answer(root, first))
+    assert LogEntry.objects.count() == 5
+
+
+def test_requeued_calls_come_due_at_the_pace_that_was_asked_for(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "BATCH", 2)
+    calls = [ended(Status.FAILED) for _ in range(5)]
+    begin = database.clock("default")
+    assert "5 calls requeued" in text_of(do(root, "requeue_calls", *calls, pace="30/m", delay="1h"))
+    dues = list(CallQueue.objects.order_by("pk").values_list("due_at_dt", flat=True))
+    gaps = {later - sooner for sooner, later in pairwise(dues)}
+    assert gaps == {timedelta(seconds=2)}
+    assert timedelta(hours=1) <= dues[0] - begin < timedelta(hours=1, minutes=5)
+    assert release() == []
+    CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=begin)
+    assert release() == [calls[0]]
+
+
+@pytest.mark.parametrize("wrong", [{"pace": "fast"}, {"delay": "soon"}, {"pace": "0/s"}])
+def test_a_pace_that_cannot_be_read_is_asked_for_once_more(
+    rules: Rules, root: Client, wrong: dict[str, str]
+) -> None:
+    call = ended(Status.FAILED)
+    text = text_of(do(root, "requeue_calls", call, **wrong))
+    assert 'role="alert"' in text
+    assert f'value="{next(iter(wrong.values()))}"' in text
+    call.refresh_from_db()
+    assert call.status == Status.FAILED
 
 
 def test_one_call_is_requeued_and_cancelled_from_its_page(rules: Rules, root: Client) -> None:
@@ -96,11 +170,11 @@ def test_one_call_is_requeued_and_cancelled_from_its_page(rules: Rules, root: Cl
     text = text_of(
         root.post(reverse("admin:callqueue_callqueue_requeue", args=[call.pk]), follow=True)
     )
-    assert "Requeued; it was failed" in text
+    assert "Requeued. Status before: failed" in text
     text = text_of(
         root.post(reverse("admin:callqueue_callqueue_cancel", args=[call.pk]), follow=True)
     )
-    assert "Cancelled; it was new" in text
+    assert "Cancelled. Status before: new" in text
     assert CallQueue.objects.get(pk=call.pk).status == Status.CANCELLED
     assert LogEntry.objects.count() == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from django.utils import timezone
 
 from callqueue import Rule
 from callqueue.admin import changelist
+from callqueue.admin.calls import CallQueueAdmin
 from callqueue.models import CallQueue
 from tests.db.admin.staff import CHANGELIST, ended, page_of, text_of
 from tests.support.behaviour import send
@@ -49,7 +51,29 @@ def test_the_list_shows_each_call_with_its_status_and_last_error(
         ("method__exact=get", set()),
         ("q=tenant-1", {"failed"}),
         ("q=order-1", {"other"}),
-        ("q=tenant", set()),
+        ("q=tenant", {"failed"}),
+        ("q=enant-1", set()),
+        ("q=Tenant", set()),
+        ("q=order", set()),
+        ("q=order-1&status__exact=4", set()),
+        ("q=tenant&status__exact=4&rule__exact=pay&method__exact=post", {"failed"}),
+        ("q=vendor.example", {"failed", "new", "other"}),
+        ("q=VENDOR.example&status__exact=4", {"failed"}),
+        ("q=example", {"failed", "new", "other"}),
+        ("q=ndor.example", set()),
+        ("q=/v1/charges", {"failed", "new"}),
+        ("q=/v1/charges/7", {"new"}),
+        ("q=/v1/CHARGES", set()),
+        ("q=vendor.example/v1/charges/7", {"new"}),
+        ("q=http://vendor.example/v1/charges%3Ftoken=x", {"failed", "new"}),
+        ("q=other.example/v1", set()),
+        ("q=/v1/ch_rges", set()),
+        ("q=/v1/ch%25", set()),
+        ("q=%25", set()),
+        ("created_dt__gte=2000-01-01+00:00:00%2B00:00&rule__exact=pay&o=8", {"failed", "new"}),
+        ("created_dt__lt=2000-01-01+00:00:00%2B00:00&rule__exact=pay", set()),
+        ("o=8", {"failed", "new", "other"}),
+        ("o=-8", {"failed", "new", "other"}),
     ],
 )
 def test_filters_and_search_find_exactly_what_they_name(
@@ -57,8 +81,8 @@ def test_filters_and_search_find_exactly_what_they_name(
 ) -> None:
     rules(pay=Rule(), ship=Rule())
     calls = {
-        "failed": ended(Status.FAILED, rule="pay", key="tenant-1"),
-        "new": send("pay"),
+        "failed": ended(Status.FAILED, rule="pay", key="tenant-1", path="/v1/charges?a=tenant"),
+        "new": send("pay", path="/v1/charges/7"),
         "other": send("ship", unique_key="order-1"),
     }
     text = text_of(root.get(f"{reverse(CHANGELIST)}?{query}"))
@@ -100,23 +124,29 @@ def test_nonsense_in_the_address_is_no_error(rules: Rules, root: Client, query: 
     assert root.get(f"{reverse(CHANGELIST)}?{query}", follow=True).status_code == 200
 
 
-def test_a_filter_without_an_index_looks_through_the_newest_calls_and_says_so(
+def test_search_finds_a_call_by_its_idempotency_key(rules: Rules, root: Client) -> None:
+    first, second = send(), send()
+    for form in (str(first.idempotency_key), first.idempotency_key.hex):
+        text = text_of(root.get(f"{reverse(CHANGELIST)}?q={form}"))
+        assert page_of(first) in text
+        assert page_of(second) not in text
+
+
+def test_pages_follow_each_other_whatever_they_are_merged_from(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changelist, "WINDOW", 3)
-    monkeypatch.setattr(changelist.database, "estimated_rows", lambda using, table: 1_000_000)
-    rules(pay=Rule())
-    calls = [send("pay") for _ in range(6)]
-    for place, call in enumerate(calls):
-        CallQueue.objects.filter(pk=call.pk).update(
-            created_dt=calls[0].created_dt + timedelta(milliseconds=10 * place)
-        )
-    text = text_of(root.get(f"{reverse(CHANGELIST)}?rule__exact=pay"))
-    assert [page_of(call) in text for call in calls] == [False] * 3 + [True] * 3
-    assert "Among the newest 3 calls" in text
-    year = timezone.localtime(calls[0].created_dt).year
-    text = text_of(root.get(f"{reverse(CHANGELIST)}?rule__exact=pay&created_dt__year={year}"))
-    assert [page_of(call) in text for call in calls] == [False] * 3 + [True] * 3
+    monkeypatch.setattr(CallQueueAdmin, "list_per_page", 3)
+    rules(pay=Rule(), ship=Rule())
+    calls = [ended(Status.FAILED, rule=("pay", "ship")[n % 2], key="k") for n in range(8)]
+    send("pay", key="k")
+    newest_first = [page_of(call) for call in reversed(calls)]
+    for query in ("status__exact=4", "q=k&status__exact=4", "method__exact=post&status__exact=4"):
+        found: list[str] = []
+        for number in (1, 2, 3):
+            text = text_of(root.get(f"{reverse(CHANGELIST)}?{query}&p={number}"))
+            found += re.findall(r'<a href="(/admin/callqueue/callqueue/\d+/change/)', text)
+            assert "8 calls" in text
+        assert [path.partition("?")[0] for path in found] == newest_first, query
 
 
 def test_large_tables_are_estimated_and_large_filters_counted_no_further_than_needed(

@@ -1,115 +1,199 @@
-"""The dashboard: where every rule stands."""
+"""The dashboard: whether all is well, and where every rule stands."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
-from callqueue.models import CallAttempt, CallQueue
-from tests.db.admin.staff import CHANGELIST, DASHBOARD, ended, text_of
+from callqueue import Rule, SlidingWindow
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, Peak, Total
+from callqueue.operations import history
+from tests.db.admin.staff import CHANGELIST, DASHBOARD, text_of
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
-Status = CallQueue.Status
+LIVE = "admin:callqueue_dashboard_live"
 
 
-def test_the_dashboard_shows_where_every_rule_stands(rules: Rules, root: Client) -> None:
-    rules(
-        pay=Rule(queues="egress", limits=[SlidingWindow("10/h", name="account"), Concurrency(4)]),
-        chat=Rule(limits=[SlidingWindow("2/h", per="key")]),
-        daily=Rule(limits=[FixedWindow("100/d")]),
-    )
+@pytest.fixture
+def dispenser(db: None) -> DispenserState:
+    now = timezone.now()
+    return DispenserState.objects.create(name="egress-1", started_at=now, seen_at=now)
+
+
+def rows(client: Client, **query: str) -> dict[str, dict[str, Any]]:
+    response = client.get(reverse(DASHBOARD), query)
+    return {row["name"]: row for row in response.context["rows"]}
+
+
+def sentences(client: Client) -> list[tuple[str, str]]:
+    return [(one.kind, one.text) for one in client.get(reverse(DASHBOARD)).context["said"]]
+
+
+def totals(rule: str, seconds: int = 60, **counts: Any) -> None:
+    """So much in the stretches that were over so many seconds ago."""
+    at = int(timezone.now().timestamp()) - seconds
+    for width in history.KEPT:
+        Total.objects.create(rule=rule, width=width, start=at // width * width, **counts)
+
+
+def counted_now() -> None:
+    from callqueue.models import Counted
+
+    now = int(timezone.now().timestamp() * 1_000_000)
+    Counted.objects.update_or_create(pk=1, defaults={"until": now, "peaks_until": now})
+
+
+def test_a_rule_is_a_row_the_worst_first(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    rules(idle=Rule(), held=Rule(), failing=Rule(), full=Rule(limits=[SlidingWindow("5/s")]))
+    Hold.objects.create(rule="held", source="breaker", reason="5 of 5 failed")
+    for rule in ("held", "full", "full"):
+        send(rule)
+    totals("failing", sent=10, failed=9)
+    Peak.objects.create(
+        budget="full#0", width=history.QUARTER, highest=5, allowed=5,
+        start=int(timezone.now().timestamp()) // 900 * 900,
+    )  # fmt: skip
+    CallQueue.objects.update(ready=True)
+    found = rows(root)
+    assert list(found)[:3] == ["held", "failing", "full"]
+    assert [str(found[name]["state"]) for name in ("held", "failing", "full", "idle")] == [
+        "held", "failing", "at its limit", "idle",
+    ]  # fmt: skip
+    assert found["full"]["waiting"] == "2"
+    assert "5 of 5" in found["full"]["use"]
+    assert 'class="x"' not in found["full"]["use"], "full speed is not drawn as a breach"
+
+
+def test_more_than_a_limit_allows_is_told_apart(rules: Rules, root: Client) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("5/s")]))
+    start = int(timezone.now().timestamp()) // 900 * 900
+    Peak.objects.create(budget="pay#0", width=900, highest=7, allowed=5, start=start)
+    assert 'class="x"' in rows(root)["pay"]["use"]
+
+
+def test_without_a_dispenser_nothing_is_promised(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("60/m")]))
+    for _ in range(120):
+        send("pay")
+    CallQueue.objects.update(ready=True)
+    assert re.search(r"\d\d:\d\d", rows(root)["pay"]["done"])
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=11))
+    row = rows(root)["pay"]
+    assert (row["done"], str(row["state"])) == ("–", "no dispenser")
+    said = sentences(root)
+    assert said[0][0] == "bad"
+    assert said[0][1].startswith("No dispenser runs: the last one was seen 11 minutes ago, at ")
+    assert not any("done by" in text for _, text in said)
+
+
+def test_the_health_line_says_what_is_held_failed_and_throttled(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    rules(pay=Rule(), read=Rule())
+    Hold.objects.create(rule="pay", source="breaker", reason="5 of 5 failed")
     for _ in range(3):
         send("pay")
-    for key in ("a", "a", "a", "a", "b"):
-        send("chat", key=key)
+    totals("read", sent=600, done=508, failed=12, throttled=80)
+    counted_now()
+    said = [text for _, text in sentences(root)]
+    assert "1 rule held (pay by its breaker, 3 waiting)." in said
+    assert "12 attempts failed and 80 were throttled in the last hour." in said
+    assert any(text.startswith("1 dispenser, seen ") for text in said)
+    read = rows(root)["read"]
+    assert (read["throttled"], read["throttled_day"], read["failed"]) == ("80", "80", "12")
+
+
+def test_workers_that_never_come_are_missed(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("5/m")]))
+    send("pay")
     release()
-    response = root.get(reverse(DASHBOARD))
-    text = text_of(response)
-    rows = {row.rule.name: row for row in response.context["rows"]}
-    assert (rows["pay"].rule.waiting, rows["pay"].rule.in_flight) == (0, 3)
-    assert [(limit.name, limit.used, limit.free) for limit, *_ in rows["pay"].limits] == [
-        ("account", 3, 7),
-        ("Concurrency 4", 3, 1),
-    ]
-    assert rows["chat"].rule.waiting == 2
-    assert [(key.key, key.waiting, key.in_flight) for key, *_ in rows["chat"].keys] == [("a", 2, 2)]
-    assert [(limit.used, limit.free) for limit, *_ in rows["chat"].limits] == [(2, 0)]
-    for shown in ("<svg", "egress", "account", 'aria-label="Calls per minute', "percent used"):
-        assert shown in text
-    assert "<script>" not in text.partition('id="content-main"')[2]
-    assert " style=" not in text.partition('id="content-main"')[2]
+    CallAttempt.objects.update(released_at=timezone.now() - timedelta(minutes=1))
+    assert str(rows(root)["pay"]["state"]) == "no workers"
+    assert ("bad", "1 rule has no workers (pay).") in sentences(root)
 
 
-def test_the_last_hour_is_counted_by_minute(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    for status, minutes in (
-        (Status.DONE, 0),
-        (Status.DONE, 5),
-        (Status.FAILED, 5),
-        (Status.UNKNOWN, 5),
-        (Status.DONE, 90),
-    ):
-        call = ended(status, rule="pay")
-        CallQueue.objects.filter(pk=call.pk).update(
-            finished_at_dt=timezone.now() - timedelta(minutes=minutes)
-        )
-    for _ in range(2):  # the second time from the cache
-        row = looked_at(root, "pay", lambda row: row.plot)
-        assert (row.plot.total_done, row.plot.total_failed, row.plot.top) == (2, 2, 3)
+def test_the_table_is_sorted_by_any_column(rules: Rules, root: Client) -> None:
+    rules(a=Rule(), b=Rule(), c=Rule())
+    for rule, count in (("a", 1), ("b", 3), ("c", 2)):
+        for _ in range(count):
+            send(rule)
+    CallQueue.objects.update(ready=True)
+    assert [name for name in rows(root, o="waiting") if name != "default"] == ["a", "c", "b"]
+    assert list(rows(root, o="-rule"))[-1] == "a"
+    assert 'aria-sort="descending"' in text_of(root.get(reverse(DASHBOARD), {"o": "-waiting"}))
+    for column in root.get(reverse(DASHBOARD)).context["columns"]:
+        assert len(rows(root, o=f"-{column[0].name}")) == 4
+    assert len(rows(root, o="nonsense")) == 4
 
 
-def looked_at(client: Client, rule: str, plot_of: Callable[[Any], Any]) -> Any:
-    """The rule's row once its plot is counted: a look counts no more than it has time for."""
-    for _ in range(200):
-        (row,) = (
-            row for row in client.get(reverse(DASHBOARD)).context["rows"] if row.rule.name == rule
-        )
-        if "cq-bar-unknown" not in plot_of(row).drawn:
-            return row
-    raise AssertionError("200 looks did not count an hour")
-
-
-def test_the_last_hour_of_a_key_is_counted_by_attempts(rules: Rules, root: Client) -> None:
-    """Whatever a call costs, it is one attempt; and another key's attempts are not counted."""
-    rules(chat=Rule(limits=[SlidingWindow("100/h", per="key")]))
-    for key, outcome, minutes in (
-        ("a", "succeeded", 0),
-        ("a", "failed", 5),
-        ("a", "succeeded", 5),
-        ("a", "succeeded", 90),
-    ):
-        answered(key, outcome, timedelta(minutes=minutes))
-    answered("b", "failed", timedelta())
-    for _ in range(2):
-        send("chat", key="a")
-    for _ in range(2):  # the second time from the cache
-        row = looked_at(root, "chat", lambda row: row.keys[0][1])
-        ((key, plot, ((limit, _, trace),)),) = row.keys
-        assert (key.key, plot.total_done, plot.total_failed, plot.top) == ("a", 2, 1, 2)
-        assert limit.used == 9
-        assert trace.lines
-
-
-def answered(key: str, outcome: str, ago: timedelta) -> None:
-    ended_at = timezone.now() - ago
-    CallAttempt.objects.create(
-        call=ended(Status.DONE, rule="chat"), number=2, rule="chat", key=key, queue="celery", calls=3, cost=3, outcome=outcome,
-        released_at=ended_at, started_at=ended_at, sent_at=ended_at, finished_at=ended_at,
+def test_250_rules_take_a_dozen_statements_and_a_page_of_150_kb(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    names = [f"provider-number-{i}" for i in range(250)]
+    shared = SlidingWindow("1000/h", name="all")
+    rules(**{n: Rule(limits=[SlidingWindow("10/s"), shared]) for n in names})
+    CallQueue.objects.bulk_create(
+        [
+            CallQueue(rule=name, key=f"k{i}", ready=True, call_data={})
+            for i, name in enumerate(names * 2)
+        ]
+    )
+    now = int(timezone.now().timestamp())
+    Total.objects.bulk_create(
+        [
+            Total(
+                rule=name, width=width, start=(now - 60) // width * width, sent=60_000, done=50_000,
+                failed=5_000, throttled=4_000, waits={"40": 50_000}, answers={"50": 50_000},
+            )
+            for name in names
+            for width in history.KEPT
+        ]
     )  # fmt: skip
+    Peak.objects.bulk_create(
+        [
+            Peak(budget=f"{name}#0", width=900, start=now // 900 * 900, highest=10, allowed=10)
+            for name in names
+        ]
+    )
+    counted_now()
+    root.get(reverse(LIVE))  # settings are read
+    with CaptureQueriesContext(
+        connection,
+    ) as asked:
+        live = root.get(reverse(LIVE))
+    of_board = [one["sql"] for one in asked if "django_session" not in one["sql"]]
+    of_board = [sql for sql in of_board if "auth_user" not in sql and "SAVEPOINT" not in sql]
+    assert len(of_board) <= 12, "\n".join(sql[:150] for sql in of_board)
+    page = root.get(reverse(DASHBOARD))
+    assert len(page.content) < 150_000
+    assert text_of(live).count("<tr>") == 252
 
 
-def test_the_live_part_holds_every_rule(rules: Rules, root: Client) -> None:
+def test_the_live_part_holds_every_rule_and_no_page(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
-    text = text_of(root.get(reverse("admin:callqueue_dashboard_live")))
-    assert 'data-live="rule-pay"' in text
+    text = text_of(root.get(reverse(LIVE)))
+    assert reverse("admin:callqueue_rule", args=["pay"]) in text
+    assert {'data-live="health"', 'data-live="rules"'} <= set(re.findall(r'data-live="\w+"', text))
     assert "<html" not in text
+    for page in (text, text_of(root.get(reverse(DASHBOARD))).partition('id="content-main"')[2]):
+        assert "<script>" not in page
+        assert " style=" not in page
 
 
 def test_the_dashboard_is_linked_from_the_list_and_the_index(rules: Rules, root: Client) -> None:

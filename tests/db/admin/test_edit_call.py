@@ -14,6 +14,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from callqueue import Rule
+from callqueue.admin import edit_call
+from callqueue.handlers import BUILT_IN
 from callqueue.models import CallQueue
 from callqueue.security.secrets import Secret
 from tests.db.admin.staff import edit, page_of, text_of
@@ -65,7 +67,7 @@ def test_an_edited_call_keeps_what_was_not_shown(with_secret: None, root: Client
     changed = "params.headers.X-Plain, params.json.items[0].n"
     assert (
         LogEntry.objects.get().change_message
-        == f"Edited and requeued; it was failed. Changed: {changed}."
+        == f"Edited and requeued. Status before: failed. Changed: {changed}."
     )
 
 
@@ -287,7 +289,7 @@ def test_the_rest_of_a_call_may_be_edited_and_the_log_names_its_path(
     assert fresh.idempotency_key != call.idempotency_key
     assert (
         LogEntry.objects.get().change_message
-        == f"Edited and requeued; it was failed. Changed: {path}."
+        == f"Edited and requeued. Status before: failed. Changed: {path}."
     )
 
 
@@ -399,3 +401,8 @@ def test_a_begun_call_cannot_be_edited(with_secret: None, root: Client) -> None:
     CallQueue.objects.filter(pk=call.pk).update(status=Status.DISPATCHED)
     path = reverse("admin:callqueue_callqueue_edit", args=[call.pk])
     assert "cannot be edited" in text_of(root.get(path, follow=True))
+
+
+def test_every_method_that_comes_with_the_app_says_what_an_edit_may_change() -> None:
+    """Without a row, all of its params may."""
+    assert set(BUILT_IN) == set(edit_call.FREE)

@@ -22,6 +22,7 @@ from tests.support.behaviour import release, send
 from tests.support.catalogue import PO, entries
 
 Rules = Callable[..., None]
+RULE = "admin:callqueue_rule"
 CHANGELIST, DASHBOARD = "admin:callqueue_callqueue_changelist", "admin:callqueue_dashboard"
 
 
@@ -89,7 +90,8 @@ def page(client: Client, name: str, *args: Any, query: str = "") -> str:
 
 def test_english_would_be_found(german: Client, calls: dict[int, CallQueue]) -> None:
     german.defaults["HTTP_ACCEPT_LANGUAGE"] = "en"
-    assert {"In flight", "until it is resumed"} <= set(english_in(page(german, DASHBOARD)))
+    shown = english_in(page(german, DASHBOARD) + page(german, RULE, "r"))
+    assert {"In flight", "until it is resumed"} <= set(shown)
 
 
 def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
@@ -99,9 +101,21 @@ def test_the_dashboard(german: Client, calls: dict[int, CallQueue]) -> None:
         "Übersicht",
         "Wartend",
         "Unterwegs",
+        "Regel angehalten (r durch den Betrieb",
+        "Fertig um",
+    ):
+        assert word in text
+
+
+def test_the_page_of_a_rule(german: Client, calls: dict[int, CallQueue]) -> None:
+    for asked in ("", "?range=week", "?limit=r%230&rate=5/s&held=10m", "?held=soon"):
+        text = page(german, RULE, "r", query=asked)
+        assert english_in(text) == []
+    for word in (
         "Angehalten",
         "bis zur Fortsetzung",
-        "Abgearbeitet in",
+        "Wie der Rückstand abnimmt",
+        "Was gescheitert ist",
     ):
         assert word in text
 
@@ -165,7 +179,7 @@ def test_pausing_and_changing_a_limit(german: Client, calls: dict[int, CallQueue
             reverse(DASHBOARD), {"rule": "r", **fields}, follow=True
         ).content.decode()
         assert english_in(text) == []
-    budget = re.search(r'<option value="([^"]+)">', page(german, DASHBOARD))
+    budget = re.search(r'<option value="([^"]+)">', page(german, RULE, "r"))
     assert budget is not None
     text = german.post(
         reverse(DASHBOARD),

@@ -116,6 +116,8 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
         *forecasts,
         reverse(DASHBOARD),
         reverse("admin:callqueue_dashboard_live"),
+        reverse("admin:callqueue_rule", args=["pay"]),
+        reverse("admin:callqueue_rule", args=["pay"]) + "?live=1",
     ]
     history = reverse("admin:callqueue_rulestate_history", args=["pay"])
     RuleState.objects.get_or_create(rule="pay")
@@ -146,6 +148,7 @@ def test_staff_without_permissions_see_nothing(rules: Rules) -> None:
         page_of(call),
         reverse(DASHBOARD),
         reverse("admin:callqueue_dashboard_live"),
+        reverse("admin:callqueue_rule", args=["default"]),
     ):
         assert nobody.get(path).status_code == 403
     assert Client().get(reverse(DASHBOARD)).status_code == 302

@@ -18,6 +18,7 @@ from tests.db.admin.staff import DASHBOARD, act, log_in, text_of
 from tests.support.behaviour import send
 
 Rules = Callable[..., None]
+RULE = "admin:callqueue_rule"
 
 
 def test_a_rule_is_paused_and_resumed(rules: Rules) -> None:
@@ -29,7 +30,7 @@ def test_a_rule_is_paused_and_resumed(rules: Rules) -> None:
     hold = Hold.objects.get()
     assert hold.reason == "maintenance"
     assert timedelta(minutes=9) < hold.until - timezone.now() <= timedelta(minutes=10)
-    assert "maintenance" in text_of(operator.get(reverse(DASHBOARD)))
+    assert "maintenance" in text_of(operator.get(reverse(RULE, args=["pay"])))
     assert "1 hold ended" in act(operator, do="resume", rule="pay")
     assert not Hold.objects.exists()
     assert [entry.object_id for entry in LogEntry.objects.all()] == ["pay", "pay"]
@@ -57,15 +58,17 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
     operator = log_in("view_callqueue", "control_rule")
     limit = {"do": "limit", "rule": "pay", "limit": "pay#0"}
     asked = operator.post(reverse(DASHBOARD), {**limit, "rate": "1000/h"})
-    assert (asked.context["drain_before"], asked.context["drain_after"]) == ("2 hours", "0 seconds")
+    assert [list(one.values()) for one in asked.context["concerned"]] == [
+        ["pay", "250", "2 hours and 2 minutes", "0 seconds", False]
+    ]
     assert not RuleState.objects.exclude(rates={}).exists()
     assert "changed to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
-    (row, *_) = operator.get(reverse(DASHBOARD)).context["rows"]
-    assert (row.rule.limits[0].rate, row.rule.limits[0].configured) == ("1000/h", "100/h")
-    assert "changed from 100/h" in text_of(operator.get(reverse(DASHBOARD)))
+    (shown,) = operator.get(reverse(RULE, args=["pay"])).context["limits"]
+    assert (shown["limit"].rate, shown["configured"]) == ("1000/h", "100/h")
+    assert "changed from 100/h" in text_of(operator.get(reverse(RULE, args=["pay"])))
     act(operator, **limit, rate="", confirm="yes")
-    (row, *_) = operator.get(reverse(DASHBOARD)).context["rows"]
-    assert row.rule.limits[0].rate == "100/h"
+    (shown,) = operator.get(reverse(RULE, args=["pay"])).context["limits"]
+    assert shown["limit"].rate == "100/h"
     assert LogEntry.objects.count() == 2
 
 

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from callqueue import Retry, Rule, SlidingWindow, callbacks, database, transitions
 from callqueue import broker as messages
+from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor
 from callqueue.maintenance import recovery
@@ -219,9 +220,9 @@ def test_a_refused_publish_is_undone_at_once(rules: Rules) -> None:
     rules(default=Rule(limits=[SlidingWindow("3/h")]))
     calls = [send() for _ in range(3)]
 
-    def refuse(using: str, messages: Any) -> bool:
+    def refuse(using: str, messages: Any) -> None:
         transitions.undo(using, [pk for _, ids in messages for pk in ids])
-        return False
+        raise publisher.BrokerAway("refused")
 
     Dispenser(publish=refuse).run_once()
     assert {state(call) for call in calls} == {Status.NEW}

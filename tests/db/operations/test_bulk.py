@@ -42,7 +42,7 @@ def test_cancel_takes_what_no_worker_has_begun() -> None:
     release()
     CallAttempt.objects.filter(call=begun).update(started_at=timezone.now())
     waiting, failing_one, done = send("r"), failing(1), ended(Status.DONE)
-    ran = run("cancel")
+    ran = run("cancel", "--all")
     assert ran.out == "cancelled 3 calls\n"
     assert statuses(begun, released, waiting, failing_one, done) == [
         Status.DISPATCHED,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, beat_schedule, database
+from callqueue import Rule, beat_schedule, checks, database
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.operations import doctor
@@ -23,7 +23,9 @@ from callqueue.operations.doctor.check import Check
 from callqueue.operations.doctor.worker_checks import Workers
 from tests.celery_app import app
 from tests.db.commands import run
+from tests.support import servers
 from tests.support.behaviour import release, send
+from tests.support.history import ended
 
 Rules = Callable[..., None]
 NOBODY = Workers({}, [])
@@ -37,6 +39,7 @@ def one_rule(rules: Rules) -> None:
 @pytest.fixture
 def celery() -> Iterator[Callable[..., None]]:
     """`celery(name=value)`: the application's settings, for this test."""
+    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
     before = dict(app.conf.changes)
     yield app.conf.changes.update
     app.conf.changes.clear()
@@ -96,8 +99,9 @@ def test_the_default_queue_needs_a_worker_once_calls_come_to_it(
 def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
     assert settings_checks.check_schedule("default").ok
     run("schedule")
+    recovery.beat("default", "w:1", "beat")
     assert settings_checks.check_schedule("default") == Check(
-        "schedule", True, "in django-celery-beat"
+        "schedule", True, "in django-celery-beat, and beat runs"
     )
     celery(beat_schedule=beat_schedule())
     assert_wrong(
@@ -107,12 +111,73 @@ def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
     )
     run("schedule", "--remove")
     assert settings_checks.check_schedule("default") == Check(
-        "schedule", True, "in CELERY_BEAT_SCHEDULE"
+        "schedule", True, "in CELERY_BEAT_SCHEDULE, and beat runs"
     )
+
+
+def test_a_beat_that_is_scheduled_and_does_not_run_is_told(celery: Callable[..., None]) -> None:
+    celery(beat_schedule=beat_schedule())
+    recovery.beat("default", "d:1", "steady")
+    assert_wrong(settings_checks.check_schedule("default"), "no task of beat has run", "beat`")
+    recovery.beat("default", "w:1", "beat")
+    assert settings_checks.check_schedule("default").ok
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    assert_wrong(settings_checks.check_schedule("default"), "nothing deletes old calls", "beat`")
+
+
+def test_cleanup_that_nobody_runs_is_told() -> None:
+    call = ended(CallQueue.Status.DONE)
+    assert settings_checks.check_schedule("default").ok
+    CallQueue.objects.filter(pk=call.pk).update(finished_at_dt=timezone.now() - timedelta(days=12))
+    assert_wrong(settings_checks.check_schedule("default"), "for 5 days", "callqueue_cleanup")
+
+
+def test_the_queues_of_callbacks_and_of_chores_want_a_worker_too(
+    celery: Callable[..., None],
+) -> None:
+    celery(task_default_queue="standard", task_routes={"shop.*": {"queue": "shop"}})
+    listens = Workers({"w@host": {"egress"}}, [])
+    assert worker_checks.check_workers("default", listens).ok
+    send("r", callback="shop.paid")
+    celery(beat_schedule=beat_schedule())
+    wrong = worker_checks.check_workers("default", listens)
+    assert_wrong(wrong, "no worker listens on shop, standard", "--queues shop,standard")
+    wrong = worker_checks.check_workers("default", NOBODY)
+    assert_wrong(wrong, "no worker answered", "--queues egress,shop,standard")
+    celery(beat_schedule=beat_schedule(queue="egress"))
+    wrong = worker_checks.check_workers("default", listens)
+    assert_wrong(wrong, "no worker listens on shop, and", "--queues shop`")
+
+
+@pytest.mark.parametrize("package", ["redis", "packaging"])
+def test_a_package_that_the_broker_needs_is_named(
+    celery: Callable[..., None], monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    import kombu
+
+    def fails(self: Any) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(kombu.Connection, "transport", property(fails))
+    celery(broker_url="redis://127.0.0.1:1")
+    check = broker_checks.check_broker()
+    assert_wrong(check, f"the package {package} is not", 'pip install "django-callqueue[redis]"')
+
+
+def test_a_project_that_forgot_its_celery_application_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert settings_checks.check_application().ok
+    monkeypatch.setattr(app, "main", "default")
+    monkeypatch.setattr(app, "set_as_current", False)
+    assert_wrong(settings_checks.check_application(), "not loaded", "from .celery import app")
+    (warning,) = checks.check_application()
+    assert warning.id == "callqueue.W003"
 
 
 def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[..., None]) -> None:
     run("schedule")
+    recovery.beat("default", "w:1", "beat")
     celery(
         beat_schedule=beat_schedule(),
         beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler",
@@ -233,7 +298,7 @@ def test_a_ledger_that_was_put_back_in_time_is_told() -> None:
     assert worker_checks.check_ledger("default", Workers({}, [known])).ok
     assert_wrong(
         worker_checks.check_ledger("default", Workers({}, [known, known + 7])),
-        "1 attempts at hand",
+        "making 1 attempts",
         "callqueue_pause",
     )
 
@@ -279,3 +344,26 @@ def test_a_check_that_fails_is_a_finding_and_not_the_end(monkeypatch: pytest.Mon
     monkeypatch.setattr(doctor, "OF_THE_DATABASE", (faints,))
     found = next(check for check in doctor.examine("default") if check.name == "blood")
     assert_wrong(found, "at the sight of blood", "other checks")
+
+
+def test_rabbitmq_4_3_wants_another_celery(
+    celery: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    celery(broker_url="amqp://guest@127.0.0.1:1//")
+    monkeypatch.setattr(broker_checks, "_server_version", lambda: (4, 3))
+    celery(control_queue_exclusive=False, event_queue_exclusive=False)
+    assert_wrong(broker_checks.check_queues_of_control(), "refuses the queues", "celery>=5.7")
+    celery(control_queue_durable=True, event_queue_durable=True)
+    assert broker_checks.check_queues_of_control().ok
+    celery(control_queue_exclusive=False, control_queue_durable=False)
+    monkeypatch.setattr(broker_checks, "_server_version", lambda: (4, 2))
+    assert broker_checks.check_queues_of_control().ok
+    celery(broker_url="redis://127.0.0.1:1")
+    assert broker_checks.check_queues_of_control().ok
+
+
+@pytest.mark.server("rabbitmq")
+def test_the_version_of_rabbitmq_is_read(celery: Callable[..., None]) -> None:
+    celery(broker_url=servers.address("rabbitmq").text)
+    assert broker_checks._server_version() > (3, 0)
+    assert broker_checks.check_queues_of_control().ok

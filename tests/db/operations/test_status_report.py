@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow
+from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.operations import control, status_report, waiting_counts
 from callqueue.operations.status_report import RuleOverview, look
@@ -38,8 +38,17 @@ def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
         "drain_s": 0.0,
         "rate_per_s": 0.0,
         "hold": None,
+        "holds": [],
+        "not_queued": {"in_flight": 0, "labels": {}, "waiting": 0},
         "limits": [
-            {"name": "SlidingWindow 10/h", "per": "rule", "rate": "10/h", "used": 0, "free": 10}
+            {
+                "name": "SlidingWindow 10/h",
+                "per": "rule",
+                "rate": "10/h",
+                "used": 0,
+                "free": 10,
+                "note": "",
+            }
         ],
     }
 
@@ -70,6 +79,23 @@ def test_nothing_is_due_where_all_is_scheduled_for_later(rules: Rules) -> None:
     rules(pay=Rule())
     send("pay", not_before=timezone.now() + timedelta(hours=1))
     assert of("pay").oldest_due_s is None
+
+
+@pytest.mark.parametrize(
+    "limit", [SlidingWindow("10/h", per="key"), TokenBucket("10/h", burst=10, per="key")]
+)
+def test_an_exact_look_shows_the_fullest_key_of_a_long_window(
+    rules: Rules, remote: Vendor, limit: SlidingWindow
+) -> None:
+    rules(pay=Rule(limits=[limit]))
+    for key in ("a", "b", "b", "b", "c"):
+        send("pay", key=key)
+    assert run() == 5
+    (shown,) = of("pay", exact=True).limits
+    assert (shown.used, shown.free, shown.value) == (3, 7, "b")
+    assert run() == 0
+    (shown,) = of("pay", exact=True).limits
+    assert (shown.used, shown.free, shown.value) == (3, 7, "b")
 
 
 def test_limits_show_what_the_ledger_charges(rules: Rules, remote: Vendor) -> None:

@@ -1,0 +1,158 @@
+"""Reads of one order from many stretches of an index: the combinations of values that an index
+begins with, and the first rows of all of them together.
+
+An index of (rule, status, created_dt) has the rows of each rule and status in order, and those of
+one status under all rules in as many orders as there are rules. Merged, these cost what is shown,
+and not what the table holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import connections
+from django.db.models import Q, QuerySet
+
+from callqueue.database.statements import quoted, rows
+
+LAST_CHARACTER = "\U0010ffff"
+MOST = 400  # stretches that one statement merges: SQLite takes 500, and PostgreSQL plans each
+
+
+def combinations(
+    using: str, table: str, columns: Sequence[str], given: Mapping[str, Any], where: str = "1 = 1"
+) -> list[tuple[Any, ...]] | None:
+    """The combinations of values that there are of the columns that an index begins with, where
+    those of `given` have these values; None where there are more than MOST. `where`: SQL that every
+    row of the index fulfils.
+
+    Each value is found by one step through the index, column by column.
+    """
+    found: list[tuple[Any, ...]] = [()]
+    for place, column in enumerate(columns):
+        if column in given:
+            values = [(*before, given[column]) for before in found]
+            found = _that_are(using, table, columns[: place + 1], values, where)
+        else:
+            found = _stepped(using, table, (columns[:place], column), found, where)
+        if len(found) > MOST:
+            return None
+    return found
+
+
+def values_that_begin(
+    using: str, table: str, column: str, prefix: str, most: int = MOST
+) -> list[str]:
+    """The first values of a text column that begin with a text, `most` + 1 of them at most; empty
+    ones do not count. In PostgreSQL by an index of varchar_pattern_ops.
+    """
+    name, table = quoted(using, column), quoted(using, table)
+    where = f"NOT ({name} = '') AND {name} LIKE %s"
+    like = connections[using].ops.prep_for_like_query(prefix) + "%"
+    if connections[using].vendor == "postgresql":
+        step = (
+            f"(SELECT {name} FROM {table} WHERE {where}{{past}} ORDER BY {name} USING ~<~ LIMIT 1)"
+        )
+        sql = (
+            f"WITH RECURSIVE k(v) AS (SELECT {step.format(past='')} UNION ALL"
+            f" SELECT {step.format(past=f' AND {name} ~>~ k.v')} FROM k WHERE k.v IS NOT NULL)"
+            f" SELECT v FROM k WHERE v IS NOT NULL LIMIT {most + 1}"
+        )
+        return [value for (value,) in rows(using, sql, [like, like])]
+    # LIKE is no range of an index for SQLite, which ignores case in it
+    between = f"{name} >= %s AND {name} < %s AND NOT ({name} = '')"
+    sql = f"SELECT DISTINCT {name} FROM {table} WHERE {between} ORDER BY {name} LIMIT {most + 1}"
+    return [value for (value,) in rows(using, sql, [prefix, prefix + LAST_CHARACTER])]
+
+
+def begins_with(using: str, column: str, text: str) -> Q:
+    """A condition on a text column, as an index on it can use it: it begins with this text."""
+    if connections[using].vendor == "postgresql":
+        return Q(**{f"{column}__startswith": text})
+    return Q(**{f"{column}__gte": text, f"{column}__lt": text + LAST_CHARACTER})
+
+
+def merged_pks(
+    stretches: Sequence[QuerySet[Any]],
+    order: Sequence[str],
+    start: int,
+    stop: int,
+    *,
+    overlap: bool = False,
+) -> list[int]:
+    """The primary keys of the rows `start` to `stop` of all stretches, in this order of columns,
+    which the last of is "pk" or "-pk". No stretch is read further than to its row `stop`.
+
+    Stretches that `overlap` may have rows in common.
+    """
+    each = [
+        rows.order_by().values_list(*(name.lstrip("-") for name in order)) for rows in stretches
+    ]
+    if not each:
+        return []
+    merged = each[0]
+    if len(each) > 1:  # told to sort each, PostgreSQL merges them
+        if connections[merged.db].features.supports_slicing_ordering_in_compound:
+            each = [rows.order_by(*order)[:stop] for rows in each]
+        merged = each[0].union(*each[1:], all=not overlap)
+    return [row[-1] for row in merged.order_by(*order)[start:stop]]
+
+
+def merged_count(stretches: Sequence[QuerySet[Any]], most: int, *, overlap: bool = False) -> int:
+    """How many rows all stretches have, counted up to `most` + 1."""
+    each = [rows.order_by().values_list("pk") for rows in stretches]
+    if not each:
+        return 0
+    merged = each[0].union(*each[1:], all=not overlap) if len(each) > 1 else each[0]
+    return int(merged[: most + 1].count())
+
+
+def _that_are(
+    using: str,
+    table: str,
+    columns: Sequence[str],
+    values: Sequence[tuple[Any, ...]],
+    where: str,
+) -> list[tuple[Any, ...]]:
+    """Those of these combinations that some row has."""
+    if not values:
+        return []
+    same = " AND ".join(f"{quoted(using, column)} = %s" for column in columns)
+    picked = f"SELECT 1 FROM {quoted(using, table)} WHERE {where} AND {same}"
+    one = f"SELECT %s WHERE EXISTS ({picked})"
+    params = [part for place, row in enumerate(values) for part in (place, *row)]
+    sql = " UNION ALL ".join([one] * len(values))
+    return [values[int(place)] for (place,) in rows(using, sql, params)]
+
+
+def _stepped(
+    using: str,
+    table: str,
+    columns: tuple[Sequence[str], str],
+    known: Sequence[tuple[Any, ...]],
+    where: str,
+) -> list[tuple[Any, ...]]:
+    """Each known combination with every value that the next column has beside it."""
+    if not known:
+        return []
+    before, column = columns
+    name, keys = quoted(using, column), [f"c{place}" for place in range(len(before))]
+    pick = f"SELECT {name} FROM {quoted(using, table)} WHERE {where} AND {name} IS NOT NULL"
+
+    def step(values: Sequence[str], past: str = "") -> str:
+        same = [f" AND {quoted(using, b)} = {v}" for b, v in zip(before, values, strict=True)]
+        return f"({pick}{''.join(same)}{past} ORDER BY {name} LIMIT 1)"
+
+    each = ["%s"] * len(before)
+    first = f"SELECT {', '.join([*each, step(each)])}"
+    further = step([f"k.{key}" for key in keys], f" AND {name} > k.v")
+    sql = (
+        f"WITH RECURSIVE k({', '.join([*keys, 'v'])})"
+        f" AS ({' UNION ALL '.join([first] * len(known))}"
+        f" UNION ALL SELECT {', '.join([*keys, further])} FROM k WHERE k.v IS NOT NULL)"
+        f" SELECT * FROM k WHERE v IS NOT NULL LIMIT {MOST + 1}"
+    )
+    return [
+        tuple(row) for row in rows(using, sql, [part for row in known for part in (*row, *row)])
+    ]

@@ -1,0 +1,101 @@
+"""The backlog: how many calls wait, of every rule, and how they are spread over its keys. Exact.
+
+In: a database alias, the rules' names. Out: a Backlog for each. One statement for all rules; it
+reads an index entry for each call that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from callqueue import tables
+from callqueue.database import instant_us, places, quoted, rows
+from callqueue.ledger.ready_calls import READY, WAITING
+from callqueue.limits.budgets import key_part
+
+CAP = 10_000  # calls that are due later which are counted, of all rules together
+
+
+@dataclass
+class Backlog:
+    """Calls of a rule that wait. `sizes`: how many keys have so many calls ready, by pairs (calls,
+    keys). `later`: those that are due later; there are more where `is_least`. Instants in
+    microseconds.
+    """
+
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    later: int = 0
+    is_least: bool = False
+    oldest_due: int | None = None
+    next_due: int | None = None
+
+    @property
+    def ready(self) -> int:
+        """Calls that wait for nothing but their turn."""
+        return sum(calls * keys for calls, keys in self.sizes)
+
+    @property
+    def waiting(self) -> int:
+        """All calls that wait."""
+        return self.ready + self.later
+
+    @property
+    def keys(self) -> int:
+        """How many keys have calls ready; a call without a key counts as one with the key ""."""
+        return sum(keys for _, keys in self.sizes)
+
+
+def backlogs(using: str, names: Sequence[str]) -> dict[str, Backlog]:
+    """The backlog of each of these rules."""
+    table, key = tables.name(using, "CallQueue"), quoted(using, "key")
+    by_key = (
+        f"SELECT rule, {key}, COUNT(*) AS calls, MIN(due_at_dt) AS first_due FROM {table} "
+        f"WHERE {WAITING} AND ready AND rule IN ({places(names)}) GROUP BY rule, {key}"
+    )
+    later = (
+        f"SELECT rule, due_at_dt FROM {table} WHERE {WAITING} AND NOT ready "
+        f"ORDER BY due_at_dt LIMIT {CAP + 1}"
+    )
+    sql = (
+        "SELECT 1, rule, calls, COUNT(*), MIN(first_due) "
+        f"FROM ({by_key}) AS of_keys GROUP BY rule, calls UNION ALL "
+        f"SELECT 0, rule, COUNT(*), 1, MIN(due_at_dt) FROM ({later}) AS later GROUP BY rule"
+    )
+    found = {name: Backlog() for name in names}
+    counted = 0
+    for is_ready, rule, calls, keys, first in rows(using, sql, list(names)):
+        counted += 0 if is_ready else calls
+        one, due = found.get(rule), instant_us(first)
+        if one is None:
+            continue
+        if is_ready:
+            one.sizes.append((int(calls), int(keys)))
+            one.oldest_due = min(one.oldest_due or due, due)
+        else:
+            one.later, one.next_due = int(calls), due
+    for one in found.values():
+        one.is_least = counted > CAP and bool(one.later)
+    return found
+
+
+def of_keys(using: str, rule: str) -> list[tuple[str, int]]:
+    """The keys of a rule that have calls ready, and how many, most first. One statement, which
+    reads an index entry for each call.
+    """
+    table, key = tables.name(using, "CallQueue"), quoted(using, "key")
+    sql = f"SELECT {key}, COUNT(*) FROM {table} WHERE {READY} GROUP BY {key}"
+    found = [(text, int(count)) for text, count in rows(using, sql, [rule])]
+    return sorted(found, key=lambda one: (-one[1], one[0]))
+
+
+def sizes_of(keys: Sequence[tuple[str, int]], per: str) -> list[tuple[int, int]]:
+    """How many values of a `per` have so many calls, from the keys' counts."""
+    values: dict[str, int] = {}
+    for key, count in keys:
+        value = key_part(key, per)
+        values[value] = values.get(value, 0) + count
+    sizes: dict[int, int] = {}
+    for count in values.values():
+        sizes[count] = sizes.get(count, 0) + 1
+    return sorted(sizes.items())

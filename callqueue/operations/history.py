@@ -1,0 +1,200 @@
+"""History: what was sent and answered, and how far each limit was used, by stretches of time. Reads
+what a dispenser counted (see counting), whatever the number of calls.
+
+In: a database alias, and a range. Out: exact sums up to `counted_until`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from django.db.models import Q, Sum
+
+from callqueue import tables
+from callqueue.limits.kinds import SECOND
+from callqueue.maintenance.history import DAY as DAY
+from callqueue.maintenance.history import HOUR as HOUR
+from callqueue.maintenance.history import KEPT as KEPT
+from callqueue.maintenance.history import LONG as LONG
+from callqueue.maintenance.history import MINUTE as MINUTE
+from callqueue.maintenance.history import QUARTER as QUARTER
+from callqueue.operations import histograms
+
+WEEK = 604800  # seconds
+
+
+class Range(NamedTuple):
+    """A length of time up to now, in seconds, and the stretches by which it is shown."""
+
+    name: str
+    length: int
+    width: int
+
+    def starts(self, now: int) -> range:
+        """When its stretches begin (seconds since the epoch), the present one last."""
+        last = now // SECOND // self.width * self.width
+        return range(last - self.length, last + 1, self.width)
+
+
+RANGES = (Range("hour", HOUR, MINUTE), Range("day", DAY, QUARTER), Range("week", WEEK, LONG))
+
+
+@dataclass
+class Counts:
+    """What attempts came to that reached the wire: `sent` of them, `done`, `failed` or `throttled`;
+    histograms of how long their calls waited from when they were due, and of their answer times.
+    """
+
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    throttled: int = 0
+    waits: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Counts) -> None:
+        """Add what another counted."""
+        self.sent += other.sent
+        self.done += other.done
+        self.failed += other.failed
+        self.throttled += other.throttled
+        histograms.add(self.waits, other.waits)
+        histograms.add(self.answers, other.answers)
+
+
+@dataclass(frozen=True)
+class PeakUse:
+    """The highest use of a limit in any window, of which `value`, and the share of it that was
+    used; None where no window was over. `last`: the highest in the last stretch.
+    """
+
+    highest: int
+    allowed: int
+    value: str
+    share: float | None
+    last: int = 0
+
+
+def counted_until(using: str) -> tuple[int, int]:
+    """Up to when attempts are in the totals, and in the peaks: microseconds; 0 where nothing was
+    counted yet.
+    """
+    row = tables.counted(using).values_list("until", "peaks_until").first()
+    return row or (0, 0)
+
+
+def of_rule(using: str, rule: str, shown: Range, now: int) -> list[tuple[int, Counts]]:
+    """The stretches of a range, oldest first: when each begins, and what it counted."""
+    starts = shown.starts(now)
+    found = {start: Counts() for start in starts}
+    rows = tables.totals(using).filter(
+        rule=rule, key="", width=shown.width, start__gte=starts[0], start__lte=starts[-1]
+    )
+    for start, *counts in rows.values_list("start", *COLUMNS):
+        found[start] = Counts(*counts)
+    return sorted(found.items())
+
+
+COLUMNS = ("sent", "done", "failed", "throttled", "waits", "answers")
+
+
+def of_keys(
+    using: str, rule: str, seconds: int, now: int, most: int
+) -> tuple[list[tuple[str, Counts]], int]:
+    """The keys of a rule that sent most since the beginning of the quarter of an hour that was so
+    many seconds ago, and how much all sent. Two statements.
+    """
+    rows = tables.totals(using).filter(
+        rule=rule, width=QUARTER, start__gte=quarter_before(now, seconds)
+    )
+    whole = rows.filter(key="").aggregate(sent=Sum("sent"))["sent"]
+    sums = {f"{name}_": Sum(name) for name in COUNTED}
+    grouped: Any = rows.exclude(key="").values_list("key").annotate(**sums)
+    grouped = grouped.order_by(f"-{next(iter(sums))}", "key")
+    return [(key, Counts(*counts)) for key, *counts in grouped[:most]], whole or 0
+
+
+COUNTED = ("sent", "done", "failed", "throttled")
+
+
+def quarter_before(now: int, seconds: int) -> int:
+    """When the quarter of an hour began that was so many seconds ago (seconds since the epoch)."""
+    return (now // SECOND - seconds) // QUARTER * QUARTER
+
+
+@dataclass
+class Lately:
+    """A rule's last hour and day, and its last quarter of an hour by minutes."""
+
+    hour: Counts = field(default_factory=Counts)
+    day: Counts = field(default_factory=Counts)
+    quarter: Counts = field(default_factory=Counts)
+    minute: Counts = field(default_factory=Counts)
+
+
+def lately(using: str, now: int, counted: int) -> dict[str, Lately]:
+    """Every rule's last hour, in whole minutes and the present one, and last day, in quarters of an
+    hour. Two statements. `minute`: the last whole one that is `counted`.
+    """
+    found: dict[str, Lately] = {}
+    hour, day = RANGES[0].starts(now)[0], RANGES[1].starts(now)[0]
+    rows = tables.totals(using).filter(
+        Q(width=MINUTE, start__gte=hour) | Q(width=QUARTER, start__gte=day), key=""
+    )
+    sums = {f"{name}_": Sum(name) for name in COUNTED}
+    for rule, width, *counts in rows.values_list("rule", "width").annotate(**sums):
+        one = found.setdefault(rule, Lately())
+        (one.hour if width == MINUTE else one.day).add(Counts(*counts))
+    minute = counted // SECOND // MINUTE * MINUTE - MINUTE
+    rows = tables.totals(using).filter(key="", width=MINUTE, start__gte=minute - QUARTER)
+    for rule, start, *counts in rows.values_list("rule", "start", *COLUMNS):
+        one = found.setdefault(rule, Lately())
+        one.quarter.add(Counts(*counts))
+        if start == minute:
+            one.minute.add(Counts(*counts))
+    return found
+
+
+def peaks(
+    using: str, width: int, since: int, budgets: Iterable[str] | None = None
+) -> dict[str, PeakUse]:
+    """By budget, the highest use in the stretches of this width from `since` on; of all budgets, or
+    of these. One statement.
+    """
+    rows = tables.peaks(using).filter(width=width, start__gte=since)
+    if budgets is not None:
+        rows = rows.filter(budget__in=list(budgets))
+    found: dict[str, PeakUse] = {}
+    sums: dict[str, list[float]] = {}
+    columns = ("budget", "highest", "allowed", "value", "used", "room")
+    last: dict[str, int] = {}
+    for budget, highest, allowed, value, used, room in rows.order_by("start").values_list(*columns):
+        last[budget] = highest
+        sums.setdefault(budget, []).extend((used, room))
+        worst = found.get(budget)
+        if worst is None or highest * max(1, worst.allowed) > worst.highest * max(1, allowed):
+            found[budget] = PeakUse(highest, allowed, value, None)
+    return {
+        budget: replace(
+            one,
+            share=sum(sums[budget][::2]) / room if (room := sum(sums[budget][1::2])) else None,
+            last=last[budget],
+        )
+        for budget, one in found.items()
+    }
+
+
+def series(
+    using: str, budget: str, shown: Range, now: int, until: int
+) -> Sequence[tuple[int, int | None]]:
+    """The highest use of a budget in each stretch of a range, oldest first; None in those that are
+    not counted yet, from `until` on (microseconds).
+    """
+    starts = shown.starts(now)
+    rows = tables.peaks(using).filter(
+        budget=budget, width=shown.width, start__gte=starts[0], start__lte=starts[-1]
+    )
+    known = dict(rows.values_list("start", "highest"))
+    return [(start, known.get(start, 0 if start * SECOND < until else None)) for start in starts]

@@ -1,0 +1,124 @@
+"""The list of attempts: what it shows and finds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from callqueue import Rule
+from callqueue.models import CallAttempt
+from tests.db.admin.staff import attempt, log_in, text_of
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+LIST = "admin:callqueue_callattempt_changelist"
+
+
+def listed(client: Client, query: str = "") -> list[int]:
+    """The attempts on the first page, in its order."""
+    text = text_of(client.get(f"{reverse(LIST)}?{query}"))
+    return [
+        int(pk) for pk in re.findall(r'<a href="/admin/callqueue/callattempt/(\d+)/change', text)
+    ]
+
+
+def made(rule: str, minutes: float, **fields: Any) -> CallAttempt:
+    """An attempt that ended so long ago; one that is open where `finished_at` is None."""
+    one = attempt(send(rule, key=fields.pop("key", "")), **fields)
+    at = timezone.now() - timedelta(minutes=minutes)
+    ends = None if one.outcome == "" else at
+    CallAttempt.objects.filter(pk=one.pk).update(released_at=at, finished_at=ends)
+    return one
+
+
+@pytest.fixture
+def attempts(rules: Rules, db: None) -> dict[str, CallAttempt]:
+    rules(pay=Rule(), ship=Rule())
+    return {
+        "open": made("pay", 0.1, outcome="", response_status=None),
+        "done": made("pay", 1, outcome="succeeded", response_status=200),
+        "created": made("ship", 2, outcome="succeeded", response_status=201, key="acct_2"),
+        "throttled": made("pay", 3, outcome="throttled", response_status=429, key="acct_2"),
+        "declined": made("pay", 4, outcome="gave up", response_status=402),
+        "lost": made("ship", 5, outcome="lost", response_status=None),
+        "forgiven": made("ship", 90, outcome="succeeded", response_status=402),
+        "failed": made("ship", 60 * 30, outcome="failed", response_status=500),
+    }
+
+
+def test_newest_come_first_and_what_is_open_before_them(
+    root: Client, attempts: dict[str, CallAttempt]
+) -> None:
+    in_order = [one.pk for one in attempts.values()]
+    assert listed(root) == in_order[::-1]  # by number, as they were made here
+    assert listed(root, "rule__exact=pay") == [
+        attempts[name].pk for name in ("open", "done", "throttled", "declined")
+    ]
+
+
+OUTCOMES = {
+    "": {"open", "done", "created", "throttled", "declined", "lost", "forgiven", "failed"},
+    "outcome__exact=open": {"open"},
+    "outcome__exact=succeeded": {"done", "created", "forgiven"},
+    "outcome__exact=throttled": {"throttled"},
+    "outcome__exact=lost": {"lost"},
+}
+ANSWERS = {
+    "": OUTCOMES[""],
+    "answer=none": {"open", "lost"},
+    "answer=2xx": {"done", "created"},
+    "answer=201": {"created"},
+    "answer=4xx": {"throttled", "declined", "forgiven"},
+    "answer=402": {"declined", "forgiven"},
+    "answer=429": {"throttled"},
+    "answer=x": set(),
+}
+PLACES = {
+    "": OUTCOMES[""],
+    "rule__exact=pay": {"open", "done", "throttled", "declined"},
+    "rule__exact=gone": set(),
+    "q=acct_2": {"created", "throttled"},
+    "ended=1h": {"done", "created", "throttled", "declined", "lost"},
+    "ended=24h": {"done", "created", "throttled", "declined", "lost", "forgiven"},
+    "rule__exact=ship&ended=24h": {"created", "lost", "forgiven"},
+}
+
+
+def test_filters_and_search_find_exactly_what_they_name_in_any_combination(
+    root: Client, attempts: dict[str, CallAttempt]
+) -> None:
+    """Each with each of the next kind in turn: 20 of the 280 there are."""
+    turns = 2 * len(PLACES) + 6
+    for outcome, answer, place in islice(
+        zip(cycle(OUTCOMES), cycle(ANSWERS), cycle(PLACES)), turns
+    ):
+        query = "&".join(filter(None, (outcome, answer, place)))
+        expected = OUTCOMES[outcome] & ANSWERS[answer] & PLACES[place]
+        found = {name for name, one in attempts.items() if one.pk in set(listed(root, query))}
+        assert found == expected, query
+
+
+def test_a_call_is_found_by_its_number(root: Client, attempts: dict[str, CallAttempt]) -> None:
+    assert listed(root, f"q={attempts['lost'].call_id}") == [attempts["lost"].pk]
+
+
+def test_an_attempt_whose_call_is_gone_is_still_listed(
+    root: Client, attempts: dict[str, CallAttempt]
+) -> None:
+    attempts["lost"].call.delete()
+    assert attempts["lost"].pk in listed(root)
+    page = reverse("admin:callqueue_callattempt_change", args=[attempts["lost"].pk])
+    assert root.get(page).status_code == 200
+
+
+def test_only_those_who_may_view_attempts_see_the_list(attempts: dict[str, CallAttempt]) -> None:
+    assert log_in("view_callqueue").get(reverse(LIST)).status_code == 403
+    assert log_in("view_callattempt").get(reverse(LIST)).status_code == 200

@@ -1,0 +1,171 @@
+"""Lists of many rows on PostgreSQL: what their statements read, filter by filter, as its plans say.
+`make faults` has a million calls, and judges the time as well.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+
+from callqueue import Rule
+from callqueue.admin import changelist, search
+from tests.support.length import examples
+
+CALLS = examples(30_000, 1_000_000)
+AT_LENGTH = CALLS > 100_000
+COUNTED = 300
+# Rows that a page may read: what it counts, what it shows from each stretch, and all calls of a
+# host that has been called no more, a tenth of the table.
+MOST = COUNTED * 2 + 4_000 if not AT_LENGTH else 130_000
+LISTS = {
+    "callqueue_callqueue": [
+        "",
+        "p=3",
+        "o=8",
+        "o=-8",
+        *(f"status__exact={status}" for status in range(8)),
+        *(f"rule__exact={rule}" for rule in ("payments", "rule3", "gone")),
+        "method__exact=put",
+        "method__exact=get&status__exact=4",
+        "rule__exact=payments&status__exact=4",
+        "rule__exact=payments&status__exact=7&method__exact=put",
+        "rule__exact=rule3&status__exact=4&p=2",
+        "created_dt__gte=2020-01-01+00:00:00%2B00:00&status__exact=4",
+        "created_dt__lt=2020-01-01+00:00:00%2B00:00&rule__exact=rule3",
+        "q=17",
+        "q=tenant-77",
+        "q=tenant-77&status__exact=4",
+        "q=tenant-7777777",
+        "q=hog",
+        "q=old.example",
+        "q=/v1/things/17",
+        "q=old.example/v1/things/1&status__exact=4",
+        "q=01a20446-9308-7c99-9407-c4be62f2ffb5",
+    ],
+    "callqueue_callattempt": [
+        "",
+        "p=3",
+        "rule__exact=rule3",
+        "outcome__exact=throttled",
+        "outcome__exact=succeeded&rule__exact=rule3",
+        "outcome__exact=open",
+        "answer=402",
+        "answer=4xx&rule__exact=rule3",
+        "answer=none",
+        "answer=2xx",
+        "ended=1h",
+        "ended=24h&outcome__exact=throttled",
+        "q=tenant-77",
+        "q=17",
+    ],
+}
+SEED = """
+INSERT INTO callqueue_callqueue (status, rule, queue, key, priority, cost, created_dt, due_at_dt,
+ finished_at_dt, call_data, method, host, path, failed_count, throttled_count, last_attempt,
+ error_message, ready, idempotency_key, callback_pending)
+SELECT st, rule, '', key, 0, '1', at, at, CASE WHEN st > 2 THEN at END,
+ '{}', CASE WHEN share < 0.003 THEN 'put' WHEN i %% 2 = 0 THEN 'post' ELSE 'get' END,
+ CASE WHEN share < 0.1 THEN 'old.example' ELSE 'api' || i %% 25 || '.example' END,
+ '/v1/things/' || i %% 5000, 0, 0, 1, '', st = 0, gen_random_uuid(), false
+FROM (SELECT i, i / COUNT.0 share, now() - (COUNT - i) * interval '0.1 s' AS at,
+ CASE WHEN i %% 1000 = 7 AND i < 0.03 * COUNT THEN 4 WHEN i %% 500 = 1 AND i < 0.03 * COUNT THEN 7
+  WHEN i > 0.94 * COUNT THEN 0 WHEN i %% 700 = 3 THEN 4 WHEN i %% 5000 = 4 THEN 5 ELSE 3 END st,
+ CASE WHEN i < 0.03 * COUNT THEN 'payments' ELSE 'rule' || i %% 25 END rule,
+ CASE WHEN i %% 3 = 0 THEN 'tenant-' || i %% 4000 WHEN i < 0.3 * COUNT THEN 'hog' ELSE '' END AS key
+ FROM generate_series(1, COUNT) i) x
+"""
+ATTEMPTS = """
+INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at,
+ started_at, sent_at, finished_at, outcome, response_status, response_body, error_message, worker)
+SELECT id, 1, rule, key, '', '1', 1, created_dt, created_dt, created_dt, created_dt,
+ CASE WHEN status = 7 THEN 'lost' WHEN id %% 900 = 5 THEN 'throttled' WHEN status = 4 THEN 'gave up' ELSE 'succeeded' END,
+ CASE WHEN status = 7 THEN NULL WHEN id %% 900 = 5 THEN 429 WHEN status = 4 THEN 402 ELSE 200 END, '', '', ''
+FROM callqueue_callqueue WHERE status > 2
+"""
+
+
+@pytest.fixture(scope="module")
+def many(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The tables full, committed so that what is dead and visible is as in service."""
+    if connection.vendor != "postgresql":
+        pytest.skip("reads PostgreSQL's plans")
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(SEED.replace("COUNT", str(CALLS)).replace("%%", "%"))
+        cursor.execute(ATTEMPTS.replace("%%", "%"))
+        cursor.execute("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
+        yield
+        cursor.execute("TRUNCATE callqueue_callqueue, callqueue_callattempt")
+
+
+def read_rows(plan: dict[str, Any]) -> int:
+    """The rows that a plan took from tables and indexes."""
+    own = 0
+    if "Relation Name" in plan:
+        passed = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+        own = round((passed + plan.get("Rows Removed by Index Recheck", 0)) * plan["Actual Loops"])
+    return own + sum(read_rows(child) for child in plan.get("Plans", ()))
+
+
+def scans(plan: dict[str, Any]) -> set[str]:
+    """The tables that a plan reads from end to end."""
+    own = {plan["Relation Name"]} if plan["Node Type"] == "Seq Scan" else set()
+    return own.union(*(scans(child) for child in plan.get("Plans", ())))
+
+
+class Watched:
+    """Has each statement on the app's tables explained as it runs."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.scanned: set[str] = set()
+        self.statements = 0
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "callqueue_call" in sql and sql.lstrip("(").startswith(("SELECT", "WITH")):
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", params)
+                (found,) = cursor.cursor.fetchone()
+            plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+            self.statements += 1
+            self.rows += read_rows(plan)
+            self.scanned |= scans(plan) & set(LISTS)
+        return execute(sql, params, many, context)
+
+
+def test_any_filter_reads_little_more_than_what_it_shows(
+    many: None, root: Client, rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not AT_LENGTH:
+        monkeypatch.setattr(changelist, "COUNTED", COUNTED)
+        monkeypatch.setattr(search, "NEWEST", COUNTED)
+    rules(**{f"rule{n}": Rule() for n in range(25)}, payments=Rule())
+    wrong, explained = [], 0
+    for table, queries in LISTS.items():
+        address = reverse(f"admin:{table}_changelist")
+        for query in queries:
+            root.get(f"{address}?{query}")
+            watched = Watched()
+            if AT_LENGTH:
+                took = min(_timed(root, f"{address}?{query}") for _ in range(3))
+            with connection.execute_wrapper(watched):
+                assert root.get(f"{address}?{query}").status_code == 200, query
+            explained += watched.statements
+            if watched.scanned or watched.rows > MOST:
+                wrong.append((query, watched.rows, watched.scanned))
+            if AT_LENGTH:
+                print(f"{table}?{query}: {1000 * took:.0f} ms, {watched.rows} rows")
+    assert explained > 60
+    assert wrong == []
+
+
+def _timed(client: Client, path: str) -> float:
+    began = time.perf_counter()
+    client.get(path)
+    return time.perf_counter() - began
