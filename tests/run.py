@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
 PATIENT = [
     "tests/unit",
+    "tests/simulation",
     *BEHAVIOUR,
 ]  # these may run beside others: they judge nothing by the time it takes
 INTERRUPTED = 130

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import claim, executor, judging
+from callqueue.execution import claim, judging, recorder
 from callqueue.execution.http import client
 from callqueue.ledger import clock_jumps
 from callqueue.ledger.clock_jumps import Watch
@@ -252,7 +252,7 @@ class Cluster(RuleBasedStateMachine):
     def one_records(self, place: int) -> None:
         process = self.some([p for p in self.processes if p.answered], place)
         report = process.answered.pop(0)
-        executor._record("default", [report])
+        recorder.record("default", [report])
 
     def some(self, processes: list[Process], place: int) -> Process:
         self.current = processes[place % len(processes)]

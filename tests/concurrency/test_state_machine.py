@@ -34,7 +34,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor, request
+from callqueue.execution import claim, recorder, request
 from callqueue.execution.http import client
 from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.maintenance import recovery
@@ -258,7 +258,7 @@ class Queue(RuleBasedStateMachine):
         if not self.reports:
             return
         report = self.reports.pop(place % len(self.reports))
-        executor._record("default", [report])
+        recorder.record("default", [report])
         attempt = CallAttempt.objects.get(pk=report.job.attempt_id)
         if attempt.outcome in ("failed", "throttled") and attempt.response_status in (429, 500):
             self.may_send[attempt.call_id] = True  # the provider refused it: nothing was done there

@@ -1,0 +1,214 @@
+"""What goes wrong in a run, and what people do meanwhile: each kind is one function of the world and
+of the numbers drawn for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from tests.simulation.oracle import Rate
+from tests.simulation.scheduler import MICRO, Process
+from tests.simulation.world import Misfortune, World
+
+
+def arrange(world: World, one: Misfortune) -> None:
+    """Let it happen when its time comes."""
+    do = globals()[f"_{one.kind}"]
+
+    def happen() -> None:
+        world.scheduler.tell(f"misfortune {one}", "world")
+        do(world, one.draw)
+
+    world.scheduler.later(one.at, happen)
+
+
+def _doom(world: World, draw: Any, what: str, given: Any = None) -> None:
+    victims = [p for p in world.scheduler.processes if not p.is_dead and p.kind != "host"]
+    if victims:
+        victim: Process = draw.choice(victims)
+        victim.doom.append([draw.randint(1, 40), what, given])
+
+
+def _kill(world: World, draw: Any) -> None:
+    _doom(world, draw, "kill")
+
+
+def _freeze(world: World, draw: Any) -> None:
+    world.judge.lenient = True
+    _doom(world, draw, "freeze", draw.choice([0.3, 1.0, 2.2, 4.0]))
+
+
+def _stall(world: World, draw: Any) -> None:
+    """One process's statements take long."""
+    victims = [p for p in world.scheduler.processes if not p.is_dead and p.kind != "host"]
+    if victims:
+        victim = draw.choice(victims)
+        victim.slowness = 40.0
+        world.scheduler.later(draw.uniform(0.3, 1.5), lambda: setattr(victim, "slowness", 1.0))
+
+
+def _cut(world: World, draw: Any) -> None:
+    world.was_cut = world.judge.lenient = True
+    _doom(world, draw, "cut")
+
+
+def _jump(world: World, draw: Any) -> None:
+    """The database's clock is set."""
+    by = draw.choice([0.05, 0.4, 1.0, 5.0, 3600.0, 86400.0, -0.05, -0.4, -1.0, -5.0, -3600.0])
+    world.judge.was_set = True
+    world.stage.doors.clock_set += round(by * MICRO)
+    world.scheduler.tell(f"the clock is set by {by:g} s", "world")
+
+
+def _refuse(world: World, draw: Any) -> None:
+    world.provider.is_refusing = True
+    after = draw.uniform(0.2, 1.5)
+    world.scheduler.later(after, lambda: setattr(world.provider, "is_refusing", False))
+
+
+def _broker(world: World, draw: Any) -> None:
+    seconds = draw.uniform(0.2, 2.0)
+    world.broker.away_until = world.scheduler.now + round(seconds * MICRO)
+
+
+def _some(world: World, draw: Any) -> int | None:
+    pks = sorted(world.judge.by_pk)
+    return draw.choice(pks) if pks else None
+
+
+def _with_call(world: World, draw: Any, name: str, do: Callable[[int], None]) -> None:
+    pk = _some(world, draw)
+
+    def act() -> None:
+        if pk is not None:
+            with world._cuts_allowed():
+                do(pk)
+
+    world.act(name, 0.0, act)
+
+
+def _hold(world: World, draw: Any) -> None:
+    """A host holds a call's row, and does this or that to it."""
+    seconds, verb = draw.choice([0.3, 1.0, 3.0]), draw.choice(["look", "cancel", "undo"])
+
+    def do(pk: int) -> None:
+        from django.db import transaction
+
+        from callqueue.exceptions import IllegalTransition
+        from callqueue.models import CallQueue
+
+        with transaction.atomic():
+            call = CallQueue.objects.select_for_update().filter(pk=pk).first()
+            if call is None:
+                return
+            try:
+                if verb != "look":
+                    call.cancel()
+            except IllegalTransition:
+                pass
+            world.scheduler.sleep(seconds)
+            if verb == "undo":
+                transaction.set_rollback(True)
+
+    _with_call(world, draw, "host", do)
+
+
+def _cancel(world: World, draw: Any) -> None:
+    def do(pk: int) -> None:
+        from callqueue.models import CallQueue
+
+        CallQueue.objects.filter(pk__in=range(pk, pk + 4)).cancel()
+
+    _with_call(world, draw, "operator", do)
+
+
+def _requeue(world: World, draw: Any) -> None:
+    is_again = draw.random() < 0.3
+
+    def do(pk: int) -> None:
+        from callqueue.models import CallQueue
+
+        pks = [one for one in range(pk, pk + 4) if one in world.judge.by_pk]
+        for one in pks:
+            world.judge.by_pk[one].requeued_at.append(world.scheduler.now)
+        CallQueue.objects.filter(pk__in=pks).requeue(again=is_again)
+        for one in pks:
+            world.judge.by_pk[one].requeued_at.append(world.scheduler.now)
+
+    _with_call(world, draw, "operator", do)
+
+
+def _delete(world: World, draw: Any) -> None:
+    def do(pk: int) -> None:
+        from callqueue.models import CallQueue
+
+        world.judge.by_pk[pk].is_gone = True
+        CallQueue.objects.filter(pk=pk).delete()
+
+    _with_call(world, draw, "host", do)
+
+
+def _pause(world: World, draw: Any) -> None:
+    seconds = draw.choice([0.5, 2.0, None])
+    rule = draw.choice(sorted(world.scene.rules))
+
+    def do() -> None:
+        from callqueue.operations import control
+
+        with world._cuts_allowed():
+            control.pause("default", rule, seconds=seconds)
+
+    world.act("operator", 0.0, do)
+
+
+def _rate(world: World, draw: Any) -> None:
+    """An operator gives a limit another rate."""
+    rule = draw.choice(sorted(world.scene.rules))
+    name, limit = draw.choice(world.scene.rules[rule].ids(rule))
+    n = draw.choice([1, 2, limit.n + 2, None])
+    if limit.kind in ("once", "day") or limit.unit != "calls":
+        return
+
+    def do() -> None:
+        from callqueue.operations import control
+
+        rate = Rate(name, n, world.scheduler.now)
+        world.judge.rates.append(rate)
+        text = None if n is None else f"{n}/{limit.seconds:g}s"
+        with world._cuts_allowed():
+            control.change_limit("default", rule, name, text)
+            rate.must = world.scheduler.now
+
+    world.act("operator", 0.0, do)
+
+
+def _deploy(world: World, draw: Any) -> None:
+    """A dispenser with other settings begins, and one of the others ends; perhaps all is rolled
+    back later.
+    """
+    is_other = draw.random() < 0.7
+    seconds = draw.uniform(0.0, 1.5)
+
+    def end() -> None:
+        old = [p for p in world.alive("dispenser") if p.is_other != is_other]
+        for process in old[: draw.choice([1, 3])]:
+            if hasattr(process, "stop"):
+                process.stop.set()
+
+    world.start("dispenser", is_other)
+    world.scheduler.later(seconds, end)
+
+
+def _clean(world: World, draw: Any) -> None:
+    """Cleanup deletes what ended."""
+
+    def do() -> None:
+        from callqueue.maintenance import cleanup
+
+        with world._cuts_allowed():
+            cleanup.clean("default", older_than=timedelta(seconds=0.5), batch_size=3)
+
+    world.judge.is_pruned = True
+    world.act("cleanup", 0.0, do)

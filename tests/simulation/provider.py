@@ -1,0 +1,254 @@
+"""The simulated provider, and the sockets that lead to it: what it counted and when is the record
+that the judge goes by.
+
+In: bytes of requests. Out: bytes of answers, late, wrong, or none. It counts a request at an
+instant between its last byte and its answer. Every instant is true time, in microseconds.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.doors import Doors, Waiters, _module
+from tests.simulation.scheduler import Process
+
+HTML = {"Content-Type": "text/html; charset=undefined"}
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass
+class Request:
+    """A request that a worker sent, and what became of it."""
+
+    token: str  # names the call
+    process: Process
+    sent_at: int
+    task: Any = None
+    counted_at: int | None = None  # None: it never arrived
+    status: int | None = None  # None: no answer
+    left_at: int | None = None  # when the answer left
+    told_at: int | None = None  # when the answer arrived
+    given_up_at: int | None = None  # when the worker hung up without one
+    attempt: int | None = None
+
+    @property
+    def over_at(self) -> float:
+        """When the provider had nothing more to do with it."""
+        ends = [at for at in (self.left_at, self.given_up_at) if at is not None]
+        return min(ends) if ends else float("inf")
+
+
+@dataclass
+class Mood:
+    """How the provider is: each of its answers with how often it gives it."""
+
+    answers: list[tuple[str, float]]
+    latency: tuple[float, float] = (0.005, 0.2)
+    transit: float = 0.04  # seconds at most from the last byte to the count
+
+
+CALM = Mood([("ok", 1.0)], latency=(0.01, 0.06))
+
+
+class Provider:
+    """Counts requests, and answers them as its mood is."""
+
+    def __init__(self, doors: Doors, mood: Mood) -> None:
+        self.doors, self.mood = doors, mood
+        self.requests: list[Request] = []
+        self.is_refusing = False
+        self.transit_of: Callable[[str], float | None] = lambda token: None
+        self.on_count: Callable[[Request], None] = lambda request: None
+
+    @property
+    def scheduler(self) -> Any:
+        return self.doors.scheduler
+
+    def accept(self, sock: Socket, token: str) -> None:
+        """The last byte of a request was sent."""
+        draw = self.scheduler.stream("provider")
+        task = self.scheduler.current
+        request = Request(token, task.process, self.scheduler.now, task)
+        sock.request = request
+        self.requests.append(request)
+        most = self.transit_of(token)
+        transit = draw.uniform(0, self.mood.transit if most is None else most)
+        self.scheduler.later(transit, lambda: self._count(sock, request))
+
+    def _count(self, sock: Socket, request: Request) -> None:
+        if request.given_up_at is not None:
+            return  # the connection was reset before it arrived
+        draw = self.scheduler.stream("provider")
+        request.counted_at = self.scheduler.now
+        self.on_count(request)
+        kinds, weights = zip(*self.mood.answers, strict=True)
+        kind = draw.choices(kinds, weights)[0]
+        low, high = self.mood.latency
+        latency = draw.uniform(low, high) * (1 if kind != "slow" else 20)
+        self.scheduler.tell(f"counts {request.token}, and answers {kind}", "provider")
+        if kind != "silence":
+            self.scheduler.later(latency, lambda: self._answer(sock, request, kind))
+
+    def _answer(self, sock: Socket, request: Request, kind: str) -> None:
+        draw = self.scheduler.stream("provider")
+        request.left_at = self.scheduler.now
+        if kind == "reset":
+            self.scheduler.later(0.001, sock.break_off)
+            return
+        status, headers, body = ANSWERS[kind]
+        request.status = status
+        back = draw.uniform(0.0005, 0.01)
+        self.scheduler.later(back, lambda: sock.arrive(request, _bytes(status, headers, body)))
+
+
+ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "ok": (200, JSON, b'{"ok": true}'),
+    "slow": (200, JSON, b'{"ok": true}'),
+    "odd": (200, HTML, b"<p>\xff\xfe done"),
+    "error": (500, JSON, b"{}"),
+    "busy": (429, {"Retry-After": "1"}, b""),
+    "busy2": (429, {"Retry-After": "2"}, b""),
+    "away": (503, {}, b"maintenance"),
+    "missing": (404, JSON, b"{}"),
+}
+
+
+def _bytes(status: int, headers: dict[str, str], body: bytes) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Socket:
+    """A socket to the provider."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self.request: Request | None = None
+        self._waiters = Waiters(provider.doors)
+        self._out, self._in = b"", b""
+        self._timeout: float | None = None
+        self._is_broken = self._is_closed = False
+
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing to set."""
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def fileno(self) -> int:
+        return -1 if self._is_closed else 99
+
+    def connect(self, where: Any) -> None:
+        scheduler = self.provider.scheduler
+        scheduler.sleep(scheduler.stream("provider").uniform(0.0002, 0.003))
+        if self.provider.is_refusing:
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    def send(self, data: Any) -> int:
+        self.provider.scheduler.alive()
+        if self._is_broken or self._is_closed:
+            raise BrokenPipeError(32, "Broken pipe")
+        self._out += bytes(data)
+        head, found, body = self._out.partition(b"\r\n\r\n")
+        length = [
+            line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        ]
+        if found and len(body) >= (int(length[0].split(b":")[1]) if length else 0):
+            self._out = b""
+            self.provider.accept(self, head.split(b" ")[1].decode().strip("/"))
+        return len(data)
+
+    sendall = send
+
+    def is_readable(self) -> bool:
+        return bool(self._in) or self._is_broken or self._is_closed
+
+    def wait_readable(self, seconds: float | None) -> bool:
+        return self._waiters.wait_until(self.is_readable, seconds)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if not self.wait_readable(self._timeout):
+            raise BlockingIOError if self._timeout == 0 else TimeoutError("timed out")
+        if self._is_broken and not self._in:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        data = self._in[:size]
+        if not flags:
+            self._in = self._in[size:]
+        return data
+
+    def recv_into(self, buffer: Any, size: int = 0) -> int:
+        data = self.recv(size or len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def makefile(self, *_: Any, **__: Any) -> Any:
+        return _File(self)
+
+    def arrive(self, request: Request, data: bytes) -> None:
+        """An answer."""
+        if not self._is_closed:
+            request.told_at = self.provider.scheduler.now
+            self._in += data
+            self._waiters.wake()
+
+    def break_off(self) -> None:
+        """The other side hangs up."""
+        self._is_broken = True
+        self._waiters.wake()
+
+    def close(self) -> None:
+        if not self._is_closed and self.request is not None and self.request.told_at is None:
+            self.request.given_up_at = self.provider.scheduler.now
+        self._is_closed = True
+        self._waiters.wake()
+
+    def shutdown(self, how: int) -> None:
+        """As close."""
+
+
+class _File:
+    """The reading side of a socket."""
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+
+    def readinto(self, buffer: Any) -> int:
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        """The socket is closed by itself."""
+
+
+@dataclass
+class Wire:
+    """What leads every socket of the product to the provider of the run."""
+
+    doors: Doors
+    provider: Provider = field(default=None)  # type: ignore[assignment]
+
+    def install(self) -> None:
+        def wait(sock: Any, *given: Any, read: bool = True, timeout: Any = None, **_: Any) -> bool:
+            seconds = given[0] if given and not isinstance(given[0], bool) else timeout
+            return sock.wait_readable(seconds)
+
+        fake = _module(
+            "socket",
+            socket,
+            socket=lambda *_, **__: Socket(self.provider),
+            gethostname=lambda: "host",
+        )
+        waits = {
+            "wait_for_read": wait,
+            "wait_for_write": lambda *_, **__: True,
+            "wait_for_socket": lambda *_, **__: True,
+        }
+        for module in self.doors.modules:
+            for name, value in list(vars(module).items()):
+                if value is socket:
+                    setattr(module, name, fake)
+                elif name in waits:
+                    setattr(module, name, waits[name])
