@@ -6,6 +6,8 @@ and what to do. A refused `send` has written nothing.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 class CallQueueError(Exception):
     """The base of everything callqueue raises on purpose."""
@@ -28,6 +30,18 @@ class UnknownRule(CallQueueError):
 
 class NotAllowed(CallQueueError):
     """The host or address may not be called, by ALLOWED_HOSTS or ALLOWED_NETWORKS."""
+
+
+class NotNow(CallQueueError):
+    """A permit was not to be had in time. `until`: when it should be, an aware datetime, or None
+    where nobody can say; `reason`: what it waited for.
+    """
+
+    def __init__(self, until: datetime | None, reason: str) -> None:
+        self.until = until
+        self.reason = reason
+        when = f", until {until.isoformat()}" if until is not None else ""
+        super().__init__(f"{reason}{when}")
 
 
 class IllegalTransition(CallQueueError):

@@ -18,7 +18,13 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from callqueue.conf.reader import DEFAULTS, NAMES_OF_STATUS, STATUS_NAMES, Reader
+from callqueue.conf.reader import (
+    DEFAULTS,
+    NAMES_OF_STATUS,
+    OTHER_HOSTS,
+    STATUS_NAMES,
+    Reader,
+)
 from callqueue.exceptions import UnknownRule
 from callqueue.limits.budgets import Book
 from callqueue.limits.rules import Rule
@@ -28,6 +34,7 @@ from callqueue.texts import suggest
 __all__ = [
     "DEFAULTS",
     "NAMES_OF_STATUS",
+    "OTHER_HOSTS",
     "STATUS_NAMES",
     "Config",
     "current",
@@ -48,6 +55,7 @@ class Config:
     allowed_hosts: tuple[str, ...]
     allowed_networks: tuple[str, ...]
     secrets: Mapping[str, SecretFor]
+    calls_per_slot: int
     encryption_keys: tuple[str, ...]
     max_call_bytes: int
     max_response_bytes: int
@@ -56,6 +64,7 @@ class Config:
     poll: float
     release_lease: float
     grace: float
+    other_hosts: str = "pass"
 
     @property
     def rules(self) -> Mapping[str, Rule]:
@@ -122,6 +131,7 @@ def _read() -> tuple[Config, list[str]]:
         allowed_hosts=reader.hosts(),
         allowed_networks=reader.networks(),
         secrets=reader.secrets(book.rules),
+        calls_per_slot=reader.size("CALLS_PER_SLOT", unit="calls"),
         encryption_keys=reader.encryption_keys(),
         max_call_bytes=reader.size("MAX_CALL_BYTES"),
         max_response_bytes=reader.size("MAX_RESPONSE_BYTES"),
@@ -130,5 +140,6 @@ def _read() -> tuple[Config, list[str]]:
         poll=intervals["POLL"],
         release_lease=leases["RELEASE"],
         grace=leases["GRACE"],
+        other_hosts=reader.choice("OTHER_HOSTS", OTHER_HOSTS),
     )
     return config, reader.wrong

@@ -33,6 +33,8 @@ STATUS_NAMES = {
 }
 NAMES_OF_STATUS = {number: name for name, number in STATUS_NAMES.items()}
 _WEEK, _MONTH = timedelta(days=7), timedelta(days=30)
+# what becomes of a client's request to a host that no rule names
+OTHER_HOSTS = ("pass", "refuse")
 DEFAULTS: dict[str, Any] = {
     "RULES": {"default": Rule(limits=[SlidingWindow("100/h")])},
     "ROUTER": None,
@@ -47,10 +49,12 @@ DEFAULTS: dict[str, Any] = {
     "ALLOWED_HOSTS": ["*"],
     "ALLOWED_NETWORKS": [],
     "SECRETS": {},
+    "CALLS_PER_SLOT": 100,
     "ENCRYPTION_KEYS": [],
     "MAX_CALL_BYTES": 262144,
     "MAX_RESPONSE_BYTES": 1048576,
     "KEEP_RESPONSE_BYTES": 4096,
+    "OTHER_HOSTS": "pass",
     "DISPENSER": {"INTERVAL": 1.0, "POLL": 0.05},
     "LEASE": {"RELEASE": 300, "GRACE": 30},
 }
@@ -209,12 +213,19 @@ class Reader:
             self.wrong.extend(f"CALLQUEUE['ENCRYPTION_KEYS']: {why}" for why in check_keys(keys))
         return keys
 
-    def size(self, key: str, least: int = 1) -> int:
+    def size(self, key: str, least: int = 1, unit: str = "bytes") -> int:
         value = self.values[key]
         if type(value) is int and value >= least:
             return value
-        self.note(key, f"is not a whole number of bytes of at least {least}")
+        self.note(key, f"is not a whole number of {unit} of at least {least}")
         return int(DEFAULTS[key])
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        value = self.values[key]
+        if value in choices:
+            return str(value)
+        self.note(key, f"is not one of {', '.join(map(repr, choices))}")
+        return str(DEFAULTS[key])
 
     def numbers(self, key: str, least: Mapping[str, float]) -> dict[str, float]:
         numbers = dict(DEFAULTS[key])

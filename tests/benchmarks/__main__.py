@@ -41,7 +41,9 @@ def main() -> None:
         "--drain", type=float, default=20, help="seconds that each backlog of `exact` takes"
     )
     parser.add_argument("--beside", type=float, default=16, help="seconds of each row of `hostile`")
-    parser.add_argument("--only", nargs="*", help="contestants of the throughput table")
+    parser.add_argument(
+        "--only", nargs="*", help="contestants of the throughput table, rows of `slots`"
+    )
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
         parser.error(
@@ -165,6 +167,31 @@ def exact(options: argparse.Namespace) -> None:
     _show("exact", "Exact", head, rows, found, f"--drain {options.drain:g}")
 
 
+def slow(options: argparse.Namespace) -> None:
+    from tests.benchmarks import slow as room
+
+    found = room.measure(options.drain)
+    rows = [
+        [
+            f"{one['limit']}, answers after {one['latency']:g} s",
+            f"{one['highest']} of {one['allowed']}",
+            f"{one['share']:.3f}",
+            f"{one['told_per_100']:.1f}",
+            f"{one['all_per_100']:.0f}",
+        ]
+        for one in found
+    ]
+    head = [
+        "a backlog",
+        "most in a second",
+        "share used",
+        "statements to tell, per 100 calls",
+        "all of the worker's, per 100 calls",
+    ]
+    _show("slow", "Slow", head, rows, found, f"--drain {options.drain:g}")
+    slots(options)
+
+
 def hostile(options: argparse.Namespace) -> None:
     from tests.benchmarks import hostile as room
 
@@ -187,6 +214,44 @@ def hostile(options: argparse.Namespace) -> None:
         "CPU seconds of a hostile call",
     ]
     _show("hostile", "Hostile", head, rows, found, f"--beside {options.beside:g}")
+
+
+def slots(options: argparse.Namespace) -> None:
+    from tests.benchmarks import slots as room
+
+    found = room.measure(options.only)
+    rows = [
+        [
+            one["name"],
+            f"{one['sent']:,}",
+            f"{one['in_flight']:,}",
+            _three(one["slot_ms"]),
+            _three(one["to_wire_ms"]),
+            f"{one['fast_alone_p95_ms']:,.0f}",
+            f"{one['fast_beside_p95_ms']:,.0f}",
+            str(one["memory_mb"]),
+            str(one["connections"]),
+            f"{one['cpu_share']:.0%}",
+        ]
+        for one in found
+    ]
+    head = [
+        "four slots",
+        "slow calls sent",
+        "most in flight",
+        "wait for a slot, ms",
+        "send to wire, ms",
+        "fast alone, p95 ms",
+        "beside, p95 ms",
+        "memory, MB",
+        "connections",
+        "CPU of a core",
+    ]
+    _show("slots", "Slow answers (p50, p95, most)", head, rows, found)
+
+
+def _three(values: list[float] | None) -> str:
+    return "" if values is None else ", ".join(f"{value:,.0f}" for value in values)
 
 
 def dashboard(options: argparse.Namespace) -> None:
@@ -288,6 +353,17 @@ def _of_drain(found: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def permits(options: argparse.Namespace) -> None:
+    from tests.benchmarks import permits as room
+
+    found = room.measure()
+    rows = [
+        [name, f"{one['median']:.2f}", f"{one['p95']:.2f}", f"{one['worst']:.2f}"]
+        for name, one in found.items()
+    ]
+    _show("permits", "Permits", ["until it may go", "median ms", "p95 ms", "worst ms"], rows, found)
+
+
 EXPERIMENTS = {
     "throughput": throughput,
     "latency": latency,
@@ -295,11 +371,14 @@ EXPERIMENTS = {
     "sending": sending,
     "parts": parts,
     "exact": exact,
+    "slow": slow,
     "hostile": hostile,
+    "slots": slots,
     "dashboard": dashboard,
     "million": million,
     "numbers": numbers,
     "soak": soak,
+    "permits": permits,
 }
 USUAL = ["throughput", "latency", "flat", "sending"]
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 import callqueue
 from callqueue import GiveUp, Retry, Rule, SlidingWindow
-from callqueue.execution import claim, executor, request
+from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
@@ -311,7 +311,7 @@ def test_a_handler_whose_lease_is_over_is_not_called_and_counts_no_failure(rules
     release()
     (job,) = claim.begin("default", [call.attempts.get().pk])
     job.lease_ends = 0.0
-    executor._record("default", [request.make(job)])
+    recorder.record("default", [request.make(job)])
     assert not noted
     assert (fresh(call).status, fresh(call).failed_count, call.attempts.get().outcome) == (
         Status.NEW,

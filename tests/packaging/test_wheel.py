@@ -8,6 +8,7 @@ and skips it.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -161,6 +162,22 @@ def test_it_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
 )
 def test_it_holds_what_is_not_code_too(wheel: zipfile.ZipFile, name: str) -> None:
     assert any(path.startswith(f"callqueue/{name}") for path in wheel.namelist())
+
+
+def test_it_holds_the_pages_that_hints_name(wheel: zipfile.ZipFile) -> None:
+    sources = "".join(
+        (ROOT / "callqueue" / name).read_text(encoding="utf-8")
+        for name in ("checks.py", "operations/doctor/worker_checks.py")
+    )
+    pages = re.findall(r"page\('([^']+)'\)", sources)
+    assert len(pages) >= 4
+    named = [
+        *pages,
+        "how-to/monitoring/grafana-dashboard.json",
+        "how-to/systemd/shop-worker.service",
+    ]
+    assert {f"callqueue/docs/{name}" for name in named} <= set(wheel.namelist())
+    assert not [name for name in wheel.namelist() if "docs/images" in name or "_build" in name]
 
 
 def test_translations_are_compiled(wheel: zipfile.ZipFile) -> None:

@@ -53,7 +53,7 @@ def marked(source: str) -> Iterator[Message]:
 
 
 TEXT = r"""u?("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
-TEMPLATE_MARK = re.compile(rf"\b(pgettext|gettext|_)\(\s*{TEXT}(?:\s*,\s*{TEXT})?\s*\)")
+TEMPLATE_MARK = re.compile(rf"\b(pgettext|ngettext|gettext|_)\(\s*{TEXT}(?:\s*,\s*{TEXT})?\s*[,)]")
 
 
 def marked_in_template(path: Path) -> Iterator[Message]:
@@ -61,7 +61,10 @@ def marked_in_template(path: Path) -> Iterator[Message]:
         first, second = (
             None if text is None else ast.literal_eval(text) for text in match.group(2, 3)
         )
-        yield Message(first, second, None) if match[1] == "pgettext" else Message(None, first, None)
+        if match[1] == "pgettext":
+            yield Message(first, second, None)
+        else:  # what ngettext has second is the plural
+            yield Message(None, first, second)
 
 
 def every_mark() -> set[Message]:

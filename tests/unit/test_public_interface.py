@@ -26,8 +26,9 @@ from callqueue.exceptions import (
     UnknownRule,
 )
 from callqueue.models import CallAttempt, CallQueue
+from callqueue.permits import granted
 
-NAMES = """Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule Session
+NAMES = """AsyncPermitTransport NotNow PermitAdapter PermitTransport apermit permit permitted Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule Session
 SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
 COMMANDS = (
     """dispenser cleanup status send requeue cancel pause resume schedule audit simulate doctor"""
@@ -72,6 +73,15 @@ def test_send_takes_keywords_only() -> None:
         "call_data", "rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback",
     ]  # fmt: skip
     assert all(p.kind is p.KEYWORD_ONLY for name, p in parameters.items() if name != "call_data")
+
+
+def test_a_permit_takes_a_rule_and_keywords() -> None:
+    arguments = ["rule", "url", "key", "cost", "priority", "wait", "lease", "label"]
+    for taker in (callqueue.permit, callqueue.apermit, callqueue.permitted):
+        assert list(inspect.signature(taker).parameters) == arguments
+    for name in ("sent", "settle", "hold", "attempt_id"):
+        assert hasattr(granted.Permit, name)
+    assert issubclass(callqueue.NotNow, CallQueueError)
 
 
 def test_querysets_are_named_for_what_they_hold() -> None:

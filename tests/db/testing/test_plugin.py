@@ -83,7 +83,7 @@ def read_the_page() -> list[Any]:
 
 @pytest.mark.parametrize(("block", "name"), read_the_page())
 def test_the_pages_tests_pass(block: str, name: str, request: pytest.FixtureRequest) -> None:
-    namespace: dict[str, Any] = {"__name__": "of_the_page"}
+    namespace: dict[str, Any] = {"__name__": f"of_the_page.{name}"}
     exec(compile(block, PAGE.name, "exec"), namespace)
     wanted = inspect.signature(namespace[name]).parameters
     namespace[name](**{fixture: request.getfixturevalue(fixture) for fixture in wanted})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +93,33 @@ def test_networks_fail(rules: Rules, error: Any, method: str, expected: int) -> 
     assert status_of(call) == expected
     (attempt,) = CallAttempt.objects.filter(call=call)
     assert (attempt.sent_at is None) == (expected == Status.ERROR and method == "post")
+
+
+def test_without_a_transport_no_request_leaves_this_machine(rules: Rules) -> None:
+    rules(default=Rule())
+    call = send("/pay?token=hidden")
+    with pytest.raises(UnexpectedRequest, match=r"api\.example\.com: .* callqueue_transport") as e:
+        run_callqueue()
+    assert "hidden" not in str(e.value)
+    assert call.attempts.filter(sent_at=None).count() == 1
+
+
+def test_without_a_transport_a_server_of_the_test_answers(rules: Rules) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        rules({"ALLOWED_NETWORKS": ["127.0.0.0/8"]}, default=Rule())
+        thread = threading.Thread(target=answer_one, args=(listener,))
+        thread.start()
+        port = listener.getsockname()[1]
+        call = CallQueue.objects.send(
+            {"method": "get", "params": {"url": f"http://127.0.0.1:{port}/"}}
+        )
+        run_callqueue()
+        thread.join()
+    assert status_of(call) == Status.DONE
+
+
+def answer_one(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
