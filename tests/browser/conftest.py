@@ -59,7 +59,8 @@ def browser(chromium: Any, site: str) -> Iterator[Any]:
     """The browser, with nothing kept from the test before. What it complains about in its console
     fails the test.
     """
-    chromium.delete_all_cookies()
+    # delete_all_cookies() would delete those of the page it is on, which is none by now
+    chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})
     chromium.get_log("browser")
     yield chromium
     entries = [
