@@ -27,6 +27,7 @@ from callqueue.integrations.requests_arguments import (
     refuse,
 )
 from callqueue.security.secrets import Secret
+from callqueue.sending.intake import ARGUMENTS
 from callqueue.sending.validation import ELSEWHERE
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 merge_setting: Any = requests.sessions.merge_setting  # requests has no types for it
 
-OF_SEND = ("rule", "key", "priority", "cost", "not_before", "expires_at", "unique_key", "callback")
 OF_THE_SESSION = ("headers", "params", "auth", "cookies")
 
 
@@ -51,7 +51,7 @@ class Session:
     def __init__(
         self, rule: str | None = None, *, using: str | None = None, **arguments: Any
     ) -> None:
-        unknown = sorted(arguments.keys() - set(OF_SEND))
+        unknown = sorted(arguments.keys() - set(ARGUMENTS))
         if unknown:
             raise TypeError(f"Session() got an unexpected argument {unknown[0]!r}")
         self.headers: CaseInsensitiveDict[Any] = CaseInsensitiveDict()
@@ -105,7 +105,7 @@ class Session:
             timeout=timeout, allow_redirects=allow_redirects, proxies=proxies, hooks=hooks,
             stream=stream, verify=verify, cert=cert, files=files,
         )  # fmt: skip
-        unknown = sorted(arguments.keys() - set(OF_SEND))
+        unknown = sorted(arguments.keys() - set(ARGUMENTS))
         if unknown:
             raise TypeError(f"request() got an unexpected keyword argument {unknown[0]!r}")
         address: Any = (

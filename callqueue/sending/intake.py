@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,17 +32,6 @@ from callqueue.texts import suggest
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
-ARGUMENTS = (
-    "rule",
-    "key",
-    "priority",
-    "cost",
-    "not_before",
-    "expires_at",
-    "unique_key",
-    "callback",
-)
-
 
 @dataclass(frozen=True)
 class CallRequest:
@@ -57,6 +46,10 @@ class CallRequest:
     expires_at: datetime | None = None
     unique_key: str | None = None
     callback: str | None = None
+
+
+# what `send` takes besides call_data
+ARGUMENTS = tuple(one.name for one in fields(CallRequest) if one.name != "call_data")
 
 
 def accept(request: CallRequest, *, using: str) -> CallQueue | None:
