@@ -8,6 +8,7 @@ behind these functions. It imports no driver.
 from callqueue.database.bulk_insert import (
     insert_each,
     insert_objects,
+    new_object,
     passes_over_conflicts,
     returns_inserted,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Q
@@ -138,7 +138,8 @@ def _mark_dispatched(account: Account, releases: Sequence[Release]) -> None:
 def _insert_attempts(account: Account, releases: Sequence[Release]) -> list[int]:
     """Insert an open attempt for each release; their ids, in the same order."""
     using, lease = account.using, timedelta(seconds=conf.current().release_lease)
-    attempts = [_attempt(made, account.now, lease) for made in releases]
+    at = from_us(account.now)
+    attempts = [_attempt(made, at, lease) for made in releases]
     ids = database.insert_each(tables.CallAttempt, using, attempts)
     if ids[0] is not None:
         return [pk or 0 for pk in ids]
@@ -151,11 +152,12 @@ def _insert_attempts(account: Account, releases: Sequence[Release]) -> list[int]
     return [id_of[one] for one in whose]
 
 
-def _attempt(made: Release, now: int, lease: timedelta) -> dict[str, Any]:
+def _attempt(made: Release, now: datetime, lease: timedelta) -> dict[str, Any]:
     call, asked = made.candidate, made.candidate.asked
     is_begun = asked is not None and asked.lease is not None
     if asked is not None:
         lease = timedelta(seconds=CLAIMED if asked.lease is None else asked.lease)
+    send_at = None if made.send_at is None else from_us(made.send_at)
     return {
         "call_id": call.id if asked is None else None,
         "label": "" if asked is None else asked.label,
@@ -165,10 +167,10 @@ def _attempt(made: Release, now: int, lease: timedelta) -> dict[str, Any]:
         "queue": made.queue,
         "cost": call.cost,
         "calls": cost_of(call.cost, "calls"),
-        "released_at": from_us(now),
-        "send_at": None if made.send_at is None else from_us(made.send_at),
-        "lease_until": from_us(made.send_at or now) + lease,
-        "started_at": from_us(now) if is_begun else None,
+        "released_at": now,
+        "send_at": send_at,
+        "lease_until": (send_at or now) + lease,
+        "started_at": now if is_begun else None,
         "outcome": states.OPEN,
         "response_body": "",
         "error_message": "",

@@ -92,8 +92,9 @@ def plan(
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
     turn = {rule: served.get(rule, 0) for rule in queues}
     clock = max(turn.values(), default=0)
+    rules = account.book.rules
     while queues:
-        rule = min(queues, key=lambda name: (-account.book.rules[name].priority, turn[name], name))
+        rule = min(queues, key=lambda name: (-rules[name].priority, turn[name], name))
         if planner.release_next(queues[rule]):
             clock += 1
             turn[rule] = clock

@@ -200,9 +200,9 @@ def cost_of(cost: Cost, unit: str) -> int:
     """What a call's `cost` charges in `unit`: an int is calls; a mapping names its units, and calls
     is 1 unless named.
     """
-    if isinstance(cost, Mapping):
-        return cost.get(unit, 1 if unit == "calls" else 0)
-    return cost if unit == "calls" else 0
+    if isinstance(cost, int):  # asked first: nearly every call's cost is one
+        return cost if unit == "calls" else 0
+    return cost.get(unit, 1 if unit == "calls" else 0)
 
 
 def costs_more(cost: Cost, charged: Cost) -> bool:

@@ -92,18 +92,21 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     if routed is None:
         return None
     host = _host(data)
-    call = tables.CallQueue(
-        status=states.NEW,
-        call_data=data,
-        method=data["method"],
-        host=host[:255],
-        task_id=_task_id(data),
-        path="" if config.encryption_keys else _path(data),
-        trace_context=telemetry.current(),
-        **_arguments(routed, _rule_name(routed, host, config), config),
+    arguments = _arguments(routed, _rule_name(routed, host, config), config)
+    return database.new_object(
+        tables.CallQueue,
+        {
+            "status": states.NEW,
+            "call_data": data,
+            "method": data["method"],
+            "host": host[:255],
+            "task_id": _task_id(data),
+            "path": "" if config.encryption_keys else _path(data),
+            "trace_context": telemetry.current(),
+            "active_key": arguments["unique_key"],
+            **arguments,
+        },
     )
-    call.active_key = call.unique_key
-    return call
 
 
 def _arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any
 
 import requests
-from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers
 
 from callqueue.execution.http.adapter import close_idle, this_thread
@@ -29,8 +28,11 @@ from callqueue.texts import charset
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
 
-# User-Agent and the others that requests sends
-_DEFAULT_HEADERS = {**default_headers(), "Accept-Encoding": ACCEPT_ENCODING}
+# User-Agent and the others that requests sends, by their names in lower case
+_DEFAULT_HEADERS = {
+    name.lower(): (name, value)
+    for name, value in {**default_headers(), "Accept-Encoding": ACCEPT_ENCODING}.items()
+}
 
 
 @dataclass
@@ -86,13 +88,13 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
     that is None takes the default one away.
     """
     prepared = requests.PreparedRequest()
-    headers = CaseInsensitiveDict({**_DEFAULT_HEADERS})
-    headers.update(params.get("headers") or {})
+    headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
+    headers = _DEFAULT_HEADERS | headers
     cookies, auth = params.get("cookies"), params.get("auth")
     try:
         prepared.prepare_method(method)
         prepared.prepare_url(params["url"], params.get("params"))
-        prepared.prepare_headers({n: value for n, value in headers.items() if value is not None})
+        prepared.prepare_headers({n: value for n, value in headers.values() if value is not None})
         if cookies:
             prepared.prepare_cookies(cookies)
         prepared.prepare_body(params.get("data"), None, params.get("json"))
