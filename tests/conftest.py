@@ -115,8 +115,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     empty = modules - {item.nodeid.partition("::")[0] for item in items}
     if empty:
         raise pytest.UsageError(f"collects no test: {', '.join(sorted(empty))}")
@@ -126,6 +128,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(AGAIN)
         elif fixtures & WITH_A_BROWSER:
             item.add_marker(AGAIN_IN_A_BROWSER)
+    with length.slow_ones_left_out(config, items):
+        yield
 
 
 # The counts of this run, and the servers that its tests used, for tests/run.py to add up.

@@ -1,8 +1,8 @@
 """Run every test on everything that is there, and say at the end what that was.
 
-`python -m tests.run [--faults] [pytest's arguments]`: first, alone, on PostgreSQL, the tests that
-mind how fast the machine is; then the others and, beside them, the behaviour suite on SQLite and on
-MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's
+`python -m tests.run [--faults] [pytest's arguments]`: first, on PostgreSQL, the tests that wait for
+clocks and processes more than they compute; then the others and, beside them, the behaviour suite on
+SQLite and on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's
 count. With CI set, a server that answers and was not used is a failure. Leaves no process and no
 file.
 """
@@ -30,7 +30,8 @@ PATIENT = [
     "tests/unit",
     "tests/simulation",
     *BEHAVIOUR,
-]  # these may run beside others: they judge nothing by the time it takes
+]  # these may run beside any others: they judge nothing by the time it takes
+PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
 ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
@@ -46,9 +47,10 @@ def main(arguments: list[str]) -> int:
     faults = "--faults" in arguments
     arguments = [argument for argument in arguments if argument != "--faults"]
     with servers.postgresql():
-        sessions = plan(answering, arguments, faults)
-        run(sessions[:1], arguments)
-        run(sessions[1:], arguments)
+        phases = plan(answering, arguments, faults)
+        for sessions in phases:
+            run(sessions, arguments)
+    sessions = [session for phase in phases for session in phase]
     problems = unused(sessions, answering) if not arguments and not faults else []
     print(summary(sessions, answering, problems))
     print(count_line(sessions, time.monotonic() - started), flush=True)
@@ -67,27 +69,36 @@ class Session:
     counts: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
 
+    def file(self, folder: Path, ending: str) -> Path:
+        """A file of this session's own."""
+        names = "-".join(Path(one).name for one in (self.database, *self.folders))
+        return folder / f"{names}.{ending}"
+
 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """SIGTERM and Ctrl-C end a run alike: pytest takes down what it put up."""
     raise KeyboardInterrupt
 
 
-def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Session]:
+def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[Session]]:
+    """What runs, one phase after the other; the sessions of a phase run side by side."""
     marks = "fault" if faults else ""
     if any(argument.startswith("tests") for argument in arguments):
-        return [Session("postgresql", [], marks)]
-    sessions = [Session("postgresql", folders, marks) for folders in (impatient(), PATIENT)]
-    sessions.append(Session("sqlite", BEHAVIOUR, marks))
-    if "mariadb" in answering:
-        sessions.append(Session("mariadb", BEHAVIOUR, marks))
-    return sessions
+        return [[Session("postgresql", [], marks)]]
+    others = ["mariadb"] if "mariadb" in answering else []
+    return [
+        [Session("postgresql", folders, marks) for folders in (PROCESSES, all_others())],
+        [
+            Session("postgresql", PATIENT, marks),
+            *(Session(database, BEHAVIOUR, marks) for database in ("sqlite", *others)),
+        ],
+    ]
 
 
-def impatient() -> list[str]:
+def all_others() -> list[str]:
     """All other folders of tests; benchmarks are none."""
     folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
-    return sorted(folders - {*PATIENT, "tests/benchmarks"})
+    return sorted(folders - {*PATIENT, *PROCESSES, "tests/benchmarks"})
 
 
 def run(sessions: list[Session], arguments: list[str]) -> None:
@@ -117,7 +128,7 @@ def start(
     to clean up.
     """
     title = f" {session.database}: {' '.join(session.folders or arguments)} "
-    output = None if live else (folder / f"{session.database}.txt").open("wb")
+    output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
     folders = [folder for folder in session.folders if (ROOT / folder).is_dir()]
@@ -130,7 +141,7 @@ def start(
         *arguments,
         *folders,
     ]
-    report = str(folder / f"{session.database}.json")
+    report = str(session.file(folder, "json"))
     environment = {**os.environ, "CALLQUEUE_TEST_REPORT": report, "PYTHONDONTWRITEBYTECODE": "1"}
     with output or nullcontext():
         return subprocess.Popen(
@@ -146,7 +157,7 @@ def start(
 
 def finish(session: Session, status: int, folder: Path) -> None:
     """Print what was not printed yet, and keep the counts."""
-    output, report = folder / f"{session.database}.txt", folder / f"{session.database}.json"
+    output, report = session.file(folder, "txt"), session.file(folder, "json")
     if output.exists():
         print(
             f"\n{f' {session.database} ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}",

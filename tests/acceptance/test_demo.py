@@ -112,7 +112,13 @@ def untracked() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.fault),
+    ],
+)
 def test_an_interrupted_demo_leaves_nothing(folder: Path, number: signal.Signals) -> None:
     demo = Demo(folder)
     demo.wait_for("calls are in the queue")
@@ -125,6 +131,8 @@ def test_an_interrupted_demo_leaves_nothing(folder: Path, number: signal.Signals
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.fault
 def test_with_keep_the_admin_lets_in_whoever_has_the_login_that_was_printed(folder: Path) -> None:
     if not port_is_free():
         pytest.skip("port 8000 is in use")

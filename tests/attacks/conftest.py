@@ -10,7 +10,6 @@ import pytest
 
 from tests.browser.conftest import browser, chromium, site  # noqa: F401
 from tests.db.conftest import rules  # noqa: F401
-from tests.support.length import slow_ones_left_out
 
 if TYPE_CHECKING:
     from tests.db.security.test_what_goes_out import Listener
@@ -18,15 +17,11 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("slow"):
             item.add_marker("fault")
-    with slow_ones_left_out(config, items, HERE):
-        yield
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.length import is_at_length, slow_ones_left_out
+from tests.support.length import is_at_length
 
 if TYPE_CHECKING:
     from tests.faults.stage import Stage
@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Iterator[None]:
-    """All of this folder is marked `fault`, before anyone chooses by marks; what is `slow` as well
-    is left to `make faults`.
-    """
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder is marked `fault`, before anyone chooses by marks."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("fault")
-    with slow_ones_left_out(config, items, HERE):
-        yield
 
 
 @pytest.fixture

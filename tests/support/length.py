@@ -1,5 +1,5 @@
-"""How long a run is: `make test` leaves out what is slow in the folders that ask for it, `make
-faults` runs it all.
+"""How long a run is: `make test` leaves out what is marked both `slow` and `fault`, `make faults`
+runs it all.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -36,16 +35,16 @@ def note(config: pytest.Config) -> None:
 
 
 @contextmanager
-def slow_ones_left_out(
-    config: pytest.Config, items: list[pytest.Item], folder: Path
-) -> Iterator[None]:
-    """Around pytest's own choice by marks: what is slow in this folder is left to `make faults`.
+def slow_ones_left_out(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Around pytest's own choice by marks: what is slow and a fault is left to `make faults`.
 
-    Left out after all have looked: a file may hold slow tests only.
+    Left out after all have looked: a file may hold such tests only.
     """
     yield
     slow = [
-        item for item in items if folder in item.path.parents and item.get_closest_marker("slow")
+        item
+        for item in items
+        if item.get_closest_marker("slow") and item.get_closest_marker("fault")
     ]
     if slow and not is_at_length(config):
         config.hook.pytest_deselected(items=slow)
