@@ -9,7 +9,7 @@ No statement is made here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,12 +129,14 @@ def most_that_fits(meter: Meter, until: int, most: int) -> int:
 
 class _Way(NamedTuple):
     """A queue that a candidate may go by: from which instant on (None: after an answer, or behind
-    another call that waits), and which budget, for which value of its `per`, says so.
+    another call that waits), and which budget, for which value of its `per`, says so. `charges`:
+    what it takes of each meter, where it goes.
     """
 
     queue: str
     instant: int | None
     binding: tuple[Budget, str] | None
+    charges: Sequence[tuple[Meter, int]] = ()
 
 
 class _Planner:
@@ -155,20 +157,19 @@ class _Planner:
             if way is None:
                 continue  # every queue is held
             if way.instant is not None and way.instant <= self._latest(candidate):
-                self._release(candidate, way.queue, way.instant)
+                self._release(candidate, way, way.instant)
                 return True
             if way.binding is not None and not self._keep_back(candidate, way):
                 return False
         return False
 
-    def _release(self, candidate: Candidate, queue: str, instant: int) -> None:
+    def _release(self, candidate: Candidate, way: _Way, instant: int) -> None:
         send_at = instant if instant > self.account.now else None
-        self.made.releases.append(Release(candidate, queue, send_at))
+        self.made.releases.append(Release(candidate, way.queue, send_at))
         if candidate.asked is None:
-            self.account.open_by_queue[queue] += 1
-        for budget in self.account.book.budgets[candidate.rule]:
-            if cost := budget.charge_of(candidate.cost):
-                self.account.meter(budget, budget.value_of(candidate.key, queue)).take(cost)
+            self.account.open_by_queue[way.queue] += 1
+        for meter, cost in way.charges:
+            meter.take(cost)
 
     def _latest(self, candidate: Candidate) -> int:
         """Until when it may be sent, if it is released in this pass."""
@@ -191,11 +192,11 @@ class _Planner:
         perhaps nobody listens on its last. A permit waits for no queue's workers.
         """
         held = self.held if candidate.asked is None else self.held.without_full_queues
-        ways = [
-            self._way(candidate, queue)
-            for queue in self.account.book.rules[candidate.rule].queue_names
-            if not held.blocking(candidate.rule, None, queue)
-        ]
+        names = self.account.book.rules[candidate.rule].queue_names
+        free = [queue for queue in names if not held.blocking(candidate.rule, None, queue)]
+        if len(free) == 1:
+            return self._way(candidate, free[0])
+        ways = [self._way(candidate, queue) for queue in free]
         known = [way for way in ways if way.instant is not None]
         if len(known) > 1:
             return min(known, key=lambda way: self._rank(candidate, way))
@@ -203,19 +204,21 @@ class _Planner:
 
     def _way(self, candidate: Candidate, queue: str) -> _Way:
         """When every limit admits the call on this queue, and the budget that does so last."""
-        latest, binding = self.account.now, None
+        latest, binding, charges = self.account.now, None, []
         for budget in self.account.book.budgets[candidate.rule]:
             cost = budget.charge_of(candidate.cost)
             if not cost:
                 continue
             value = budget.value_of(candidate.key, queue)
+            meter = self.account.meter(budget, value)
             is_shut = (budget.id, value) in self._shut
-            instant = None if is_shut else self.account.meter(budget, value).free_at(cost)
+            instant = None if is_shut else meter.free_at(cost)
             if instant is None:
                 return _Way(queue, None, (budget, value))
+            charges.append((meter, cost))
             if instant > latest or binding is None:
                 latest, binding = max(latest, instant), (budget, value)
-        return _Way(queue, latest, binding)
+        return _Way(queue, latest, binding, charges)
 
     def _rank(self, candidate: Candidate, way: _Way) -> tuple[int, int, int, int]:
         names = self.account.book.rules[candidate.rule].queue_names

@@ -59,9 +59,10 @@ class Budget:
         """The value of the limit's `per` for a call with this key on this queue: which of its
         budgets it counts in.
         """
-        if self.limit.is_per_rule:
+        per = self.limit.per
+        if per == "rule":
             return ""
-        return queue if self.limit.is_per_queue else key_part(key, self.limit.per)
+        return queue if per == "queue" else key_part(key, per)
 
     def charge_of(self, cost: Cost) -> int:
         """What an open attempt of this cost charges. A call in flight makes its requests one after
