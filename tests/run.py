@@ -2,7 +2,7 @@
 
 `python -m tests.run [--faults] [pytest's arguments]`: first, on PostgreSQL, the tests that wait for
 clocks and processes more than they compute; then the others and, beside them, the behaviour suite on
-SQLite and on MariaDB where it answers. Exits with pytest's status, the worst of them; the last line is pytest's
+SQLite and, where it answers, what has SQL of its own on MariaDB. Exits with pytest's status, the worst of them; the last line is pytest's
 count. With CI set, a server that answers and was not used is a failure. Leaves no process and no
 file.
 """
@@ -31,6 +31,28 @@ PATIENT = [
     "tests/simulation",
     *BEHAVIOUR,
 ]  # these may run beside any others: they judge nothing by the time it takes
+# Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
+# runs on MariaDB. `make faults` runs it whole.
+OWN_SQL = [
+    *(
+        f"tests/db/{name}"
+        for name in (
+            "database",
+            "dispatch",
+            "execution",
+            "ledger",
+            "maintenance",
+            "operations",
+            "permits",
+            "sending",
+            "admin/test_lists_at_scale.py",
+            "test_calls_from_send_to_end.py",
+            "test_fields.py",
+            "test_transitions.py",
+        )
+    ),
+    "tests/concurrency",
+]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
@@ -85,13 +107,12 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
     marks = "fault" if faults else ""
     if any(argument.startswith("tests") for argument in arguments):
         return [[Session("postgresql", [], marks)]]
-    others = ["mariadb"] if "mariadb" in answering else []
+    beside = [Session("sqlite", BEHAVIOUR, marks)]
+    if "mariadb" in answering:
+        beside.append(Session("mariadb", BEHAVIOUR if faults else OWN_SQL, marks))
     return [
         [Session("postgresql", folders, marks) for folders in (PROCESSES, all_others())],
-        [
-            Session("postgresql", PATIENT, marks),
-            *(Session(database, BEHAVIOUR, marks) for database in ("sqlite", *others)),
-        ],
+        [Session("postgresql", PATIENT, marks), *beside],
     ]
 
 
@@ -131,7 +152,7 @@ def start(
     output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
-    folders = [folder for folder in session.folders if (ROOT / folder).is_dir()]
+    folders = [folder for folder in session.folders if (ROOT / folder).exists()]
     command = [
         sys.executable,
         "-m",

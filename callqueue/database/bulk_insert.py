@@ -32,11 +32,15 @@ def new_object(model: type[M], values: Mapping[str, Any]) -> M:
 
 @cache
 def _defaults(model: type[models.Model]) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
-    """The default of every field by its name, in the fields' order; and what makes it, where it is
-    to be another one for each object. What the database fills in is one expression for all.
+    """The default of every field by its name, in the fields' order; and what makes it, where each
+    object is to have one of its own, or where a test kit's clock may stand in.
     """
     fields = model._meta.concrete_fields
-    makers = {f.attname: f.default for f in fields if f.has_default() and callable(f.default)}
+    makers = {
+        f.attname: f.get_default
+        for f in fields
+        if f.has_db_default() or (f.has_default() and callable(f.default))
+    }
     return {f.attname: f.get_default() for f in fields}, makers
 
 
