@@ -105,14 +105,12 @@ def at_every_moment(
     """Prepare, work and judge with a cut at the first moment of the work, the second, and so on;
     how many there are.
 
-    In `make test` it is every third moment; and where a test is made of each of the deeds, each of
-    those has one of them, in turn.
+    In `make test`, where a test is made of each of the deeds, every third moment has one of them,
+    in turn.
     """
     all_deeds, number, step = deeds(), 1, 1
-    if not os.environ.get(AT_LENGTH):
-        step = 3
-        if is_of_each and deed in all_deeds:
-            number, step = 1 + 3 * all_deeds.index(deed), 3 * len(all_deeds)
+    if is_of_each and deed in all_deeds and not os.environ.get(AT_LENGTH):
+        number, step = 1 + 3 * all_deeds.index(deed), 3 * len(all_deeds)
     most = 0
     while True:
         for model in apps.get_app_config("callqueue").get_models():
