@@ -144,6 +144,21 @@ def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_
     assert worker.stop() == 0
 
 
+def test_a_process_that_needs_too_much_memory_takes_no_other_task_while_calls_are_in_flight(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """`worker_max_memory_per_child`: here every task is a process's last."""
+    stage.rule(total=LONG)
+    stage.worker(concurrency=2, arguments=["--max-memory-per-child", "1"])
+    stage.dispenser()
+    _send_one_by_one(stage, 1, "/hold/b", method="post")
+    for number in range(4):
+        _echo(stage, tmp_path / f"said-{number}")
+        wait_until((tmp_path / f"said-{number}").exists, 15)
+    _release_until_all_have_ended(stage)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 1}
+
+
 @pytest.mark.slow
 def test_a_full_slot_lets_go_of_its_task_before_a_time_limit_kills_the_process(
     stage: Stage,
