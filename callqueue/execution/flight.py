@@ -54,6 +54,7 @@ class Flight:
         self.told = 0.0
         self.is_hurried = False
         self.landed = threading.Event()
+        self.landing = threading.Lock()  # whether it has landed is decided by one at a time
         thread = threading.Thread(target=self._fly, name="callqueue-flight", daemon=True)
         thread.start()
 
@@ -62,8 +63,9 @@ class Flight:
         for more.
         """
         message = Message(attempt_ids)
-        self.landed.clear()
-        self.boarding.append(message)
+        with self.landing:
+            self.landed.clear()
+            self.boarding.append(message)
         self.bell.put(None)
         try:
             if not message.settled.wait(seconds):
@@ -143,8 +145,9 @@ class Flight:
         """Record; what cannot be recorded until its lease ends is for whoever recovers."""
         if not results:
             return
+        told = telling.riding(self._under_way())
         try:
-            self._connected(lambda: recorder.record(self.using, results))
+            self._connected(lambda: recorder.record(self.using, results, told))
         except Exception as error:
             for result in results:
                 job = result.job
@@ -202,8 +205,9 @@ class Flight:
             if message.is_left:
                 self._void(message)
             message.settled.set()
-        if not self.shifts and not self.boarding:
-            self.landed.set()
+        with self.landing:
+            if not self.shifts and not self.boarding:
+                self.landed.set()
 
     def _void(self, message: Message) -> None:
         """Record that what its task was to make was not sent."""

@@ -16,12 +16,12 @@ from django.db import connections
 from callqueue import clocks, database, events
 from callqueue.execution import results
 from callqueue.maintenance import breaker
-from callqueue.transitions import Result
+from callqueue.transitions import Job, Result
 
 
-def record(using: str, ended: Sequence[Result]) -> None:
+def record(using: str, ended: Sequence[Result], told: Sequence[Job] = ()) -> None:
     """Record, and keep trying while the database is away and a lease still runs: the answers are in
-    hand.
+    hand. The ledger is told of `told`, which are under way, in the same breath, if all goes well.
 
     A result that cannot be stored keeps none of the others from it.
     """
@@ -29,7 +29,7 @@ def record(using: str, ended: Sequence[Result]) -> None:
     while True:
         try:
             _lay_holds(using, ended)
-            results.record(using, ended)
+            results.record(using, ended, told)
             break
         except Exception as error:
             if striker(error) is not None:
