@@ -8,7 +8,7 @@ was a secret: values are scrubbed and headers redacted before they arrive here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -70,16 +70,25 @@ class _Bare:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def record(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> int:
+Announce = Callable[[str, Sequence[int], int], None]  # as callbacks.announce
+
+
+def record(
+    using: str,
+    results: Sequence[Result],
+    told: Sequence[Job] = (),
+    announce: Announce | None = None,
+) -> int:
     """Write these results; the count of those that were still this worker's to write. Two updates
-    for any number. The ledger is told of `told`, which are under way, in one of them.
+    for any number. The ledger is told of `told`, which are under way, in one of them; calls that
+    have ended, and that anybody wants to know of, are left to `announce`, or announced here.
     """
     kept = _written(using, results, told)
     if len(kept) < len(results):
         count, why = len(results) - len(kept), "the lease had ended before the record"
         events.emit("attempt_refused", attempts=count, reason=why)
     try:
-        _tell(using, kept)
+        _tell(using, kept, announce or callbacks.announce)
     except (DatabaseError, InterfaceError) as error:
         # The ends are recorded: what is still owed of them is for a dispenser.
         why = type(error).__name__
@@ -235,7 +244,7 @@ def _instants(result: Result, reading: Reading) -> tuple[datetime | None, dateti
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by
 
 
-def _tell(using: str, results: Sequence[Result]) -> None:
+def _tell(using: str, results: Sequence[Result], announce: Announce) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         job, status = result.job, result.status
@@ -248,4 +257,4 @@ def _tell(using: str, results: Sequence[Result]) -> None:
             events.emit("attempt_failed", **facts, reason=result.error)
     for status, ids in ended.items():
         if callbacks.has_listeners(status) or any(one.job.callback for one in results):
-            callbacks.announce(using, ids, status)
+            announce(using, ids, status)
