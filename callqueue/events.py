@@ -53,6 +53,7 @@ _EVENTS: dict[str, tuple[int, Signal | None]] = {
     "record_failed": (logging.ERROR, None),
     "calls_pruned": (logging.INFO, None),
     "listener_failed": (logging.ERROR, None),
+    "threads_exhausted": (logging.WARNING, None),
 }
 
 

@@ -2,9 +2,9 @@
 many messages they came in.
 
 In: messages that board. Out: the ends of their calls, in the database. It alone uses the database
-for them, so a process has one connection for its calls, whatever its pool. Calls are made by the
-thread pool; what is not HTTP is begun here, and left to the message's task. Never has more calls
-under way than it may.
+for them, so a process has one connection for its calls, whatever its pool, and one more while it
+announces ends to whoever wants to know. Calls are made by the thread pool; what is not HTTP is
+begun here, and left to the message's task. Never has more calls under way than it may.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from callqueue import clocks, database, events, telemetry, transitions
 from callqueue.execution import claim, executor, judging, recorder, request, telling, thread_pool
+from callqueue.execution.announcer import Announcer
 from callqueue.execution.telling import TELL
 from callqueue.handlers import HTTP_METHODS
 from callqueue.transitions import Job, Result
@@ -54,6 +55,8 @@ class Flight:
         self.told = 0.0
         self.is_hurried = False
         self.landed = threading.Event()
+        self.landing = threading.Lock()  # whether it has landed is decided by one at a time
+        self.announcer = Announcer(lambda: self.bell.put(None))
         thread = threading.Thread(target=self._fly, name="callqueue-flight", daemon=True)
         thread.start()
 
@@ -62,8 +65,9 @@ class Flight:
         for more.
         """
         message = Message(attempt_ids)
-        self.landed.clear()
-        self.boarding.append(message)
+        with self.landing:
+            self.landed.clear()
+            self.boarding.append(message)
         self.bell.put(None)
         try:
             if not message.settled.wait(seconds):
@@ -143,8 +147,10 @@ class Flight:
         """Record; what cannot be recorded until its lease ends is for whoever recovers."""
         if not results:
             return
+        told = telling.riding(self._under_way())
         try:
-            self._connected(lambda: recorder.record(self.using, results))
+            announce = self.announcer.announce
+            self._connected(lambda: recorder.record(self.using, results, told, announce))
         except Exception as error:
             for result in results:
                 job = result.job
@@ -202,8 +208,9 @@ class Flight:
             if message.is_left:
                 self._void(message)
             message.settled.set()
-        if not self.shifts and not self.boarding:
-            self.landed.set()
+        with self.landing:
+            if not self.shifts and not self.boarding and not self.announcer.owed:
+                self.landed.set()
 
     def _void(self, message: Message) -> None:
         """Record that what its task was to make was not sent."""

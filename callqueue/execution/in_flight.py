@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from billiard import current_process
+from billiard.compat import mem_rss
 from celery import current_app, signals
 
 from callqueue import conf, database
@@ -128,15 +129,22 @@ def _worker_goes(**_: Any) -> None:
 
 @_when(signals.task_postrun)
 def _task_has_run(task: Any, **_: Any) -> None:
-    """The last task of a child that is replaced after so many ends when nothing is in flight: until
-    it ends, the child is given no other, which would wait for the calls.
+    """The last task of a child that is replaced after it ends when nothing is in flight: until it
+    ends, the child is given no other, which would wait for the calls.
     """
     global _tasks
     if not task.request.is_eager:
         _tasks += 1
-        child = getattr(current_process(), "_target", None)  # billiard's Worker
-        if _tasks >= (getattr(child, "maxtasks", None) or math.inf):
+        if _is_replaced_now(getattr(current_process(), "_target", None)):
             land(seconds=patience(task))
+
+
+def _is_replaced_now(child: Any) -> bool:
+    """Whether this process, a child of the prefork pool (billiard's Worker), ends after this task:
+    it has run as many as it may, or has come to need more memory than it may.
+    """
+    most_kb = getattr(child, "max_memory_per_child", None) or math.inf
+    return _tasks >= (getattr(child, "maxtasks", None) or math.inf) or mem_rss() > most_kb
 
 
 atexit.register(land, hurried=True)

@@ -24,7 +24,9 @@ BODY_START = 4096  # bytes of a body that the default verdict reads
 def of_answer(job: Job, answer: Answer) -> Result:
     """The result of an HTTP request, however far it got."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    sent_at = None if answer.sent_at is None else min(ended_at, job.shown_at(answer.sent_at))
+    sent_at = None
+    if answer.sent_at is not None:
+        sent_at = min(ended_at, job.shown_at(job.arrived_by(answer.sent_at, ended_mono)))
     if answer.sent and job.first_sent_dt is None:
         job.first_sent_dt = sent_at or ended_at
     result = _of_answer(job, answer, ended_at).at(ended_at, ended_mono, sent_at)

@@ -16,12 +16,17 @@ from django.db import connections
 from callqueue import clocks, database, events
 from callqueue.execution import results
 from callqueue.maintenance import breaker
-from callqueue.transitions import Result
+from callqueue.transitions import Job, Result
 
 
-def record(using: str, ended: Sequence[Result]) -> None:
+def record(
+    using: str,
+    ended: Sequence[Result],
+    told: Sequence[Job] = (),
+    announce: results.Announce | None = None,
+) -> None:
     """Record, and keep trying while the database is away and a lease still runs: the answers are in
-    hand.
+    hand. The ledger is told of `told`, which are under way, in the same breath, if all goes well.
 
     A result that cannot be stored keeps none of the others from it.
     """
@@ -29,13 +34,13 @@ def record(using: str, ended: Sequence[Result]) -> None:
     while True:
         try:
             _lay_holds(using, ended)
-            results.record(using, ended)
+            results.record(using, ended, told, announce)
             break
         except Exception as error:
             if striker(error) is not None:
                 raise
             if not database.may_pass(error):
-                return _record_apart(using, ended, error)
+                return _record_apart(using, ended, error, announce)
             _wait_for_database(using, ended, error, pause)
             pause = min(2.0, pause * 2)
     breaker.observe(using, ended)
@@ -62,13 +67,15 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
     time.sleep(pause)
 
 
-def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None:
+def _record_apart(
+    using: str, ended: Sequence[Result], error: Exception, announce: results.Announce | None
+) -> None:
     """Record each result by itself, and one that cannot be stored without its texts."""
     if len(ended) > 1:
         for result in ended:
-            record(using, [result])
+            record(using, [result], announce=announce)
     elif not ended[0].is_bare:
-        record(using, [results.without_texts(ended[0], error)])
+        record(using, [results.without_texts(ended[0], error)], announce=announce)
     else:  # its lease decides
         job, why = ended[0].job, type(error).__name__
         facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}

@@ -8,7 +8,7 @@ was a secret: values are scrubbed and headers redacted before they arrive here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,13 +18,13 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from callqueue import callbacks, conf, database, events, states, tables, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.execution import kept_answer
+from callqueue.execution import kept_answer, telling
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import clock_jumps, holds, row_locks
 from callqueue.ledger.tallies import tallied_rules
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.security.scrubbing import clean, payload_of
-from callqueue.transitions import LONGEST_MESSAGE, Result, astray
+from callqueue.transitions import LONGEST_MESSAGE, Job, Result, astray
 
 LOOKS = 20  # at a clock that jumps again and again, before a record is put off
 
@@ -70,16 +70,25 @@ class _Bare:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def record(using: str, results: Sequence[Result]) -> int:
+Announce = Callable[[str, Sequence[int], int], None]  # as callbacks.announce
+
+
+def record(
+    using: str,
+    results: Sequence[Result],
+    told: Sequence[Job] = (),
+    announce: Announce | None = None,
+) -> int:
     """Write these results; the count of those that were still this worker's to write. Two updates
-    for any number.
+    for any number. The ledger is told of `told`, which are under way, in one of them; calls that
+    have ended, and that anybody wants to know of, are left to `announce`, or announced here.
     """
-    kept = _written(using, results)
+    kept = _written(using, results, told)
     if len(kept) < len(results):
         count, why = len(results) - len(kept), "the lease had ended before the record"
         events.emit("attempt_refused", attempts=count, reason=why)
     try:
-        _tell(using, kept)
+        _tell(using, kept, announce or callbacks.announce)
     except (DatabaseError, InterfaceError) as error:
         # The ends are recorded: what is still owed of them is for a dispenser.
         why = type(error).__name__
@@ -98,27 +107,29 @@ def lay(using: str, result: Result, hold: Mapping[str, Any]) -> None:
     holds.lay(using, **{**hold, "until": until}, source="provider")
 
 
-def _written(using: str, results: Sequence[Result]) -> Sequence[Result]:
+def _written(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> Sequence[Result]:
     """Write results, and again where the clock has jumped; those that are written."""
     for _ in range(LOOKS):
         try:
-            return _write(using, results) or _write_own(using, results)
+            return _write(using, results, told) or _write_own(using, results)
         except clock_jumps.Jumped:
             clock_jumps.watch(using).settle()
     # Waited for as a database that is away.
     raise OperationalError("the database's clock cannot be followed")
 
 
-def _write(using: str, results: Sequence[Result]) -> Sequence[Result]:
-    """Write all of them, or none where one is not this worker's own any more: the fence is in the
-    update.
+def _write(using: str, results: Sequence[Result], told: Sequence[Job]) -> Sequence[Result]:
+    """Write all of them, and tell of those that are under way; or nothing, where one is not this
+    worker's own any more: the fence is in the update.
     """
     try:
         with database.writing(using):
-            if _update(using, results) < len(results):
+            if _update(using, results, told) < len(results) + len(told):
                 raise _NotOurs
     except _NotOurs:
         return []
+    for job in told:
+        job.is_told = True
     return results
 
 
@@ -146,7 +157,7 @@ class _NotOurs(Exception):
     """An attempt has ended, or is another worker's."""
 
 
-def _update(using: str, results: Sequence[Result]) -> int:
+def _update(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> int:
     """Write attempts, then what their calls become; the count of attempts written."""
     if not results:
         return 0
@@ -154,6 +165,7 @@ def _update(using: str, results: Sequence[Result]) -> int:
     clock_jumps.check(using, reading)
     columns = [_columns_of_attempt(result, reading) for result in results]
     rows = _with_corrections(results, columns)
+    rows += [_columns_of_told(job, reading, rows[0]) for job in told]
     count = transitions.end_attempts(using, rows)
     transitions.end_calls(using, results, free, reading)
     return count
@@ -189,7 +201,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
     return {
         "pk": result.job.attempt_id,
         "worker": result.job.worker,
-        "sent_at": sent_at or result.job.told,
+        "sent_at": sent_at,
         "finished_at": finished_at,
         "outcome": result.outcome,
         "response_status": None if response is None else response.status_code,
@@ -199,6 +211,25 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
         "cost": cost,
         "calls": cost_of(cost, "calls"),
     }
+
+
+def _columns_of_told(job: Job, reading: Reading, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of an attempt that goes on, as they are, but for when it was sent: all those that
+    this record writes of others.
+    """
+    as_they_are = {
+        **dict.fromkeys(like),
+        "pk": job.attempt_id,
+        "worker": job.worker,
+        "outcome": states.OPEN,
+        "response_body": "",
+        "error_message": "",
+        "cost": job.charged,
+        "calls": cost_of(job.charged, "calls"),
+    }
+    if "correction_pending" in like:
+        as_they_are["correction_pending"] = False
+    return {**as_they_are, "sent_at": telling.sent_at(job, reading)}
 
 
 def _error(result: Result) -> str:
@@ -213,7 +244,7 @@ def _instants(result: Result, reading: Reading) -> tuple[datetime | None, dateti
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by
 
 
-def _tell(using: str, results: Sequence[Result]) -> None:
+def _tell(using: str, results: Sequence[Result], announce: Announce) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         job, status = result.job, result.status
@@ -226,4 +257,4 @@ def _tell(using: str, results: Sequence[Result]) -> None:
             events.emit("attempt_failed", **facts, reason=result.error)
     for status, ids in ended.items():
         if callbacks.has_listeners(status) or any(one.job.callback for one in results):
-            callbacks.announce(using, ids, status)
+            announce(using, ids, status)

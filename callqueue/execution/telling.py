@@ -1,21 +1,25 @@
 """Tells the ledger when calls were sent that are not answered yet, so that they age meanwhile.
 
 In: the jobs that are under way, every TELL seconds, from whoever runs them. Out: `sent_at` of their
-attempts, of many in one statement. Told is what no answer can change any more: a whole request that
-the other side has, to which no second one can follow. What is not told stays charged until it is
-answered, so nothing is lost where telling fails.
+attempts: of many in one statement, or in that of a record that is made anyway. Told is what no
+answer can change any more: a whole request that the other side has, to which no second one can
+follow. What is not told stays charged until it is answered, so nothing is lost where telling fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import clocks, conf, database, events, tables
+from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.ledger import clock_jumps
+from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.kinds import SECOND
 from callqueue.transitions import Job
 
@@ -24,6 +28,8 @@ TELL = 0.1  # seconds between two looks at what is under way
 SLOW = 0.1
 # seconds before the ledger has to know: the next look, the statement, and releases ahead of slots
 MARGIN = 0.35
+# the share of the time until then after which a call is told of where a record is made anyway
+RIDES = 0.5
 # seconds past what its limits have time for by which a call was sent at the latest, as far as the
 # ledger is told: else nobody would see that it has aged away (BELATED in ledger/charges.py)
 LATE = 2.0
@@ -32,31 +38,76 @@ LONGEST = 10.0  # seconds after which a call is told of, whatever its limits hav
 
 def tell(using: str, under_way: Iterable[Job]) -> int:
     """Tell the ledger of these calls, if there is one among them that it should know now; the count
-    of those told. Two short statements, or none.
+    of those told. One short statement on PostgreSQL, two elsewhere, or none.
     """
     now = clocks.monotonic()
-    jobs = [job for job in under_way if _is_slow(job, now)]
-    patience = _patience({job.rule_name for job in jobs})
-    jobs = [job for job in jobs if patience[job.rule_name] is not None]
-    if not any(now - job.gate.sent_at + MARGIN >= (patience[job.rule_name] or 0) for job in jobs):
+    patience = _Patience()
+    jobs = [job for job in under_way if _is_slow(job, now) and patience.of(job) is not None]
+    if not any(_age(job, now) + MARGIN >= (patience.of(job) or 0) for job in jobs):
         return 0
     jobs.sort(key=lambda job: job.attempt_id)
     try:
-        return _told(using, jobs, patience)
+        with database.writing(using):
+            count = _write(using, jobs, patience)
     except clock_jumps.Jumped:
         clock_jumps.watch(using).settle()
+        return 0
     except (DatabaseError, InterfaceError) as error:
         events.emit("database_away", during="tell", error=type(error).__name__, calls=len(jobs))
         if not database.in_transaction(using):
             with suppress(DatabaseError, InterfaceError):
                 connections[using].close()
-    return 0
+        return 0
+    for job in jobs:
+        job.is_told = True
+    return count
+
+
+def riding(under_way: Iterable[Job]) -> list[Job]:
+    """Those of these calls that a record may tell of which is made now: soon they would have to be
+    told of by a statement of their own.
+    """
+    now, patience = clocks.monotonic(), _Patience()
+    return [
+        job
+        for job in under_way
+        if _is_slow(job, now)
+        and (time := patience.of(job)) is not None
+        and _age(job, now) >= RIDES * (time - MARGIN)
+    ]
+
+
+def sent_at(job: Job, reading: Reading) -> datetime:
+    """When the ledger is told that it was sent: on the clock as it is now, erring late."""
+    return from_us(reading.latest(_instant(job, reading.before, _Patience())))
+
+
+class _Patience:
+    """For how many seconds after it was sent nobody need know of a call, by rule; None where its
+    limits ask for the answer. Tallied ones do.
+    """
+
+    def __init__(self) -> None:
+        self._budgets = conf.current().book.budgets
+        self._found: dict[str, float | None] = {}
+
+    def of(self, job: Job) -> float | None:
+        name = job.rule_name
+        if name not in self._found:
+            limits = [budget.limit for budget in self._budgets.get(name, ())]
+            patient = [
+                limit.patience_us / SECOND
+                for limit in limits
+                if limit.ages_unanswered and not is_tallied(limit)
+            ]
+            self._found[name] = min(LONGEST, *patient) if patient else None
+        return self._found[name]
 
 
 def _is_slow(job: Job, now: float) -> bool:
     """Whether it is to be told of: sent a while ago, as a whole, and arrived."""
     gate = job.gate
-    if gate is None or job.told is not None or job.redirects or not gate.is_whole:
+    if gate is None or job.is_told or job.redirects or not gate.is_whole:
         return False
     sent = gate.sent_at
     if sent is None or now - sent < SLOW:
@@ -69,39 +120,57 @@ def _is_slow(job: Job, now: float) -> bool:
     return job.arrived is not None
 
 
-def _patience(rules: Iterable[str]) -> dict[str, float | None]:
-    """By rule, for how many seconds after it was sent nobody need know of a call; None where its
-    limits ask for the answer.
-    """
-    budgets = conf.current().book.budgets
-    found: dict[str, float | None] = {}
-    for rule in rules:
-        limits = [budget.limit for budget in budgets.get(rule, ())]
-        patient = [limit.patience_us / SECOND for limit in limits if limit.ages_unanswered]
-        found[rule] = min(LONGEST, *patient) if patient else None
-    return found
+def _age(job: Job, now: float) -> float:
+    """For how many seconds it has been on its way."""
+    return now - float(job.gate.sent_at)
 
 
-def _told(using: str, jobs: Sequence[Job], patience: Mapping[str, float | None]) -> int:
-    """Write when these were sent, of those that are open and still their worker's. On the clock as
-    it is now, erring late.
+def _instant(job: Job, now: float, patience: _Patience) -> float:
+    """When it was sent, as the ledger is told, by this process's monotonic clock."""
+    return max(job.arrived or 0.0, now - (patience.of(job) or 0.0) - LATE)
+
+
+def _write(using: str, jobs: Sequence[Job], patience: _Patience) -> int:
+    """Write when these were sent, of those that are open and still their worker's; the count of
+    them. Within a transaction, which holds off whoever moves the ledger.
     """
-    with database.writing(using):
-        reading = clock_jumps.held(using)
-        clock_jumps.check(using, reading)
-        longest = {rule: (seconds or 0.0) + LATE for rule, seconds in patience.items()}
-        sent = {
-            job.attempt_id: from_us(
-                reading.latest(max(job.arrived or 0.0, reading.before - longest[job.rule_name]))
-            )
-            for job in jobs
+    # Where nothing is written, the frame's row may be missing: it is made below.
+    if database.returns_updated(using) and (count := _write_at_once(using, jobs, patience)):
+        return count
+    reading = clock_jumps.held(using)
+    clock_jumps.check(using, reading)
+    rows: list[Mapping[str, Any]] = [
+        {
+            "pk": job.attempt_id,
+            "sent_at": from_us(reading.latest(_instant(job, reading.before, patience))),
+            "worker": job.worker,
         }
-        rows = [
-            {"pk": job.attempt_id, "sent_at": sent[job.attempt_id], "worker": job.worker}
-            for job in jobs
-        ]
-        fence = "t.finished_at IS NULL AND t.worker = v.v2"
-        count = database.update_each(tables.CallAttempt, using, rows, fence)
+        for job in jobs
+    ]
+    fence = "t.finished_at IS NULL AND t.worker = v.v2"
+    return database.update_each(tables.CallAttempt, using, rows, fence)
+
+
+def _write_at_once(using: str, jobs: Sequence[Job], patience: _Patience) -> int:
+    """The same where one statement can read the clock, write by it and return it. The frame is
+    locked before any row is written, since every row is joined with it.
+    """
+    before = clocks.monotonic()
+    values, params = [], list[Any]()
     for job in jobs:
-        job.told = sent[job.attempt_id]
-    return count
+        ago = round((before - _instant(job, before, patience)) * SECOND)
+        values.append(f"({job.attempt_id}, {ago}, CAST(%s AS text))")
+        params.append(job.worker)
+    clock, attempts = database.clock_sql(using), tables.name(using, "CallAttempt")
+    found = database.rows(
+        using,
+        f"WITH frame AS {clock_jumps.moved_sql(using, held=True)} "
+        f"UPDATE {attempts} t SET sent_at = {clock} - v.ago * INTERVAL '1 microsecond' "
+        f"FROM (VALUES {', '.join(values)}) AS v (id, ago, worker), frame "
+        "WHERE t.id = v.id AND CASE WHEN t.finished_at IS NULL AND t.worker = v.worker "
+        f"THEN 1 ELSE 0 END = 1 RETURNING {clock}, frame.served",
+        params,
+    )
+    if found:
+        clock_jumps.check(using, clock_jumps.brought(using, before, *found[0]))
+    return len(found)

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from callqueue import database
+from callqueue import database, events
 
 STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
 QUIET = 0.004
 AGE = 0.012  # seconds after which it is handed over in any case
+MINUTE = 60.0  # seconds between two lines that say that there are no more threads
 PENDING_AGE = 0.05  # the same before that: fast calls are best recorded together
 
 J = TypeVar("J")
@@ -80,7 +81,8 @@ class Shift(Generic[J, R]):
     def begin(self, hands: int) -> None:
         """Have `hands` threads more begin; others join while jobs are pending and none end."""
         for _ in range(min(max(1, hands), len(self.pending))):
-            _pool().join(self)
+            if not _pool().join(self):
+                break
         self.moved = time.monotonic()
 
     def look(self) -> list[R]:
@@ -141,18 +143,32 @@ class _Pool:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._idle: list[queue.SimpleQueue[Shift[Any, Any]]] = []
+        self._said = -math.inf
 
-    def join(self, shift: Shift[J, R]) -> None:
-        """Let one more thread work on the shift."""
-        shift.threads += 1
+    def join(self, shift: Shift[J, R]) -> bool:
+        """Let one more thread work on the shift; False where there is none to be had now, since the
+        system gives this process no more. One that is done serves the next who asks.
+        """
         try:
             inbox = self._idle.pop()
         except IndexError:
             inbox = queue.SimpleQueue()
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._live, args=(inbox,), name="callqueue-crew", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._say_so(shift, error)
+                return False
+        shift.threads += 1
         inbox.put(shift)
+        return True
+
+    def _say_so(self, shift: Shift[J, R], error: RuntimeError) -> None:
+        if time.monotonic() - self._said >= MINUTE:
+            self._said = time.monotonic()
+            events.emit("threads_exhausted", waiting=len(shift.pending), error=str(error))
 
     def _live(self, inbox: queue.SimpleQueue[Shift[Any, Any]]) -> None:
         while True:

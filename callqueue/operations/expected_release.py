@@ -17,6 +17,7 @@ from callqueue import tables
 from callqueue.database import from_us
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Usage
+from callqueue.limits.kinds.base import MOST_JITTER
 from callqueue.limits.simulation import DELIVERY, Simulated, simulate
 from callqueue.operations.ahead import CAP, Ahead
 from callqueue.operations.ledger_view import LedgerView
@@ -148,12 +149,9 @@ def _single(
     queues together.
     """
     # What is sent late ages late: to a limit that is the same as a longer way to the provider.
-    limit = replace(
-        budget.limit,
-        per="rule",
-        name=budget.limit.label,
-        jitter=min(60.0, budget.limit.jitter_us / SECOND + pace.late),
-    )
+    limit = replace(budget.limit, per="rule", name=budget.limit.label)
+    if (late := limit.jitter_us / SECOND + pace.late) <= MOST_JITTER:
+        limit = replace(limit, jitter=late)
     if not budget.limit.is_per_queue:
         return replace(budget, limit=limit), account.usage(budget, budget.value_of(call.key, ""))
     queues = account.book.rules[call.rule].queue_names

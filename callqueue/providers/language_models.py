@@ -6,17 +6,15 @@ import math
 from typing import Any
 
 from callqueue.limits.kinds import FixedWindow, SlidingWindow, TokenBucket
-from callqueue.limits.kinds.fields import parse_rate
+from callqueue.limits.kinds.fields import SECOND, parse_rate
 from callqueue.limits.rules import Retry
 from callqueue.providers.fields import Fields, cost, verdict
 
 SLOW = {"read_timeout": 300, "total_timeout": 300}
 
 
-def openai(
-    requests: str = "500/m", tokens: str = "90000/m", *, seconds: float = 10.0, **fields: Any
-) -> Fields:
-    """`requests`, `tokens`: your tier's limits. `seconds`: how long an answer takes.
+def openai(requests: str = "500/m", tokens: str = "90000/m", **fields: Any) -> Fields:
+    """`requests`, `tokens`: your tier's limits.
 
     Send with `cost={"tokens": ...}`: the prompt's, and the most that may come back.
     """
@@ -24,7 +22,7 @@ def openai(
         "hosts": ["api.openai.com"],
         "limits": [
             SlidingWindow(requests),
-            _even(requests, seconds),
+            _even(requests),
             SlidingWindow(tokens, unit="tokens"),
         ],
         "classify": verdict("openai"),
@@ -38,12 +36,9 @@ def anthropic(
     requests: str = "50/m",
     input_tokens: str = "30000/m",
     output_tokens: str = "8000/m",
-    *,
-    seconds: float = 20.0,
     **fields: Any,
 ) -> Fields:
-    """`requests`, `input_tokens`, `output_tokens`: your tier's limits for the model. `seconds`: how
-    long an answer takes.
+    """`requests`, `input_tokens`, `output_tokens`: your tier's limits for the model.
 
     Send with `cost={"input_tokens": ..., "output_tokens": ...}`, the latter as `max_tokens`.
     """
@@ -51,7 +46,7 @@ def anthropic(
         "hosts": ["api.anthropic.com"],
         "limits": [
             SlidingWindow(requests),
-            _even(requests, seconds),
+            _even(requests),
             SlidingWindow(input_tokens, unit="input_tokens"),
             SlidingWindow(output_tokens, unit="output_tokens"),
         ],
@@ -87,9 +82,9 @@ def gemini(
     }
 
 
-def _even(requests: str, seconds: float) -> TokenBucket:
-    """Spreads the requests over the minute. An unanswered call holds its token, so the burst has
-    one for each that is under way, and one more.
+def _even(requests: str) -> TokenBucket:
+    """Spreads the requests over the minute. A call holds its token until the ledger knows that it
+    was sent, so the burst has those of a second, and one more: however long answers take.
     """
     n, period_us = parse_rate(requests, "requests")
-    return TokenBucket(requests, burst=math.ceil(n * seconds * 1_000_000 / period_us) + 1)
+    return TokenBucket(requests, burst=math.ceil(n * SECOND / period_us) + 1)

@@ -30,7 +30,7 @@ class Job:
     gate: it has been, or is about to be. `gate`: what its request passes, which knows
     when it was sent; None while there is no request. `arrived`: the monotonic instant by which the
     other side had all of it, as far as that is known; `is_late`: it did not at the last look;
-    `told`: when it was sent, as the ledger was told.
+    `is_told`: whether the ledger knows when it was sent.
     """
 
     attempt_id: int
@@ -64,7 +64,7 @@ class Job:
     gate: Any = None
     arrived: float | None = None
     is_late: bool = False
-    told: datetime | None = None
+    is_told: bool = False
 
     @property
     def sound_rule(self) -> Rule:
@@ -79,6 +79,14 @@ class Job:
     def shown_at(self, instant: float) -> datetime:
         """The latest that the database's clock can have shown at this monotonic instant."""
         return from_us(self.clock.latest(instant))
+
+    def arrived_by(self, sent: float, answered: float) -> float:
+        """The latest instant at which the other side can have had all of a request that was sent
+        then, as far as this process saw. All three are monotonic.
+        """
+        if self.arrived is not None:
+            return max(sent, self.arrived)
+        return answered if self.is_late else sent
 
     def slot_opens(self) -> float | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""

@@ -42,7 +42,7 @@ def main() -> None:
     )
     parser.add_argument("--beside", type=float, default=16, help="seconds of each row of `hostile`")
     parser.add_argument(
-        "--only", nargs="*", help="contestants of the throughput table, rows of `slots`"
+        "--only", nargs="*", help="contestants of the throughput table, rows of `slow`, `slots`"
     )
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
@@ -170,10 +170,10 @@ def exact(options: argparse.Namespace) -> None:
 def slow(options: argparse.Namespace) -> None:
     from tests.benchmarks import slow as room
 
-    found = room.measure(options.drain)
+    found = room.measure(options.drain, options.only)
     rows = [
         [
-            f"{one['limit']}, answers after {one['latency']:g} s",
+            room.title(one["limit"], one["latency"]),
             f"{one['highest']} of {one['allowed']}",
             f"{one['share']:.3f}",
             f"{one['told_per_100']:.1f}",
@@ -189,7 +189,8 @@ def slow(options: argparse.Namespace) -> None:
         "all of the worker's, per 100 calls",
     ]
     _show("slow", "Slow", head, rows, found, f"--drain {options.drain:g}")
-    slots(options)
+    if not options.only:
+        slots(options)
 
 
 def hostile(options: argparse.Namespace) -> None:

@@ -23,13 +23,25 @@ LIMITS = (
 WINDOW = 1.0
 
 
-def measure(seconds: float) -> list[dict[str, Any]]:
-    """Each limit beside each latency, for so many seconds."""
-    return [_measure(limit, latency, seconds) for limit in LIMITS for latency in LATENCIES]
+def measure(seconds: float, names: list[str] | None = None) -> list[dict[str, Any]]:
+    """Each limit beside each latency, for so many seconds; those rows in which one of the names
+    occurs.
+    """
+    rows = [(limit, latency) for limit in LIMITS for latency in LATENCIES]
+    return [
+        _measure(*row, seconds)
+        for row in rows
+        if not names or any(name in title(*row) for name in names)
+    ]
+
+
+def title(limit: str, latency: float) -> str:
+    """What a row is called."""
+    return f"{limit}, answers after {latency:g} s"
 
 
 def _measure(limit: str, latency: float, seconds: float) -> dict[str, Any]:
-    say(f"slow: {limit}, answers after {latency:g} s")
+    say(f"slow: {title(limit, latency)}")
     with open_stage(f'CALLQUEUE = {{"RULES": {{"r": Rule(limits=[{limit}])}}}}'):
         from callqueue import conf
         from callqueue.models import CallQueue

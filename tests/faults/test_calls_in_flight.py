@@ -144,6 +144,37 @@ def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_
     assert worker.stop() == 0
 
 
+def test_a_process_that_needs_too_much_memory_takes_no_other_task_while_calls_are_in_flight(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """`worker_max_memory_per_child`: here every task is a process's last."""
+    stage.rule(total=LONG)
+    stage.worker(concurrency=2, arguments=["--max-memory-per-child", "1"])
+    stage.dispenser()
+    _send_one_by_one(stage, 1, "/hold/b", method="post")
+    for number in range(4):
+        _echo(stage, tmp_path / f"said-{number}")
+        wait_until((tmp_path / f"said-{number}").exists, 15)
+    _release_until_all_have_ended(stage)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 1}
+
+
+def test_a_receiver_that_takes_its_time_ends_no_lease_of_a_call_in_flight(stage: Stage) -> None:
+    stage.rule(total=2.0)
+    stage.add_settings(
+        "import time\nimport callqueue\n"
+        "def take_time(**_): time.sleep(4)\n"
+        "callqueue.call_finished.connect(take_time, weak=False)"
+    )
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    _send_one_by_one(stage, 1, "/ok", method="post")
+    _send_one_by_one(stage, 2, "/delay?s=0.7", method="post")
+    stage.wait_for_all(20)
+    assert stage.judge(unknown_allowed=False) == {"DONE": 3}
+    assert worker.stop() == 0
+
+
 @pytest.mark.slow
 def test_a_full_slot_lets_go_of_its_task_before_a_time_limit_kills_the_process(
     stage: Stage,

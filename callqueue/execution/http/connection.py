@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any, cast
 
@@ -22,6 +20,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
+from callqueue.execution.http import delivery
 from callqueue.execution.http.deadline import Deadline, now
 from callqueue.execution.http.errors import Failed, Flooded, reason_of, refuse_to_compose
 from callqueue.execution.http.resolver import Place, allowed_places
@@ -32,15 +31,6 @@ from callqueue.execution.http.target import Target
 IDLE_SECONDS = 1.5
 _PIECE = 65536
 _UNNOTICED = 0.001  # seconds in a gate that need no second look at the connection
-_NOTHING_LATER = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
-_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
-try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7), SIOCOUTQ
-    import fcntl
-    import termios
-
-    _UNCONFIRMED = termios.TIOCOUTQ if sys.platform == "linux" else None
-except ImportError:  # Windows
-    _UNCONFIRMED = None
 
 
 class Connection(HTTPConnection):
@@ -154,7 +144,7 @@ class Connection(HTTPConnection):
         # it unmarked.
         gate.sent_at = now()
         try:
-            self._bound_delivery()
+            delivery.bound(self.sock, self.deadline.left(self.deadline.timeouts.total))
             self.sock.settimeout(0)
             for data in [b"".join(outgoing)] if sum(map(len, outgoing)) <= _PIECE else outgoing:
                 self._push(memoryview(data))
@@ -171,24 +161,8 @@ class Connection(HTTPConnection):
         finally:
             self._outgoing = []
 
-    def _bound_delivery(self) -> None:
-        """Should this process die, the kernel is not to deliver the request after the attempt's
-        lease, which is longer.
-        """
-        if _USER_TIMEOUT is not None:
-            left = self.deadline.left(self.deadline.timeouts.total)
-            self.sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(left * 1000)))
-
     def _has_arrived(self) -> bool:
-        """Whether the other side's kernel has confirmed every byte. Another thread asks, so the
-        socket may be closed by now: then nobody can tell any more.
-        """
-        if _UNCONFIRMED is None:
-            return True
-        try:
-            return not int.from_bytes(fcntl.ioctl(self.sock, _UNCONFIRMED, bytes(4)), sys.byteorder)
-        except (OSError, TypeError, ValueError):
-            return False
+        return delivery.is_done(self.sock)
 
     def _push(self, data: memoryview) -> None:
         gate, position = self.deadline.gate, 0
@@ -270,14 +244,9 @@ class Connection(HTTPConnection):
         return sock is None or wait_for_read(sock, 0)
 
     def abandon(self) -> None:
-        """Close, and take back what the kernel has not delivered yet.
-
-        Else it would go on trying, and a request that was counted as lost would arrive after its
-        place had gone to another.
-        """
+        """Close, and take back what the kernel has not delivered yet."""
         if self.sock is not None:
-            with suppress(OSError):  # closed already, where TLS came to nothing
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOTHING_LATER)
+            delivery.take_back(self.sock)
         self.close()
 
     def is_reusable(self) -> bool:

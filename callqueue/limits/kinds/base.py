@@ -18,8 +18,9 @@ from django.core.exceptions import ImproperlyConfigured
 from callqueue.limits.kinds.fields import SECOND, parse_rate
 from callqueue.limits.kinds.lanes import Lane
 
-# what `jitter=None` is: seconds at least, a share of the window where that is more, seconds at most
-JITTER, JITTER_SHARE, MOST_JITTER = 0.05, 50, 60
+# what `jitter=None` is: seconds at least, a share of the window where that is more
+JITTER, JITTER_SHARE = 0.05, 50
+MOST_JITTER = 60  # seconds that a jitter may be said to be
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,12 @@ class Limit:
     @property
     def jitter_us(self) -> int:
         """The jitter in microseconds: where none is given, 0.05 s or 2 % of the window, whichever
-        is more, and 60 s at most.
+        is more. A call ages from its answer where that is sooner, so that a long window's jitter
+        costs no more than the time that an answer takes.
         """
         if self.jitter is not None:
             return round(self.jitter * SECOND)
-        usual = max(round(JITTER * SECOND), self._jitter_window_us // JITTER_SHARE)
-        return min(usual, MOST_JITTER * SECOND)
+        return max(round(JITTER * SECOND), self._jitter_window_us // JITTER_SHARE)
 
     @property
     def _jitter_window_us(self) -> int:
@@ -240,7 +241,7 @@ class Limit:
         """Seconds until more than is free has passed. Here every period room opens in the same
         order: what is free now first, then each as its charge leaves.
         """
-        period = self.window_us / SECOND + (latency or self.jitter_us / SECOND)
+        period = self.window_us / SECOND + (latency or min(JITTER, self.jitter_us / SECOND))
         full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
         first = meter.free_at(last + 1)
         return full * period + (period if first is None else (first - now) / SECOND)

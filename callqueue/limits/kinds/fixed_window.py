@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds.base import Meter, RateLimit, Usage
+from callqueue.limits.kinds.base import MOST_JITTER, Meter, RateLimit, Usage
 from callqueue.limits.kinds.fields import DAY, PERIODS, SECOND, with_known_fields
 from callqueue.limits.kinds.lanes import Lane
 
@@ -46,6 +46,12 @@ class FixedWindow(RateLimit):
         # A local day may be 25 hours long, and at both of its edges a window counts `jitter` more
         # than itself.
         return self.period_us + 2 * PERIODS["h"] + 2 * self.jitter_us
+
+    @property
+    def jitter_us(self) -> int:
+        # Here it is what the provider's clock may be off, too, for which two per cent of a day
+        # would be much: so long would a day that is used up keep the next from beginning.
+        return min(super().jitter_us, MOST_JITTER * SECOND)
 
     @property
     def patience_us(self) -> int:

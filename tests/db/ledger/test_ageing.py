@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks, database
 from callqueue.dispatch.dispenser import Dispenser
@@ -32,12 +34,12 @@ def under_way(*, ago: float, rule: str = "r") -> list[Job]:
     return jobs
 
 
-def answered(job: Job, *, settled: Any = None) -> None:
+def answered(job: Job, *, settled: Any = None, told: Sequence[Job] = ()) -> None:
     """Record that it is answered now."""
     answer = client.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
     result = judging.of_answer(job, answer)
     result.cost = settled
-    results.record("default", [result])
+    results.record("default", [result], told)
 
 
 def released(rules: Rules, rule: Rule, *, calls: int = 5, cost: Any = None) -> int:
@@ -106,6 +108,71 @@ def test_what_arrived_late_ages_from_when_it_was_seen_to_have_arrived(rules: Rul
     assert telling.tell("default", [job]) == 1
     (sent,) = CallAttempt.objects.values_list("sent_at", flat=True)
     assert database.clock("default") - sent < timedelta(seconds=10)
+
+
+def test_what_arrived_late_ages_from_then_when_it_is_answered_too(rules: Rules) -> None:
+    """What the provider counted late must not leave early because its answer is there."""
+    released(rules, Rule(limits=[TWO]), calls=2)
+    arrived, unseen = jobs = under_way(ago=11)
+    for job in jobs:
+        job.gate.has_arrived = lambda: False
+    telling.tell("default", jobs)
+    arrived.gate.has_arrived = lambda: True
+    telling.tell("default", jobs)
+    for job in jobs:
+        answered(job)
+    assert len(release()) == 0
+    attempt = CallAttempt.objects.get(pk=unseen.attempt_id)
+    assert attempt.sent_at == attempt.finished_at  # between two looks: nobody knows when
+
+
+def test_a_record_tells_of_what_is_under_way_without_a_statement_more(
+    rules: Rules,
+) -> None:
+    released(rules, Rule(limits=[SlidingWindow("20/10s")]), calls=8)
+    warm, first, second, young, *others = under_way(ago=9)
+    answered(warm)
+    young.gate.sent_at = clocks.monotonic() - 1
+    with CaptureQueriesContext(connection) as alone:
+        answered(first)
+    told = telling.riding([young, *others])
+    assert told == others
+    with CaptureQueriesContext(connection) as both:
+        answered(second, told=told)
+    assert len(both) == len(alone)
+    assert telling.tell("default", others) == 0  # it is told
+    assert not CallAttempt.objects.get(pk=young.attempt_id).sent_at
+    for row in CallAttempt.objects.filter(pk__in=[job.attempt_id for job in others]):
+        assert row.sent_at and row.finished_at is None and row.outcome == "" and row.cost == 1
+        assert (row.calls, row.response_headers, row.response_body) == (1, None, "")
+
+
+def test_a_record_is_made_though_what_it_tells_of_is_another_workers(rules: Rules) -> None:
+    released(rules, Rule(limits=[SlidingWindow("20/10s")]), calls=2)
+    first, taken = under_way(ago=9)
+    told = telling.riding([taken])
+    CallAttempt.objects.filter(pk=taken.attempt_id).update(worker="another")
+    answered(first, told=told)
+    assert CallAttempt.objects.get(pk=first.attempt_id).finished_at
+    assert not CallAttempt.objects.get(pk=taken.attempt_id).sent_at
+    assert not taken.is_told
+
+
+def test_telling_is_one_statement_where_that_can_be(rules: Rules) -> None:
+    released(rules, Rule(limits=[SlidingWindow("20/10s")]))
+    warm, *jobs = under_way(ago=11)
+    answered(warm)
+    with CaptureQueriesContext(connection) as made:
+        assert telling.tell("default", jobs) == 4
+    told = [one["sql"] for one in made.captured_queries]
+    asked_how_many = {"postgresql": 1, "mysql": 2, "sqlite": 3}[connection.vendor]
+    assert len([sql for sql in told if "SAVEPOINT" not in sql]) == asked_how_many
+
+
+def test_what_only_tallied_limits_count_is_not_told_of(rules: Rules) -> None:
+    """They ask for the answer: telling would be for nothing."""
+    released(rules, Rule(limits=[SlidingWindow("5000/m")]), calls=1)
+    assert telling.tell("default", under_way(ago=50)) == 0
 
 
 def test_what_has_time_is_told_of_together_with_what_has_none(rules: Rules) -> None:

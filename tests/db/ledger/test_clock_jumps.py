@@ -40,6 +40,14 @@ class Clocks:
         self.wall += timedelta(seconds=seconds)
 
 
+def _shown(two_clocks: Clocks) -> str:
+    """The database's clock for a statement. Where no statement reads and writes by it, none needs
+    to bring it.
+    """
+    is_read = connection.vendor == "postgresql"
+    return f"CAST('{two_clocks.wall.isoformat()}' AS timestamptz)" if is_read else "NULL"
+
+
 @pytest.fixture
 def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m", jitter=0.05)])}}
@@ -47,8 +55,7 @@ def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db:
     monkeypatch.setattr(telling, "SLOW", 0.0)
     two_clocks = Clocks()
     monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
-    untold = "CAST(NULL AS timestamptz)" if connection.vendor == "postgresql" else "NULL"
-    monkeypatch.setattr(database, "clock_sql", lambda using: untold)
+    monkeypatch.setattr(database, "clock_sql", lambda using: _shown(two_clocks))
     monkeypatch.setattr(clocks, "monotonic", lambda: two_clocks.mono)
     monkeypatch.setattr(clock_jumps, "_watches", {})
     ensure_states("default", list(conf.current().rules))

@@ -47,6 +47,29 @@ def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
     assert isinstance(raised, error)
 
 
+def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have a limit of its own, and every call in flight is a thread."""
+    monkeypatch.setattr(thread_pool, "_the_pool", None)
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_few(thread: threading.Thread) -> None:
+        if thread.name == "callqueue-crew" and len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.extend([thread] if thread.name == "callqueue-crew" else [])
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    together = threading.Barrier(2)
+
+    def work(job: int) -> int:
+        together.wait(5)
+        return job
+
+    ended, raised = made(list(range(8)), work, hands=8)
+    assert sorted(ended) == list(range(8))
+    assert raised is None
+
+
 def test_a_thread_that_met_one_serves_the_next_message() -> None:
     def leaving(job: int) -> int:
         raise SystemExit

@@ -331,8 +331,19 @@ def test_the_usual_jitter_is_a_share_of_the_window() -> None:
         TokenBucket("500/m", burst=9),
         TokenBucket("6/m", burst=100),
         FixedWindow("9/10s"),
+        FixedWindow("9/d"),
         Concurrency(3),
         SlidingWindow("500/m", jitter=0.01),
     ]
     seconds = [limit.jitter_us / SECOND for limit in limits]
-    assert seconds == [0.05, 1.2, 60, 0.05, 20, 0.2, 0.05, 0.01]
+    assert seconds == [0.05, 1.2, 1728, 0.05, 20, 0.2, 60, 0.05, 0.01]
+
+
+@pytest.mark.parametrize("seconds", [0.2, 30])
+def test_two_per_cent_of_a_day_cost_a_day_no_more_than_the_answers_take(seconds: float) -> None:
+    limit = SlidingWindow("3/d")
+    answered = START + round(seconds * SECOND)
+    made = [Attempt(1, START, START, START, START, answered, START + 200_000)] * 3
+    later = answered + SECOND
+    free_at = limit.meter(usage_at(limit, made, later), later).free_at(1)
+    assert free_at == answered + limit.period_us + 1

@@ -1,0 +1,47 @@
+"""The flight, as far as it needs no database: when it has landed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from callqueue.execution import flight
+
+
+class _Boarding(list[Any]):
+    """While somebody asks whether anyone boards, somebody does."""
+
+    def __init__(self, boards: threading.Thread) -> None:
+        super().__init__()
+        self.boards = boards
+
+    def __bool__(self) -> bool:
+        if not self.boards.ident:
+            self.boards.start()
+            self.boards.join(0.2)  # it cannot, or is through with all but the waiting
+            return False
+        return len(self) > 0
+
+
+def test_a_flight_that_is_boarded_as_it_lands_has_not_landed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a process that is told to go would not wait for that message's calls."""
+    monkeypatch.setattr(threading.Thread, "start", _unless_of_a_flight(threading.Thread.start))
+    one = flight.Flight("default", lambda: 1)
+    boards = threading.Thread(target=one.board, args=([1], 0.5), daemon=True)
+    one.boarding = _Boarding(boards)
+    one._settle()
+    while not len(one.boarding):
+        threading.Event().wait(0.01)
+    assert not one.landed.is_set()
+
+
+def _unless_of_a_flight(start: Any) -> Any:
+    def start_it(thread: threading.Thread) -> None:
+        if thread.name != "callqueue-flight":
+            start(thread)
+
+    return start_it
