@@ -80,6 +80,16 @@ def without_waiting_for_disk(using: str) -> str:
     return ""
 
 
+def wait_for_locks(using: str, seconds: int) -> None:
+    """Let no statement of this thread's connection wait for a lock for longer than this."""
+    vendor = connections[using].vendor
+    names = {"postgresql": "lock_timeout", "mysql": "innodb_lock_wait_timeout"}
+    if vendor in names:
+        value = f"'{seconds}s'" if vendor == "postgresql" else str(seconds)
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SET {names[vendor]} = {value}")
+
+
 def within_idle_seconds(using: str, seconds: int) -> str:
     """SQL for the columns of a transaction's first SELECT: the server ends the transaction once its
     process has been silent for so long. One that is frozen must not keep its locks for ever.

@@ -22,7 +22,7 @@ from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, clock_jumps, holds
 from callqueue.ledger.account import Account, Memo
-from callqueue.ledger.holds import Held
+from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book
 
@@ -88,10 +88,11 @@ class Answer:
     """What a pass says to a permit. Granted: `attempt_id`, to begin at `send_at` (None: now).
 
     Else what it waits for: `reason`, and the instant at which that should end (None: nobody can
-    say). `is_behind`: others go before it. `is_misfit`: no instant will ever admit it. Instants are
-    microseconds. Without a `reading` of the clock no pass was made: somebody else has the rules;
-    or, where `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the
-    permit's request.
+    say). `is_behind`: others go before it, of `waiting` permits; `is_held`: an operator or the
+    provider keeps it back; `is_misfit`: no instant will ever admit it. Instants are microseconds.
+    Without a `reading` of the clock no pass was made: somebody else has the rules; or, where
+    `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the permit's
+    request.
     """
 
     reading: Reading | None = None
@@ -101,6 +102,8 @@ class Answer:
     until: int | None = None
     reason: str = ""
     is_behind: bool = False
+    waiting: int = 0
+    is_held: bool = False
     is_misfit: bool = False
     is_outdated: bool = False
     is_gone: bool = False
@@ -134,7 +137,8 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
         choice = choose(account, held, served, BATCH, asking)
         granted = charge(account, choice.releases).granted
         remember(account, rows, choice.releases)
-    return _answer(own, held, choice, granted, reading)
+    answer = _answer(own, _hold_on(own, held, book), choice, granted, reading)
+    return replace(answer, waiting=len(asking.permits))
 
 
 def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
@@ -159,13 +163,25 @@ def _asking(
     if own is None:
         return Asking(found)
     others = [one for one in found if one.id != own.id]
-    if own.id and len(others) == len(found):
+    if own.id and len(others) == len(found) < permit_turns.MOST:
         return None
     return Asking([*others, own], alone=True)
 
 
+def _hold_on(own: Candidate, held: Held, book: Book) -> InForce | None:
+    """The hold that keeps a permit back; where all queues are held, the first to end."""
+    on_queues = [held.blocking(own.rule, None, q) for q in book.rules[own.rule].queue_names]
+    if (hold := held.blocking(own.rule, own.key)) is None and all(on_queues):
+        hold = min((one for one in on_queues if one is not None), key=lambda one: one.end)
+    return hold
+
+
 def _answer(
-    own: Candidate, held: Held, choice: Choice, granted: Mapping[str, int], reading: Reading
+    own: Candidate,
+    hold: InForce | None,
+    choice: Choice,
+    granted: Mapping[str, int],
+    reading: Reading,
 ) -> Answer:
     """What the pass has come to for this permit."""
     owner = own.asked.owner if own.asked is not None else ""
@@ -174,11 +190,10 @@ def _answer(
         return Answer(reading, granted[owner], made.queue, made.send_at)
     if owner in choice.misfits:
         return Answer(reading, reason=choice.misfits[owner], is_misfit=True)
-    if (hold := held.blocking(own.rule, own.key)) is not None:
+    if hold is not None:
         until = None if hold.until is None else database.to_us(hold.until)
-        return Answer(
-            reading, until=until, reason=f"held: {hold.reason}" if hold.reason else "held"
-        )
+        reason = f"held: {hold.reason}" if hold.reason else "held"
+        return Answer(reading, until=until, reason=reason, is_held=True)
     if (blocked := choice.blocked.get(owner)) is not None:
         label = blocked.budget.limit.label
         return Answer(reading, until=blocked.instant, reason=f"{label} is used up")

@@ -177,7 +177,8 @@ def _with_corrections(
     results: Sequence[Result], attempts: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The columns of attempts, and of all of them their corrections where one has any."""
-    found = [correction(one.job, own["cost"], one.outcome) for one, own in zip(results, attempts, strict=True)]
+    pairs = zip(results, attempts, strict=True)
+    found = [correction(one.job, own["cost"], one.outcome) for one, own in pairs]
     if not any(found):
         return attempts
     none = {"charged": None, "correction_pending": False}

@@ -19,13 +19,18 @@ from callqueue import database
 from callqueue.exceptions import CallQueueError
 
 T = TypeVar("T")
+LOCKS = 10  # seconds for which it waits for rows that perhaps the caller's transaction has locked
 
 
-def apart(using: str, work: Callable[[], T]) -> T:
-    """What `work` returns, or raises. CallQueueError on SQLite inside `transaction.atomic()`."""
+def apart(using: str, work: Callable[[], T], *, within: bool = False) -> T:
+    """What `work` returns, or raises. On SQLite inside `transaction.atomic()` CallQueueError, or
+    where it may be done `within` that, so.
+    """
     if not is_in_callers_transaction(using):
         return work()
     if connections[using].vendor == "sqlite":
+        if within:
+            return work()
         raise CallQueueError(
             "a permit cannot be taken inside transaction.atomic() on SQLite, which lets one"
             " connection write at a time: take it outside, or send the call through the queue"
@@ -36,7 +41,7 @@ def apart(using: str, work: Callable[[], T]) -> T:
 def is_in_callers_transaction(using: str) -> bool:
     """Whether this thread is in a transaction that is not a test's alone."""
     if not database.in_transaction(using):
-        return False
+        return not connections[using].get_autocommit()
     blocks = getattr(connections[using], "atomic_blocks", [])
     return not (blocks and getattr(blocks[0], "_from_testcase", False))
 
@@ -48,6 +53,7 @@ def _in_thread(using: str, work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
+            database.wait_for_locks(using, LOCKS)
             done.append(context.run(work))
         except BaseException as error:
             failed.append(error)
@@ -56,7 +62,11 @@ def _in_thread(using: str, work: Callable[[], T]) -> T:
 
     thread: Any = threading.Thread(target=run, name="callqueue-permit", daemon=True)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:
+        thread.join()  # nobody may go on beside it
+        raise
     if failed:
         raise failed[0]
     return done[0]

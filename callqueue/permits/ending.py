@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import OperationalError
 
-from callqueue import database, events, states, tables, transitions
+from callqueue import database, events, states, tables
 from callqueue.database import from_us
 from callqueue.execution import results
 from callqueue.ledger import agreement, clock_jumps
@@ -25,6 +25,12 @@ LATE = "the lease of the permit had ended"
 def tell_sent(using: str, job: Job) -> None:
     """Its request has left by now: from then on it ages, though it has no answer yet."""
     _change(using, job, lambda now: {"sent_at": now})
+
+
+def answer(using: str, result: Result) -> None:
+    """It was sent by now, since it has an answer; and the hold that the answer asks for."""
+    lay_hold(using, result)
+    tell_sent(using, result.job)
 
 
 def settle(using: str, job: Job, cost: Any) -> None:
@@ -65,11 +71,6 @@ def lay_hold(using: str, result: Result) -> None:
     if result.hold is not None:
         results.lay(using, result, result.hold)
         result.hold = None
-
-
-def give_back(using: str, job: Job) -> None:
-    """Nothing was sent: the permit is not charged."""
-    end(using, transitions.after_void(job, "its caller did not begin"))
 
 
 def _change(using: str, job: Job, columns: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from callqueue import clocks, database, tables
+from callqueue import clocks, database, tables, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.execution import claim
@@ -48,10 +48,12 @@ def insert(using: str, own: Candidate, due_at: datetime | None, within: float | 
     return row.pk
 
 
-def beat(using: str, pk: int, within: float | None) -> None:
-    """Say that the waiter lives; `within`: seconds that are left of its wait."""
-    row = tables.permit_requests(using).filter(pk=pk, attempt_id__isnull=True)
-    row.update(**_lives(database.clock(using), within))
+def beat(using: str, pk: int, within: float | None) -> bool:
+    """Say that the waiter lives; `within`: seconds that are left of its wait. False where the row
+    is gone: it was taken for dead.
+    """
+    row = tables.permit_requests(using).filter(pk=pk)
+    return bool(row.update(**_lives(database.clock(using), within)))
 
 
 def granted(using: str, pk: int) -> int | None:
@@ -92,6 +94,14 @@ def take_back(using: str, pk: int) -> int | None:
         if attempt_id is None:
             row.delete()
     return attempt_id
+
+
+def withdraw(using: str, rule: str, owner: str, pk: int | None) -> None:
+    """Wait no more, and void whatever the waiter was granted, also what it does not know of."""
+    with database.writing(using):
+        if pk is not None:
+            tables.permit_requests(using).filter(pk=pk).delete()
+        transitions.void_permits(using, rule, owner)
 
 
 def delete_dead(using: str) -> int:

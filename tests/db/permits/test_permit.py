@@ -216,7 +216,7 @@ def test_a_function_takes_a_permit_each_time(rules: Rules) -> None:
 
 
 def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remote: Vendor) -> None:
-    from callqueue.permits.asking import wanted
+    from callqueue.permits.asking import Options
     from callqueue.permits.waiting import Waiter
     from callqueue.transitions import Job
 
@@ -224,7 +224,7 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
     with travel() as clock:
         with callqueue.permit("r"):
             pass
-        waiter = Waiter(wanted("r"))
+        waiter = Waiter(Options("r").wanted())
         assert not isinstance(waiter.step(), Job)
         assert PermitRequest.objects.count() == 1
         send("r")
