@@ -87,7 +87,7 @@ from callqueue.database.transactions import (
     again_after_deadlock,
     in_transaction,
     is_nested,
-    wait_for_locks,
+    lazily_sql,
     within_idle_seconds,
     without_waiting_for_disk,
     writing,

@@ -75,19 +75,14 @@ def without_waiting_for_disk(using: str) -> str:
     is on disk, so that a crash soon after may undo it, whole. "" on other databases than
     PostgreSQL.
     """
+    return lazily_sql(using).replace(",", " RETURNING", 1)
+
+
+def lazily_sql(using: str) -> str:
+    """The same for the columns of a SELECT."""
     if connections[using].vendor == "postgresql":
-        return " RETURNING set_config('synchronous_commit', 'off', true)"
+        return ", set_config('synchronous_commit', 'off', true)"
     return ""
-
-
-def wait_for_locks(using: str, seconds: int) -> None:
-    """Let no statement of this thread's connection wait for a lock for longer than this."""
-    vendor = connections[using].vendor
-    names = {"postgresql": "lock_timeout", "mysql": "innodb_lock_wait_timeout"}
-    if vendor in names:
-        value = f"'{seconds}s'" if vendor == "postgresql" else str(seconds)
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET {names[vendor]} = {value}")
 
 
 def within_idle_seconds(using: str, seconds: int) -> str:

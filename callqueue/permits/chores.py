@@ -4,7 +4,7 @@ clock settle, ends what died with its process, and brings the rules' rows up to 
 
 from __future__ import annotations
 
-from callqueue import clocks, database
+from callqueue import clocks, database, tables
 from callqueue.ledger import agreement_rows, clock_jumps
 from callqueue.maintenance import recovery
 from callqueue.permits import request_rows
@@ -16,7 +16,7 @@ _looked_for_overdue: dict[str, float] = {}
 
 def settling(using: str) -> float:
     """Seconds until a process that has just begun may make a pass: if the clock has just jumped,
-    only others can have seen it.
+    only others can have seen it. None where a dispenser's reading shows that it has not.
     """
     if database.in_transaction(using):
         return 0.0
@@ -24,7 +24,10 @@ def settling(using: str) -> float:
     if watch.since is None:
         watch.look()
     left = (watch.since or 0.0) + clock_jumps.SETTLED - clocks.monotonic()
-    return left if left > 0 and recovery.has_others(using, "") else 0.0
+    if left <= 0:
+        return 0.0
+    proofs = list(tables.dispensers(using).values_list("reading", flat=True))
+    return left if proofs and not watch.trust(proofs) else 0.0
 
 
 def end_overdue(using: str) -> None:

@@ -24,7 +24,7 @@ LATE = "the lease of the permit had ended"
 
 def tell_sent(using: str, job: Job) -> None:
     """Its request has left by now: from then on it ages, though it has no answer yet."""
-    _change(using, job, lambda now: {"sent_at": now})
+    _change(using, job, lambda now: {"sent_at": now}, lazily=True)
 
 
 def answer(using: str, result: Result) -> None:
@@ -60,7 +60,9 @@ def end(using: str, result: Result) -> None:
         "error_message": result.error[:LONGEST_MESSAGE],
         **_cost(job, cost, result.outcome),
     }
-    if _change(using, job, lambda now: {"finished_at": now, **columns}):
+    # Should a crash of the database undo it, the permit is charged until its lease ends.
+    lazily = cost == job.charged
+    if _change(using, job, lambda now: {"finished_at": now, **columns}, lazily=lazily):
         breaker.observe(using, [result])
     elif cost != job.cost:
         settle(using, job, cost)
@@ -73,12 +75,12 @@ def lay_hold(using: str, result: Result) -> None:
         result.hold = None
 
 
-def _change(using: str, job: Job, columns: Any) -> bool:
+def _change(using: str, job: Job, columns: Any, *, lazily: bool) -> bool:
     """Write an instant, which is now, into the attempt, where it is still open; whether it was."""
     for _ in range(results.LOOKS):
         try:
             with database.writing(using):
-                reading = clock_jumps.held(using)
+                reading = clock_jumps.held(using, lazily=lazily)
                 clock_jumps.check(using, reading)
                 row = tables.attempts(using).open().filter(pk=job.attempt_id, worker=job.worker)
                 changed = bool(row.update(**columns(from_us(reading.at))))

@@ -18,7 +18,7 @@ from callqueue import clocks, database, events, states, transitions
 from callqueue.execution import judging
 from callqueue.outcome import HoldUntil
 from callqueue.permits import ending
-from callqueue.permits.apart import apart, is_in_callers_transaction
+from callqueue.permits.apart import is_in_callers_transaction, write_apart
 from callqueue.sending import validation
 from callqueue.texts import storable
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result
@@ -107,7 +107,7 @@ class Permit:
             database.persist(using, work, during="permit", seconds=PATIENCE)
 
         try:
-            apart(using, persistently, within=True)
+            write_apart(using, persistently)
         except (DatabaseError, InterfaceError) as error:
             if database.in_transaction(using) and not is_in_callers_transaction(using):
                 raise  # a test's transaction, that is broken now
