@@ -8,7 +8,7 @@ from callqueue import clocks, database, tables
 from callqueue.ledger import agreement_rows, clock_jumps
 from callqueue.maintenance import recovery
 from callqueue.permits import request_rows
-from callqueue.permits.request_rows import now
+from callqueue.permits.begun import now
 
 OVERDUE = 1.0  # seconds between two looks for attempts whose caller has died
 _looked_for_overdue: dict[str, float] = {}

@@ -19,19 +19,20 @@ from typing import Any
 
 from django.db import router
 
-from callqueue import clocks, conf, database, tables, texts
+from callqueue import conf, database, tables, texts
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.release_pass import Answer
+from callqueue.dispatch.permit_answers import Answer
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.ledger import agreement
 from callqueue.ledger.ready_calls import Asked, Candidate
 from callqueue.limits.budgets import Book
 from callqueue.operations import forecast
-from callqueue.permits import chores, request_rows
+from callqueue.permits import begun, chores, request_rows
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted
-from callqueue.permits.request_rows import BEAT, Granted, now
+from callqueue.permits.begun import Granted, now
+from callqueue.permits.request_rows import BEAT
 from callqueue.transitions import Job
 
 LOOK = 0.06  # seconds between two looks at whether another pass has granted it
@@ -125,7 +126,7 @@ class Waiter:
         self.passes += 1
         if answer.attempt_id is not None:
             self.request = None
-            return self._job(_granted(answer))
+            return self._job(begun.granted_by(answer))
         if answer.reading is None:
             self._put_off(answer)
             return None
@@ -245,51 +246,10 @@ class Waiter:
         return found.release_at, found.reason or last.reason
 
     def _job(self, granted: Granted) -> Job:
-        wanted = self.wanted
-        return Job(
-            attempt_id=granted.attempt_id,
-            number=1,
-            queue=granted.queue,
-            send_at=None,
-            pk=0,
-            rule_name=wanted.rule_name,
-            key=wanted.key,
-            cost=wanted.cost,
-            method=wanted.method,
-            params={},
-            failed_count=0,
-            throttled_count=0,
-            unique_key=None,
-            callback=None,
-            first_sent_dt=None,
-            due_at_dt=self.due_at or from_us(granted.reading.at),
-            idempotency_key="",
-            worker=self.asked.owner,
-            clock=granted.reading,
-            charged=wanted.cost,
-            rule=wanted.rule,
-            begins_at=_by_own_clock(granted.begins_at),
-            lease_ends=(granted.begins_at or granted.reading.before) + wanted.lease,
-        )
-
-
-def until_slot(job: Job) -> float:
-    """Seconds until the job's slot has certainly opened."""
-    return 0.0 if job.begins_at is None else max(0.0, job.begins_at - now())
-
-
-def _by_own_clock(instant: float | None) -> float | None:
-    """A monotonic instant as the waiter counts its seconds."""
-    return None if instant is None else instant + (now() - clocks.monotonic())
+        return begun.job_of(self.wanted, self.asked.owner, granted, self.due_at)
 
 
 _books: dict[str, tuple[Any, Book]] = {}
-
-
-def _granted(answer: Answer) -> Granted:
-    assert answer.attempt_id is not None and answer.reading is not None
-    begins_at = None if answer.send_at is None else answer.reading.monotonic_at(answer.send_at)
-    return Granted(answer.attempt_id, answer.queue, answer.reading, begins_at)
 
 
 def _growing(bounds: tuple[float, float], times: int) -> float:
