@@ -88,6 +88,7 @@ from callqueue.database.transactions import (
     again_after_deadlock,
     in_transaction,
     is_nested,
+    lazily_sql,
     within_idle_seconds,
     without_waiting_for_disk,
     writing,

@@ -75,8 +75,13 @@ def without_waiting_for_disk(using: str) -> str:
     is on disk, so that a crash soon after may undo it, whole. "" on other databases than
     PostgreSQL.
     """
+    return lazily_sql(using).replace(",", " RETURNING", 1)
+
+
+def lazily_sql(using: str) -> str:
+    """The same for the columns of a SELECT."""
     if connections[using].vendor == "postgresql":
-        return " RETURNING set_config('synchronous_commit', 'off', true)"
+        return ", set_config('synchronous_commit', 'off', true)"
     return ""
 
 

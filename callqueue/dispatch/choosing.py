@@ -117,7 +117,7 @@ def _with_permits(
             continue
         fit = []
         for one in permits:
-            why = _unfitness(one, account.book.budgets[rule])
+            why = _unfitness(one, account.book.settings.budgets[rule])
             if why is None:
                 fit.append(one)
             elif one.asked is not None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from callqueue import callbacks, clocks, conf, database, states, tables, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.dispatch import next_look, permit_turns
+from callqueue.dispatch import next_look, permit_answers, permit_turns
 from callqueue.dispatch.charging import LockedRule, Released, charge, remember
 from callqueue.dispatch.choosing import Choice, choose
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
+from callqueue.dispatch.permit_answers import Answer
 from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, clock_jumps, holds
@@ -83,29 +84,6 @@ def release(
     return _conclude(account, held, choice, released, batch, last)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a pass says to a permit. Granted: `attempt_id`, to begin at `send_at` (None: now).
-
-    Else what it waits for: `reason`, and the instant at which that should end (None: nobody can
-    say). `is_behind`: others go before it. `is_misfit`: no instant will ever admit it. Instants are
-    microseconds. Without a `reading` of the clock no pass was made: somebody else has the rules;
-    or, where `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the
-    permit's request.
-    """
-
-    reading: Reading | None = None
-    attempt_id: int | None = None
-    queue: str = ""
-    send_at: int | None = None
-    until: int | None = None
-    reason: str = ""
-    is_behind: bool = False
-    is_misfit: bool = False
-    is_outdated: bool = False
-    is_gone: bool = False
-
-
 def permit(using: str, book: Book, own: Candidate, lead: float, within: float | None) -> Answer:
     """One pass over a group of rules for the sake of a permit of this process's: it goes before the
     calls and the permits that have their turn after it, and other permits that fit are granted too.
@@ -134,7 +112,8 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
         choice = choose(account, held, served, BATCH, asking)
         granted = charge(account, choice.releases).granted
         remember(account, rows, choice.releases)
-    return _answer(own, held, choice, granted, reading)
+    answer = permit_answers.answer(own, held, book, choice, granted, reading)
+    return replace(answer, waiting=len(asking.permits))
 
 
 def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
@@ -159,30 +138,9 @@ def _asking(
     if own is None:
         return Asking(found)
     others = [one for one in found if one.id != own.id]
-    if own.id and len(others) == len(found):
+    if own.id and len(others) == len(found) < permit_turns.MOST:
         return None
     return Asking([*others, own], alone=True)
-
-
-def _answer(
-    own: Candidate, held: Held, choice: Choice, granted: Mapping[str, int], reading: Reading
-) -> Answer:
-    """What the pass has come to for this permit."""
-    owner = own.asked.owner if own.asked is not None else ""
-    if owner in granted:
-        made = next(one for one in choice.releases if one.candidate.asked == own.asked)
-        return Answer(reading, granted[owner], made.queue, made.send_at)
-    if owner in choice.misfits:
-        return Answer(reading, reason=choice.misfits[owner], is_misfit=True)
-    if (hold := held.blocking(own.rule, own.key)) is not None:
-        until = None if hold.until is None else database.to_us(hold.until)
-        return Answer(
-            reading, until=until, reason=f"held: {hold.reason}" if hold.reason else "held"
-        )
-    if (blocked := choice.blocked.get(owner)) is not None:
-        label = blocked.budget.limit.label
-        return Answer(reading, until=blocked.instant, reason=f"{label} is used up")
-    return Answer(reading, reason="others go before it", is_behind=True)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:

@@ -155,7 +155,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     if until is None:
         until = transitions.backoff(retry, job.throttled_count + 1, 1.0)
     if isinstance(until, int | float):
-        until = timedelta(seconds=until)
+        until = timedelta(seconds=min(until, retry.max_hold))
     most = timedelta(seconds=retry.max_hold)
     if isinstance(until, timedelta):
         until = now + min(max(until, timedelta(0)), most)

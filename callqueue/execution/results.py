@@ -171,27 +171,30 @@ def _update(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> 
     return count
 
 
+def correction(job: Job, cost: Any, outcome: str) -> dict[str, Any]:
+    """The columns of an attempt that costs something else than it was charged: what the tallies are
+    to be told, and what it was charged, which stays known where it costs more. Empty for others.
+    """
+    is_voided = outcome == states.VOIDED
+    is_wrong = (is_voided or job.charged != cost) and (
+        job.rule_name in tallied_rules(conf.current().book)
+    )
+    is_more = not is_voided and costs_more(cost, job.charged)
+    if not (is_wrong or is_more):
+        return {}
+    return {"charged": job.charged, "correction_pending": is_wrong}
+
+
 def _with_corrections(
     results: Sequence[Result], attempts: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The columns of attempts, and where one costs something else than it was charged, what the
-    tallies are to be told; what it was charged stays known where it costs more.
-    """
-    tallied = tallied_rules(conf.current().book)
-    wrong = [
-        one.job.rule_name in tallied
-        and (one.outcome == states.VOIDED or one.job.charged != columns["cost"])
-        for one, columns in zip(results, attempts, strict=True)
-    ]
-    more = [
-        one.outcome != states.VOIDED and costs_more(columns["cost"], one.job.charged)
-        for one, columns in zip(results, attempts, strict=True)
-    ]
-    if any(wrong) or any(more):
-        for one, columns, is_wrong, is_more in zip(results, attempts, wrong, more, strict=True):
-            columns["charged"] = one.job.charged if is_wrong or is_more else None
-            columns["correction_pending"] = is_wrong
-    return attempts
+    """The columns of attempts, and of all of them their corrections where one has any."""
+    pairs = zip(results, attempts, strict=True)
+    found = [correction(one.job, own["cost"], one.outcome) for one, own in pairs]
+    if not any(found):
+        return attempts
+    none = {"charged": None, "correction_pending": False}
+    return [{**own, **(more or none)} for own, more in zip(attempts, found, strict=True)]
 
 
 def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:

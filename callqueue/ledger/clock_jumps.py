@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,6 +116,26 @@ class Watch:
                 self.steady_from = reading.at
             return reading if jumped else self._keep(reading), self.steady_from
 
+    def proof(self) -> list[float] | None:
+        """The last reading, for other processes to judge theirs by; None of one that is too new."""
+        last = self.last
+        if last is None or self._suspicious or last.before - (self.since or 0.0) <= SETTLED:
+            return None
+        return [last.at, last.before, last.after, last.moved]
+
+    def trust(self, proofs: Iterable[Sequence[Any] | None]) -> bool:
+        """Whether one of these proofs, of processes with the same monotonic clock, shows that the
+        clock was not set since: then it need not be watched for a while first. One of another host
+        agrees with it by no chance.
+        """
+        last = self.last
+        for earlier in (Reading(*proof) for proof in proofs if proof):
+            is_fresh = last and 0.0 <= last.before - earlier.after <= clocks.FRESH
+            if last and is_fresh and earlier.jump_to(last) == 0:
+                self.since = min(self.since or last.before, last.before - SETTLED)
+                return True
+        return False
+
     @property
     def wants_look(self) -> bool:
         """Whether a look is needed before a reading can be judged."""
@@ -213,13 +234,13 @@ def brought(using: str, before: float, shown: Any, moved: int | None) -> Reading
     return Reading(at, before, clocks.monotonic(), moved or 0)
 
 
-def held(using: str) -> Reading:
+def held(using: str, *, lazily: bool = False) -> Reading:
     """A reading inside a transaction, until whose end nobody moves the ledger: for whoever writes
-    an instant that is counted.
+    an instant that is counted. `lazily`: the commit need not wait for the disk.
     """
-    before = clocks.monotonic()
-    [(moved, shown)] = database.rows(
-        using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}"
+    before, more = clocks.monotonic(), database.lazily_sql(using) if lazily else ""
+    [(moved, shown, *_)] = database.rows(
+        using, f"SELECT {moved_sql(using, held=True)}, {database.clock_sql(using)}{more}"
     )
     return brought_held(using, before, shown, moved)
 

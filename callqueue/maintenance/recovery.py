@@ -140,10 +140,10 @@ def beat(using: str, name: str, kind: str = "") -> Sign:
     have been silent for longer than anything counts.
     """
     now = database.clock(using)
-    rows = tables.dispensers(using)
-    if not rows.filter(pk=name).update(seen_at=now, kind=kind):
+    rows, seen = tables.dispensers(using), clock_jumps.watch(using).proof()
+    if not rows.filter(pk=name).update(seen_at=now, kind=kind, reading=seen):
         rows.filter(seen_at__lt=now - _memory(using)).delete()
-        row = tables.DispenserState(name=name, started_at=now, seen_at=now, kind=kind)
+        row = tables.DispenserState(name=name, started_at=now, seen_at=now, kind=kind, reading=seen)
         rows.bulk_create([row], ignore_conflicts=True)
     return Sign(
         now, tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Q
 
-from callqueue.database import quoted, rows
+from callqueue import tables
+from callqueue.database import ClockNow, quoted, rows
 from callqueue.ledger.ready_calls import READY
 from callqueue.limits.budgets import Book, cost_of, key_part
 
@@ -65,7 +66,16 @@ def _in_order(call: CallQueue, using: str) -> int:
             if not ready:  # what becomes due later than this one does not go before it
                 part &= Q(due_at_dt__lte=call.due_at_dt)
             count += found.filter(part)[: CAP + 1].count()
-    return count
+    return count + _permits(call, using)
+
+
+def _permits(call: CallQueue, using: str) -> int:
+    """The permits of the rule that wait, and go before it."""
+    waiting = tables.permit_requests(using).filter(
+        rule=call.rule, attempt_id__isnull=True, alive_until__gt=ClockNow()
+    )
+    earlier = Q(priority=call.priority, due_at_dt__lt=call.due_at_dt)
+    return waiting.filter(Q(priority__gt=call.priority) | earlier).count()
 
 
 def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:

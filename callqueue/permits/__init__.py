@@ -6,6 +6,7 @@ permit          the context managers and the decorator
     waiting         how a permit is waited for: look, pass, pause
         request_rows    the row by which passes see a permit that waits
         chores          what a waiter does for want of a dispenser
+    begun           the attempt once it is begun
     ending          what is written of a permit: sent, settled, ended
     apart           on which connection all of that is done
 transport       permits for each request of an HTTP client

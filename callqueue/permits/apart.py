@@ -19,6 +19,7 @@ from callqueue import database
 from callqueue.exceptions import CallQueueError
 
 T = TypeVar("T")
+PATIENCE = 10.0  # seconds for which a write waits for rows that perhaps its caller has locked
 
 
 def apart(using: str, work: Callable[[], T]) -> T:
@@ -30,18 +31,38 @@ def apart(using: str, work: Callable[[], T]) -> T:
             "a permit cannot be taken inside transaction.atomic() on SQLite, which lets one"
             " connection write at a time: take it outside, or send the call through the queue"
         )
-    return _in_thread(using, work)
+    thread, done = _in_thread(using, work)
+    try:
+        thread.join()
+    except BaseException:
+        thread.join()  # nobody may go on beside it
+        raise
+    return done()
+
+
+def write_apart(using: str, work: Callable[[], Any]) -> None:
+    """Do some work that nobody waits for for ever: what waits for rows that the caller's own
+    transaction has locked is done once that has ended. On SQLite it is done within that.
+    """
+    if not is_in_callers_transaction(using) or connections[using].vendor == "sqlite":
+        work()
+        return
+    thread, done = _in_thread(using, work)
+    thread.join(PATIENCE)
+    if not thread.is_alive():
+        done()
 
 
 def is_in_callers_transaction(using: str) -> bool:
     """Whether this thread is in a transaction that is not a test's alone."""
     if not database.in_transaction(using):
-        return False
+        return not connections[using].get_autocommit()
     blocks = getattr(connections[using], "atomic_blocks", [])
     return not (blocks and getattr(blocks[0], "_from_testcase", False))
 
 
-def _in_thread(using: str, work: Callable[[], T]) -> T:
+def _in_thread(using: str, work: Callable[[], T]) -> tuple[threading.Thread, Callable[[], T]]:
+    """Work in a thread that has begun, and how to have what it returned, or raised."""
     done: list[T] = []
     failed: list[BaseException] = []
     context = copy_context()
@@ -54,9 +75,11 @@ def _in_thread(using: str, work: Callable[[], T]) -> T:
         finally:
             connections[using].close()
 
-    thread: Any = threading.Thread(target=run, name="callqueue-permit", daemon=True)
+    def result() -> T:
+        if failed:
+            raise failed[0]
+        return done[0]
+
+    thread = threading.Thread(target=run, name="callqueue-permit", daemon=True)
     thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    return thread, result

@@ -34,37 +34,38 @@ class Wanted:
     method: str = ""
 
 
-def wanted(
-    rule: str | None = None,
-    *,
-    url: str | None = None,
-    key: str | Mapping[str, str] = "",
-    cost: int | Mapping[str, int] = 1,
-    priority: int | None = None,
-    wait: float | None = None,
-    lease: float | None = None,
-    label: str = "",
-    method: str = "",
-) -> Wanted:
-    """Check what was asked for. InvalidCall naming the argument, or UnknownRule."""
-    config = conf.current()
-    name = rule if rule is not None else rule_of(url) or "default"
-    found = config.rule(name)
-    text = validation.check_key(key)
-    intake.check_key_parts(text, found, name)
-    checked = validation.check_cost(cost)
-    intake.check_admissible(checked, name, config)
-    return Wanted(
-        rule_name=name,
-        rule=found,
-        key=text,
-        cost=checked,
-        priority=found.priority if priority is None else validation.check_priority(priority),
-        wait=None if wait is None else _seconds("wait", wait, least=0.0),
-        lease=config.lease(found) if lease is None else _seconds("lease", lease, least=0.1),
-        label=_label(label),
-        method=method,
-    )
+@dataclass(frozen=True)
+class Options:
+    """What a permit may be asked for with, as `callqueue.permit` says."""
+
+    rule: str | None = None
+    key: str | Mapping[str, str] = ""
+    cost: int | Mapping[str, int] = 1
+    priority: int | None = None
+    wait: float | None = None
+    lease: float | None = None
+    label: str = ""
+
+    def wanted(self, url: str | None = None, method: str = "") -> Wanted:
+        """Check what was asked for. InvalidCall naming the argument, or UnknownRule."""
+        config = conf.current()
+        name = self.rule if self.rule is not None else rule_of(url) or "default"
+        rule, priority, lease = config.rule(name), self.priority, self.lease
+        key = validation.check_key(self.key)
+        intake.check_key_parts(key, rule, name)
+        cost = validation.check_cost(self.cost)
+        intake.check_admissible(cost, name, config)
+        return Wanted(
+            rule_name=name,
+            rule=rule,
+            key=key,
+            cost=cost,
+            priority=rule.priority if priority is None else validation.check_priority(priority),
+            wait=None if self.wait is None else _seconds("wait", self.wait, least=0.0),
+            lease=config.lease(rule) if lease is None else _seconds("lease", lease, least=0.1),
+            label=_label(self.label),
+            method=method.lower(),
+        )
 
 
 def rule_of(url: str | None) -> str | None:
@@ -79,7 +80,7 @@ def rule_of(url: str | None) -> str | None:
 def _seconds(name: str, value: Any, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value:
         raise InvalidCall(name, f"must be a number of seconds, {least:g} or more")
-    return min(float(value), 366 * 86400.0)
+    return float(min(value, 366 * 86400))
 
 
 def _label(label: Any) -> str:

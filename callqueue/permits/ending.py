@@ -6,16 +6,16 @@ attempt, where that is still the permit's own: recovery ends what outlives its l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from django.db import OperationalError
 
-from callqueue import conf, database, events, states, tables, transitions
+from callqueue import database, events, states, tables
 from callqueue.database import from_us
 from callqueue.execution import results
-from callqueue.ledger import clock_jumps
-from callqueue.ledger.tallies import tallied_rules
-from callqueue.limits.budgets import cost_of
+from callqueue.ledger import agreement, clock_jumps
+from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result
 
@@ -24,16 +24,29 @@ LATE = "the lease of the permit had ended"
 
 def tell_sent(using: str, job: Job) -> None:
     """Its request has left by now: from then on it ages, though it has no answer yet."""
-    _change(using, job, lambda now: {"sent_at": now})
+    _change(using, job, lambda now: {"sent_at": now}, lazily=True)
+
+
+def answer(using: str, result: Result) -> None:
+    """It was sent by now, since it has an answer; and the hold that the answer asks for."""
+    lay_hold(using, result)
+    tell_sent(using, result.job)
 
 
 def settle(using: str, job: Job, cost: Any) -> None:
-    """Charge what it cost after all, of a permit that has ended already."""
+    """Charge what it cost after all, of a permit that has ended already: by then tallies and levels
+    may count it as it was, so they are told. What it costs more ages from its end, with the rest.
+    """
     with database.writing(using):
+        _forget_levels(using, job.rule_name)
         row = tables.attempts(using).filter(pk=job.attempt_id, worker=job.worker)
-        database.locked(row, wait=True).values_list("pk").first()
-        row.update(**_cost(job, cost))
-    job.charged = cost
+        found = database.locked(row, wait=True).values("cost", "charged", "correction_pending")
+        for known in found:
+            believed = known["charged"] if known["correction_pending"] else known["cost"]
+            columns = _cost(replace(job, charged=believed), cost, states.SUCCEEDED)
+            if costs_more(cost, known["cost"]):
+                columns["sent_at"] = None
+            row.update(**{"charged": None, "correction_pending": False, **columns})
 
 
 def end(using: str, result: Result) -> None:
@@ -45,12 +58,14 @@ def end(using: str, result: Result) -> None:
         "outcome": result.outcome,
         "response_status": status,
         "error_message": result.error[:LONGEST_MESSAGE],
-        **_cost(job, cost, is_voided=result.outcome == states.VOIDED),
+        **_cost(job, cost, result.outcome),
     }
-    is_ours = _change(using, job, lambda now: {"finished_at": now, **columns})
-    job.charged = cost
-    if is_ours:
+    # Should a crash of the database undo it, the permit is charged until its lease ends.
+    lazily = cost == job.charged
+    if _change(using, job, lambda now: {"finished_at": now, **columns}, lazily=lazily):
         breaker.observe(using, [result])
+    elif cost != job.cost:
+        settle(using, job, cost)
 
 
 def lay_hold(using: str, result: Result) -> None:
@@ -60,17 +75,12 @@ def lay_hold(using: str, result: Result) -> None:
         result.hold = None
 
 
-def give_back(using: str, job: Job) -> None:
-    """Nothing was sent: the permit is not charged."""
-    end(using, transitions.after_void(job, "its caller did not begin"))
-
-
-def _change(using: str, job: Job, columns: Any) -> bool:
+def _change(using: str, job: Job, columns: Any, *, lazily: bool) -> bool:
     """Write an instant, which is now, into the attempt, where it is still open; whether it was."""
     for _ in range(results.LOOKS):
         try:
             with database.writing(using):
-                reading = clock_jumps.held(using)
+                reading = clock_jumps.held(using, lazily=lazily)
                 clock_jumps.check(using, reading)
                 row = tables.attempts(using).open().filter(pk=job.attempt_id, worker=job.worker)
                 changed = bool(row.update(**columns(from_us(reading.at))))
@@ -84,10 +94,16 @@ def _change(using: str, job: Job, columns: Any) -> bool:
     return changed
 
 
-def _cost(job: Job, cost: Any, *, is_voided: bool = False) -> dict[str, Any]:
-    """The columns of a cost; and where it is not what was charged, what tallies are to be told."""
-    columns: dict[str, Any] = {"cost": cost, "calls": cost_of(cost, "calls")}
-    is_wrong = is_voided or cost != job.charged
-    if is_wrong and job.rule_name in tallied_rules(conf.current().book):
-        columns |= {"charged": job.charged, "correction_pending": True}
-    return columns
+def _cost(job: Job, cost: Any, outcome: str) -> dict[str, Any]:
+    correction = results.correction(job, cost, outcome)
+    return {"cost": cost, "calls": cost_of(cost, "calls"), **correction}
+
+
+def _forget_levels(using: str, rule: str) -> None:
+    """Have the next pass count anew what the buckets of the rule's group hold."""
+    book = agreement.book_in_force(using)
+    group = book.groups.get(rule, ())
+    if any(budget.limit.keeps_level for budget in book.group_budgets(group)):
+        rows = tables.rule_states(using).filter(rule__in=group).order_by("rule")
+        for state in database.locked(rows, wait=True):
+            rows.filter(pk=state.pk).update(memo={**state.memo, "levels": {}})

@@ -18,9 +18,10 @@ from callqueue import clocks, database, events, states, transitions
 from callqueue.execution import judging
 from callqueue.outcome import HoldUntil
 from callqueue.permits import ending
-from callqueue.permits.apart import apart, is_in_callers_transaction
+from callqueue.permits.apart import is_in_callers_transaction, write_apart
 from callqueue.sending import validation
-from callqueue.transitions import Job, Result
+from callqueue.texts import storable
+from callqueue.transitions import LONGEST_MESSAGE, Job, Result
 
 PATIENCE = 10.0  # seconds for which the end of a permit waits for a database that is away
 
@@ -61,12 +62,12 @@ class Permit:
         """Lay a hold, as an answer with `Retry-After` does: seconds, or an aware datetime; at most
         the rule's `max_hold`. `scope`: "rule", "queue", "key" or a key's name.
         """
-        if not isinstance(until, datetime) and (isinstance(until, bool) or not until >= 0):
+        is_instant = isinstance(until, datetime) and until.tzinfo is not None
+        is_seconds = isinstance(until, int | float) and not isinstance(until, bool) and until >= 0
+        if not (is_instant or is_seconds):
             raise ValueError("hold: seconds, 0 or more, or an aware datetime")
-        if isinstance(until, datetime) and until.tzinfo is None:
-            raise ValueError("hold: an aware datetime")
-        self._why = why or "throttled"
-        verdict = HoldUntil(until, why, scope=scope)
+        self._why = storable(why)[:LONGEST_MESSAGE] or "throttled"
+        verdict = HoldUntil(until, self._why if why else "", scope=scope)
         result = judging.of_value(self.job, verdict)
         self._write(lambda: ending.lay_hold(self._using, result))
 
@@ -80,10 +81,16 @@ class Permit:
             result.outcome = states.THROTTLED
         elif error is None:
             result = transitions.after_success(job)
-        else:
+        elif isinstance(error, Exception):
             result = transitions.after_failure(job, job.sound_rule, type(error).__name__, at)
+        else:  # it was cancelled, or its process is to end: the provider has no part in that
+            result = transitions.after_giving_up(job, type(error).__name__)
         result.cost = self._cost
         return result.at(at, clocks.monotonic())
+
+    def answered(self, result: Result) -> None:
+        """It has this answer, whose body is still under way: the permit ends so, but later."""
+        self._write(lambda: ending.answer(self._using, result))
 
     def end_with(self, result: Result) -> None:
         """It ends so."""
@@ -100,7 +107,7 @@ class Permit:
             database.persist(using, work, during="permit", seconds=PATIENCE)
 
         try:
-            apart(using, persistently)
+            write_apart(using, persistently)
         except (DatabaseError, InterfaceError) as error:
             if database.in_transaction(using) and not is_in_callers_transaction(using):
                 raise  # a test's transaction, that is broken now
@@ -118,13 +125,18 @@ class AsyncPermit(Permit):
 
     def _write(self, work: Callable[[], Any]) -> None:
         before, write = self._last, super()._write
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # told from a thread
+            write(work)
+            return
 
         async def after_the_last() -> None:
             if before is not None:
                 await asyncio.wait([before])
             await sync_to_async(write)(work)
 
-        self._last = asyncio.get_running_loop().create_task(after_the_last())
+        self._last = loop.create_task(after_the_last())
 
     async def written(self) -> None:
         """Wait until all is written."""

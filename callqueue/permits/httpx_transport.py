@@ -6,30 +6,31 @@ take a permit each. Needs httpx, the extra `httpx`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.permits import transport
+from callqueue.permits.asking import Options, Wanted
 from callqueue.permits.granted import Permit
 from callqueue.permits.permit import abegin, begin
-from callqueue.permits.transport import Options
+from callqueue.transitions import Result
 
 if TYPE_CHECKING:
     import httpx
-    from httpx import AsyncBaseTransport, BaseTransport
+    from httpx import AsyncBaseTransport, AsyncByteStream, BaseTransport, SyncByteStream
 else:
     try:
         import httpx
-        from httpx import AsyncBaseTransport, BaseTransport
+        from httpx import AsyncBaseTransport, AsyncByteStream, BaseTransport, SyncByteStream
     except ImportError:
-        httpx, BaseTransport, AsyncBaseTransport = None, object, object
+        httpx = None
+        BaseTransport = AsyncBaseTransport = SyncByteStream = AsyncByteStream = object
 
 
-class _Options:
-    """What both transports are made with."""
+class _Transport:
+    """What both transports are made with, and what they make of an answer."""
 
     def __init__(
         self,
@@ -55,8 +56,11 @@ class _Options:
     def _default(self, **of_transport: Any) -> Any:
         raise NotImplementedError
 
+    def _wanted(self, request: httpx.Request) -> Wanted | None:
+        return transport.wanted(self._options, request.method, str(request.url))
 
-class PermitTransport(_Options, BaseTransport):
+
+class PermitTransport(_Transport, BaseTransport):
     """A transport of httpx that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
@@ -67,19 +71,18 @@ class PermitTransport(_Options, BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request under a permit."""
-        asked = self._options.wanted(request.method, str(request.url))
-        if asked is None:
+        if (asked := self._wanted(request)) is None:
             return self._sent(request)
         permit = begin(asked)
         try:
-            response = self._sent(request)
+            response, body = self._sent(request), None
             if _is_worth_reading(permit, response):
-                response.read()
+                body = b"".join(response.iter_raw())
+                response.close()
         except BaseException as error:
-            transport.failed(permit, error)
+            permit.end_with(permit.ended(error))
             raise
-        transport.answered(permit, _as_response(request, response))
-        return response
+        return _answered(permit, request, response, body, _Stream)
 
     def close(self) -> None:
         """Close what sends them."""
@@ -93,24 +96,24 @@ class PermitTransport(_Options, BaseTransport):
         return httpx.HTTPTransport(**of_transport)
 
 
-class AsyncPermitTransport(_Options, AsyncBaseTransport):
+class AsyncPermitTransport(_Transport, AsyncBaseTransport):
     """The same for `httpx.AsyncClient`."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request under a permit."""
-        asked = await sync_to_async(self._options.wanted)(request.method, str(request.url))
-        if asked is None:
+        if (asked := self._wanted(request)) is None:
             return await self._sent(request)
         permit = await abegin(asked)
         try:
-            response = await self._sent(request)
+            response, body = await self._sent(request), None
             if _is_worth_reading(permit, response):
-                await response.aread()
+                body = b"".join([part async for part in response.aiter_raw()])
+                await response.aclose()
         except BaseException as error:
-            permit.end_with(transport.ended_by(permit, error))
+            permit.end_with(permit.ended(error))
             await permit.written()
             raise
-        transport.answered(permit, _as_response(request, response))
+        response = _answered(permit, request, response, body, _AsyncStream)
         await permit.written()
         return response
 
@@ -126,12 +129,76 @@ class AsyncPermitTransport(_Options, AsyncBaseTransport):
         return httpx.AsyncHTTPTransport(**of_transport)
 
 
+class _Body:
+    """A body that is still to come, with the permit that ends once it has, or is closed."""
+
+    def __init__(self, stream: Any, permit: Any, result: Result) -> None:
+        self._stream, self._permit, self._result = stream, permit, result
+
+    def _end(self) -> Any:
+        permit, self._permit = self._permit, None
+        if permit is not None:
+            permit.end_with(self._result)
+        return permit
+
+
+class _Stream(_Body, SyncByteStream):
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._stream
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._end()
+
+
+class _AsyncStream(_Body, AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            if (permit := self._end()) is not None:
+                await permit.written()
+
+
 def _is_worth_reading(permit: Permit, response: httpx.Response) -> bool:
     kind = response.headers.get("content-type", "")
     return transport.is_worth_reading(permit, response.status_code, kind)
 
 
-def _as_response(request: httpx.Request, response: httpx.Response) -> Any:
-    body = response.content if response.is_closed else None
-    headers = dict(response.headers)
-    return transport.as_response(response.status_code, headers, body, str(request.url))
+def _answered(
+    permit: Permit,
+    request: httpx.Request,
+    response: httpx.Response,
+    body: bytes | None,
+    stream: type[_Body],
+) -> httpx.Response:
+    """The permit has this answer; what the client gets, to which nobody has done anything. `body`:
+    as it came, where it was read.
+    """
+    status, headers = response.status_code, response.headers
+    read = None if body is None else _decoded(headers, body)
+    told = transport.as_response(status, dict(headers), read, str(request.url))
+    result = transport.judged(permit, told)
+    if body is None and transport.lasts(permit):
+        permit.answered(result)
+        response.stream = stream(response.stream, permit, result)  # type: ignore[assignment]
+        return response
+    permit.end_with(result)
+    if body is None:
+        return response
+    unread = httpx.ByteStream(body)
+    return httpx.Response(status, headers=headers, stream=unread, extensions=response.extensions)
+
+
+def _decoded(headers: httpx.Headers, body: bytes) -> bytes:
+    """The body's content; as it came where it is not what its headers say."""
+    try:
+        return httpx.Response(200, headers=headers, content=body).content
+    except httpx.DecodingError:
+        return body

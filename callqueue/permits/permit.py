@@ -7,25 +7,29 @@ the rule admits one call more, and is charged to them until it ends.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, isawaitable, isgeneratorfunction
 from types import TracebackType
 from typing import Any, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 
-from callqueue.permits import ending
-from callqueue.permits.apart import apart
-from callqueue.permits.asking import Wanted, wanted
+from callqueue import clocks
+from callqueue.exceptions import NotNow
+from callqueue.permits.asking import Options, Wanted
+from callqueue.permits.begun import until_slot
 from callqueue.permits.granted import AsyncPermit, Permit
-from callqueue.permits.waiting import Waiter, until_slot
+from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 # What a thread that waits does; the testing kit moves its clock instead.
 sleep = time.sleep
+TRIES = 3  # permits that a process takes that stands still for longer than their leases
 
 
 class permit:
@@ -37,7 +41,8 @@ class permit:
     all), else NotNow. `lease`: seconds after which it is taken for lost, should its process die
     (None: the rule's total timeout and LEASE["GRACE"]). `label`: what people are shown.
 
-    Raises InvalidCall or UnknownRule when it is made, and NotNow when the block is entered.
+    Raises InvalidCall or UnknownRule when it is made, and NotNow when the block is entered. May be
+    entered any number of times, by threads and coroutines side by side.
     """
 
     def __init__(
@@ -52,21 +57,12 @@ class permit:
         lease: float | None = None,
         label: str = "",
     ) -> None:
-        self._wanted = wanted(
-            rule,
-            url=url,
-            key=key,
-            cost=cost,
-            priority=priority,
-            wait=wait,
-            lease=lease,
-            label=label,
-        )
-        self._permits: list[Any] = []
+        self._wanted = Options(rule, key, cost, priority, wait, lease, label).wanted(url)
+        self._entered: list[tuple[Any, Any]] = []  # by whom, and the permit
 
     def __enter__(self) -> Permit:
         granted = begin(self._wanted)
-        self._permits.append(granted)
+        self._entered.append((_who(), granted))
         return granted
 
     def __exit__(
@@ -75,8 +71,18 @@ class permit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        ended = self._permits.pop()
-        ended.end_with(ended.ended(error))
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> Any:
+        """End the permit that was entered here last; where none was, frameworks leave a block in
+        another thread than they entered it.
+        """
+        who = _who()
+        own = [one for one in self._entered if one[0] == who] or self._entered
+        ended = own[-1]
+        self._entered.remove(ended)
+        ended[1].end_with(ended[1].ended(error))
+        return ended[1]
 
 
 class apermit(permit):
@@ -84,7 +90,7 @@ class apermit(permit):
 
     async def __aenter__(self) -> AsyncPermit:
         granted = await abegin(self._wanted)
-        self._permits.append(granted)
+        self._entered.append((_who(), granted))
         return granted
 
     async def __aexit__(
@@ -93,9 +99,7 @@ class apermit(permit):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        ended = self._permits.pop()
-        ended.end_with(ended.ended(error))
-        await ended.written()
+        await self._end(error).written()
 
     def __enter__(self) -> Permit:
         raise TypeError("apermit is for `async with`; use permit in a `with`")
@@ -118,31 +122,40 @@ def permitted(
     `url`, `key` and `cost` may be callables of the function's arguments. The label is the
     function's name where none is given.
     """
+    if callable(rule):
+        raise TypeError("write @callqueue.permitted(...), with the rule's name")
 
     def decorate(function: F) -> F:
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TypeError("permitted: a generator would go on after its permit; use permit in it")
+        if not callable(function):
+            raise TypeError("permitted decorates functions: write it below @classmethod")
         name = getattr(function, "__qualname__", "") if label is None else label
+        options = Options(rule, key, cost, priority, wait, lease, name)
 
-        def arguments(args: Any, kwargs: Any) -> dict[str, Any]:
-            given = {"url": url, "key": key, "cost": cost}
-            found = {
-                name: value(*args, **kwargs) if callable(value) else value
-                for name, value in given.items()
-            }
-            return {**found, "priority": priority, "wait": wait, "lease": lease, "label": name}
+        def entering(kind: type[permit], args: Any, kwargs: Any) -> Any:
+            def of(value: Any) -> Any:
+                return value(*args, **kwargs) if callable(value) else value
 
-        if iscoroutinefunction(function):
+            given = replace(options, key=of(key), cost=of(cost))
+            return kind(url=of(url), **vars(given))
 
-            @wraps(function)
+        if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+
+            @wraps(function, updated=())
             async def within_apermit(*args: Any, **kwargs: Any) -> Any:
-                async with apermit(rule, **arguments(args, kwargs)):
+                async with entering(apermit, args, kwargs):
                     return await function(*args, **kwargs)
 
             return within_apermit  # type: ignore[return-value]
 
-        @wraps(function)
+        @wraps(function, updated=())
         def within_permit(*args: Any, **kwargs: Any) -> Any:
-            with permit(rule, **arguments(args, kwargs)):
-                return function(*args, **kwargs)
+            with entering(permit, args, kwargs):
+                if isawaitable(found := function(*args, **kwargs)):
+                    getattr(found, "close", bool)()
+                    raise TypeError("permitted: it gives an awaitable; decorate an `async def`")
+                return found
 
         return within_permit  # type: ignore[return-value]
 
@@ -151,60 +164,68 @@ def permitted(
 
 def begin(asked: Wanted) -> Permit:
     """A permit whose slot is open; this thread waits for it."""
-    waiter = Waiter(asked)
-    try:
-        while not isinstance(found := waiter.step(), Job):
-            sleep(found)
-    except BaseException:
-        waiter.withdraw()
-        raise
-    try:
-        while (left := until_slot(found)) > 0:
-            sleep(left)
-    except BaseException:
-        apart(waiter.using, lambda: ending.give_back(waiter.using, found))
-        raise
-    return Permit(waiter.using, found)
+    for _ in range(TRIES):
+        waiter = Waiter(asked)
+        try:
+            while not isinstance(found := waiter.step(), Job):
+                sleep(found)
+            while (left := until_slot(found)) > 0:
+                sleep(left)
+        except BaseException:
+            waiter.withdraw()
+            raise
+        if _is_in_time(found):
+            return Permit(waiter.using, found)
+    raise _too_slow()
 
 
 async def abegin(asked: Wanted) -> AsyncPermit:
     """A permit whose slot is open; this coroutine waits for it."""
-    waiter = Waiter(asked)
-    step: Callable[[], Awaitable[Job | float]] = sync_to_async(waiter.step)
-    found: Job | float = 0.0
-    while not isinstance(found, Job):
-        stepping = asyncio.ensure_future(step())
+    for _ in range(TRIES):
+        waiter, stepping = Waiter(asked), None
         try:
-            found = await asyncio.shield(stepping)
-            if not isinstance(found, Job):
+            found: Job | float = 0.0
+            while not isinstance(found, Job):
                 await _asleep(found)
-        except BaseException as error:
-            if not stepping.done():
-                await asyncio.wait([stepping])
-            if stepping.done() and not stepping.cancelled() and stepping.exception() is None:
-                found = stepping.result()
-            await asyncio.shield(sync_to_async(_leave)(waiter, found))
-            raise error
-    job = found
-    try:
-        while (left := until_slot(job)) > 0:
-            await _asleep(left)
-    except BaseException:
-        await asyncio.shield(sync_to_async(_leave)(waiter, job))
-        raise
-    return AsyncPermit(waiter.using, job)
+                stepping = asyncio.ensure_future(sync_to_async(waiter.step)())
+                found = await asyncio.shield(stepping)
+            while (left := until_slot(found)) > 0:
+                await _asleep(left)
+        except BaseException:
+            await asyncio.shield(_left(waiter, stepping))
+            raise
+        if _is_in_time(found):
+            return AsyncPermit(waiter.using, found)
+    raise _too_slow()
+
+
+async def _left(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
+    """Nobody wants it any more, whatever its last step, which may be under way, comes to."""
+    if stepping is not None:
+        await asyncio.wait([stepping])
+    await sync_to_async(waiter.withdraw)()
 
 
 async def _asleep(seconds: float) -> None:
     if sleep is time.sleep:
         await asyncio.sleep(seconds)
-    else:
+    elif seconds:
         sleep(seconds)
 
 
-def _leave(waiter: Waiter, found: Job | float) -> None:
-    """Nobody wants it any more."""
-    if isinstance(found, Job):
-        apart(waiter.using, lambda: ending.give_back(waiter.using, found))
-    else:
-        waiter.withdraw()
+def _is_in_time(job: Job) -> bool:
+    """Whether it is still charged: a process may have stood still since."""
+    return clocks.monotonic() < job.lease_ends
+
+
+def _too_slow() -> NotNow:
+    return NotNow(None, "this process stands still for longer than the lease")
+
+
+def _who() -> Any:
+    """Who runs: a thread, and the coroutine in it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident(), task and id(task)

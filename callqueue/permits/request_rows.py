@@ -6,29 +6,18 @@ it than the attempt that they grant. Instants are microseconds, monotonic ones s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from callqueue import clocks, database, tables
-from callqueue.clocks import Reading
+from callqueue import database, tables, transitions
 from callqueue.database import from_us
 from callqueue.execution import claim
 from callqueue.ledger import clock_jumps
 from callqueue.ledger.ready_calls import Candidate
+from callqueue.permits.begun import Granted
 
 # seconds for which passes mind a permit whose waiter has not said that it lives, and after which it
 # says so again
 ALIVE, BEAT = 8.0, 2.0
-
-
-@dataclass(frozen=True)
-class Granted:
-    """A permit's attempt, and the monotonic instant at which it may begin (None: now)."""
-
-    attempt_id: int
-    queue: str
-    reading: Reading
-    begins_at: float | None
 
 
 def insert(using: str, own: Candidate, due_at: datetime | None, within: float | None) -> int:
@@ -48,10 +37,12 @@ def insert(using: str, own: Candidate, due_at: datetime | None, within: float | 
     return row.pk
 
 
-def beat(using: str, pk: int, within: float | None) -> None:
-    """Say that the waiter lives; `within`: seconds that are left of its wait."""
-    row = tables.permit_requests(using).filter(pk=pk, attempt_id__isnull=True)
-    row.update(**_lives(database.clock(using), within))
+def beat(using: str, pk: int, within: float | None) -> bool:
+    """Say that the waiter lives; `within`: seconds that are left of its wait. False where the row
+    is gone: it was taken for dead.
+    """
+    row = tables.permit_requests(using).filter(pk=pk)
+    return bool(row.update(**_lives(database.clock(using), within)))
 
 
 def granted(using: str, pk: int) -> int | None:
@@ -94,6 +85,14 @@ def take_back(using: str, pk: int) -> int | None:
     return attempt_id
 
 
+def withdraw(using: str, rule: str, owner: str, pk: int | None) -> None:
+    """Wait no more, and void whatever the waiter was granted, also what it does not know of."""
+    with database.writing(using):
+        if pk is not None:
+            tables.permit_requests(using).filter(pk=pk).delete()
+        transitions.void_permits(using, rule, owner)
+
+
 def delete_dead(using: str) -> int:
     """Delete the rows of waiters that died; the count. What they were granted ends with its
     lease.
@@ -110,8 +109,3 @@ def _lives(now: datetime, within: float | None) -> dict[str, datetime | None]:
         "alive_until": now + timedelta(seconds=ALIVE),
         "until": None if within is None else now + timedelta(seconds=within),
     }
-
-
-def now() -> float:
-    """Seconds that go on as the waiter's do: with the test's clock, where a test holds one."""
-    return clocks.monotonic() + database.server_clock.ahead.total_seconds()

@@ -15,9 +15,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from callqueue.permits import transport
+from callqueue.permits.asking import Options, Wanted
 from callqueue.permits.granted import Permit
 from callqueue.permits.permit import begin
-from callqueue.permits.transport import Options
 
 
 class PermitAdapter(HTTPAdapter):
@@ -51,51 +51,74 @@ class PermitAdapter(HTTPAdapter):
         self, request: requests.PreparedRequest, stream: bool = False, **how: Any
     ) -> requests.Response:
         """Send the request under a permit."""
-        asked = self._options.wanted(request.method or "", request.url or "")
+        url = request.url or ""
+        asked = transport.wanted(self._options, request.method or "", url)
         if asked is None:
             return super().send(request, stream=stream, **how)
-        turn = _Turn(lambda: begin(asked))
+        turn = _Turn(asked)
         before, _turns.current = getattr(_turns, "current", None), turn
         try:
             response = super().send(request, stream=stream, **how)
-            body = None if stream else response.content
+            if not stream:
+                _ = response.content
         except BaseException as error:
             turn.failed(error)
             raise
         finally:
             _turns.current = before
-        turn.answered(
-            response.status_code, dict(response.headers), body, request.url or "", response.elapsed
-        )
+        if stream:
+            told = transport.as_response(response.status_code, response.headers, None, url)
+            turn.answered(told, response.raw)
+        else:
+            turn.answered(response)
         return response
 
 
 class _Turn:
     """The permits of one request: one for each time that it is sent."""
 
-    def __init__(self, begin_one: Any) -> None:
-        self._begin = begin_one
-        self._permit: Permit | None = begin_one()
+    def __init__(self, asked: Wanted) -> None:
+        self._asked = asked
+        self._permit: Permit | None = begin(asked)
 
-    def answered(self, status: int, headers: Any, body: bytes | None, url: str, _: Any) -> None:
-        """The last answer is there."""
-        if self._permit is not None:
-            transport.answered(self._permit, transport.as_response(status, headers, body, url))
-            self._permit = None
+    def answered(self, response: requests.Response, raw: Any = None) -> None:
+        """An answer is there; `raw`: the connection that its body still comes by."""
+        permit, self._permit = self._permit, None
+        if permit is None:
+            return
+        result = transport.judged(permit, response)
+        if raw is None or not transport.lasts(permit):
+            permit.end_with(result)
+            return
+        permit.answered(result)
+        _after(raw, lambda: permit.end_with(result))
 
     def failed(self, error: BaseException) -> None:
         """It will not be sent again."""
-        if self._permit is not None:
-            transport.failed(self._permit, error)
-            self._permit = None
+        permit, self._permit = self._permit, None
+        if permit is not None:
+            permit.end_with(permit.ended(error))
 
     def again(self, response: Any) -> None:
         """It failed, or had this answer, and is sent once more."""
         if response is None:
             self.failed(ConnectionError())
         else:
-            self.answered(response.status, dict(response.headers), b"", "", None)
-        self._permit = self._begin()
+            headers = dict(response.headers)
+            self.answered(transport.as_response(response.status, headers, None, ""))
+        self._permit = begin(self._asked)
+
+
+def _after(raw: Any, end: Any) -> None:
+    """Call `end` once, when the connection is let go: all of the body has come, or it is closed."""
+    release, owed = raw.release_conn, [end]
+
+    def released() -> None:
+        release()
+        while owed:
+            owed.pop()()
+
+    raw.release_conn = released
 
 
 class _Charged(Retry):

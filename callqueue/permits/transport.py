@@ -7,71 +7,34 @@ circuit breaker. Refuses nothing that the client would do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import requests
 from requests.structures import CaseInsensitiveDict
 
-from callqueue import clocks, conf, transitions
+from callqueue import conf
 from callqueue.exceptions import NotAllowed
 from callqueue.execution import judging
 from callqueue.execution.http.client import Answer
-from callqueue.permits.asking import Wanted, rule_of, wanted
+from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit
 from callqueue.transitions import Result
 
 PASS, REFUSE = conf.OTHER_HOSTS
 
 
-@dataclass(frozen=True)
-class Options:
-    """What all requests of a transport ask for; see `callqueue.permit`."""
-
-    rule: str | None = None
-    key: str | Mapping[str, str] = ""
-    cost: int | Mapping[str, int] = 1
-    priority: int | None = None
-    wait: float | None = None
-    lease: float | None = None
-    label: str = ""
-
-    def wanted(self, method: str, url: str) -> Wanted | None:
-        """The permit that a request needs; None where its host has no rule, and passes."""
-        rule = self.rule if self.rule is not None else rule_of(url)
-        if rule is None:
-            if conf.current().other_hosts == REFUSE:
-                raise NotAllowed("no rule names this host, and CALLQUEUE['OTHER_HOSTS'] refuses it")
-            return None
-        return wanted(
-            rule,
-            key=self.key,
-            cost=self.cost,
-            priority=self.priority,
-            wait=self.wait,
-            lease=self.lease,
-            label=self.label,
-            method=method.lower(),
-        )
+def wanted(options: Options, method: str, url: str) -> Wanted | None:
+    """The permit that a request needs; None where its host has no rule, and passes."""
+    if options.rule is None and rule_of(url) is None:
+        if conf.current().other_hosts == REFUSE:
+            raise NotAllowed("no rule names this host, and CALLQUEUE['OTHER_HOSTS'] refuses it")
+        return None
+    return options.wanted(url, method)
 
 
-def answered(permit: Permit, response: requests.Response) -> None:
-    """The permit ends with this answer."""
-    answer = Answer(response, None, sent=True)
-    permit.end_with(judging.of_answer(permit.job, answer))
-
-
-def failed(permit: Permit, error: BaseException) -> None:
-    """The permit ends without an answer; the request may have left."""
-    permit.end_with(ended_by(permit, error))
-
-
-def ended_by(permit: Permit, error: BaseException) -> Result:
-    """The result of a request that raised this."""
-    job, at = permit.job, permit.job.now()
-    result = transitions.after_failure(job, job.sound_rule, type(error).__name__, at)
-    return result.at(at, clocks.monotonic())
+def judged(permit: Permit, response: requests.Response) -> Result:
+    """What this answer makes of the permit."""
+    return judging.of_answer(permit.job, Answer(response, None, sent=True))
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> requests.Response:
@@ -90,3 +53,10 @@ def is_worth_reading(permit: Permit, status: int, content_type: str) -> bool:
     rule = permit.job.sound_rule
     wants_body = rule.classify is not None or rule.settle is not None
     return (status >= 400 or wants_body) and "event-stream" not in content_type.lower()
+
+
+def lasts(permit: Permit) -> bool:
+    """Whether a permit is charged until the whole body has come: a limit counts what is in
+    flight.
+    """
+    return any(limit.counts_in_flight for limit in permit.job.sound_rule.limits)

@@ -19,23 +19,25 @@ from typing import Any
 
 from django.db import router
 
-from callqueue import clocks, conf, database, tables, texts, transitions
+from callqueue import conf, database, tables, texts
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.release_pass import Answer
+from callqueue.dispatch.permit_answers import Answer
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.ledger import agreement
 from callqueue.ledger.ready_calls import Asked, Candidate
 from callqueue.limits.budgets import Book
 from callqueue.operations import forecast
-from callqueue.permits import chores, request_rows
+from callqueue.permits import begun, chores, request_rows
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted
-from callqueue.permits.request_rows import BEAT, Granted, now
+from callqueue.permits.begun import Granted, now
+from callqueue.permits.request_rows import BEAT
 from callqueue.transitions import Job
 
 LOOK = 0.06  # seconds between two looks at whether another pass has granted it
 BEHIND = 0.5  # seconds between two passes of a permit that others go before
+HELD = 1.0  # the same of one that waits for an operator
 REVIEW = 5.0  # seconds after which a blocked permit makes a pass whatever it waits for
 ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
 BUSY = 0.002, 0.05  # seconds until the next try where another pass has the rules, likewise
@@ -62,6 +64,8 @@ class Waiter:
         self.beat_at = self.pass_at = 0.0
         self.last: Answer | None = None
         self.in_vain = self.passes = 0
+        # a pass is under way, or was, and its end is not known
+        self.is_passing = self.has_given_up = False
 
     @property
     def left(self) -> float | None:
@@ -75,8 +79,9 @@ class Waiter:
         return apart(self.using, self._step)
 
     def withdraw(self) -> None:
-        """Nobody waits any more; what was granted meanwhile is given back."""
-        apart(self.using, self._withdraw)
+        """Nobody waits any more; what was granted, perhaps unknown to it, is given back."""
+        if not self.has_given_up:
+            apart(self.using, self._withdraw)
 
     def _step(self) -> Job | float:
         if (seconds := chores.settling(self.using)) > 0 and self.passes == 0:
@@ -121,7 +126,7 @@ class Waiter:
         self.passes += 1
         if answer.attempt_id is not None:
             self.request = None
-            return self._job(_granted(answer))
+            return self._job(begun.granted_by(answer))
         if answer.reading is None:
             self._put_off(answer)
             return None
@@ -129,6 +134,7 @@ class Waiter:
         self.due_at = self.due_at or from_us(answer.reading.at)
         if answer.is_misfit:
             self._withdraw()
+            self.has_given_up = True
             raise InvalidCall("cost", answer.reason.removeprefix("cost: "))
         self.pass_at = now() + self._until_next_pass(answer)
         if answer.until is None:
@@ -144,7 +150,12 @@ class Waiter:
         if self.in_vain and self.in_vain % STAMP == 0:
             chores.stamp(using)
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
-        return release_pass.permit(using, book[1], self._candidate(), lead, self.left)
+        if self.is_passing:  # the answer to its commit was lost
+            self._withdraw()
+        self.is_passing = True
+        answer = release_pass.permit(using, book[1], self._candidate(), lead, self.left)
+        self.is_passing = False
+        return answer
 
     def _candidate(self) -> Candidate:
         wanted = self.wanted
@@ -164,14 +175,15 @@ class Waiter:
         """No pass was made: the next try is soon, and ever later."""
         self.in_vain += 1
         if answer.is_gone:
-            self.beat_at = self.pass_at = 0.0
-            return
+            self.beat_at = 0.0
         self.pass_at = now() + _growing(BUSY, self.in_vain)
 
     def _until_next_pass(self, answer: Answer) -> float:
         """Seconds: just before its slot opens, and where nobody knows when that is, ever later."""
         if answer.is_behind:
-            return BEHIND * random.uniform(0.75, 1.25)
+            return min(REVIEW, BEHIND * max(1.0, answer.waiting / 8)) * random.uniform(0.75, 1.25)
+        if answer.is_held and answer.until is None:
+            return HELD * random.uniform(0.75, 1.25)
         if answer.until is None or answer.reading is None:
             return _growing(ANSWERS, self.passes)
         opens_in = (answer.until - answer.reading.at) / 1_000_000 - release_pass.LEAD / 2
@@ -185,7 +197,8 @@ class Waiter:
                 self.request = request_rows.insert(self.using, *args)
                 self.beat_at = now() + BEAT
             elif now() >= self.beat_at:
-                request_rows.beat(self.using, self.request, self.left)
+                if not request_rows.beat(self.using, self.request, self.left):
+                    self.request = None  # a row of its own again, with its old place
                 self.beat_at = now() + BEAT
 
     def _pause(self) -> float:
@@ -205,15 +218,13 @@ class Waiter:
             if attempt_id is not None and (job := self._take_up(attempt_id)) is not None:
                 return job
             self._withdraw()
+        self.has_given_up = True
         raise NotNow(*self._expected())
 
     def _withdraw(self) -> None:
-        if self.request is not None:
-            attempt_id = request_rows.take_back(self.using, self.request)
-            if attempt_id is not None:
-                transitions.undo(self.using, [attempt_id])
-                tables.permit_requests(self.using).filter(pk=self.request).delete()
-            self.request = None
+        args = self.wanted.rule_name, self.asked.owner, self.request
+        request_rows.withdraw(self.using, *args)
+        self.request = None
 
     def _expected(self) -> tuple[datetime | None, str]:
         """When it should be had, and what it waits for."""
@@ -235,51 +246,10 @@ class Waiter:
         return found.release_at, found.reason or last.reason
 
     def _job(self, granted: Granted) -> Job:
-        wanted = self.wanted
-        return Job(
-            attempt_id=granted.attempt_id,
-            number=1,
-            queue=granted.queue,
-            send_at=None,
-            pk=0,
-            rule_name=wanted.rule_name,
-            key=wanted.key,
-            cost=wanted.cost,
-            method=wanted.method,
-            params={},
-            failed_count=0,
-            throttled_count=0,
-            unique_key=None,
-            callback=None,
-            first_sent_dt=None,
-            due_at_dt=self.due_at or from_us(granted.reading.at),
-            idempotency_key="",
-            worker=self.asked.owner,
-            clock=granted.reading,
-            charged=wanted.cost,
-            rule=wanted.rule,
-            begins_at=_by_own_clock(granted.begins_at),
-            lease_ends=(granted.begins_at or granted.reading.before) + wanted.lease,
-        )
-
-
-def until_slot(job: Job) -> float:
-    """Seconds until the job's slot has certainly opened."""
-    return 0.0 if job.begins_at is None else max(0.0, job.begins_at - now())
-
-
-def _by_own_clock(instant: float | None) -> float | None:
-    """A monotonic instant as the waiter counts its seconds."""
-    return None if instant is None else instant + (now() - clocks.monotonic())
+        return begun.job_of(self.wanted, self.asked.owner, granted, self.due_at)
 
 
 _books: dict[str, tuple[Any, Book]] = {}
-
-
-def _granted(answer: Answer) -> Granted:
-    assert answer.attempt_id is not None and answer.reading is not None
-    begins_at = None if answer.send_at is None else answer.reading.monotonic_at(answer.send_at)
-    return Granted(answer.attempt_id, answer.queue, answer.reading, begins_at)
 
 
 def _growing(bounds: tuple[float, float], times: int) -> float:

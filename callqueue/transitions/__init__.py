@@ -31,6 +31,7 @@ from callqueue.transitions.moves import (
     undo,
     undo_released,
     void,
+    void_permits,
 )
 from callqueue.transitions.recording import astray, end_attempts, end_calls, lose
 
@@ -63,4 +64,5 @@ __all__ = [
     "undo",
     "undo_released",
     "void",
+    "void_permits",
 ]

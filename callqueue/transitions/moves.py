@@ -82,6 +82,15 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
         return int(calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True))
 
 
+def void_permits(using: str, rule: str, owner: str) -> int:
+    """Void the permits that this waiter was granted and has not begun its call under; the count."""
+    with database.writing(using):
+        rows = tables.attempts(using).open().filter(rule=rule, call__isnull=True, worker=owner)
+        ids = list(database.locked(rows, wait=True).values_list("pk", flat=True))
+        _void_locked(using, ids)
+    return len(ids)
+
+
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
     """End these calls by a move that has one end, and announce them; the primary keys of those that
     nobody else had locked.
@@ -211,7 +220,7 @@ def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
 
 
 def _void_locked(using: str, ids: Sequence[int]) -> None:
-    """Void attempts that are locked, and that no worker has begun."""
+    """Void attempts that are locked, and of which nothing was sent."""
     attempts = tables.attempts(using).filter(pk__in=ids)
     tallied = attempts.filter(rule__in=tallies.tallied_rules(conf.current().book))
     tallied.update(charged=F("cost"), correction_pending=True)

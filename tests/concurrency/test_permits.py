@@ -21,7 +21,7 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import executor
 from callqueue.models import CallAttempt, CallQueue, PermitRequest
-from callqueue.permits.asking import wanted
+from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
@@ -158,7 +158,7 @@ def test_a_rolled_back_transaction_takes_no_charge_with_it(rules: Rules) -> None
 def test_a_waiter_that_dies_is_granted_no_more_than_one_slot(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
-        dead = Waiter(wanted("r"))
+        dead = Waiter(Options("r").wanted())
         assert not isinstance(dead.step(), Job)
     PermitRequest.objects.update(alive_until=CallAttempt.objects.get().released_at)
     with callqueue.permit("r", wait=30):

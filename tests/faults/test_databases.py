@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from callqueue.models import CallAttempt
 from tests.faults import private
 from tests.faults.stage import Stage, Status, wait_until
 from tests.support.brokers import Broker
@@ -221,6 +222,10 @@ def test_behind_pgbouncer_in_transaction_mode(
             stage.send(length(60, 400), method=method)
         stage.wait_for_all(90)
         stage.judge()
+        command = [sys.executable, "-m", "tests.support.permit_taker", "20"]
+        stage.processes.start("permits", command).wait_for_log("20 permits taken")
+        permits = CallAttempt.objects.filter(call__isnull=True)
+        assert permits.filter(outcome="succeeded").count() == permits.count() == 20
         assert all(dispenser.is_alive() for dispenser in dispensers)
         for dispenser in dispensers:
             dispenser.kill()

@@ -17,7 +17,10 @@ from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
 from callqueue.operations import audit, status_report
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_permit, run_callqueue, travel
+from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
 
 Rules = Callable[..., None]
@@ -216,15 +219,11 @@ def test_a_function_takes_a_permit_each_time(rules: Rules) -> None:
 
 
 def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remote: Vendor) -> None:
-    from callqueue.permits.asking import wanted
-    from callqueue.permits.waiting import Waiter
-    from callqueue.transitions import Job
-
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with travel() as clock:
         with callqueue.permit("r"):
             pass
-        waiter = Waiter(wanted("r"))
+        waiter = Waiter(Options("r").wanted())
         assert not isinstance(waiter.step(), Job)
         assert PermitRequest.objects.count() == 1
         send("r")
@@ -237,6 +236,20 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
         job = waiter.step()
         assert isinstance(job, Job) and job.attempt_id == granted.pk
         assert CallQueue.objects.new().count() == 1
+
+
+def test_forecasts_know_the_permits_that_go_before(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with callqueue.permit("r"):
+        pass
+    call = send("r")
+    waiters = [Waiter(Options("r", priority=n).wanted()) for n in (0, 1)]
+    for one in waiters:
+        one.step()
+    assert PermitRequest.objects.count() == 2 and call.forecast().position == 2
+    for one in waiters:
+        one.withdraw()
+    assert call.forecast().position == 1
 
 
 def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import requests
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from urllib3.util.retry import Retry as Retries
 
 import callqueue
-from callqueue import Breaker, HoldUntil, NotNow, Rule, SlidingWindow
+from callqueue import Breaker, Concurrency, HoldUntil, NotNow, Rule, SlidingWindow
 from callqueue.exceptions import NotAllowed
 from callqueue.models import CallAttempt, Hold
 from callqueue.testing import travel
@@ -202,3 +202,57 @@ def test_a_coroutine_in_a_test(rules: Rules) -> None:
             return permit.attempt_id
 
     assert CallAttempt.objects.get(pk=async_to_sync(one)()).finished_at is not None
+
+
+def test_the_client_gets_the_answer_as_it_is(rules: Rules, stub: str) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"], settle=lambda response: None))
+    with httpx.Client(transport=callqueue.PermitTransport()) as client:
+        answer = client.get(stub + "/404")
+        assert answer.elapsed.total_seconds() >= 0 and answer.content == b'{"usage": 7}'
+        with client.stream("GET", stub + "/404") as response:
+            assert b"".join(response.iter_raw()) == b'{"usage": 7}'
+            assert response.http_version == "HTTP/1.1"
+
+
+@pytest.mark.parametrize("leave", ["read", "close", "with"])
+@pytest.mark.parametrize("by", ["requests", "httpx", "httpx async"])
+def test_a_stream_is_in_flight_until_it_is_read_or_closed(
+    rules: Rules, stub: str, by: str, leave: str
+) -> None:
+    rules(r=Rule(hosts=["127.0.0.1"], limits=[Concurrency(1)]))
+
+    def is_open() -> bool:
+        row = CallAttempt.objects.get()
+        return row.finished_at is None and row.sent_at is not None
+
+    def by_requests() -> bool:
+        with requests.Session() as session:
+            session.mount("http://", callqueue.PermitAdapter())
+            response = session.get(stub + "/200", stream=True)
+            was_open = is_open()
+            {"read": lambda: response.content, "close": response.close}.get(leave, response.close)()
+        return was_open
+
+    def by_httpx() -> bool:
+        client = httpx.Client(transport=callqueue.PermitTransport())
+        with client, client.stream("GET", stub + "/200") as response:
+            was_open = is_open()
+            {"read": response.read, "close": response.close}.get(leave, bool)()
+        return was_open
+
+    async def by_httpx_async() -> bool:
+        client = httpx.AsyncClient(transport=callqueue.AsyncPermitTransport())
+        async with client, client.stream("GET", stub + "/200") as response:
+            was_open = await sync_to_async(is_open)()
+            if leave != "with":
+                await {"read": response.aread, "close": response.aclose}[leave]()
+        return was_open
+
+    ways = {
+        "requests": by_requests,
+        "httpx": by_httpx,
+        "httpx async": async_to_sync(by_httpx_async),
+    }
+    assert ways[by]()
+    row = CallAttempt.objects.get()
+    assert row.outcome == "succeeded" and row.response_status == 200

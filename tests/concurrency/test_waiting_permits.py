@@ -1,0 +1,245 @@
+"""Permits that wait while what they wait for changes under them, and hosts' transactions around
+permits: nobody spins, hangs, or is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+import callqueue
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, clocks
+from callqueue.dispatch import permit_turns, release_pass
+from callqueue.exceptions import CallQueueError
+from callqueue.ledger import agreement, clock_jumps
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, DispenserState, Hold, PermitRequest
+from callqueue.operations import control
+from callqueue.permits import apart
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
+from callqueue.transitions import Job
+
+Rules = Callable[..., None]
+
+
+def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def wait_until_it_waits() -> None:
+    end = time.monotonic() + 30
+    while not PermitRequest.objects.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def taken(**options: Any) -> int:
+    with callqueue.permit("r", **options) as permit:
+        return permit.attempt_id
+
+
+def test_one_of_very_many_that_wait_neither_spins_nor_is_forgotten(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    monkeypatch.setattr(permit_turns, "MOST", 3)
+    with callqueue.permit("r"):
+        waiters = [Waiter(Options("r").wanted()) for _ in range(6)]
+        for _ in range(3):
+            for one in waiters:
+                assert not isinstance(one.step(), Job)
+        last = waiters[-1]
+        last.pass_at = 0.0
+        assert last.step() > 0.005, "it has had an answer, and pauses"
+        assert last.last is not None and last.last.is_behind
+    for one in waiters:
+        one.pass_at = 0.0
+        found = one.step()
+        assert isinstance(found, Job)
+        CallAttempt.objects.filter(pk=found.attempt_id).delete()
+    assert not PermitRequest.objects.exists()
+
+
+def test_a_waiter_that_was_taken_for_dead_waits_again_in_its_old_place(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        frozen = Waiter(Options("r").wanted())
+        frozen.step()
+        due_at = PermitRequest.objects.get().due_at_dt
+        later = Waiter(Options("r").wanted())
+        later.step()
+        PermitRequest.objects.filter(owner=frozen.asked.owner).delete()
+        frozen.beat_at = 0.0
+        for _ in range(3):
+            assert frozen.step() > 0.0005
+            frozen.pass_at = 0.0
+        assert PermitRequest.objects.get(owner=frozen.asked.owner).due_at_dt == due_at
+    later.pass_at = 0.0
+    assert not isinstance(later.step(), Job), "the other was there first"
+    assert isinstance(frozen.step(), Job)
+    later.withdraw()
+
+
+def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
+    rules(r=Rule())
+    control.pause("default", "r")
+    waiter = Waiter(Options("r").wanted())
+    waiter.step()
+    waiter.pass_at = 0.0
+    waiter.step()
+    assert waiter.pass_at - time.monotonic() > 0.5 or waiter.pass_at > 1e6
+    waiter.withdraw()
+    with pytest.raises(NotNow, match="held") as refused:
+        taken(wait=0)
+    assert refused.value.until is None
+
+
+def test_what_operators_do_is_minded_by_who_waits(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", name="l")]))
+    taken()
+    thread, found = in_a_thread(lambda: taken(wait=60))
+    wait_until_it_waits()
+    control.pause("default", "r")
+    agreement.set_rate("default", "l", "2/h")
+    time.sleep(0.5)
+    assert not found
+    control.resume("default", "r")
+    thread.join(60)
+    assert isinstance(found[0], int), found
+
+
+def test_a_hold_on_all_queues_is_said(rules: Rules) -> None:
+    rules(r=Rule(queues=["a", "b"], limits=[TokenBucket("9/s", burst=9, per="queue")]))
+    for queue in ("a", "b"):
+        now = release_pass.database.clock("default")
+        Hold.objects.create(
+            rule="r", per="queue", value=queue, until=now + timedelta(hours=1), source="provider"
+        )
+    with pytest.raises(NotNow, match="held") as refused:
+        taken(wait=0)
+    assert refused.value.until is not None
+    Hold.objects.filter(value="a").delete()
+    taken(wait=0)
+
+
+def test_a_transaction_without_atomic_keeps_no_charge(rules: Rules) -> None:
+    rules(r=Rule())
+    transaction.set_autocommit(False)
+    try:
+        if connection.vendor == "sqlite":
+            with pytest.raises(CallQueueError, match="SQLite"):
+                taken()
+            return
+        CallAttempt.objects.count()
+        taken()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert CallAttempt.objects.get().finished_at is not None
+
+
+def test_what_a_permit_is_told_in_a_transaction_never_fails_it(rules: Rules) -> None:
+    rules(r=Rule())
+    with callqueue.permit("r") as permit, transaction.atomic():
+        permit.sent()
+        permit.settle(2)
+        permit.hold(30, "429")
+    permit_of = CallAttempt.objects.get(pk=permit.attempt_id)
+    assert permit_of.sent_at is not None and permit_of.cost == 2 and Hold.objects.exists()
+
+
+def test_a_hold_told_where_the_rule_is_locked_is_laid_after_the_transaction(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "PATIENCE", 0.5)
+    rules(r=Rule())
+    began = time.monotonic()
+    with callqueue.permit("r") as permit, transaction.atomic():
+        control.pause("default", "r", reason="mine")
+        permit.hold(30, "429")
+    assert time.monotonic() - began < 30
+    while Hold.objects.count() < 2 and time.monotonic() - began < 30:
+        time.sleep(0.05)
+    assert set(Hold.objects.values_list("source", flat=True)) == {"operator", "provider"}
+
+
+def test_a_coroutine_cancelled_twice_leaves_nothing(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+
+    async def enter() -> None:
+        async with callqueue.apermit("r"):
+            pytest.fail("over the limit")
+
+    async def cancelled() -> None:
+        async with callqueue.apermit("r"):
+            for pause in (0.0, 0.001, 0.02, 0.3):
+                waiting = asyncio.ensure_future(enter())
+                await asyncio.sleep(pause)
+                waiting.cancel()
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            await asyncio.sleep(1.0)
+        async with callqueue.apermit("r", wait=0):
+            pass
+        from asgiref.sync import sync_to_async
+
+        await sync_to_async(connections.close_all)()
+
+    asyncio.run(cancelled())
+    assert not PermitRequest.objects.exists() and not CallAttempt.objects.open().exists()
+
+
+def test_an_admitted_permit_makes_few_statements(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/h")]))
+    taken()
+    with CaptureQueriesContext(connection) as asked:
+        taken(wait=0)
+    assert len(asked) <= 15, "a permit that is admitted at once costs so many statements"
+
+
+@pytest.mark.parametrize(
+    ("jumped", "is_at_once"), [(0, True), (5_000_000, False), (-5_000_000, False)]
+)
+def test_a_new_process_need_not_watch_a_clock_that_a_dispenser_of_its_host_has_watched(
+    rules: Rules, jumped: int, is_at_once: bool
+) -> None:
+    rules(r=Rule())
+    clock_jumps.forget_readings()
+    watch = clock_jumps.watch("default")
+    watch.look()
+    recovery.beat("default", "too new itself")
+    clock_jumps.forget_readings()
+    assert not isinstance(Waiter(Options("r", wait=0).wanted()).step(), Job)
+    watch.since = clocks.monotonic() - 10
+    clock_jumps._watches["default"] = watch
+    watch.look()
+    recovery.beat("default", "steady")
+    steady = DispenserState.objects.get(name="steady")
+    steady.reading[0] += jumped
+    steady.save()
+    clock_jumps.forget_readings()
+    found = Waiter(Options("r", wait=0).wanted()).step()
+    assert isinstance(found, Job) == is_at_once

@@ -1,0 +1,158 @@
+"""The SDKs that the how-to names, against a provider on this machine: each of their requests takes a
+permit. Those that are not installed are skipped: `pip install stripe twilio boto3 openai`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import requests
+from asgiref.sync import async_to_sync
+
+import callqueue
+from callqueue import NotNow, Rule, SlidingWindow
+from callqueue.models import CallAttempt
+
+httpx = pytest.importorskip("httpx")
+Rules = Callable[..., None]
+# what each provider answers, by the end of its path
+ANSWERS = {
+    "/v1/refunds": {"id": "re_1", "object": "refund"},
+    "/Messages.json": {"sid": "SM1", "status": "queued", "body": "x"},
+    "/chat/completions": {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "x"}}
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
+    },
+}
+
+
+class _Provider(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    refusals = 0  # so many requests are refused first
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.path.partition("?")[0]
+        found = next((body for end, body in ANSWERS.items() if path.endswith(end)), {})
+        is_refused, type(self).refusals = self.refusals > 0, max(0, self.refusals - 1)
+        body = json.dumps(found).encode()
+        self.send_response(503 if is_refused else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def provider(rules: Rules) -> Iterator[str]:
+    limits = [SlidingWindow("4/h"), SlidingWindow("900/h", unit="tokens")]
+    rules(r=Rule(hosts=["127.0.0.1"], limits=limits))
+    _Provider.refusals = 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Provider)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as made:
+        made.mount("http://", callqueue.PermitAdapter(wait=0))
+        yield made
+
+
+def statuses() -> list[int | None]:
+    return list(CallAttempt.objects.order_by("pk").values_list("response_status", flat=True))
+
+
+def test_stripe(provider: str, session: requests.Session) -> None:
+    stripe = pytest.importorskip("stripe")
+    client = stripe.StripeClient(
+        "sk_test_1",
+        base_addresses={"api": provider},
+        http_client=stripe.RequestsClient(session=session),
+        max_network_retries=2,
+    )
+    _Provider.refusals = 1
+    assert client.v1.refunds.create({"charge": "ch_1"}).id == "re_1"
+    assert statuses() == [503, 200], "its own retry takes a permit too"
+
+
+def test_twilio(provider: str, session: requests.Session) -> None:
+    pytest.importorskip("twilio")
+    from twilio.http.http_client import TwilioHttpClient
+
+    client = TwilioHttpClient()
+    client.session.mount("http://", callqueue.PermitAdapter(wait=0, label="sms"))
+    answer = client.request("POST", provider + "/2010/Accounts/AC1/Messages.json", data={"To": "1"})
+    assert answer.status_code == 200
+    assert statuses() == [200] and CallAttempt.objects.get().label == "sms"
+
+
+def test_boto3(provider: str) -> None:
+    boto3 = pytest.importorskip("boto3")
+    from botocore.config import Config
+
+    client = boto3.client(
+        "sqs",
+        endpoint_url=provider,
+        region_name="eu-west-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+    with callqueue.permit("r", wait=0, label="sqs"):
+        client.list_queues()
+    assert CallAttempt.objects.get().outcome == "succeeded"
+
+
+def complete(client: Any) -> Any:
+    messages = [{"role": "user", "content": "x"}]
+    return client.chat.completions.create(model="m", messages=messages)
+
+
+def test_openai(provider: str) -> None:
+    openai = pytest.importorskip("openai")
+    transport = callqueue.PermitTransport(cost={"tokens": 300}, wait=0)
+    with httpx.Client(transport=transport) as http_client:
+        client = openai.OpenAI(
+            api_key="k", base_url=provider, http_client=http_client, max_retries=2
+        )
+        _Provider.refusals = 1
+        assert complete(client).usage.total_tokens == 12
+        assert statuses() == [503, 200], "its own retry takes a permit too"
+        complete(client)
+        with pytest.raises((NotNow, openai.APIConnectionError)) as refused:
+            complete(client)
+        assert isinstance(refused.value, NotNow) or isinstance(refused.value.__cause__, NotNow)
+
+
+def test_openai_in_a_coroutine(provider: str) -> None:
+    openai = pytest.importorskip("openai")
+
+    async def one() -> int:
+        transport = callqueue.AsyncPermitTransport("r")
+        async with httpx.AsyncClient(transport=transport) as http_client:
+            client = openai.AsyncOpenAI(api_key="k", base_url=provider, http_client=http_client)
+            return int((await complete(client)).usage.total_tokens)
+
+    assert async_to_sync(one)() == 12 and statuses() == [200]
