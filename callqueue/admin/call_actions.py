@@ -20,7 +20,7 @@ from callqueue import database, states
 from callqueue.admin import actions, bulk_forecast
 from callqueue.admin.actions import Job
 from callqueue.admin.base import CallPermissions, user_id
-from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.limits.durations import LONGEST, WrongDuration, parse_duration
 from callqueue.limits.kinds.fields import parse_rate
 from callqueue.models import CallQueue
 from callqueue.operations import formatting
@@ -29,6 +29,8 @@ DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's
 COUNTED = 100_000  # calls of a status that are counted before they are asked about
 JOBS = "callqueue_jobs"  # in the session: what is under way, by number
 KEPT = 5  # jobs, the newest
+MICROSECOND = timedelta(microseconds=1)
+SLOWEST = 60_000_000  # microseconds: at a quicker pace no list of calls takes ten years
 
 
 class CallActions(CallPermissions):
@@ -44,12 +46,12 @@ class CallActions(CallPermissions):
         calls, choice = to_write(queryset), _choice(request)
         if choice is None:
             return self._ask_to_requeue(request, calls)
-        try:
-            begin, interval = spread_of(request.POST, calls.db)
-        except (ImproperlyConfigured, WrongDuration) as error:
-            return self._ask_to_requeue(request, calls, str(error))
         if choice == "safe":
             calls = calls.exclude(status__in=actions.ASKED)
+        try:
+            begin, interval = spread_of(request.POST, calls)
+        except (ImproperlyConfigured, WrongDuration) as error:
+            return self._ask_to_requeue(request, to_write(queryset), str(error))
         job = Job(actions.newest(calls.db), begin=begin, interval_us=interval)
         return self._work(request, calls, job, "requeue_calls", again=choice == "all")
 
@@ -87,7 +89,7 @@ class CallActions(CallPermissions):
         if job.is_over:
             self._say(request, job, action)
             return None
-        seen, most = job.changed + job.left, request.POST.get("total", "")
+        seen, most = job.changed + job.left, request.POST.get("total", "")[:18]
         context = {
             "job": job,
             "number": number,
@@ -219,18 +221,22 @@ def to_write(queryset: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
     return queryset.using(router.db_for_write(CallQueue))
 
 
-def spread_of(given: Any, using: str) -> tuple[str | None, int]:
+def spread_of(given: Any, calls: QuerySet[CallQueue]) -> tuple[str | None, int]:
     """From when on requeued calls are due, and the microseconds from each to the next, as a form
-    says; None: all at once. ImproperlyConfigured or WrongDuration says what cannot be read.
+    says; None: all at once. ImproperlyConfigured or WrongDuration says what cannot be read, or that
+    the last of these calls would be due too late.
     """
     pace, delay = given.get("pace", "").strip(), given.get("delay", "").strip()
     if not pace and not delay:
         return None, 0
-    begin = database.clock(using) + (parse_duration(delay) if delay else timedelta())
+    begin = database.clock(calls.db) + (parse_duration(delay) if delay else timedelta())
     interval = 0
     if pace:
         count, period = parse_rate(pace, _("Pace"))
         interval = max(1, period // count)
+        if interval > SLOWEST and calls.count() * interval > LONGEST / MICROSECOND:
+            why = _("At %r the last call would be due in more than ten years.")
+            raise WrongDuration(why % pace)
     return begin.isoformat(), interval
 
 

@@ -16,8 +16,9 @@ from callqueue.admin.charts import Series
 from callqueue.admin.rule_actions import using
 from callqueue.limits.budgets import Budget
 from callqueue.operations import formatting, histograms, history
-from callqueue.operations.board import Board, Standing
+from callqueue.operations.board import Board
 from callqueue.operations.history import RANGES, Counts, Range
+from callqueue.operations.standing import Standing
 
 NAMES = {
     "hour": gettext_lazy("last hour"),
