@@ -92,7 +92,7 @@ def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
             hold=on_all[name],
             holds=held.get(name, ()),
             lately=lately[name],
-            peaks=[(one, peaks.get(one.id)) for one in book.budgets[name]],
+            peaks=[(one, peaks.get(history.kept_name(one.id))) for one in book.budgets[name]],
             drain=drain,
             drained_s=standing.drained_s(drain, flight, now, bool(alive)),
         )

@@ -6,6 +6,7 @@ In: a database alias, and a range. Out: exact sums up to `counted_until`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from callqueue.maintenance.history import QUARTER as QUARTER
 from callqueue.operations import histograms
 
 WEEK = 604800  # seconds
+LONGEST_NAME = 150  # characters of a budget's name
 
 
 class Range(NamedTuple):
@@ -160,6 +162,13 @@ def lately(using: str, rules: Sequence[str], now: int, counted: int) -> dict[str
     return found
 
 
+def kept_name(budget: str) -> str:
+    """The name of a budget as its peaks are kept: a long one is cut, and told apart."""
+    if len(budget) <= LONGEST_NAME:
+        return budget
+    return f"{budget[:100]}…{hashlib.sha256(budget.encode()).hexdigest()[:16]}"
+
+
 def peaks(
     using: str, width: int, since: int, budgets: Iterable[str] | None = None
 ) -> dict[str, PeakUse]:
@@ -167,8 +176,10 @@ def peaks(
     of these. One statement.
     """
     rows = tables.peaks(using).filter(width=width, start__gte=since)
+    names: dict[str, str] = {}
     if budgets is not None:
-        rows = rows.filter(budget__in=list(budgets))
+        names = {kept_name(name): name for name in budgets}
+        rows = rows.filter(budget__in=list(names))
     found: dict[str, PeakUse] = {}
     sums: dict[str, list[float]] = {}
     columns = ("start", "budget", "highest", "allowed", "value", "used", "room")
@@ -183,7 +194,7 @@ def peaks(
         if worst is None or highest * max(1, worst.allowed) > worst.highest * max(1, allowed):
             found[budget] = PeakUse(highest, allowed, value, None)
     return {
-        budget: replace(
+        names.get(budget, budget): replace(
             one,
             share=sum(sums[budget][::2]) / room if (room := sum(sums[budget][1::2])) else None,
             full_until=full.get(budget, 0),
@@ -200,7 +211,7 @@ def series(
     """
     starts = shown.starts(now)
     rows = tables.peaks(using).filter(
-        budget=budget, width=shown.width, start__gte=starts[0], start__lte=starts[-1]
+        budget=kept_name(budget), width=shown.width, start__gte=starts[0], start__lte=starts[-1]
     )
     known = dict(rows.values_list("start", "highest"))
     return [(start, known.get(start, 0 if start * SECOND < until else None)) for start in starts]
