@@ -137,7 +137,8 @@ class Peaks:
         the limit was lowered.
         """
         before, until = self._before.get(budget.budget.id, (0, 0))
-        return max(budget.limit.capacity, before if instant < until else 0)
+        is_held = before and budget.limit.horizon(instant) < until
+        return max(budget.limit.capacity, before if is_held else 0)
 
     def _share(self, found: dict[tuple[str, int], Use] | None, minute: int) -> None:
         """The minute is over: what was used of what could have been, where a limit is not per
@@ -176,16 +177,16 @@ class Peaks:
 
 
 def _loosened(before: Peaks, book: Book, now: int) -> dict[str, tuple[int, int]]:
-    """Of limits that were lowered: what they allowed, and the instant until which windows hold
-    calls that went by that.
+    """Of limits that were lowered: what they allowed, and the instant until which calls were sent
+    that went by that.
     """
     found = {}
     for budget in book.all_budgets():
         old = before.budgets.get(budget.id)
         if old is not None:
-            allowed, until = old.limit.capacity, now + max(old.limit.window_us, 0) + before.lag
+            allowed, until = old.limit.capacity, now + before.lag
             earlier, lasts = before._before.get(budget.id, (0, 0))
-            if earlier > allowed and lasts > now:
+            if earlier > allowed and budget.limit.horizon(now) < lasts:
                 allowed, until = earlier, lasts
             if allowed > budget.limit.capacity:
                 found[budget.id] = (allowed, until)
