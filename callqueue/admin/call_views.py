@@ -107,8 +107,13 @@ class CallViews(CallPermissions):
     @method_decorator(csrf_protect)
     @of_call
     def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """POST: cancel one call."""
-        return self._act(request, call, self.has_cancel_call_permission(request), _cancel)
+        """POST: cancel one call, once that was confirmed."""
+        is_allowed = self.has_cancel_call_permission(request)
+        if request.method == "POST" and is_allowed and "confirm" not in request.POST:
+            context = {"call": call, "original": call, "has_view_permission": True}
+            title = _("Cancel call %d?") % call.pk
+            return self.page(request, "callqueue/confirm_cancel.html", title, context)
+        return self._act(request, call, is_allowed, _cancel)
 
     def _act(
         self, request: HttpRequest, call: CallQueue, is_allowed: bool, act: Act

@@ -42,7 +42,7 @@ def press(browser: Any, label: str, within: str = "body") -> None:
     from selenium.common.exceptions import StaleElementReferenceException
 
     script = """return [...document.querySelectorAll(arguments[0])].find(one => one.checkVisibility()
-        && (one.innerText.trim() || one.value).toLowerCase() === arguments[1].toLowerCase())"""
+        && ((one.innerText || '').trim() || one.value || '').toLowerCase() === arguments[1].toLowerCase())"""
     kinds = ", ".join(
         f"{within} {kind}" for kind in ("button", "a", "input[type=submit]", "summary")
     )
@@ -132,6 +132,8 @@ def test_an_operator_logs_in_finds_a_failed_call_and_requeues_it(
     assert text(browser, ".cq-head .cq-status") == "new"
     assert "Why it waits" in text(browser, "#content")
     press(browser, "Cancel")
+    wait(lambda: every(browser, ".cq-confirm"))
+    press(browser, "Yes, cancel it")
     wait(lambda: "Cancelled" in messages(browser))
     call.refresh_from_db()
     assert call.status == call.Status.CANCELLED
