@@ -19,6 +19,7 @@ from callqueue.operations import formatting, histograms, history
 from callqueue.operations.board import Board
 from callqueue.operations.history import RANGES, Counts, Range
 from callqueue.operations.limit_usage import in_flight_note
+from callqueue.operations.peaks import LARGE
 from callqueue.operations.standing import Standing
 
 WIDTHS = {
@@ -46,7 +47,8 @@ def limits(board: Board, rule: Standing) -> list[dict[str, Any]]:
             "configured": configured(budget),
             "others": [other for other in budget.rules if other != rule.name],
             "uses": [_use(peaks.get(budget.id)) for peaks in found],
-            "note": _note(board, rule, budget),
+            "note": _note(board, rule, budget)
+            or _unfollowed(rule, budget, any(budget.id in peaks for peaks in found)),
         }
         for budget in budgets
     ]
@@ -61,6 +63,13 @@ def _note(board: Board, rule: Standing, budget: Budget) -> str:
     flying = sum(one.in_flight.count for one in board.rules if one.name in budget.rules)
     is_cause = 2 * flying >= budget.limit.capacity
     return in_flight_note(flying, budget.limit.unit, rule.drain.latency) if is_cause else ""
+
+
+def _unfollowed(rule: Standing, budget: Budget, is_followed: bool) -> str:
+    """Why nothing is said of the use of a limit whose calls were sent; empty otherwise."""
+    if is_followed or not rule.lately.day.sent or budget.limit.window_us <= LARGE:
+        return ""
+    return _("Its window holds too many calls to be followed here: callqueue_audit counts them.")
 
 
 def _use(peak: history.PeakUse | None) -> dict[str, Any]:

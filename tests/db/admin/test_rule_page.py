@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue, Total
-from callqueue.operations import audit
+from callqueue.operations import audit, peaks
 from callqueue.operations.counting import Counter
 from tests.db.admin.staff import DASHBOARD, ended, log_in, text_of
 
@@ -90,6 +90,20 @@ def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client)
         (limit,) = page(root, "llm").context["limits"]
         assert bool(limit["note"]) == (number == 2)
     assert limit["note"].startswith("used up by 2 calls in flight, which take ")
+
+
+def test_a_limit_that_is_not_followed_says_so(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its use is not nothing."""
+    monkeypatch.setattr(peaks, "MOST", 2)
+    rules(bulk=Rule(limits=[SlidingWindow("1000000/d")]))
+    assert page(root, "bulk").context["limits"][0]["note"] == ""
+    answered("bulk", 5, 900)
+    count()
+    (limit,) = page(root, "bulk").context["limits"]
+    assert [use["bar"] for use in limit["uses"]] == ["–"] * 3
+    assert "callqueue_audit counts them" in limit["note"]
 
 
 def test_a_name_may_be_anything(rules: Rules, root: Client) -> None:
