@@ -81,6 +81,7 @@ class CallViews(CallPermissions):
             "original": call,
             "has_view_permission": True,
             "is_asked": call.status in ASKED,
+            "is_live": call.status in states.UNFINISHED,
             "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
             "can_edit": self.has_edit_call_permission(request)
             and call.status in edit_call.EDITABLE,

@@ -140,6 +140,34 @@ def test_an_operator_logs_in_finds_a_failed_call_and_requeues_it(
     assert LogEntry.objects.count() == 2
 
 
+def test_the_page_of_a_call_follows_it_to_its_end(
+    logged_in: Any, site: str, scene: Any, wait: Wait
+) -> None:
+    """And no further, so that what is ticked then stays so."""
+    from selenium.common.exceptions import TimeoutException
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    from callqueue.models import CallQueue
+
+    scene.play()
+    call = CallQueue.objects.filter(status=CallQueue.Status.NEW, ready=True).first()
+    assert call
+    browser = logged_in
+    browser.get(call_page(site, call))
+    browser.execute_script("window.mark = 'not reloaded'")
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=CallQueue.Status.UNKNOWN, ready=False, finished_at_dt=call.created_dt
+    )
+    wait(lambda: text(browser, ".cq-head .cq-status") == "unknown")
+    assert not text(browser, "#cq-forecast")
+    assert browser.execute_script("return window.mark") == "not reloaded"
+    find(browser, ".cq-head [name=again]").click()
+    CallQueue.objects.filter(pk=call.pk).update(status=CallQueue.Status.DONE)
+    with pytest.raises(TimeoutException):
+        WebDriverWait(browser, 4).until(lambda _: text(browser, ".cq-head .cq-status") != "unknown")
+    assert find(browser, ".cq-head [name=again]").is_selected()
+
+
 def test_all_unknown_calls_are_requeued_after_one_question(
     logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
 ) -> None:
