@@ -50,7 +50,9 @@ def press(browser: Any, label: str, within: str = "body") -> None:
         try:
             found = browser.execute_script(script, kinds, label)
             assert found is not None, f"there is no {label!r} to press"
-            browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+            browser.execute_script(
+                "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", found
+            )
             found.click()
             return
         except StaleElementReferenceException:
