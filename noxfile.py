@@ -70,3 +70,14 @@ def celeries(session: nox.Session, celery: str) -> None:
         session.run(
             "python", "-m", "pytest", f"--database={database}", *(session.posargs or WITH_CELERY)
         )
+
+
+@nox.session
+@nox.parametrize("theme", ("unfold", "jazzmin"))
+def themes(session: nox.Session, theme: str) -> None:
+    """The admin under a theme, and what axe finds on its pages; needs Chromium."""
+    session.install("--editable", ".[tests]", f"django-{theme}")
+    session.install("--no-deps", "axe-playwright-python")  # for the copy of axe in it
+    session.run(
+        "python", "-m", "pytest", "tests/browser/test_themes.py", "tests/browser/test_every_page.py"
+    )

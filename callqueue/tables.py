@@ -6,7 +6,7 @@ So nothing that works on rows imports the models, which themselves import much o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.apps import apps
 from django.db import connections
@@ -37,56 +37,47 @@ else:
 
 def calls(using: str) -> CallQueueQuerySet:
     """The calls."""
-    rows: CallQueueQuerySet = _rows("CallQueue", using)
-    return rows
+    return cast("CallQueueQuerySet", _rows("CallQueue", using))
 
 
 def attempts(using: str) -> CallAttemptQuerySet:
     """The attempts: the ledger."""
-    rows: CallAttemptQuerySet = _rows("CallAttempt", using)
-    return rows
+    return cast("CallAttemptQuerySet", _rows("CallAttempt", using))
 
 
 def holds(using: str) -> QuerySet[Hold]:
     """What keeps rules and keys from being released."""
-    rows: QuerySet[Hold] = _rows("Hold", using)
-    return rows
+    return _rows("Hold", using)
 
 
 def rule_states(using: str) -> QuerySet[RuleState]:
     """The rules' rows, which passes lock."""
-    rows: QuerySet[RuleState] = _rows("RuleState", using)
-    return rows
+    return _rows("RuleState", using)
 
 
 def permit_requests(using: str) -> QuerySet[PermitRequest]:
     """The permits that wait for their turn."""
-    rows: QuerySet[PermitRequest] = _rows("PermitRequest", using)
-    return rows
+    return _rows("PermitRequest", using)
 
 
 def dispensers(using: str) -> QuerySet[DispenserState]:
     """The dispensers' signs of life."""
-    rows: QuerySet[DispenserState] = _rows("DispenserState", using)
-    return rows
+    return _rows("DispenserState", using)
 
 
 def totals(using: str) -> QuerySet[Total]:
     """What was sent and answered, by stretches of time."""
-    rows: QuerySet[Total] = _rows("Total", using)
-    return rows
+    return _rows("Total", using)
 
 
 def peaks(using: str) -> QuerySet[Peak]:
     """The highest uses of limits, by stretches of time."""
-    rows: QuerySet[Peak] = _rows("Peak", using)
-    return rows
+    return _rows("Peak", using)
 
 
 def counted(using: str) -> QuerySet[Counted]:
     """How far totals and peaks are counted."""
-    rows: QuerySet[Counted] = _rows("Counted", using)
-    return rows
+    return _rows("Counted", using)
 
 
 def name(using: str, model: str) -> str:
@@ -95,6 +86,7 @@ def name(using: str, model: str) -> str:
     return str(connections[using].ops.quote_name(table))
 
 
-def _rows(model: str, using: str) -> Any:
+def _rows(model: str, using: str) -> QuerySet[Any]:
     """The model's rows. Callers state the type: Django's registry knows none."""
-    return apps.get_model("callqueue", model)._default_manager.using(using)
+    rows: QuerySet[Any] = apps.get_model("callqueue", model)._default_manager.using(using)
+    return rows

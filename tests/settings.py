@@ -3,7 +3,7 @@
 In: environment variables that begin with CALLQUEUE_TEST_. `DATABASE` is postgresql, mariadb or
 sqlite; `DB_NAME` is the database that a subprocess shares with the test; `BROKER_URL`,
 `BROKER_FOLDER` and `QUEUE` name the broker; `PG_URL` and `MARIADB_URL` say where the servers are;
-`SETTINGS` is the dotted path of a module whose upper-case names are added last (a test's own
+`THEME` is a theme of the admin; `SETTINGS` is the dotted path of a module whose upper-case names are added last (a test's own
 CALLQUEUE). Never talks to a server.
 """
 
@@ -41,6 +41,8 @@ INSTALLED_APPS = [
     "django_celery_beat",
     "callqueue",
 ]
+if "CALLQUEUE_TEST_THEME" in os.environ:
+    INSTALLED_APPS.insert(0, os.environ["CALLQUEUE_TEST_THEME"])
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Self
 
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -22,6 +22,7 @@ from django.utils.translation import gettext as _
 from callqueue import database, states, transitions
 from callqueue.database.batches import in_batches
 from callqueue.models import CallQueue
+from callqueue.operations.spread import Spread
 from callqueue.states import Move
 
 # may have been made already: requeueing them is asked about first
@@ -57,10 +58,19 @@ class Job:
         """What JSON can keep."""
         return asdict(self)
 
-    def due(self, place: int) -> datetime:
-        """When the call of this place among those that are requeued is due."""
-        assert self.begin is not None
-        return datetime.fromisoformat(self.begin) + timedelta(microseconds=place * self.interval_us)
+    @classmethod
+    def spread_by(cls, spread: Spread | None, until: int) -> Self:
+        """A job on calls up to this number, which come due as `spread` says."""
+        if spread is None:
+            return cls(until)
+        return cls(until, begin=spread.begin.isoformat(), interval_us=spread.interval_us)
+
+    @property
+    def spread(self) -> Spread | None:
+        """How the requeued calls come due; None: all at once."""
+        if self.begin is None:
+            return None
+        return Spread(datetime.fromisoformat(self.begin), self.interval_us)
 
 
 Keep = Callable[[Job], None]
@@ -74,13 +84,8 @@ def requeue(
 
     def act(pks: list[int]) -> int:
         changed = transitions.requeue(calls.db, pks, move)
-        if job.begin is not None and changed:
-            fresh = _every(calls).filter(pk__in=pks, status=states.NEW).order_by("pk")
-            dues = {
-                pk: job.due(job.changed + place)
-                for place, pk in enumerate(fresh.values_list("pk", flat=True))
-            }
-            transitions.postpone(calls.db, dues)
+        if changed and (spread := job.spread):
+            spread.put_off(calls.db, pks, job.changed)
         return changed
 
     _each_batch(user_id, calls, (job, keep), (move, act), _("Requeued"))

@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from callqueue import conf, database, states
 from callqueue.models import CallAttempt
@@ -56,7 +57,11 @@ class AnswerFilter(_Filter):
         given = request.GET.get(ANSWER, "")
         more = [given] if given.isdecimal() and len(given) == 3 and given not in CODES else []
         codes = [(code, code) for code in sorted([*CODES, *more])]
-        return [(NONE, _("none")), *((name, name) for name in CLASSES), *codes]
+        return [
+            (NONE, pgettext_lazy("an answer", "none")),
+            *((name, name) for name in CLASSES),
+            *codes,
+        ]
 
     def condition(self, value: str, using: str) -> Q:
         if value == NONE:

@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from callqueue import database
+from callqueue.admin import health
 from callqueue.models import CallQueue
 from callqueue.operations import board as boards
 from callqueue.operations import formatting
@@ -22,9 +23,7 @@ def in_words(calls: QuerySet[CallQueue], count: int) -> list[str]:
     times = max(1.0, count / taken.total()) if taken else 1.0
     board = boards.read(calls.db)
     seconds = {
-        standing.name: boards.drained_with(
-            calls.db, board, standing, round(taken[standing.name] * times)
-        )
+        standing.name: boards.drained_with(board, standing, round(taken[standing.name] * times))
         for standing in board.rules
         if standing.name in taken
     }
@@ -32,6 +31,7 @@ def in_words(calls: QuerySet[CallQueue], count: int) -> list[str]:
     ordered = sorted(seconds.items(), key=lambda one: (one[1] is not None, -(one[1] or 0)))
     gone = _("%s: its rule is not in CALLQUEUE['RULES'] any more; they will fail.")
     return [
+        *(one.text for one in health.dispenser_trouble(board)),
         *(_sentence(rule, taking, now) for rule, taking in ordered),
         *(gone % rule for rule in sorted(set(taken) - set(seconds))),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -16,14 +15,14 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from callqueue import database, states
+from callqueue import states
 from callqueue.admin import actions, bulk_forecast
 from callqueue.admin.actions import Job
 from callqueue.admin.base import CallPermissions, user_id
-from callqueue.limits.durations import WrongDuration, parse_duration
-from callqueue.limits.kinds.fields import parse_rate
+from callqueue.limits.durations import WrongDuration
 from callqueue.models import CallQueue
 from callqueue.operations import formatting
+from callqueue.operations.spread import Spread, spread_of
 
 DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's work
 COUNTED = 100_000  # calls of a status that are counted before they are asked about
@@ -44,13 +43,13 @@ class CallActions(CallPermissions):
         calls, choice = to_write(queryset), _choice(request)
         if choice is None:
             return self._ask_to_requeue(request, calls)
-        try:
-            begin, interval = spread_of(request.POST, calls.db)
-        except (ImproperlyConfigured, WrongDuration) as error:
-            return self._ask_to_requeue(request, calls, str(error))
         if choice == "safe":
             calls = calls.exclude(status__in=actions.ASKED)
-        job = Job(actions.newest(calls.db), begin=begin, interval_us=interval)
+        try:
+            spread = _spread(request, calls)
+        except (ImproperlyConfigured, WrongDuration) as error:
+            return self._ask_to_requeue(request, to_write(queryset), str(error))
+        job = Job.spread_by(spread, actions.newest(calls.db))
         return self._work(request, calls, job, "requeue_calls", again=choice == "all")
 
     @admin.action(description=gettext_lazy("Cancel selected calls"), permissions=["cancel_call"])
@@ -87,7 +86,7 @@ class CallActions(CallPermissions):
         if job.is_over:
             self._say(request, job, action)
             return None
-        seen, most = job.changed + job.left, request.POST.get("total", "")
+        seen, most = job.changed + job.left, request.POST.get("total", "")[:18]
         context = {
             "job": job,
             "number": number,
@@ -219,19 +218,10 @@ def to_write(queryset: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
     return queryset.using(router.db_for_write(CallQueue))
 
 
-def spread_of(given: Any, using: str) -> tuple[str | None, int]:
-    """From when on requeued calls are due, and the microseconds from each to the next, as a form
-    says; None: all at once. ImproperlyConfigured or WrongDuration says what cannot be read.
-    """
-    pace, delay = given.get("pace", "").strip(), given.get("delay", "").strip()
-    if not pace and not delay:
-        return None, 0
-    begin = database.clock(using) + (parse_duration(delay) if delay else timedelta())
-    interval = 0
-    if pace:
-        count, period = parse_rate(pace, _("Pace"))
-        interval = max(1, period // count)
-    return begin.isoformat(), interval
+def _spread(request: HttpRequest, calls: QuerySet[CallQueue]) -> Spread | None:
+    """How the form says that requeued calls come due."""
+    pace, delay = (request.POST.get(name, "").strip() for name in ("pace", "delay"))
+    return spread_of(pace, delay, calls)
 
 
 def _choice(request: HttpRequest) -> str | None:

@@ -81,6 +81,7 @@ class CallViews(CallPermissions):
             "original": call,
             "has_view_permission": True,
             "is_asked": call.status in ASKED,
+            "is_live": call.status in states.UNFINISHED,
             "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
             "can_edit": self.has_edit_call_permission(request)
             and call.status in edit_call.EDITABLE,
@@ -107,8 +108,13 @@ class CallViews(CallPermissions):
     @method_decorator(csrf_protect)
     @of_call
     def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """POST: cancel one call."""
-        return self._act(request, call, self.has_cancel_call_permission(request), _cancel)
+        """POST: cancel one call, once that was confirmed."""
+        is_allowed = self.has_cancel_call_permission(request)
+        if request.method == "POST" and is_allowed and "confirm" not in request.POST:
+            context = {"call": call, "original": call, "has_view_permission": True}
+            title = _("Cancel call %d?") % call.pk
+            return self.page(request, "callqueue/confirm_cancel.html", title, context)
+        return self._act(request, call, is_allowed, _cancel)
 
     def _act(
         self, request: HttpRequest, call: CallQueue, is_allowed: bool, act: Act

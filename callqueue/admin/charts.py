@@ -119,10 +119,11 @@ def nice(most: float) -> float:
 
 def clock_of(start: int, length: int) -> str:
     """When something began (seconds since the epoch), in the reader's time zone: with the day where
-    the axis is longer than a day.
+    the axis is longer than a day, and with its zone where that is another than now.
     """
     local = timezone.localtime(datetime.fromtimestamp(start, UTC))
-    return f"{local:%m-%d %H:%M}" if length > 86400 else f"{local:%H:%M}"
+    shown = f"{local:%m-%d %H:%M}" if length > 86400 else f"{local:%H:%M}"
+    return shown if f"{local:%Z}" == zone() else f"{shown} {local:%Z}"
 
 
 def zone() -> str:

@@ -23,8 +23,10 @@ from callqueue.limits.budgets import Budget
 from callqueue.limits.kinds import SECOND
 from callqueue.operations import board as boards
 from callqueue.operations import formatting
-from callqueue.operations.board import Board, Standing
+from callqueue.operations.board import Board
 from callqueue.operations.history import PeakUse
+from callqueue.operations.standing import STATES as ORDER
+from callqueue.operations.standing import Standing
 
 STATES = {
     "held": gettext_lazy("held"),
@@ -56,7 +58,7 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("rule", gettext_lazy("Rule"), "", lambda r: r.name.lower()),
-    Column("state", gettext_lazy("State"), "", lambda r: -boards.STATES.index(r.state)),
+    Column("state", gettext_lazy("State"), "", lambda r: -ORDER.index(r.state)),
     Column("waiting", gettext_lazy("Waiting"), "", lambda r: r.backlog.waiting),
     Column("oldest", gettext_lazy("Oldest"), gettext_lazy("how long the oldest call has been due"),
            lambda r: -(r.backlog.oldest_due or 2**63)),
@@ -142,7 +144,7 @@ def _row(board: Board, rule: Standing, request: HttpRequest) -> dict[str, Any]:
         "state": STATES[rule.state],
         "kind": KINDS[rule.state],
         "why": _why(rule, may_see_holds(request)),
-        "waiting": waiting_of(rule),
+        "waiting": formatting.count(rule.backlog.waiting),
         "oldest": "" if oldest is None else short(max(0.0, (board.now - oldest) / SECOND)),
         "p95": "" if rule.p95 is None else short(rule.p95),
         "rate": health.number(rule.rate) if rule.rate else "",
@@ -154,12 +156,6 @@ def _row(board: Board, rule: Standing, request: HttpRequest) -> dict[str, Any]:
         "failed": _count(rule.lately.hour.failed),
         "done": done_of(board, rule),
     }
-
-
-def waiting_of(rule: Standing) -> str:
-    """How many calls wait."""
-    counted = formatting.count(rule.backlog.waiting)
-    return _("over %s") % counted if rule.backlog.is_least else counted
 
 
 def done_of(board: Board, rule: Standing) -> str:

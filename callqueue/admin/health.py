@@ -4,6 +4,7 @@ it speaks of.
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,9 +17,11 @@ from django.utils.translation import ngettext
 from callqueue.database import from_us, to_us
 from callqueue.limits.kinds import SECOND
 from callqueue.operations import formatting
-from callqueue.operations.board import Board, Standing
+from callqueue.operations.board import Board
+from callqueue.operations.standing import Standing
 
 NAMED = 3  # rules that a sentence names
+MARK = "="  # begins an address in which a rule's name is written in other letters
 SILENT_AFTER = 60 * SECOND  # what is counted no further is said
 
 
@@ -53,8 +56,23 @@ def clock_time(at: datetime, now: datetime) -> str:
 
 
 def rule_url(name: str) -> str:
-    """The page of a rule."""
-    return reverse("admin:callqueue_rule", args=[name])
+    """The page of a rule. A name that browsers or servers would change in an address is written in
+    other letters.
+    """
+    parts = name.split("/")
+    is_plain = not ({"", ".", ".."} & set(parts) or "\\" in name or name.startswith(MARK))
+    told = name if is_plain else MARK + urlsafe_b64encode(name.encode()).decode()
+    return reverse("admin:callqueue_rule", args=[told])
+
+
+def rule_named(told: str) -> str:
+    """The name of a rule, as its address has it."""
+    if not told.startswith(MARK):
+        return told
+    try:
+        return urlsafe_b64decode(told.removeprefix(MARK)).decode()
+    except ValueError:
+        return ""
 
 
 def number(rate: float) -> str:
@@ -67,7 +85,7 @@ def number(rate: float) -> str:
 def _said(board: Board) -> Iterator[Said]:
     yield from _dispensers(board)
     rate = sum(rule.rate for rule in board.rules)
-    if board.counted_until:
+    if board.is_counting:
         yield Said(_("Sending %s a second.") % number(rate))
     yield from _troubles(board)
     yield from _failures(board)
@@ -161,10 +179,9 @@ def _names(rules: list[Standing]) -> str:
 def _failures(board: Board) -> Iterator[Said]:
     failed = sum(rule.lately.hour.failed for rule in board.rules)
     throttled = sum(rule.lately.hour.throttled for rule in board.rules)
-    if not board.counted_until:
-        return
     if not failed and not throttled:
-        yield Said(_("Nothing failed and nothing was throttled in the last hour."))
+        if board.is_counting:
+            yield Said(_("Nothing failed and nothing was throttled in the last hour."))
         return
     worst = max(board.rules, key=lambda r: r.lately.hour.failed + r.lately.hour.throttled)
     values = {"failed": formatting.count(failed), "throttled": formatting.count(throttled)}

@@ -40,6 +40,9 @@ def may_see_holds(request: HttpRequest) -> bool:
 class _ViewOnly(OwnAdmin):
     actions = None
 
+    class Media:
+        css = {"all": ("callqueue/admin.css", "callqueue/lists.css")}
+
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
@@ -107,9 +110,6 @@ class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
     search_help_text = _("The number of a call, or a key in full.")
     ordering = ("-id",)
     sortable_by = ()
-
-    class Media:
-        css = {"all": ("callqueue/admin.css", "callqueue/lists.css")}
 
     fields = (
         "call_link", "label", "number", "rule", "key", "queue", "cost",

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf, states, texts
-from callqueue.admin import actions
+from callqueue.admin import actions, health
 from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
@@ -31,8 +31,8 @@ from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.models import CallQueue, RuleState
 from callqueue.operations import board as boards
 from callqueue.operations import control, errors, formatting
-from callqueue.operations.board import Standing
 from callqueue.operations.draining import Drain
+from callqueue.operations.standing import Standing
 from callqueue.security.redaction import redact_text
 
 PERMISSION = "control_rule"
@@ -108,6 +108,8 @@ def _ask(
     drains = {one.name: one.drain for one in after.rules}
     context = {
         "rule": rule,
+        "back": health.rule_url(rule),
+        "said": health.dispenser_trouble(before),
         "limit": budget.limit,
         "limit_id": budget_id,
         "rate": rate,
@@ -159,11 +161,13 @@ def _ask_requeue(
     (standing,) = (one for one in board.rules if one.name == rule)
     context = {
         "rule": rule,
+        "back": health.rule_url(rule),
+        "said": health.dispenser_trouble(board),
         "group": group.name,
         "text": redact_text(group.text),
         "count": formatting.count(len(group.pks)),
         "is_unknown": group.status == states.UNKNOWN,
-        "takes": in_words(boards.drained_with(using(), board, standing, len(group.pks))),
+        "takes": in_words(boards.drained_with(board, standing, len(group.pks))),
     }
     title = _("Requeue calls of %s?") % rule
     return admin.page(request, "confirm_group.html", title, context)
@@ -228,7 +232,7 @@ def _key(text: str) -> Any:
 def _back(rule: str) -> HttpResponse:
     """To the page of the rule; to the dashboard where there is no such rule."""
     if rule in conf.current().rules:
-        return HttpResponseRedirect(reverse("admin:callqueue_rule", args=[rule]))
+        return HttpResponseRedirect(health.rule_url(rule))
     return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))
 
 

@@ -16,9 +16,17 @@ from callqueue.admin.charts import Series
 from callqueue.admin.rule_actions import using
 from callqueue.limits.budgets import Budget
 from callqueue.operations import formatting, histograms, history
-from callqueue.operations.board import Board, Standing
+from callqueue.operations.board import Board
 from callqueue.operations.history import RANGES, Counts, Range
+from callqueue.operations.limit_usage import in_flight_note
+from callqueue.operations.peaks import LARGE
+from callqueue.operations.standing import Standing
 
+WIDTHS = {
+    "hour": gettext_lazy("minute"),
+    "day": gettext_lazy("15 minutes"),
+    "week": gettext_lazy("2 hours"),
+}
 NAMES = {
     "hour": gettext_lazy("last hour"),
     "day": gettext_lazy("last 24 hours"),
@@ -39,9 +47,29 @@ def limits(board: Board, rule: Standing) -> list[dict[str, Any]]:
             "configured": configured(budget),
             "others": [other for other in budget.rules if other != rule.name],
             "uses": [_use(peaks.get(budget.id)) for peaks in found],
+            "note": _note(board, rule, budget)
+            or _unfollowed(rule, budget, any(budget.id in peaks for peaks in found)),
         }
         for budget in budgets
     ]
+
+
+def _note(board: Board, rule: Standing, budget: Budget) -> str:
+    """What uses a limit up that is full, where that is calls in flight; empty otherwise."""
+    if rule.drain is None or not rule.drain.latency or budget.limit.unit != "calls":
+        return ""
+    if not any(gate.is_full and gate.limit is budget.limit for gate in rule.drain.gates):
+        return ""
+    flying = sum(one.in_flight.count for one in board.rules if one.name in budget.rules)
+    is_cause = 2 * flying >= budget.limit.capacity
+    return in_flight_note(flying, budget.limit.unit, rule.drain.latency) if is_cause else ""
+
+
+def _unfollowed(rule: Standing, budget: Budget, is_followed: bool) -> str:
+    """Why nothing is said of the use of a limit whose calls were sent; empty otherwise."""
+    if is_followed or not rule.lately.day.sent or budget.limit.window_us <= LARGE:
+        return ""
+    return _("Its window holds too many calls to be followed here: callqueue_audit counts them.")
 
 
 def _use(peak: history.PeakUse | None) -> dict[str, Any]:
@@ -62,8 +90,8 @@ def configured(budget: Budget) -> str:
     return rates.get(budget.known_as, budget.limit.rate_text)
 
 
-def sums(rule: Standing, now: int) -> list[tuple[str, Counts, str, str]]:
-    """Each range's name, its counts, percentiles."""
+def sums(rule: Standing, now: int) -> list[tuple[str, list[str], str, str]]:
+    """Each range's name, how much was sent, done, failed and throttled, and percentiles."""
     listed = []
     for one in RANGES:
         counts = Counts()
@@ -76,7 +104,8 @@ def sums(rule: Standing, now: int) -> list[tuple[str, Counts, str, str]]:
             for histogram in (waits, answers)
             for share in (histograms.P50, histograms.P95)
         ]  # fmt: skip
-        listed.append((str(NAMES[one.name]), counts, " / ".join(shown[:2]), " / ".join(shown[2:])))
+        numbers = [formatting.count(getattr(counts, name)) for name in history.COUNTED]
+        listed.append((str(NAMES[one.name]), numbers, " / ".join(shown[:2]), " / ".join(shown[2:])))
     return listed
 
 
@@ -94,7 +123,7 @@ def charts_of(board: Board, rule: Standing, shown: Range) -> list[dict[str, Any]
     ]
     waits = _percentiles([c.waits for c in counts])
     answers = _percentiles([c.answers for c in counts])
-    values = {"width": formatting.duration(shown.width)}
+    values = {"width": WIDTHS[shown.name]}
     listed = [
         _chart(_("Attempts per %(width)s") % values, starts, sent, formatting.count, charts.bars),
         _chart(_("Wait, from due to sent"), starts, waits, dashboard.short, charts.lines),

@@ -6,6 +6,7 @@ In: a request and the rule's name. Out: a page, or the parts of it that change.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +27,10 @@ from callqueue.limits.kinds import SECOND
 from callqueue.models import CallQueue
 from callqueue.operations import backlog, errors, formatting, history
 from callqueue.operations import board as boards
-from callqueue.operations.board import Board, Standing
+from callqueue.operations.board import Board
 from callqueue.operations.draining import Drain
 from callqueue.operations.history import RANGES
+from callqueue.operations.standing import Standing
 from callqueue.security.redaction import redact_text
 
 KEYS = 20  # that a table of keys shows
@@ -37,6 +39,7 @@ SHOWN = 20  # calls of a group of errors that are linked
 
 def page(request: HttpRequest, admin: OwnAdmin, name: str) -> HttpResponse:
     """The whole page, or with `?live` the parts that change."""
+    name = health.rule_named(name)
     if name not in conf.current().rules:
         raise Http404(_("There is no rule %s in the settings.") % name)
     board = boards.read(using())
@@ -89,10 +92,9 @@ def _figures(board: Board, rule: Standing) -> list[tuple[str, str]]:
     if rule.in_flight.count > begun:
         waits = formatting.count(rule.in_flight.count - begun)
         flight += " " + _("(%s not begun by a worker)") % waits
-    later = formatting.count(rule.backlog.later)
     return [
         (_("Waiting"), formatting.count(rule.backlog.ready)),
-        (_("Due later"), (_("over %s") % later) if rule.backlog.is_least else later),
+        (_("Due later"), formatting.count(rule.backlog.later)),
         (_("In flight"), flight),
         (_("Oldest due for"), "–" if oldest is None
          else formatting.duration(max(0.0, (board.now - oldest) / SECOND))),
@@ -104,7 +106,7 @@ def _figures(board: Board, rule: Standing) -> list[tuple[str, str]]:
 
 def _keys(request: HttpRequest, board: Board, rule: Standing) -> dict[str, Any]:
     """The keys with most calls waiting, and those that sent most."""
-    waiting = [one for one in backlog.of_keys(using(), rule.name) if one[0]]
+    waiting = [one for one in backlog.of_keys(using(), [rule.name])[rule.name] if one[0]]
     ready = rule.backlog.ready
     held = {one.value: one for one in rule.holds if one.per not in ("rule", "queue")}
     return {
@@ -180,7 +182,7 @@ def _draining(request: HttpRequest, board: Board, rule: Standing) -> dict[str, A
     for kind, (words, drain) in zip(("now", "then"), listed, strict=False):
         points = drain.curve() if drain else []
         drawn.append((kind, points))
-        rows.append((kind, words, _ends(board, drain)))
+        rows.append((kind, words, _ends(board, rule, drain)))
     has_any = any(points for _kind, points in drawn)
     return {
         "drain": charts.curves(drawn, board.now // SECOND, _("How the backlog drains"))
@@ -215,12 +217,18 @@ def _asked(
     return drain, ", ".join(words)
 
 
-def _ends(board: Board, drain: Drain | None) -> str:
+def _ends(board: Board, rule: Standing, drain: Drain | None) -> str:
     if drain is None:
         return _("nothing waits")
     seconds = drain.seconds()
+    if seconds is None and (math.isinf(drain.held) or drain.belated):
+        return _("No estimate: held until someone resumes it.")
     if seconds is None:
         return _("No estimate: how fast calls are answered is not known yet.")
+    if not board.is_dispensing:
+        return _("in %s once a dispenser runs") % formatting.duration(seconds)
+    if rule.drained_s is None:
+        return _("in %s once workers take the calls") % formatting.duration(seconds)
     return _("done by %(at)s, in %(in)s") % {
         "at": health.done_by(board.now, seconds),
         "in": formatting.duration(seconds),

@@ -7,7 +7,19 @@ from __future__ import annotations
 from django.db import models
 
 
-class Total(models.Model):
+class Stretch(models.Model):
+    """`width` seconds from `start` on (seconds since the epoch)."""
+
+    id = models.BigAutoField(primary_key=True)
+    width = models.PositiveIntegerField()
+    start = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+        default_permissions = ()
+
+
+class Total(Stretch):
     """What ended in `width` seconds from `start` on (seconds since the epoch): of a rule, where
     `key` is empty, or of one of its keys.
 
@@ -15,9 +27,6 @@ class Total(models.Model):
     `waits` and `answers` are histograms: see operations.histograms. Those of keys have none.
     """
 
-    id = models.BigAutoField(primary_key=True)
-    width = models.PositiveIntegerField()
-    start = models.BigIntegerField()
     rule = models.CharField(max_length=100)
     key = models.CharField(max_length=255, blank=True, default="")
     sent = models.PositiveIntegerField(default=0)
@@ -27,8 +36,7 @@ class Total(models.Model):
     waits = models.JSONField(default=dict)
     answers = models.JSONField(default=dict)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(Stretch.Meta):
         constraints = (
             models.UniqueConstraint(
                 fields=("rule", "key", "width", "start"), name="callqueue_one_total"
@@ -40,14 +48,11 @@ class Total(models.Model):
         return f"{self.rule} {self.key} {self.start}+{self.width}"
 
 
-class Peak(models.Model):
+class Peak(Stretch):
     """The highest use of any window of a budget that a call ended in `width` seconds from `start`
     on, by the arithmetic of an audit; `value` had it. `used` and `room` give the share.
     """
 
-    id = models.BigAutoField(primary_key=True)
-    width = models.PositiveIntegerField()
-    start = models.BigIntegerField()
     budget = models.CharField(max_length=150)
     value = models.CharField(max_length=255, blank=True, default="")
     highest = models.BigIntegerField(default=0)
@@ -55,8 +60,7 @@ class Peak(models.Model):
     used = models.FloatField(default=0)
     room = models.FloatField(default=0)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(Stretch.Meta):
         constraints = (
             models.UniqueConstraint(fields=("budget", "width", "start"), name="callqueue_one_peak"),
         )

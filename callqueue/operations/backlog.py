@@ -1,7 +1,7 @@
 """The backlog: how many calls wait, of every rule, and how they are spread over its keys. Exact.
 
-In: a database alias, the rules' names. Out: a Backlog for each. One statement for all rules; it
-reads an index entry for each call that waits.
+In: a database alias, the rules' names. Out: a Backlog for each. One statement for all rules, or
+two where much is due later; they read an index entry for each call that waits.
 """
 
 from __future__ import annotations
@@ -11,24 +11,21 @@ from dataclasses import dataclass, field
 
 from callqueue import tables
 from callqueue.database import instant_us, places, quoted, rows
-from callqueue.ledger.ready_calls import READY, WAITING
+from callqueue.ledger.ready_calls import WAITING
 from callqueue.limits.budgets import key_part
 
-CAP = 10_000  # calls that are due later which are counted, of all rules together
+CAP = 10_000  # calls that are due later, of all rules together; of more, an index by rule tells
 
 
 @dataclass
 class Backlog:
     """Calls of a rule that wait. `sizes`: how many keys have so many calls ready, by pairs (calls,
-    keys). `later`: those that are due later; there are more where `is_least`. Instants in
-    microseconds.
+    keys). `later`: those that are due later. `oldest_due`: in microseconds.
     """
 
     sizes: list[tuple[int, int]] = field(default_factory=list)
     later: int = 0
-    is_least: bool = False
     oldest_due: int | None = None
-    next_due: int | None = None
 
     @property
     def ready(self) -> int:
@@ -73,20 +70,39 @@ def backlogs(using: str, names: Sequence[str]) -> dict[str, Backlog]:
             one.sizes.append((int(calls), int(keys)))
             one.oldest_due = min(one.oldest_due or due, due)
         else:
-            one.later, one.next_due = int(calls), due
-    for one in found.values():
-        one.is_least = counted > CAP and bool(one.later)
+            one.later = int(calls)
+    if counted > CAP:
+        for rule, waiting in _waiting(using, names):
+            found[rule].later = max(0, waiting - found[rule].ready)
     return found
 
 
-def of_keys(using: str, rule: str) -> list[tuple[str, int]]:
-    """The keys of a rule that have calls ready, and how many, most first. One statement, which
-    reads an index entry for each call.
+def _waiting(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
+    """How many calls of each rule wait, whenever they are due."""
+    sql = (
+        f"SELECT rule, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
+        f"WHERE {WAITING} AND rule IN ({places(names)}) GROUP BY rule"
+    )
+    return [(rule, int(count)) for rule, count in rows(using, sql, list(names))]
+
+
+def of_keys(using: str, names: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
+    """The keys of each of these rules that have calls ready, and how many, most first. One
+    statement, which reads an index entry for each call.
     """
+    if not names:
+        return {}
     table, key = tables.name(using, "CallQueue"), quoted(using, "key")
-    sql = f"SELECT {key}, COUNT(*) FROM {table} WHERE {READY} GROUP BY {key}"
-    found = [(text, int(count)) for text, count in rows(using, sql, [rule])]
-    return sorted(found, key=lambda one: (-one[1], one[0]))
+    sql = (
+        f"SELECT rule, {key}, COUNT(*) FROM {table} "
+        f"WHERE {WAITING} AND ready AND rule IN ({places(names)}) GROUP BY rule, {key}"
+    )
+    found: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
+    for rule, text, count in rows(using, sql, list(names)):
+        found[rule].append((text, int(count)))
+    for listed in found.values():
+        listed.sort(key=lambda one: (-one[1], one[0]))
+    return found
 
 
 def sizes_of(keys: Sequence[tuple[str, int]], per: str) -> list[tuple[int, int]]:

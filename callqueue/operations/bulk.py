@@ -17,6 +17,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, states, tables, texts
 from callqueue.database.batches import in_batches
+from callqueue.operations.spread import spread_of as spread_of
 from callqueue.sending import validation
 
 BATCH = 500
@@ -41,16 +42,39 @@ class Pick:
 
 def count(using: str, pick: Pick) -> int:
     """How many calls are picked now."""
-    return database.persist(using, lambda: int(_picked(using, pick).count()), during="bulk")
+    return database.persist(using, lambda: int(picked(using, pick).count()), during="bulk")
 
 
 def requeue(
-    using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
+    using: str,
+    pick: Pick,
+    *,
+    again: bool = False,
+    pace: str = "",
+    delay: str = "",
+    progress: Progress | None = None,
 ) -> int:
     """Send the picked calls once more, those that may be; the count of them. DONE ones only with
-    `again`.
+    `again`. `pace` ("10/s"): so many come due in such a time; `delay` ("10m"): none before.
     """
-    return _each_batch(using, pick, lambda calls: int(calls.requeue(again=again)), progress)
+    spread = database.persist(
+        using, lambda: spread_of(pace, delay, picked(using, pick)), during="bulk"
+    )
+    done = 0
+
+    def act(calls: Any) -> int:
+        nonlocal done
+        if spread is None:
+            return int(calls.requeue(again=again))
+        with database.writing(using):
+            changed = int(calls.requeue(again=again))
+            if changed:
+                pks = list(calls.values_list("pk", flat=True))
+                spread.put_off(using, pks, done)
+        done += changed
+        return changed
+
+    return _each_batch(using, pick, act, progress)
 
 
 def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
@@ -79,10 +103,10 @@ def _each_batch(
     using: str, pick: Pick, act: Callable[[Any], int], progress: Progress | None
 ) -> int:
     persist = partial(database.persist, using, during="bulk")
-    picked = persist(lambda: _picked(using, pick))
-    total = persist(lambda: int(picked.count())) if progress else None
+    rows = persist(lambda: picked(using, pick))
+    total = persist(lambda: int(rows.count())) if progress else None
     changed = seen = 0
-    for pks in in_batches(picked, BATCH, read=persist):
+    for pks in in_batches(rows, BATCH, read=persist):
         changed += persist(partial(act, tables.calls(using).filter(pk__in=pks)))
         seen += len(pks)
         if progress:
@@ -90,7 +114,8 @@ def _each_batch(
     return changed
 
 
-def _picked(using: str, pick: Pick) -> Any:
+def picked(using: str, pick: Pick) -> Any:
+    """The calls that are picked now."""
     rows = tables.calls(using).filter(status__in=pick.statuses)
     if pick.rule is not None:
         conf.current().rule(pick.rule)

@@ -103,7 +103,7 @@ class Counter:
     def _follow(self, book: Book, until: int) -> bool:
         """Whether the peaks have come as far as the totals."""
         if self._peaks is None or self._peaks.book is not book:
-            self._peaks = Peaks(self.using, book, until)
+            self._peaks = Peaks(self.using, book, until, self._peaks)
         return self._peaks.catch_up(until, time.monotonic() + SPENT)
 
     def _count(self, book: Book, row: Any, until: int, now: int) -> int:

@@ -40,6 +40,10 @@ def silence_of_host(using: str) -> timedelta | None:
 
 def has_beat(using: str) -> bool:
     """Whether beat's dispenser task has run lately: within BEAT, or three of its intervals."""
-    lately = max(BEAT, 3 * timedelta(seconds=conf.current().interval))
     beats = tables.dispensers(using).filter(kind="beat")
-    return bool(beats.filter(seen_at__gt=database.clock(using) - lately).exists())
+    return bool(beats.filter(seen_at__gt=database.clock(using) - beat_patience()).exists())
+
+
+def beat_patience() -> timedelta:
+    """Without a run of beat's task for so long, no beat is taken to run."""
+    return max(BEAT, 3 * timedelta(seconds=conf.current().interval))

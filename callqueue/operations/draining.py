@@ -4,6 +4,7 @@ are all that holds it back. Pure: a page draws it, and asks what another rate wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ class Gate:
     beside: int = 0
     cost: float = 1.0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more fits now. Of a limit per key that cannot be said."""
+        return not self.limit.is_keyed and self.meter.free <= 0
+
     def seconds(self, calls: int, now: int, latency: float) -> float | None:
         """Seconds until so many calls of the backlog have passed; None where nobody can say."""
         if self.limit.is_keyed:
@@ -44,6 +50,8 @@ class Gate:
 class Drain:
     """A backlog of `calls`, the gates it must pass, and what else is known: `now` in microseconds,
     seconds that a call takes, calls a second that were sent lately, and seconds that it is held.
+    `belated`: of holds on keys, the seconds that each lasts, and the calls that it keeps back,
+    which go last.
     """
 
     calls: int
@@ -52,22 +60,41 @@ class Drain:
     latency: float = 0.0
     pace: float = 0.0
     held: float = 0.0
+    belated: Sequence[tuple[float, int]] = ()
 
     def seconds(self, calls: int | None = None) -> float | None:
         """Seconds until so many calls are gone, or all; None where nobody can say."""
         calls = self.calls if calls is None else calls
         if not calls:
             return 0.0
+        free = self._free(calls)
+        waits = [free] if free is not None else []
+        if calls > self.calls - sum(kept for _, kept in self.belated):
+            waits += [self._after(seconds, kept) for seconds, kept in self.belated]
+        longest = max(waits, default=math.inf)
+        return None if free is None or math.isinf(longest) else longest
+
+    def _free(self, calls: int) -> float | None:
+        """The same without what is kept back by holds on keys."""
         taken = [gate.seconds(calls, self.now, self.latency) for gate in self.gates]
         if not taken:
             return self.held + calls / self.pace if self.pace else None
         known = [seconds for seconds in taken if seconds is not None]
         return self.held + max(known) if len(known) == len(taken) else None
 
+    def _after(self, seconds: float, kept: int) -> float:
+        """Seconds until the calls of one value are gone that are kept back for so long."""
+        taken = [
+            gate.limit.seconds_until_gone(gate.meter, kept * gate.cost, self.now, self.latency)
+            for gate in self.gates
+            if gate.limit.is_keyed
+        ]
+        return seconds + max((one for one in taken if one is not None), default=0.0)
+
     def curve(self) -> list[tuple[float, int]]:
         """How many calls are left after so many seconds; empty where nobody can say."""
         points = [(0.0, self.calls)]
-        if self.held:
+        if self.held and not math.isinf(self.held):
             points.append((self.held, self.calls))
         for part in range(1, POINTS + 1):
             gone = -(-self.calls * part // POINTS)

@@ -6,6 +6,7 @@ In: a database alias, and a range. Out: exact sums up to `counted_until`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from callqueue.maintenance.history import QUARTER as QUARTER
 from callqueue.operations import histograms
 
 WEEK = 604800  # seconds
+LONGEST_NAME = 150  # characters of a budget's name
 
 
 class Range(NamedTuple):
@@ -67,14 +69,15 @@ class Counts:
 @dataclass(frozen=True)
 class PeakUse:
     """The highest use of a limit in any window, of which `value`, and the share of it that was
-    used; None where no window was over. `last`: the highest in the last stretch.
+    used; None where no window was over. `full_until`: when the last stretch ends in which all of it
+    was used (seconds since the epoch); 0 where none was.
     """
 
     highest: int
     allowed: int
     value: str
     share: float | None
-    last: int = 0
+    full_until: int = 0
 
 
 def counted_until(using: str) -> tuple[int, int]:
@@ -134,27 +137,36 @@ class Lately:
     minute: Counts = field(default_factory=Counts)
 
 
-def lately(using: str, now: int, counted: int) -> dict[str, Lately]:
+def lately(using: str, rules: Sequence[str], now: int, counted: int) -> dict[str, Lately]:
     """Every rule's last hour, in whole minutes and the present one, and last day, in quarters of an
-    hour. Two statements. `minute`: the last whole one that is `counted`.
+    hour. Two statements. `minute`: the last whole one that is `counted`; 0: none is.
     """
-    found: dict[str, Lately] = {}
+    found = {rule: Lately() for rule in rules}
     hour, day = RANGES[0].starts(now)[0], RANGES[1].starts(now)[0]
     rows = tables.totals(using).filter(
         Q(width=MINUTE, start__gte=hour) | Q(width=QUARTER, start__gte=day), key=""
     )
     sums = {f"{name}_": Sum(name) for name in COUNTED}
     for rule, width, *counts in rows.values_list("rule", "width").annotate(**sums):
-        one = found.setdefault(rule, Lately())
-        (one.hour if width == MINUTE else one.day).add(Counts(*counts))
+        if rule in found:
+            of_range = found[rule].hour if width == MINUTE else found[rule].day
+            of_range.add(Counts(*counts))
     minute = counted // SECOND // MINUTE * MINUTE - MINUTE
-    rows = tables.totals(using).filter(key="", width=MINUTE, start__gte=minute - QUARTER)
+    since = now // SECOND // MINUTE * MINUTE - QUARTER
+    rows = tables.totals(using).filter(key="", width=MINUTE, start__gte=since)
     for rule, start, *counts in rows.values_list("rule", "start", *COLUMNS):
-        one = found.setdefault(rule, Lately())
-        one.quarter.add(Counts(*counts))
-        if start == minute:
-            one.minute.add(Counts(*counts))
+        if rule in found:
+            found[rule].quarter.add(Counts(*counts))
+            if start == minute:
+                found[rule].minute.add(Counts(*counts))
     return found
+
+
+def kept_name(budget: str) -> str:
+    """The name of a budget as its peaks are kept: a long one is cut, and told apart."""
+    if len(budget) <= LONGEST_NAME:
+        return budget
+    return f"{budget[:100]}…{hashlib.sha256(budget.encode()).hexdigest()[:16]}"
 
 
 def peaks(
@@ -164,23 +176,28 @@ def peaks(
     of these. One statement.
     """
     rows = tables.peaks(using).filter(width=width, start__gte=since)
+    names: dict[str, str] = {}
     if budgets is not None:
-        rows = rows.filter(budget__in=list(budgets))
+        names = {kept_name(name): name for name in budgets}
+        rows = rows.filter(budget__in=list(names))
     found: dict[str, PeakUse] = {}
     sums: dict[str, list[float]] = {}
-    columns = ("budget", "highest", "allowed", "value", "used", "room")
-    last: dict[str, int] = {}
-    for budget, highest, allowed, value, used, room in rows.order_by("start").values_list(*columns):
-        last[budget] = highest
+    columns = ("start", "budget", "highest", "allowed", "value", "used", "room")
+    full: dict[str, int] = {}
+    for start, budget, highest, allowed, value, used, room in rows.order_by("start").values_list(
+        *columns
+    ):
+        if highest >= allowed:
+            full[budget] = start + width
         sums.setdefault(budget, []).extend((used, room))
         worst = found.get(budget)
         if worst is None or highest * max(1, worst.allowed) > worst.highest * max(1, allowed):
             found[budget] = PeakUse(highest, allowed, value, None)
     return {
-        budget: replace(
+        names.get(budget, budget): replace(
             one,
             share=sum(sums[budget][::2]) / room if (room := sum(sums[budget][1::2])) else None,
-            last=last[budget],
+            full_until=full.get(budget, 0),
         )
         for budget, one in found.items()
     }
@@ -194,7 +211,7 @@ def series(
     """
     starts = shown.starts(now)
     rows = tables.peaks(using).filter(
-        budget=budget, width=shown.width, start__gte=starts[0], start__lte=starts[-1]
+        budget=kept_name(budget), width=shown.width, start__gte=starts[0], start__lte=starts[-1]
     )
     known = dict(rows.values_list("start", "highest"))
     return [(start, known.get(start, 0 if start * SECOND < until else None)) for start in starts]

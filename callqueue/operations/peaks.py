@@ -26,6 +26,7 @@ from callqueue.operations.audited_budgets import (
     rules_in_flight,
 )
 from callqueue.operations.ended_attempts import Ended, ended, next_end
+from callqueue.operations.history import kept_name
 
 MOST = 200_000  # calls that a budget's windows may hold to be followed; an audit has no such bound
 LARGE = 600 * SECOND  # windows that may hold more
@@ -44,10 +45,12 @@ class Use:
     room: float = 0.0
 
     def add(self, other: Use) -> None:
-        """Take in another's."""
-        if other.highest > self.highest:
-            self.highest, self.value = other.highest, other.value
-        self.allowed = other.allowed or self.allowed
+        """Take in another's. Where a limit was changed meanwhile, what counts is the share of what
+        was allowed then.
+        """
+        if other.highest * max(1, self.allowed) > self.highest * max(1, other.allowed):
+            self.highest, self.allowed, self.value = other.highest, other.allowed, other.value
+        self.allowed = self.allowed or other.allowed
         self.used += other.used
         self.room += other.room
 
@@ -55,8 +58,9 @@ class Use:
 class Peaks:
     """The peaks of a book, from the attempts that ended from `cursor` on."""
 
-    def __init__(self, using: str, book: Book, until: int) -> None:
+    def __init__(self, using: str, book: Book, until: int, before: Peaks | None = None) -> None:
         self.using, self.book = using, book
+        self._before = {} if before is None else _loosened(before, book, until)
         budgets = {budget.id: AuditedBudget(budget) for budget in book.all_budgets()}
         self.budgets = {
             name: one for name, one in budgets.items() if not _is_too_large(using, one, until)
@@ -109,7 +113,7 @@ class Peaks:
             for budget in self.of_rule[seen.rule]:
                 use = self._use(budget, instant, what, seen)
                 if use is not None and instant >= since:
-                    found.setdefault((budget.budget.id, minute * 60), Use()).add(use)
+                    found.setdefault((kept_name(budget.budget.id), minute * 60), Use()).add(use)
         self._share(found if minute * MINUTE >= since - MINUTE else None, minute)
         self._horizon = max(self._horizon, horizon)
         return found
@@ -126,7 +130,15 @@ class Peaks:
         self._touched[budget.budget.id] = instant
         if budget.limit.is_keyed:
             self._last[budget.budget.id, value] = instant
-        return Use(tally.highest, budget.limit.capacity, value)
+        return Use(tally.highest, self._allowed(budget, instant), value)
+
+    def _allowed(self, budget: AuditedBudget, instant: int) -> int:
+        """What its windows may hold: more than now, for as long as they hold what was sent before
+        the limit was lowered.
+        """
+        before, until = self._before.get(budget.budget.id, (0, 0))
+        is_held = before and budget.limit.horizon(instant) < until
+        return max(budget.limit.capacity, before if is_held else 0)
 
     def _share(self, found: dict[tuple[str, int], Use] | None, minute: int) -> None:
         """The minute is over: what was used of what could have been, where a limit is not per
@@ -141,8 +153,8 @@ class Peaks:
             before = self._amounts.get(name, (0.0, 0.0))
             self._amounts[name] = now
             if found is not None and minute:
-                use = Use(0, budget.limit.capacity, "", now[0] - before[0], now[1] - before[1])
-                found.setdefault((name, minute * 60), Use()).add(use)
+                use = Use(0, 0, "", now[0] - before[0], now[1] - before[1])
+                found.setdefault((kept_name(name), minute * 60), Use()).add(use)
         self._touched.clear()
         self._forget(minute * MINUTE)
 
@@ -162,6 +174,23 @@ class Peaks:
                 del self.budgets[name]
                 self._last = {scope: at for scope, at in self._last.items() if scope[0] != name}
                 self.of_rule = by_rule(self.budgets.values())
+
+
+def _loosened(before: Peaks, book: Book, now: int) -> dict[str, tuple[int, int]]:
+    """Of limits that were lowered: what they allowed, and the instant until which calls were sent
+    that went by that.
+    """
+    found = {}
+    for budget in book.all_budgets():
+        old = before.budgets.get(budget.id)
+        if old is not None:
+            allowed, until = old.limit.capacity, now + before.lag
+            earlier, lasts = before._before.get(budget.id, (0, 0))
+            if earlier > allowed and budget.limit.horizon(now) < lasts:
+                allowed, until = earlier, lasts
+            if allowed > budget.limit.capacity:
+                found[budget.id] = (allowed, until)
+    return found
 
 
 def _is_too_large(using: str, budget: AuditedBudget, until: int) -> bool:

@@ -144,6 +144,7 @@ def _request(rule: str, number: int) -> dict[str, Any]:
         "rule": rule,
         "method": method,
         "host": url.split("/")[2],
+        "path": "/" + url.split("?")[0].split("/", 3)[3],
         "call_data": {"method": method, "params": params},
     }
 

@@ -42,7 +42,7 @@ def press(browser: Any, label: str, within: str = "body") -> None:
     from selenium.common.exceptions import StaleElementReferenceException
 
     script = """return [...document.querySelectorAll(arguments[0])].find(one => one.checkVisibility()
-        && (one.innerText.trim() || one.value).toLowerCase() === arguments[1].toLowerCase())"""
+        && ((one.innerText || '').trim() || one.value || '').toLowerCase() === arguments[1].toLowerCase())"""
     kinds = ", ".join(
         f"{within} {kind}" for kind in ("button", "a", "input[type=submit]", "summary")
     )
@@ -50,7 +50,9 @@ def press(browser: Any, label: str, within: str = "body") -> None:
         try:
             found = browser.execute_script(script, kinds, label)
             assert found is not None, f"there is no {label!r} to press"
-            browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+            browser.execute_script(
+                "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", found
+            )
             found.click()
             return
         except StaleElementReferenceException:
@@ -132,10 +134,40 @@ def test_an_operator_logs_in_finds_a_failed_call_and_requeues_it(
     assert text(browser, ".cq-head .cq-status") == "new"
     assert "Why it waits" in text(browser, "#content")
     press(browser, "Cancel")
+    wait(lambda: every(browser, ".cq-confirm"))
+    press(browser, "Yes, cancel it")
     wait(lambda: "Cancelled" in messages(browser))
     call.refresh_from_db()
     assert call.status == call.Status.CANCELLED
     assert LogEntry.objects.count() == 2
+
+
+def test_the_page_of_a_call_follows_it_to_its_end(
+    logged_in: Any, site: str, scene: Any, wait: Wait
+) -> None:
+    """And no further, so that what is ticked then stays so."""
+    from selenium.common.exceptions import TimeoutException
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    from callqueue.models import CallQueue
+
+    scene.play()
+    call = CallQueue.objects.filter(status=CallQueue.Status.NEW, ready=True).first()
+    assert call
+    browser = logged_in
+    browser.get(call_page(site, call))
+    browser.execute_script("window.mark = 'not reloaded'")
+    CallQueue.objects.filter(pk=call.pk).update(
+        status=CallQueue.Status.UNKNOWN, ready=False, finished_at_dt=call.created_dt
+    )
+    wait(lambda: text(browser, ".cq-head .cq-status") == "unknown")
+    assert not text(browser, "#cq-forecast")
+    assert browser.execute_script("return window.mark") == "not reloaded"
+    find(browser, ".cq-head [name=again]").click()
+    CallQueue.objects.filter(pk=call.pk).update(status=CallQueue.Status.DONE)
+    with pytest.raises(TimeoutException):
+        WebDriverWait(browser, 4).until(lambda _: text(browser, ".cq-head .cq-status") != "unknown")
+    assert find(browser, ".cq-head [name=again]").is_selected()
 
 
 def test_all_unknown_calls_are_requeued_after_one_question(

@@ -225,7 +225,7 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
         "read", "450", "8 hours and 8 minutes", "4 hours and 4 minutes",
     ]  # fmt: skip
     shoot("change-limit")
-    press(browser, "Change it")
+    press(browser, "Yes, change it")
     wait(lambda: "changed to 200/h" in messages(browser))
     assert "changed from 100/h" in text(browser, ".cq-proof")
     assert LogEntry.objects.count() == 3

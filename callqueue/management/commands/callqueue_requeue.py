@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandParser
 
 from callqueue import states
+from callqueue.limits.durations import WrongDuration
 from callqueue.management.base import wrong_use
 from callqueue.management.bulk import BulkCommand
 from callqueue.operations import bulk
@@ -26,6 +28,10 @@ class Command(BulkCommand):
             action="store_true",
             help="with --status done: make calls once more that succeeded",
         )
+        parser.add_argument(
+            "--pace", default="", help="let so many come due in such a time, as in 10/s, 2000/h"
+        )
+        parser.add_argument("--delay", default="", help="let none come due before, as in 90s, 10m")
 
     def statuses_help(self) -> str:
         return "error, failed, unknown, cancelled, expired, and done with --again (default: failed)"
@@ -38,4 +44,9 @@ class Command(BulkCommand):
             )
         pick = self.pick(options, (states.FAILED,), states.Move.REQUEUE_AGAIN.sources)
         warning = TWICE if {states.UNKNOWN, states.DONE} & set(pick.statuses) else ""
-        self.act(using, options, pick, partial(bulk.requeue, again=options["again"]), warning)
+        try:
+            bulk.spread_of(options["pace"], options["delay"], bulk.picked(using, pick))
+        except (ImproperlyConfigured, WrongDuration) as error:
+            raise wrong_use(str(error)) from None
+        how = {name: options[name] for name in ("again", "pace", "delay")}
+        self.act(using, options, pick, partial(bulk.requeue, **how), warning)

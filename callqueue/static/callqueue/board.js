@@ -1,4 +1,4 @@
-/* The live parts of the dashboard and of a rule's page. What has the focus keeps it, what is open stays open, what is scrolled stays where it is, and what is selected is not taken away. */
+/* The live parts of the dashboard, and of the pages of a rule and of a call that is not over. What has the focus keeps it, what is open stays open, what is scrolled stays where it is, and what is selected is not taken away. */
 "use strict";
 
 (function () {
@@ -20,8 +20,10 @@
         if (!answer.ok) {
           throw new Error("status " + answer.status);
         }
-        replace(await answer.text());
         stale.hidden = true;
+        if (replace(await answer.text())) {
+          return;
+        }
       } catch (error) {
         stale.textContent = stale.dataset.stale;
         stale.hidden = false;
@@ -40,17 +42,18 @@
     stale.hidden = false;
   }
 
+  /* Puts the parts of a page in their places; whether it is over, so that no more will come. */
   function replace(text) {
     const fresh = new DOMParser().parseFromString(text, "text/html");
     const selection = getSelection();
     for (const part of fresh.querySelectorAll("[data-live]")) {
       const place = [...board.querySelectorAll("[data-live]")].find((old) => old.dataset.live === part.dataset.live);
-      if (!place || (!selection.isCollapsed && selection.containsNode(place, true))) {
+      if (!place || part.hasAttribute("data-live-kept") || (!selection.isCollapsed && selection.containsNode(place, true))) {
         continue;
       }
-      for (const open of place.querySelectorAll("details[open][data-keep]")) {
+      for (const old of place.querySelectorAll("details[data-keep]")) {
         for (const same of part.querySelectorAll("details[data-keep]")) {
-          same.open = same.open || same.dataset.keep === open.dataset.keep;
+          same.open = same.dataset.keep === old.dataset.keep ? old.open : same.open;
         }
       }
       const focused = place.contains(document.activeElement) && document.activeElement !== place ? nameOf(document.activeElement) : "";
@@ -64,6 +67,7 @@
         }
       }
     }
+    return Boolean(fresh.querySelector("[data-live-over]"));
   }
 
   /* What tells an element from others, in the part and in its successor. */

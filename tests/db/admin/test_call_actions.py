@@ -171,9 +171,10 @@ def test_one_call_is_requeued_and_cancelled_from_its_page(rules: Rules, root: Cl
         root.post(reverse("admin:callqueue_callqueue_requeue", args=[call.pk]), follow=True)
     )
     assert "Requeued. Status before: failed" in text
-    text = text_of(
-        root.post(reverse("admin:callqueue_callqueue_cancel", args=[call.pk]), follow=True)
-    )
+    cancel = reverse("admin:callqueue_callqueue_cancel", args=[call.pk])
+    assert "A cancelled call is not made" in text_of(root.post(cancel))
+    assert CallQueue.objects.get(pk=call.pk).status == Status.NEW
+    text = text_of(root.post(cancel, {"confirm": "yes"}, follow=True))
     assert "Cancelled. Status before: new" in text
     assert CallQueue.objects.get(pk=call.pk).status == Status.CANCELLED
     assert LogEntry.objects.count() == 2

@@ -61,6 +61,8 @@ def test_a_rule_is_a_row_the_worst_first(
     for rule in ("held", "full", "full"):
         send(rule)
     totals("failing", sent=10, failed=9)
+    totals("full", sent=300)
+    counted_now()
     Peak.objects.create(
         budget="full#0", width=history.QUARTER, highest=5, allowed=5,
         start=int(timezone.now().timestamp()) // 900 * 900,

@@ -11,9 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import FixedWindow, Rule, SlidingWindow
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue, Total
-from callqueue.operations import audit
+from callqueue.operations import audit, peaks
 from callqueue.operations.counting import Counter
 from tests.db.admin.staff import DASHBOARD, ended, log_in, text_of
 
@@ -59,9 +59,7 @@ def test_it_shows_what_an_audit_finds(rules: Rules, root: Client) -> None:
             assert f"{found.highest} of {found.allowed}" in use["bar"]
             assert use["is_over"] == found.exceeded
     assert [use["value"] for use in shown.context["limits"][1]["uses"]] == ["a"] * 3
-    assert [(c.sent, c.done, c.throttled) for _, c, *_ in shown.context["sums"]] == [
-        (20, 17, 3)
-    ] * 3
+    assert [numbers for _, numbers, *_ in shown.context["sums"]] == [["20", "17", "0", "3"]] * 3
     (_, (_, day)) = shown.context["sent_tables"]
     assert [row[:3] for row in day] == [("a", "17", "85 %"), ("b", "3", "15 %")]
 
@@ -80,6 +78,32 @@ def test_every_range_is_drawn_and_written(rules: Rules, root: Client, shown: str
     live = text_of(page(root, "pay", range=shown, live="1"))
     assert 'data-live="charts"' in live
     assert "<html" not in live
+
+
+def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client) -> None:
+    rules(llm=Rule(limits=[Concurrency(2)]))
+    answered("llm", 3)
+    count()
+    CallQueue.objects.create(rule="llm", ready=True, call_data={})
+    for number in (1, 2):
+        CallAttempt.objects.create(call_id=number, number=1, rule="llm", released_at=timezone.now())
+        (limit,) = page(root, "llm").context["limits"]
+        assert bool(limit["note"]) == (number == 2)
+    assert limit["note"].startswith("used up by 2 calls in flight, which take ")
+
+
+def test_a_limit_that_is_not_followed_says_so(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its use is not nothing."""
+    monkeypatch.setattr(peaks, "MOST", 2)
+    rules(bulk=Rule(limits=[SlidingWindow("1000000/d")]))
+    assert page(root, "bulk").context["limits"][0]["note"] == ""
+    answered("bulk", 5, 900)
+    count()
+    (limit,) = page(root, "bulk").context["limits"]
+    assert [use["bar"] for use in limit["uses"]] == ["–"] * 3
+    assert "callqueue_audit counts them" in limit["note"]
 
 
 def test_a_name_may_be_anything(rules: Rules, root: Client) -> None:

@@ -249,3 +249,93 @@ def test_attempts_of_nothing_but_themselves_are_counted(clock: Any, rules: Any) 
     )
     count()
     assert summed(width=60)["sent"] == 1
+
+
+def test_a_limit_that_is_lowered_makes_no_excess_of_what_was_allowed(
+    clock: Any, rules: Any
+) -> None:
+    """Its windows still hold what went by the rate before."""
+    from callqueue.operations import control
+
+    rules(pay=Rule(limits=[FixedWindow("100/h")]))
+    clock.go_on(-60)
+    counter = count()
+    for at in range(90):
+        end(attempt(clock.now - timedelta(seconds=at)), clock.now - timedelta(seconds=at))
+    clock.go_on(30)
+    count(counter)
+    control.change_limit("default", "pay", "pay#0", "50/h")
+    end(attempt(clock.now), clock.now)
+    clock.go_on(30)
+    count(counter)
+    for width in history.KEPT:
+        found = history.peaks("default", width, 0)["pay#0"]
+        assert (found.highest, found.allowed) == (91, 100)
+    clock.go_on(7200)
+    for _ in range(51):
+        end(attempt(clock.now), clock.now)
+    clock.go_on(30)
+    count(counter)
+    last = Peak.objects.filter(width=60).latest("start")
+    assert (last.highest, last.allowed) == (51, 50), "a real excess is one"
+
+
+def test_a_limit_may_have_a_long_name(clock: Any, rules: Any) -> None:
+    """A name is no reason for counting to end."""
+    names = ["n" * 150 + "a", "n" * 150 + "b"]
+    rules(pay=Rule(limits=[SlidingWindow("7/s", name=name) for name in names]))
+    counter = count()
+    end(attempt(clock.now), clock.now)
+    clock.go_on(30)
+    count(counter)
+    assert {one.budget: one.highest for one in Peak.objects.filter(width=60)} == {
+        history.kept_name(name): 1 for name in names
+    }
+    found = history.peaks("default", 60, 0, names)
+    assert [found[name].highest for name in names] == [1, 1]
+    series = history.series("default", names[0], history.RANGES[0], _now(clock), _now(clock))
+    assert max(highest or 0 for _, highest in series) == 1
+
+
+def test_keys_that_differ_in_case_and_spaces_are_counted_apart(clock: Any, rules: Any) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("7/s", per="key")]))
+    counter = count()
+    keys = ["a", "A", "a ", "ä", "a\u0308", "ss", "ß"]
+    for key in keys:
+        end(attempt(clock.now, key=key), clock.now)
+    clock.go_on(30)
+    count(counter)
+    found, whole = history.of_keys("default", "pay", 3600, _now(clock), 20)
+    assert whole == 7
+    assert {key: counts.sent for key, counts in found} == dict.fromkeys(keys, 1)
+
+
+def test_two_processes_that_count_at_once_count_once(transactional_db: None, rules: Any) -> None:
+    """Threads with connections of their own, each as a dispenser that took over."""
+    from threading import Thread
+
+    from django.db import connection
+    from django.utils import timezone
+
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    rules(pay=Rule(limits=[SlidingWindow("7/s")]))
+    now = timezone.now()
+    for seconds in range(300):
+        at = now - timedelta(seconds=seconds + 5)
+        end(attempt(at, key=f"k{seconds % 3}"), at)
+
+    def work() -> None:
+        try:
+            for _ in range(3):
+                count()
+        finally:
+            connection.close()
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert summed(rule="pay", key="", width=60)["sent"] == 300
+    assert summed(width=history.QUARTER, key="k1")["sent"] == 100

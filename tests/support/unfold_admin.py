@@ -1,0 +1,18 @@
+"""The admin's classes under django-unfold, as docs/how-to/themes.md says."""
+
+from django.contrib import admin
+from unfold.admin import ModelAdmin
+
+from callqueue.admin import CallAttemptAdmin, CallQueueAdmin, HoldAdmin, RuleStateAdmin
+from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+
+OWN = {
+    CallQueue: CallQueueAdmin,
+    CallAttempt: CallAttemptAdmin,
+    Hold: HoldAdmin,
+    RuleState: RuleStateAdmin,
+}
+
+for model, own in OWN.items():
+    admin.site.unregister(model)
+    admin.site.register(model, type(own.__name__, (own, ModelAdmin), {}))
