@@ -82,6 +82,8 @@ class Postgres:
         real = DatabaseWrapper.get_new_connection
 
         def get_new_connection(wrapper: Any, params: Any) -> Any:
+            if doors.scheduler is not None and doors.scheduler.current is not None:
+                doors.scheduler.alive()  # what cleans up after a death gets no session
             if doors.scheduler is None or doors.scheduler.current is None or not self._free:
                 return _in_time(lambda: real(wrapper, params))
             return self._free.pop()
