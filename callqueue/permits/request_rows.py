@@ -48,10 +48,13 @@ def insert(using: str, own: Candidate, due_at: datetime | None, within: float | 
     return row.pk
 
 
-def beat(using: str, pk: int, within: float | None) -> None:
-    """Say that the waiter lives; `within`: seconds that are left of its wait."""
-    row = tables.permit_requests(using).filter(pk=pk, attempt_id__isnull=True)
-    row.update(**_lives(database.clock(using), within))
+def beat(using: str, pk: int, within: float | None) -> bool:
+    """Say that the waiter lives; `within`: seconds that are left of its wait. False where the row
+    is gone: to whoever deleted it the waiter seemed dead, since the clock was set.
+    """
+    row = tables.permit_requests(using).filter(pk=pk)
+    waiting = row.filter(attempt_id__isnull=True)
+    return bool(waiting.update(**_lives(database.clock(using), within))) or row.exists()
 
 
 def granted(using: str, pk: int) -> int | None:

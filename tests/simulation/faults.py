@@ -157,7 +157,8 @@ FAULTS = {
     ),
     # --- fences
     "whatever a message names is begun": fault(
-        "execution.claim", "CASE WHEN (a.started_at IS NULL OR a.worker = %s)",
+        "execution.claim",
+        "CASE WHEN (a.started_at IS NULL OR a.worker = %s)",
         "CASE WHEN (TRUE OR a.worker = %s)",
     ),
     "what was begun is voided": fault(
@@ -201,13 +202,14 @@ FAULTS = {
             "overdue = begun.filter(lease_until__lt=database.ClockNow())",
             "overdue = begun",
         ),
-        Change(
-            "maintenance.recovery", "if lease_until is not None and lease_until < now]", "]"
-        ),
+        Change("maintenance.recovery", "if lease_until is not None and lease_until < now]", "]"),
     ),
     "a lost attempt is not charged": Fault(
-        Change("transitions.recording", "from callqueue.states import FINAL, LOST, Move",
-               "from callqueue.states import FINAL, VOIDED as LOST, Move"),
+        Change(
+            "transitions.recording",
+            "from callqueue.states import FINAL, LOST, Move",
+            "from callqueue.states import FINAL, VOIDED as LOST, Move",
+        ),
     ),
     "no answer is taken for nothing sent": fault(
         "execution.request",
@@ -257,7 +259,7 @@ FAULTS = {
     # --- answers
     "an answer spoils those beside it": Fault(
         Change("execution.recorder", "return _record_apart(using, ended, error)", "raise"),
-        Change("texts", 'codec = charset(label)\n', "codec = label or 'utf-8'\n"),
+        Change("texts", "codec = charset(label)\n", "codec = label or 'utf-8'\n"),
     ),
     # --- permits
     "a permit begins before its slot": fault(
@@ -275,9 +277,8 @@ FAULTS = {
     ),
     "a permit goes by the settings of its process alone": fault(
         "permits.waiting",
-        "(conf.current().book, agreement.book_in_force(using))",
-        "(conf.current().book, agreement.in_force("
-        "conf.current().book, agreement.agreement_rows.read(using), {}, 0))",
+        "(own, agreement.book_of_guest(using, own))",
+        "(own, agreement.in_force(own, agreement.agreement_rows.read(using), {}, 0))",
     ),
 }
 

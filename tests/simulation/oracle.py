@@ -18,7 +18,7 @@ from tests.simulation.provider import Request
 from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf, LimitOf, Rules
 
-WAITING, OUT, DONE = (0, 2), 1, 3
+NEW, DONE = 0, 3
 FINAL = (3, 4, 5, 6, 7)
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 # seconds by which a clock that was set may bend a window, and the share of the time between looks
@@ -107,11 +107,14 @@ class Judge:
         """
         if self.was_set:
             return
+        rules = [*self.settings.values(), *self.own.values()]
         for request in requests:
             if request.process is by and request.told_at is not None and request.wants_rest:
                 rule = self.calls[request.token].rule
                 until = request.told_at + round(request.wants_rest * MICRO)
-                self.holds.append(Hold(rule, now, until))
+                limits = [one for some in rules if rule in some for one in some[rule].limits]
+                if all(one.per == "rule" for one in limits):  # else a key, or a queue, is held
+                    self.holds.append(Hold(rule, now, until))
                 request.wants_rest = 0.0
 
     def _limits(self, process: Process, rule: str) -> Iterator[tuple[str, LimitOf]]:
@@ -208,9 +211,11 @@ class Judge:
     # --- Fates
 
     def judge_fates(
-        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str]]
+        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
     ) -> None:
-        """`attempts`: (id, call, number, outcome); `calls`: by primary key (status, why)."""
+        """`attempts`: (id, call, number, outcome); `calls`: by primary key (status, why, whether it
+        is to be made later).
+        """
         outcome = {pk: said for pk, _, _, said in attempts}
         of_call: dict[str, list[Request]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)
@@ -248,13 +253,17 @@ class Judge:
     is_pruned: bool = False
     lenient: bool = False  # databases were cut or workers frozen: an answer may have been lost
 
-    def _judge_end(self, call: CallOf, row: tuple[int, str] | None, sent: list[Request]) -> None:
+    def _judge_end(
+        self, call: CallOf, row: tuple[int, str, bool] | None, sent: list[Request]
+    ) -> None:
         if row is None and self.is_pruned:
             return  # cleanup deletes what has ended
         if row is None:
             self.complain(f"{call.token} (call {call.pk}) is lost: it has no row")
             return
-        status, why = row
+        status, why, is_later = row
+        if status == NEW and is_later and self.was_set:
+            return  # it was sent while the clock was ahead for a moment, and nobody saw that
         if status not in FINAL:
             self.complain(f"{call.token} (call {call.pk}) never ends: status {status}, {why!r}")
         if status == DONE and not any(r.status and 200 <= r.status < 300 for r in sent):

@@ -31,9 +31,12 @@ def take(world: World, process: Process, draw: Any) -> None:
     world.judge.calls[call.token] = call
     wait, lease = draw.choice([0, 0, 0.5, 2.0, None]), draw.choice([None, 1.2])
     try:
-        with world._cuts_allowed(), callqueue.permit(
-            rule, key=key, cost=asked, wait=wait, lease=lease, priority=draw.choice([None, 5])
-        ) as permit:
+        with (
+            world._cuts_allowed(),
+            callqueue.permit(
+                rule, key=key, cost=asked, wait=wait, lease=lease, priority=draw.choice([None, 5])
+            ) as permit,
+        ):
             _use(world, process, draw, call, permit)
     except NotNow:
         world.scheduler.tell(f"{call.token} has no permit")

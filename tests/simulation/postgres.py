@@ -187,6 +187,10 @@ class Postgres:
             cursor.execute(sql, params)
             return cursor.fetchall() if cursor.description else []
 
+    def instant(self, value: Any) -> int:
+        """What the judge read of an instant, in microseconds since the epoch."""
+        return round(value.timestamp() * MICRO)
+
     # --- Locks
 
     def wait(self, raw: Any) -> None:
