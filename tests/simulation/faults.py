@@ -242,8 +242,13 @@ FAULTS = {
         "(shorter.filter(until__lt=until) if until is not None else shorter).update(",
         "shorter.update(",
     ),
-    "a hold is not minded": fault(
-        "dispatch.choosing", "and not held.blocking(rule)\n", "and True\n"
+    "a hold is not minded": Fault(
+        Change("dispatch.choosing", "and not held.blocking(rule)\n", "and True\n"),
+        Change(
+            "dispatch.planning",
+            "if self.held.blocking(candidate.rule, candidate.key):",
+            "if False:",
+        ),
     ),
     "what is told of is not sent yet": Fault(
         Change("execution.telling", "if sent is None or now - sent < SLOW:", "if False:"),

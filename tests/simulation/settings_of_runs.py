@@ -78,7 +78,6 @@ class Scene:
     costs: tuple[Any, ...] = (1,)
     is_tallied: bool = False  # small windows are tallied as large ones are
     calls: tuple[int, int] = (4, 10)
-    has_permits: bool = True
 
 
 def one(*limits: LimitOf, **more: Any) -> Rules:

@@ -489,7 +489,7 @@ class World:
             at = own.choice([0.0, own.uniform(0, TROUBLED)])
             self.act("sender", at, lambda own=own, count=count: self._send(own, count))
             number += 1
-        for number in range(draw.choice([0, 0, 1, 2, 4]) if self.scene.has_permits else 0):
+        for number in range(draw.choice([0, 0, 1, 2, 4])):
             self._ask(self.scheduler.stream(f"permit {number}"))
         from tests.simulation.misfortunes import arrange
 
