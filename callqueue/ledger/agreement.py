@@ -201,6 +201,17 @@ def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, 
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}
 
 
+def book_of_guest(using: str, own: Book) -> Book:
+    """What is in force for a process that is no dispenser and charges all the same: its own limits,
+    and those of all dispensers, though none of these may have its settings: in a deploy it is older
+    than they, or newer.
+
+    It locks what they lock, and perhaps more; of what it counts else they believe nothing.
+    """
+    book = book_in_force(using, own)
+    return book if book.agreement else replace(book, agreement=_books[using][0])
+
+
 def set_rate(using: str, limit: str, rate: str | None) -> None:
     """Give a limit, by its id in the settings, another rate, or None, its own; waits for passes
     that go by the old one.

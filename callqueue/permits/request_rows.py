@@ -39,10 +39,11 @@ def insert(using: str, own: Candidate, due_at: datetime | None, within: float | 
 
 def beat(using: str, pk: int, within: float | None) -> bool:
     """Say that the waiter lives; `within`: seconds that are left of its wait. False where the row
-    is gone: it was taken for dead.
+    is gone: to whoever deleted it the waiter seemed dead, since the clock was set.
     """
     row = tables.permit_requests(using).filter(pk=pk)
-    return bool(row.update(**_lives(database.clock(using), within)))
+    waiting = row.filter(attempt_id__isnull=True)
+    return bool(waiting.update(**_lives(database.clock(using), within))) or row.exists()
 
 
 def granted(using: str, pk: int) -> int | None:

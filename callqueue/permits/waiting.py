@@ -143,9 +143,9 @@ class Waiter:
 
     def _made_pass(self) -> Answer:
         using, rule = self.using, self.wanted.rule_name
-        book = _books.get(using)
-        if book is None or book[0] is not conf.current().book or self.in_vain:
-            book = _books[using] = (conf.current().book, agreement.book_in_force(using))
+        book, own = _books.get(using), conf.current().book
+        if book is None or book[0] is not own or self.in_vain:
+            book = _books[using] = (own, agreement.book_of_guest(using, own))
             release_pass.ensure_states(using, book[1].groups[rule])
         if self.in_vain and self.in_vain % STAMP == 0:
             chores.stamp(using)
@@ -191,15 +191,14 @@ class Waiter:
 
     def _keep_alive(self) -> None:
         """Have a request that passes see, and say that its waiter lives."""
-        if self.left is None or self.left > 0:
-            if self.request is None:
-                args = self._candidate(), self.due_at, self.left
-                self.request = request_rows.insert(self.using, *args)
-                self.beat_at = now() + BEAT
-            elif now() >= self.beat_at:
-                if not request_rows.beat(self.using, self.request, self.left):
-                    self.request = None  # a row of its own again, with its old place
-                self.beat_at = now() + BEAT
+        if self.left is not None and self.left <= 0:
+            return
+        if self.request is not None and now() < self.beat_at:
+            return
+        if self.request is None or not request_rows.beat(self.using, self.request, self.left):
+            args = self._candidate(), self.due_at, self.left  # its old place
+            self.request = request_rows.insert(self.using, *args)
+        self.beat_at = now() + BEAT
 
     def _pause(self) -> float:
         """Seconds until the next step."""

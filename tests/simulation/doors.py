@@ -68,6 +68,8 @@ class Doors:
                     setattr(module, name, Local(self))
                 elif value is datetime:
                     setattr(module, name, _datetime(self))
+                elif value is time.sleep:
+                    setattr(module, name, fakes[time].sleep)
             self._kept += [(module, name, vars(module)[name]) for name in _kept_names(module)]
         uuid.uuid4 = lambda: uuid.UUID(
             int=self.scheduler.stream("uuid").getrandbits(128), version=4

@@ -192,9 +192,10 @@ def _deploy(world: World, draw: Any) -> None:
     seconds = draw.uniform(0.0, 1.5)
 
     def end() -> None:
-        old = [p for p in world.alive("dispenser") if p.is_other != is_other]
+        old = [p for p in world.serving("dispenser") if p.is_other != is_other]
         for process in old[: draw.choice([1, 3])]:
-            if hasattr(process, "stop"):
+            # Not the last: another deploy may have ended the one that this one began.
+            if hasattr(process, "stop") and len(world.serving("dispenser")) > 1:
                 process.stop.set()
 
     world.start("dispenser", is_other)

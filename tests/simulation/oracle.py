@@ -18,7 +18,7 @@ from tests.simulation.provider import Request
 from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf, LimitOf, Rules
 
-WAITING, OUT, DONE, UNKNOWN = (0, 2), 1, 3, 7
+NEW, DONE = 0, 3
 FINAL = (3, 4, 5, 6, 7)
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 # seconds by which a clock that was set may bend a window, and the share of the time between looks
@@ -51,6 +51,17 @@ class Rate:
 
 
 @dataclass
+class Hold:
+    """An answer asked for a rest, and it was written down: nothing of the rule goes before its
+    end.
+    """
+
+    rule: str
+    laid_at: int
+    until: int
+
+
+@dataclass
 class Judge:
     """Everything that is known of one run, and what is wrong with it."""
 
@@ -62,6 +73,8 @@ class Judge:
     released_first: dict[Process, int] = field(default_factory=dict)
     left: dict[Process, int] = field(default_factory=dict)  # dispensers that ended, and when
     complaints: list[str] = field(default_factory=list)
+    own: dict[Process, Rules] = field(default_factory=dict)  # what permits are taken by
+    holds: list[Hold] = field(default_factory=list)
     was_set: bool = False  # the clock
 
     def complain(self, text: str) -> None:
@@ -79,11 +92,33 @@ class Judge:
                     in_force += [one for one in self._limits(other, rule) if one not in in_force]
             charged = {name for p in {*alive, by} for name, _ in self._limits(p, rule)}
             self.releases[pk] = Release(pk, call, rule, queue, began_at, now, by, in_force, charged)
+            for hold in self.holds:
+                if rule == hold.rule and hold.laid_at < began_at and now < hold.until:
+                    self.complain(
+                        f"attempt {pk} of {rule} was released at {now / MICRO:.3f}, though it was "
+                        f"held at {hold.laid_at / MICRO:.3f} until {hold.until / MICRO:.3f}"
+                    )
         if rows:
             self.released_first.setdefault(by, now)
 
+    def note_holds(self, requests: list[Request], by: Process, now: int) -> None:
+        """Holds were just committed: those that answers asked for which this process has had. Where
+        several were told it may have laid the first only, so the last is not judged by.
+        """
+        if self.was_set:
+            return
+        rules = [*self.settings.values(), *self.own.values()]
+        for request in requests:
+            if request.process is by and request.told_at is not None and request.wants_rest:
+                rule = self.calls[request.token].rule
+                until = request.told_at + round(request.wants_rest * MICRO)
+                limits = [one for some in rules if rule in some for one in some[rule].limits]
+                if all(one.per == "rule" for one in limits):  # else a key, or a queue, is held
+                    self.holds.append(Hold(rule, now, until))
+                request.wants_rest = 0.0
+
     def _limits(self, process: Process, rule: str) -> Iterator[tuple[str, LimitOf]]:
-        rules = self.settings.get(process, {})
+        rules = self.settings.get(process) or self.own.get(process, {})
         if rule in rules:
             yield from rules[rule].ids(rule)
 
@@ -156,7 +191,9 @@ class Judge:
 
     def _in_once(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
         at = x.counted_at or 0
-        return sum(1 for y, _ in others if y.counted_at <= at < y.over_at)
+        # Who takes a permit and is frozen does not hang up when its lease ends.
+        known = [y for y, _ in others if not (self.lenient and y.process.kind == "asker")]
+        return sum(1 for y in known if y.counted_at <= at < y.over_at)
 
     def _in_day(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
         """By the provider's own calendar; not judged where the database's clock was set."""
@@ -174,9 +211,11 @@ class Judge:
     # --- Fates
 
     def judge_fates(
-        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str]]
+        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
     ) -> None:
-        """`attempts`: (id, call, number, outcome); `calls`: by primary key (status, why)."""
+        """`attempts`: (id, call, number, outcome); `calls`: by primary key (status, why, whether it
+        is to be made later).
+        """
         outcome = {pk: said for pk, _, _, said in attempts}
         of_call: dict[str, list[Request]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)
@@ -214,18 +253,22 @@ class Judge:
     is_pruned: bool = False
     lenient: bool = False  # databases were cut or workers frozen: an answer may have been lost
 
-    def _judge_end(self, call: CallOf, row: tuple[int, str] | None, sent: list[Request]) -> None:
+    def _judge_end(
+        self, call: CallOf, row: tuple[int, str, bool] | None, sent: list[Request]
+    ) -> None:
         if row is None and self.is_pruned:
             return  # cleanup deletes what has ended
         if row is None:
             self.complain(f"{call.token} (call {call.pk}) is lost: it has no row")
             return
-        status, why = row
+        status, why, is_later = row
+        if status == NEW and is_later and self.was_set:
+            return  # it was sent while the clock was ahead for a moment, and nobody saw that
         if status not in FINAL:
             self.complain(f"{call.token} (call {call.pk}) never ends: status {status}, {why!r}")
         if status == DONE and not any(r.status and 200 <= r.status < 300 for r in sent):
             self.complain(f"{call.token} is done, and was never answered so")
         good = [r for r in sent if r.told_at and r.status and r.status < 300]
         is_heard = good and not any(r.process.is_dead for r in good) and not self.lenient
-        if status == UNKNOWN and is_heard and not call.requeued_at:
-            self.complain(f"{call.token} was answered {good[0].status}, and is UNKNOWN: {why!r}")
+        if status in FINAL and status != DONE and is_heard and not call.requeued_at:
+            self.complain(f"{call.token} was answered {good[0].status}, and is {status}: {why!r}")

@@ -7,13 +7,15 @@ instant between its last byte and its answer. Every instant is true time, in mic
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulation.doors import Doors, Waiters, _module
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import MICRO, Process
 
 HTML = {"Content-Type": "text/html; charset=undefined"}
 JSON = {"Content-Type": "application/json"}
@@ -33,11 +35,16 @@ class Request:
     told_at: int | None = None  # when the answer arrived
     given_up_at: int | None = None  # when the worker hung up without one
     attempt: int | None = None
+    died_at: int | None = None  # its process
+    wants_rest: float = 0.0  # seconds for which the answer asked for a rest
+    confirmed_at: int | None = None  # when the other side's kernel had all of it
 
     @property
     def over_at(self) -> float:
         """When the provider had nothing more to do with it."""
         ends = [at for at in (self.left_at, self.given_up_at) if at is not None]
+        if not ends and self.died_at is not None:
+            return self.died_at  # its socket was closed, and no answer was under way
         return min(ends) if ends else float("inf")
 
 
@@ -76,6 +83,7 @@ class Provider:
         self.requests.append(request)
         most = self.transit_of(token)
         transit = draw.uniform(0, self.mood.transit if most is None else most)
+        request.confirmed_at = self.scheduler.now + round(draw.uniform(0, transit) * MICRO)
         self.scheduler.later(transit, lambda: self._count(sock, request))
 
     def _count(self, sock: Socket, request: Request) -> None:
@@ -89,17 +97,19 @@ class Provider:
         low, high = self.mood.latency
         latency = draw.uniform(low, high) * (1 if kind != "slow" else 20)
         self.scheduler.tell(f"counts {request.token}, and answers {kind}", "provider")
-        if kind != "silence":
-            self.scheduler.later(latency, lambda: self._answer(sock, request, kind))
+        self.scheduler.later(latency, lambda: self._answer(sock, request, kind))
 
     def _answer(self, sock: Socket, request: Request, kind: str) -> None:
         draw = self.scheduler.stream("provider")
         request.left_at = self.scheduler.now
+        if kind == "silence":
+            return  # the answer is lost
         if kind == "reset":
             self.scheduler.later(0.001, sock.break_off)
             return
         status, headers, body = ANSWERS[kind]
         request.status = status
+        request.wants_rest = float(headers.get("Retry-After", 0))
         back = draw.uniform(0.0005, 0.01)
         self.scheduler.later(back, lambda: sock.arrive(request, _bytes(status, headers, body)))
 
@@ -132,6 +142,12 @@ class Socket:
         self._out, self._in = b"", b""
         self._timeout: float | None = None
         self._is_broken = self._is_closed = False
+
+    def unconfirmed(self) -> int:
+        """How many bytes the other side's kernel has not confirmed."""
+        if self._out or self.request is None or self.request.confirmed_at is None:
+            return len(self._out)
+        return 0 if self.request.confirmed_at <= self.provider.scheduler.now else 1
 
     def setsockopt(self, *_: Any) -> None:
         """Nothing to set."""
@@ -241,6 +257,11 @@ class Wire:
             socket=lambda *_, **__: Socket(self.provider),
             gethostname=lambda: "host",
         )
+        asked = _module(
+            "fcntl",
+            fcntl,
+            ioctl=lambda sock, *_: sock.unconfirmed().to_bytes(4, sys.byteorder),
+        )
         waits = {
             "wait_for_read": wait,
             "wait_for_write": lambda *_, **__: True,
@@ -250,5 +271,7 @@ class Wire:
             for name, value in list(vars(module).items()):
                 if value is socket:
                     setattr(module, name, fake)
+                elif value is fcntl:
+                    setattr(module, name, asked)
                 elif name in waits:
                     setattr(module, name, waits[name])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from datetime import datetime
 from typing import Any
 
 from tests.simulation.doors import START, Waiters
@@ -61,6 +62,10 @@ class Sqlite:
                 doors.scheduler.sleep(0.003)
                 continue
             return result
+
+    def instant(self, value: Any) -> int:
+        """What the judge read of an instant, in microseconds since the epoch."""
+        return round(datetime.fromisoformat(f"{value}+00:00").timestamp() * MICRO)
 
     def show_now(self) -> None:
         """Its clock is asked for in Python."""

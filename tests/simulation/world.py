@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.simulation import settings_of_runs
 from tests.simulation.broker import Broker
-from tests.simulation.doors import Doors, OnDatabase
+from tests.simulation.doors import START, Doors, OnDatabase
 from tests.simulation.oracle import FINAL, Judge, Rate
 from tests.simulation.provider import CALM, Mood, Provider, Request, Wire
 from tests.simulation.scheduler import MICRO, Killed, Process, Scheduler, Step, Stuck, Task
@@ -24,7 +24,7 @@ from tests.simulation.settings_of_runs import CallOf, Rules, callqueue_settings
 
 TROUBLED = 3.5  # seconds in which misfortunes happen
 PATIENCE = 45.0  # seconds after them within which every call must have ended
-PROBED = 2.5  # seconds within which calls that have all the room there is must arrive
+LONGEST = 2.0  # seconds that a statement takes at most
 KINDS = (
     "kill", "freeze", "cut", "jump", "refuse", "broker", "hold", "cancel", "delete", "pause",
     "rate", "deploy", "requeue", "clean", "stall",
@@ -124,8 +124,8 @@ class World:
         self.count = 0
 
     def _waited(self, task: Task, seconds: float, ahead: list[Process]) -> None:
-        """Nobody but hosts and operators waits for those."""
-        hosts = [process.name for process in ahead if process.kind == "host"]
+        """Nobody but hosts and operators waits for hosts. (Operators hold no row for long.)"""
+        hosts = [process.name for process in ahead if process.name.startswith("host")]
         if task.process.kind != "host" and hosts and seconds > 0.25:
             self.judge.complain(f"{task.name} waited {seconds:.2f} s for a row that {hosts} held")
 
@@ -169,15 +169,18 @@ class World:
         self.statements += 1
         self._befall(task, wrapper)
         draw = scheduler.stream("pace")
-        scheduler.sleep(self._lag(draw) * task.process.slowness)
+        scheduler.sleep(min(LONGEST, self._lag(draw) * task.process.slowness))
         scheduler.tell(_short(what))
         if wrapper.in_atomic_block and wrapper not in self._began:
             self._began[wrapper] = scheduler.now
         if what.startswith("INSERT INTO") and "callattempt" in what[:60]:
             self._inserted.add(wrapper)
+        if "callqueue_hold" in what and what.startswith(("INSERT", "UPDATE")):
+            self._holding.add(wrapper)
 
     _began: dict[Any, int]
-    _inserted: set[Any]
+    _inserted: set[Any]  # connections whose transactions have released something
+    _holding: set[Any]  # and those that have laid a hold
 
     def _after(self, task: Task, what: str, wrapper: Any) -> None:
         if what in ("COMMIT", "ROLLBACK") or not wrapper.in_atomic_block:
@@ -186,6 +189,10 @@ class World:
                 self._inserted.discard(wrapper)
                 if what != "ROLLBACK":
                     self._note_releases(task.process, began)
+            if wrapper in self._holding:
+                self._holding.discard(wrapper)
+                if what != "ROLLBACK":
+                    self.judge.note_holds(self.provider.requests, task.process, self.scheduler.now)
         draw = self.scheduler.stream("pace")
         if what != "ROLLBACK":
             self._befall(task, wrapper)
@@ -231,18 +238,16 @@ class World:
             self.stage.database.bury(process)
 
     def _restart(self, process: Process) -> None:
-        self.start(process.kind, process.is_other)
+        if process.kind != "asker":
+            self.start(process.kind, process.is_other)
 
     def _note_releases(self, process: Process, began: int) -> None:
-        rows = self.stage.server.ask(
-            "SELECT id, call_id, rule, queue FROM callqueue_callattempt "
-            f"WHERE id > {self._newest} ORDER BY id"
+        found = self.stage.server.ask(
+            "SELECT id, call_id, rule, queue FROM callqueue_callattempt ORDER BY id"
         )
-        if rows:
-            self._newest = rows[-1][0]
+        # Not all that are newer than the newest: of two transactions the second may commit first.
+        rows = [row for row in found if row[0] not in self.judge.releases]
         self.judge.note(rows, process, began, self.scheduler.now)
-
-    _newest = 0
 
     def _transit_of(self, token: str) -> float | None:
         rules = (self.scene.rules, self.scene.other)
@@ -254,6 +259,8 @@ class World:
 
     def _find_attempt(self, request: Request) -> None:
         """Which attempt it is: one that its worker has a message of."""
+        if request.attempt is not None:
+            return  # a permit's
         call = self.judge.calls[request.token]
         ids = {pk for message in request.process.all_messages for pk in message.ids}
         own = [
@@ -293,6 +300,8 @@ class World:
                 self._start(process, self._work)
         elif kind == "beat":
             self._start(process, self._beat)
+        elif kind == "asker":
+            self.judge.own[process] = rules
         return process
 
     def _start(self, process: Process, work: Callable[[Process], None]) -> None:
@@ -301,6 +310,10 @@ class World:
 
     def alive(self, kind: str) -> list[Process]:
         return [p for p in self.scheduler.processes if p.kind == kind and not p.is_dead]
+
+    def serving(self, kind: str) -> list[Process]:
+        """Those that are alive, and were not told to go."""
+        return [p for p in self.alive(kind) if not (hasattr(p, "stop") and p.stop.is_set())]
 
     def _dispense(self, process: Process) -> None:
         from callqueue.dispatch import dispenser
@@ -391,6 +404,7 @@ class World:
             made.append(call)
         is_undone = not fixed and draw.random() < 0.08
         priority = 0 if fixed else draw.choice([0, 0, 0, 5])
+        expires = None if fixed else draw.choice([None] * 7 + [0.3, 1.0, 2.0])
         try:
             with transaction.atomic():
                 for call in made:
@@ -399,8 +413,9 @@ class World:
                         "params": {"url": f"http://127.0.0.1/{call.token}"},
                     }
                     row = CallQueue.objects.send(
-                        data, rule=call.rule, key=call.key, cost=call.cost, priority=priority
-                    )
+                        data, rule=call.rule, key=call.key, cost=call.cost, priority=priority,
+                        expires_at=None if expires is None else self.later(expires),
+                    )  # fmt: skip
                     assert row is not None
                     call.pk = row.pk
                 if is_undone:
@@ -414,11 +429,15 @@ class World:
             self.judge.by_pk[call.pk or 0] = call
         return made
 
+    def later(self, seconds: float) -> Any:
+        """What hosts' clocks show after so many seconds."""
+        return START + timedelta(microseconds=self.scheduler.now, seconds=seconds)
+
     # --- The run
 
     def run(self) -> Run:
         run = Run(self.seed, self.scene.name, misfortunes=self.misfortunes)
-        self._began, self._inserted = {}, set()
+        self._began, self._inserted, self._holding = {}, set(), set()
         self.stage.server.begin()
         rings = self.stage.server.rings
         try:
@@ -470,6 +489,8 @@ class World:
             at = own.choice([0.0, own.uniform(0, TROUBLED)])
             self.act("sender", at, lambda own=own, count=count: self._send(own, count))
             number += 1
+        for number in range(draw.choice([0, 0, 1, 2, 4])):
+            self._ask(self.scheduler.stream(f"permit {number}"))
         from tests.simulation.misfortunes import arrange
 
         for one in self.misfortunes:
@@ -480,6 +501,20 @@ class World:
         self.scheduler.run(end, self._is_done)
         if not self.judge.complaints and self._is_done():
             self._probe()
+
+    def _ask(self, draw: Any) -> None:
+        """A process that takes a permit, or several, one after the other."""
+        from tests.simulation import permits
+
+        process = self.start("asker")
+        after, count = draw.uniform(0, TROUBLED), draw.choice([1, 1, 2, 3])
+
+        def work() -> None:
+            for _ in range(count):
+                permits.take(self, process, draw)
+            process.is_dead = True
+
+        self.scheduler.start(process, process.name, work, after)
 
     def _send(self, own: Any, count: int) -> None:
         with self._cuts_allowed():
@@ -498,14 +533,16 @@ class World:
             process.slowness = 1.0
             process.thawed_at = min(process.thawed_at, self.scheduler.now)
         for kind in ("dispenser", "worker"):
-            if not self.alive(kind):
+            if not self.serving(kind):
                 self.start(kind)
 
         def resume() -> None:
+            self.judge.holds.clear()
             for rule in self.scene.rules:
                 control.resume("default", rule)
 
-        self.act("operator", 0.5, resume)
+        for after in (0.5, 2.0, 5.0):  # a pause may have waited for a pass that was frozen
+            self.act("operator", after, resume)
         self._calm_from = self.scheduler.now
 
     _calm_from = 0
@@ -522,7 +559,13 @@ class World:
         left = self.stage.server.ask(
             "SELECT COUNT(*) FROM callqueue_callqueue WHERE status IN (0, 1, 2)"
         )
-        self._is_quiet = not left[0][0]
+        askers = [p for p in self.alive("asker") if any(not task.is_over for task in p.tasks)]
+        # What was granted to somebody who died before he knew is charged for a while.
+        loose = self.stage.server.ask(
+            "SELECT COUNT(*) FROM callqueue_callattempt "
+            "WHERE finished_at IS NULL AND call_id IS NULL"
+        )
+        self._is_quiet = not left[0][0] and not askers and not loose[0][0]
         return self._is_quiet
 
     _look_at = 0
@@ -542,10 +585,14 @@ class World:
         attempts = server.ask(
             "SELECT id, call_id, number, outcome FROM callqueue_callattempt ORDER BY id"
         )
-        rows = server.ask("SELECT id, status, error_message FROM callqueue_callqueue")
-        calls = {pk: (status, why) for pk, status, why in rows}
+        rows = server.ask("SELECT id, status, error_message, due_at_dt FROM callqueue_callqueue")
+        shown = self.stage.doors.shown()
+        calls = {pk: (status, why, server.instant(due) > shown) for pk, status, why, due in rows}
         judge.judge_limits(requests)
         judge.judge_fates(requests, attempts, calls)
+        for process in self.alive("asker"):
+            if any(not task.is_over for task in process.tasks):
+                judge.complain(f"{process.name} waits for its permit for ever")
         loose = [one[0] for one in attempts if one[3] in ("", None)]
         if self._is_quiet and loose and not judge.complaints:
             judge.complain(f"all calls have ended, but attempts {loose} are open")

@@ -22,6 +22,7 @@ from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_permit, run_callqueue, travel
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
+from tests.support.dispensers import Process
 
 Rules = Callable[..., None]
 SECOND = timedelta(seconds=1)
@@ -166,6 +167,42 @@ def test_higher_priority_goes_first_and_equals_by_due_time(rules: Rules, remote:
     with callqueue.permit("r", wait=0, priority=1):
         pass
     assert not remote.requests
+
+
+@pytest.mark.parametrize("own", ["3/h", "1/h"])
+@pytest.mark.usefixtures("trusted_workers")
+def test_permits_go_on_while_dispensers_have_other_settings(rules: Rules, own: str) -> None:
+    """In a deploy the processes that take permits are older than the dispensers, or newer."""
+    rules(r=Rule(limits=[SlidingWindow(own)]))
+    other = Process("other", r=Rule(limits=[SlidingWindow("2/h")]))
+    other.joins()
+    for _ in range(min(2, int(own[0]))):
+        with callqueue.permit("r", wait=0):
+            pass
+    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+        pytest.fail("over the limit of either")
+    assert "is used up" in refused.value.reason
+    send("r")
+    assert other.goes() == ({} if own == "3/h" else {"r": 1})
+
+
+def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules) -> None:
+    """A clock that was set a day forward makes every waiter seem dead to who deletes their rows."""
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        waiter = Waiter(Options("r").wanted())
+        assert not isinstance(waiter.step(), Job)
+        due = PermitRequest.objects.get().due_at_dt
+        PermitRequest.objects.all().delete()
+        waiter.pass_at = 0.0
+        waiter.step()
+        assert PermitRequest.objects.get().due_at_dt == due
+        waiter.pass_at = 0.0
+        waiter.step()
+        assert waiter.in_vain == 0
+    waiter.pass_at = 0.0
+    granted = waiter.step()
+    assert isinstance(granted, Job)
 
 
 def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:

@@ -1,0 +1,75 @@
+"""What processes do that take permits: they wait for one for as long as they like, call the provider
+by themselves, tell of it or not, settle, hold, and die inside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.scheduler import MICRO, Process
+from tests.simulation.settings_of_runs import CallOf
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+SAFE = 0.5  # seconds of its lease that whoever sends has left, for the request to arrive in
+
+
+class _Gone(Exception):
+    """The block ends by an error of its own."""
+
+
+def take(world: World, process: Process, draw: Any) -> None:
+    """Take one permit, and make one request within it."""
+    import callqueue
+    from callqueue.exceptions import NotNow
+
+    world.tokens += 1
+    rule, key = draw.choice(sorted(world.scene.rules)), draw.choice(world.scene.keys)
+    asked = draw.choice(world.scene.costs)
+    call = CallOf(f"p{world.tokens}", rule, key, asked, "get", world.scheduler.now)
+    world.judge.calls[call.token] = call
+    wait, lease = draw.choice([0, 0, 0.5, 2.0, None]), draw.choice([None, 1.2])
+    try:
+        with (
+            world._cuts_allowed(),
+            callqueue.permit(
+                rule, key=key, cost=asked, wait=wait, lease=lease, priority=draw.choice([None, 5])
+            ) as permit,
+        ):
+            _use(world, process, draw, call, permit)
+    except NotNow:
+        world.scheduler.tell(f"{call.token} has no permit")
+    except _Gone:
+        world.scheduler.tell(f"{call.token} fails")
+
+
+def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -> None:
+    from tests.simulation.provider import Socket
+
+    scheduler = world.scheduler
+    scheduler.tell(f"{call.token} has attempt {permit.attempt_id}")
+    scheduler.sleep(draw.choice([0.0, 0.0, draw.uniform(0, 0.4)]))
+    fate = draw.random()
+    if fate < 0.1:
+        world._die(process)
+    left = permit.job.lease_ends - scheduler.now / MICRO - process.ahead
+    if left < SAFE or (fate < 0.2 and not world.is_calm):
+        raise _Gone
+    if isinstance(call.cost, dict) and draw.random() < 0.5:
+        call.cost = {unit: max(1, n - 1) for unit, n in call.cost.items()}  # as it is counted
+        permit.settle(call.cost)
+    sock = Socket(world.provider)
+    world.provider.accept(sock, call.token)
+    request = sock.request
+    assert request is not None
+    request.attempt = permit.attempt_id
+    if fate < 0.4:
+        permit.sent()
+    if 0.4 < fate < 0.5:
+        scheduler.sleep(draw.uniform(0, 0.2))
+        world._die(process)
+    sock.wait_readable(min(1.0, left - SAFE + 0.1))
+    sock.close()
+    if request.told_at is not None and request.wants_rest:
+        permit.hold(request.wants_rest, "busy")
