@@ -55,11 +55,13 @@ class QueuedResult(AsyncResult):
     def _get_task_meta(self) -> Any:
         if self.call is None:
             return super()._get_task_meta()
-        if not isinstance(self.backend, DisabledBackend):
-            meta = super()._get_task_meta()
-            if meta.get("status") != "PENDING":
-                return meta
-        return {"task_id": self.id, **_meta_of(self.call)}
+        if isinstance(self.backend, DisabledBackend):
+            return {"task_id": self.id, **_meta_of(self.call)}
+        meta = super()._get_task_meta()
+        if meta.get("status") != "PENDING":
+            return meta
+        of_row = {"task_id": self.id, **_meta_of(self.call)}
+        return meta if of_row["status"] == "STARTED" else of_row  # Celery's to say, if anybody's
 
 
 def _meta_of(call: CallQueue) -> dict[str, Any]:
