@@ -35,7 +35,7 @@ def in_form(stored: dict[str, Any]) -> dict[str, Any]:
     text = stored.pop(FORM)
     try:
         formed: dict[str, Any] = _formed(stored, json.loads(text))
-    except (TypeError, ValueError, RecursionError):  # something else has written this
+    except (TypeError, ValueError, OverflowError, RecursionError):  # others have written this
         return stored
     return formed
 

@@ -58,7 +58,7 @@ class QueuedResult(AsyncResult):
         if isinstance(self.backend, DisabledBackend):
             return {"task_id": self.id, **_meta_of(self.call)}
         meta = super()._get_task_meta()
-        if meta.get("status") != "PENDING":
+        if self.ignored or meta.get("status") != "PENDING":
             return meta
         of_row = {"task_id": self.id, **_meta_of(self.call)}
         return meta if of_row["status"] == "STARTED" else of_row  # Celery's to say, if anybody's

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from callqueue import texts
 from callqueue.exceptions import InvalidCall
+from callqueue.handlers import celery_json
 
 if TYPE_CHECKING:
     from callqueue.integrations.queued_task import QueuedTask
@@ -169,6 +170,16 @@ def _aware(task: QueuedTask, instant: datetime | str) -> datetime:
     """A naive datetime is in the Celery app's time zone, as in Celery."""
     when = datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     return when if when.tzinfo else when.replace(tzinfo=task._get_app().timezone)
+
+
+def plain(name: str, value: Any) -> Any:
+    """The option as a message of Celery's would carry it."""
+    try:
+        return celery_json.as_plain(value)
+    except (TypeError, ValueError) as error:
+        what = "; a Secret may be an argument of this task, not of those that follow it"
+        why = f"has no form in JSON ({error}){what if 'Secret' in repr(value) else ''}"
+        raise InvalidCall(name, why) from None
 
 
 def listed(value: Any) -> list[Any]:

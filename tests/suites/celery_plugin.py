@@ -14,6 +14,7 @@ from typing import Any
 import celery
 import django
 import pytest
+from celery.result import AsyncResult, ResultSet
 
 django.setup()
 
@@ -22,7 +23,6 @@ from callqueue import QueuedTask  # noqa: E402
 REDIS = os.environ["CALLQUEUE_SUITE_REDIS"]
 EXPECTED_TO_DIFFER = set(json.loads(os.environ.get("CALLQUEUE_SUITE_DIFFERS", "[]")))
 TIMEOUT = 20
-RULES = {"retry": "retried", "ClassBasedAutoRetryTask": "retried"}
 
 
 class Queued(QueuedTask):
@@ -61,6 +61,20 @@ tasks.get_redis_connection = redis_connection
 importlib.import_module("t.integration.conftest").get_redis_connection = redis_connection
 
 
+def bounded(kind: Any) -> None:
+    """No wait for a result lasts longer than what the tests allow."""
+    unbounded = kind.get
+
+    def get(self: Any, timeout: float | None = None, **options: Any) -> Any:
+        return unbounded(self, TIMEOUT if timeout is None else min(timeout, TIMEOUT), **options)
+
+    kind.get = get
+
+
+bounded(AsyncResult)
+bounded(ResultSet)
+
+
 @pytest.fixture(scope="session")
 def celery_worker_parameters() -> dict[str, Any]:
     return {"perform_ping_check": False, "shutdown_timeout": 30}
@@ -73,11 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if hasattr(item.module, "TIMEOUT"):
             item.module.TIMEOUT = TIMEOUT
-        for marks in (item.own_markers, item.keywords._markers):
-            for name in ("flaky", "timeout"):
-                if marks is item.own_markers:
-                    marks[:] = [mark for mark in marks if mark.name != name]
-        item.add_marker(pytest.mark.timeout(60))
+        item.own_markers[:] = [
+            mark for mark in item.own_markers if mark.name not in ("flaky", "timeout")
+        ]
         name = item.nodeid.partition("::")[2]
         if not {name, name.partition("[")[0]} & EXPECTED_TO_DIFFER:
             item.add_marker(pytest.mark.flaky(reruns=2))

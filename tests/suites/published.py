@@ -58,9 +58,7 @@ def python(*least: int) -> Path:
         return Path(sys.executable)
     names = [f"python3.{minor}" for minor in (13, 12) if (3, minor) >= least]
     found = [Path(path) for name in names if (path := shutil.which(name))]
-    found += [
-        path for name in names for path in Path.home().glob(f".pyenv/versions/*/bin/{name}")
-    ]
+    found += [path for name in names for path in Path.home().glob(f".pyenv/versions/*/bin/{name}")]
     for path in found:
         if not subprocess.run([path, "-c", ""], capture_output=True).returncode:
             return path

@@ -194,7 +194,9 @@ def _headers() -> Iterator[Shape]:
         yield Shape(f"headers/without {name}", {"headers": {name: None}})
     every = {"Accept": None, "User-Agent": None, "Accept-Encoding": None}
     yield Shape("headers/without any", {"headers": every})
-    yield Shape("headers/order", {"headers": {"Z-1": "1", "a-2": "2", "M-3": "3", "User-Agent": "u"}})
+    yield Shape(
+        "headers/order", {"headers": {"Z-1": "1", "a-2": "2", "M-3": "3", "User-Agent": "u"}}
+    )
     yield Shape("headers/bytes", {"headers": {"X-One": b"v"}})
     yield Shape("headers/number", {"headers": {"X-One": 5}})
     yield Shape("headers/trailing space", {"headers": {"X-One": "v "}})
@@ -224,7 +226,9 @@ def _auth() -> Iterator[Shape]:
         yield Shape(f"auth/password {what}", {"auth": ("u", TEXTS[what])})
     yield Shape("auth/password with a colon", {"auth": ("u", "a:b")})
     yield Shape("auth/user with a colon", {"auth": ("u:v", "b")})
-    yield Shape("auth/beside a header", {"auth": ("u", "p"), "headers": {"Authorization": "Bearer x"}})
+    yield Shape(
+        "auth/beside a header", {"auth": ("u", "p"), "headers": {"Authorization": "Bearer x"}}
+    )
     yield Shape("auth/HTTPBasicAuth", {"auth": HTTPBasicAuth("u", "p")})
     yield Shape("auth/HTTPDigestAuth", {"auth": HTTPDigestAuth("u", "p")})
     yield Shape("auth/callable", {"auth": lambda request: request})
@@ -280,9 +284,17 @@ def _redirects() -> Iterator[Shape]:
         "api key": {"headers": {"X-Api-Key": "k"}},
     }
     for what, arguments in others.items():
-        yield Shape(f"redirect/elsewhere with {what}", arguments, "get", "/{}/302/elsewhere", follows=True)
+        yield Shape(
+            f"redirect/elsewhere with {what}", arguments, "get", "/{}/302/elsewhere", follows=True
+        )
         yield Shape(f"redirect/here with {what}", arguments, "get", "/{}/302/here", follows=True)
     yield Shape("redirect/sets a cookie", {}, "get", "/{}/302/cookie", follows=True)
     yield Shape("redirect/to a user", {}, "get", "/{}/302/user", follows=True)
     language = {"Content-Language": "en", "Content-Type": "text/plain"}
-    yield Shape("redirect/302 with a language", {"data": "x", "headers": language}, "post", "/{}/302/here", follows=True)
+    yield Shape(
+        "redirect/302 with a language",
+        {"data": "x", "headers": language},
+        "post",
+        "/{}/302/here",
+        follows=True,
+    )

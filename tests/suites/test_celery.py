@@ -23,6 +23,7 @@ LEAST = 190
 SECONDS = 1500
 SETTINGS = """
 CELERY_TASK_IGNORE_RESULT = False
+CELERY_RESULT_BACKEND = {results!r}
 CALLQUEUE = {{
     "RULES": {{
         "once": Rule(queues={queue!r}, limits=[SlidingWindow("1000/s")], retry=Retry(max_attempts=1)),
@@ -41,12 +42,12 @@ def test_celerys_integration_suite(
     if refusal := servers.refusal("redis"):
         pytest.skip(f"redis: {refusal}")
     suite = published.source("celery", VERSION)
-    beside = published.packages("celery", "pydantic>=2", "pytest-timeout")
+    beside = published.packages("celery", "pydantic>=2")
     for name in ("celery", "t"):
         shutil.copytree(suite / name, tmp_path / name)
     shutil.copy(suite / "pyproject.toml", tmp_path)
-    configure(SETTINGS.format(queue=processes.broker.queue()))
     with brokers.broker("redis") as results:
+        configure(SETTINGS.format(queue=processes.broker.queue(), results=results.url))
         verdicts = run(processes, tmp_path, beside, results.url)
     print(f"Celery {VERSION}: {verdicts.counts()}\n{judged.by_reason(verdicts, DIFFERENCES)}")
     assert not judged.complaints(verdicts, DIFFERENCES)
@@ -69,14 +70,40 @@ def run(processes: Processes, folder: Path, beside: Path, redis: str) -> judged.
     }
     processes.dispenser()
     report = folder / "report.xml"
-    plugins = ["celery.contrib.pytest", "tests.suites.celery_plugin", "no:django", "no:callqueue.testing"]
-    command = [sys.executable, "-m", "pytest", "t/integration/test_tasks.py", "t/integration/test_canvas.py"]
+    plugins = [
+        "celery.contrib.pytest",
+        "tests.suites.celery_plugin",
+        "no:django",
+        "no:callqueue.testing",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "t/integration/test_tasks.py",
+        "t/integration/test_canvas.py",
+    ]
     command += [word for plugin in plugins for word in ("-p", plugin)]
     import os
-    command += os.environ.get("SUITE_K","").split("|") if os.environ.get("SUITE_K") else []
-    command += [f"--junit-xml={report}", "-o", "junit_family=xunit1", "-p", "no:cacheprovider", "-q"]
+
+    command += os.environ.get("SUITE_K", "").split("|") if os.environ.get("SUITE_K") else []
+    command += [
+        f"--junit-xml={report}",
+        "-o",
+        "junit_family=xunit1",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     with (folder / "output").open("w") as output:
-        subprocess.run(command, cwd=folder, env=processes.environment, timeout=SECONDS, stdout=output, stderr=output)
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=processes.environment,
+            timeout=SECONDS,
+            stdout=output,
+            stderr=output,
+        )
     print((folder / "output").read_text()[-6000:])
     assert report.exists(), "Celery's suite did not run"
     return judged.read(report)

@@ -85,7 +85,9 @@ def shapes() -> list[Shape]:
 
 def url_of(server: RawServer, number: int, shape: Shape) -> str:
     path = shape.path.replace("{}", f"n{number}")
-    return f"{path[: len(path) - len(path.lstrip())]}http://{shape.host}:{server.port}{path.lstrip()}"
+    return (
+        f"{path[: len(path) - len(path.lstrip())]}http://{shape.host}:{server.port}{path.lstrip()}"
+    )
 
 
 def by_requests(server: RawServer, shapes: list[Shape]) -> Sent:

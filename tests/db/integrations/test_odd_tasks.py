@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from celery import chain, chunks, group, shared_task
+from celery import chain, current_app, shared_task
+from celery.exceptions import TaskRevokedError
 
 import callqueue
 from callqueue import Retry, Rule, Secret
@@ -40,7 +41,9 @@ def retries_in_silence(self: Any) -> str:
 @pytest.fixture(autouse=True)
 def _rule(rules: Callable[..., None]) -> Iterator[None]:
     seen.clear()
-    rules({"SECRETS": {"KEY": "s3cret"}}, r=Rule(retry=Retry(max_attempts=3, base=0.0, jitter=False)))
+    rules(
+        {"SECRETS": {"KEY": "s3cret"}}, r=Rule(retry=Retry(max_attempts=3, base=0.0, jitter=False))
+    )
     yield
     seen.clear()
 
@@ -57,10 +60,30 @@ def test_a_secret_in_a_later_task_of_a_chain_stays_a_reference() -> None:
         chain(identity.s(1), identity.s(Secret("KEY"))).apply_async()
 
 
+@pytest.mark.usefixtures("results")
 def test_the_end_of_a_task_with_a_secret_is_told() -> None:
     result = identity.delay(Secret("KEY"), datetime(2026, 1, 2, tzinfo=UTC))
-    result.call.cancel()
-    ended_tasks.tell("default", [result.call.pk])
+    current_app.conf.result_extended = True
+    try:
+        CallQueue.objects.update(status=Status.CANCELLED)
+        assert ended_tasks.tell("default", [result.call.pk]) == 1
+    finally:
+        current_app.conf.result_extended = False
+    with pytest.raises(TaskRevokedError):
+        current_app.AsyncResult(result.id).get(timeout=1)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_worker_that_does_not_have_the_task_tells_its_end() -> None:
+    result = identity.delay(1)
+    CallQueue.objects.update(
+        call_data={
+            "method": "celery_task",
+            "params": {**result.call.call_data["params"], "name": "gone"},
+        }
+    )
+    CallQueue.objects.update(status=Status.CANCELLED)
+    assert ended_tasks.tell("default", [result.call.pk]) == 1
 
 
 def test_a_retry_that_is_not_raised_is_a_retry() -> None:
@@ -91,6 +114,3 @@ def test_a_priority_of_a_base_class_is_the_calls() -> None:
         pass
 
     assert [task.delay().call.priority for task in (urgent, less)] == [7, 2]
-
-
-_ = (chunks, group)
