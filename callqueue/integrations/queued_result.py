@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from callqueue import states
@@ -24,6 +25,8 @@ _STATES = {
     states.CANCELLED: "REVOKED",
     states.EXPIRED: "REVOKED",
 }
+
+_REVOKED = {states.CANCELLED: "revoked", states.EXPIRED: "expired"}
 
 
 class QueuedResult(AsyncResult):
@@ -70,6 +73,8 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
     if fresh is None:
         return {"status": "PENDING", "result": None}
     meta: dict[str, Any] = {"status": _STATES[fresh.status], "result": None, "traceback": None}
+    if fresh.status in (states.CANCELLED, states.EXPIRED):
+        meta["result"] = TaskRevokedError(_REVOKED[fresh.status])
     if fresh.status in (states.FAILED, states.UNKNOWN, states.ERROR):
         meta["result"] = RuntimeError(fresh.error_message.partition("\n")[0])
         meta["traceback"] = fresh.error_message

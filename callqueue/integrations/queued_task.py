@@ -65,7 +65,9 @@ class QueuedTask(DjangoTask):
         deprecated.
         """
         if cls.priority is not None and not cls.__bound__:
-            cls.call_priority, cls.priority = cls.priority, None
+            cls.call_priority = cls.priority
+            if "priority" in cls.__dict__:
+                del cls.priority
         return super().bind(app)
 
     def apply_async(
@@ -199,11 +201,11 @@ class QueuedTask(DjangoTask):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
         """The call's params: arguments and options, in the form in which Celery's messages carry
-        them.
+        them. Names are in the order that every database keeps by itself.
         """
         params = {
-            "name": self.name,
             "args": celery_json.encoded(list(args)),
+            "name": self.name,
             "kwargs": celery_json.encoded(kwargs),
             "options": options,
         }
@@ -241,7 +243,7 @@ class QueuedTask(DjangoTask):
                 kept[name] = when.isoformat()
         if of_send["priority"] is not None:
             kept["priority"] = of_send["priority"]
-        return {name: plain(name, value) for name, value in kept.items()}
+        return {name: plain(name, kept[name]) for name in sorted(kept, key=lambda n: (len(n), n))}
 
     def _tell_parent(self, result: QueuedResult, options: Mapping[str, Any]) -> None:
         parent = self._get_app().current_worker_task

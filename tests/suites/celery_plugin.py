@@ -92,4 +92,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ]
         name = item.nodeid.partition("::")[2]
         if not {name, name.partition("[")[0]} & EXPECTED_TO_DIFFER:
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.flaky(reruns=1))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.suites import judged, published
-from tests.suites.celery_differences import DIFFERENCES
+from tests.suites.celery_differences import DIFFERENCES, LEFT_OUT
 from tests.support import brokers, servers
 from tests.support.processes import ROOT, Processes
 
@@ -84,6 +84,7 @@ def run(processes: Processes, folder: Path, beside: Path, redis: str) -> judged.
         "t/integration/test_canvas.py",
     ]
     command += [word for plugin in plugins for word in ("-p", plugin)]
+    command += [word for name in LEFT_OUT for word in ("--deselect", name)]
     import os
 
     command += os.environ.get("SUITE_K", "").split("|") if os.environ.get("SUITE_K") else []

@@ -86,6 +86,33 @@ def test_a_worker_that_does_not_have_the_task_tells_its_end() -> None:
     assert ended_tasks.tell("default", [result.call.pk]) == 1
 
 
+def test_what_was_revoked_is_thrown_before_the_backend_knows_it(
+    results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callqueue.broker.send_by_name", lambda *args: None)
+    result = identity.delay(1)
+    result.revoke()
+    assert (result.state, results.backend.get_state(result.id)) == ("REVOKED", "PENDING")
+    with pytest.raises(TaskRevokedError, match="revoked"):
+        result.maybe_throw()
+
+
+def test_an_ignored_result_is_none_though_the_row_has_one(results: Any) -> None:
+    result = identity.apply_async((1,), ignore_result=True)
+    run_callqueue()
+    assert (result.get(), result.result, result.call.attempts.get().response_body) == (
+        None,
+        None,
+        "[1]",
+    )
+
+
+def test_what_is_released_is_not_said_to_have_started(results: Any) -> None:
+    result = identity.delay(1)
+    CallQueue.objects.update(status=Status.DISPATCHED)
+    assert result.state == "PENDING"
+
+
 def test_a_retry_that_is_not_raised_is_a_retry() -> None:
     result = retries_in_silence.delay()
     run_callqueue()
