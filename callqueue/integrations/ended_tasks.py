@@ -60,14 +60,14 @@ def _unknown(name: str) -> Any:
     return task
 
 
-def _params_of(call: tables.CallQueue) -> Mapping[str, Any]:
+def _params_of(call: tables.CallQueue) -> Any:
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     if not isinstance(params, Mapping):
         return {}
-    if (params.get("options") or {}).get("typed"):
-        return celery_json.decoded(params)
-    return json.loads(json.dumps(params, default=repr))  # the backend may keep the arguments
+    is_typed = (params.get("options") or {}).get("typed")
+    plain: Mapping[str, Any] = json.loads(json.dumps(params, default=repr))  # it may be kept
+    return celery_json.decoded(plain) if is_typed else plain
 
 
 def _request(task: Any, params: Mapping[str, Any], call: tables.CallQueue) -> Any:
