@@ -37,6 +37,8 @@ KEPT = (
     "replaced_task_nesting",
     "ignore_result",
     "headers",
+    "argsrepr",
+    "kwargsrepr",
 )
 PROPERTIES = ("app_id", "message_id", "user_id")  # a message's, which the task may read
 SIGNATURES = ("link", "link_error", "chain", "chord")
@@ -55,16 +57,15 @@ OF_THE_BROKER = frozenset(
         "delivery_mode",
         "correlation_id",
         "reply_to",
-        "argsrepr",
-        "kwargsrepr",
         "add_to_parent",
         "result_cls",
         "task_type",
         "origin",
         "expiration",
         "retries",
+        "throw",
     }
-)  # fmt: skip  they say how a message travels, and there is none
+)  # fmt: skip  they say how a message travels, and there is none, or how a run ends that is eager
 OF_SEND = ("rule", "key", "cost", "unique_key", "callback", "using")
 # Celery gives the first as an option of an errback that a group's members share.
 KNOWN = frozenset(

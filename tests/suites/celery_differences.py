@@ -15,6 +15,9 @@ DIFFERENCES: dict[str, str] = {
     "test_trace_log_arguments::test_task_failed": LOGS,
     "test_task_redis_result_backend::test_asyncresult_forget_cancels_subscription": SUBSCRIBED,
     "test_task_redis_result_backend::test_asyncresult_get_cancels_subscription": SUBSCRIBED,
+    "test_stamping_mechanism::test_linking_stamped_sig": RECEIVED,
+    "test_stamping_mechanism::test_err_linking_stamped_sig": RECEIVED,
+    "test_stamping_mechanism::test_stamps_remain_on_task_retry": RECEIVED,
 }
 
 # Not run, and counted as failures: they take minutes to say what another says.

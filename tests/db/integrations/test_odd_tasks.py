@@ -14,7 +14,9 @@ from celery.exceptions import TaskRevokedError
 
 import callqueue
 from callqueue import Retry, Rule, Secret
+from callqueue.database import with_form
 from callqueue.exceptions import InvalidCall
+from callqueue.handlers.task_request import request_of
 from callqueue.integrations import ended_tasks
 from callqueue.models import CallQueue
 from callqueue.testing import run_callqueue
@@ -111,6 +113,18 @@ def test_what_is_released_is_not_said_to_have_started(results: Any) -> None:
     result = identity.delay(1)
     CallQueue.objects.update(status=Status.DISPATCHED)
     assert result.state == "PENDING"
+
+
+def test_a_tasks_call_needs_no_note_of_its_form() -> None:
+    identity.apply_async((1, {"a": 2, "bb": 1.5}), priority=3, expires=600, headers={"x": "1"})
+    data = CallQueue.objects.get().call_data
+    assert with_form(data) is data
+
+
+def test_what_stands_for_the_arguments_in_logs_is_what_the_caller_gave() -> None:
+    identity.apply_async(("4711 0000",), argsrepr="(a card)", kwargsrepr="{...}", throw=True)
+    request = request_of(identity, CallQueue.objects.get().call_data["params"], "id")
+    assert (request["argsrepr"], request["kwargsrepr"]) == ("(a card)", "{...}")
 
 
 def test_a_retry_that_is_not_raised_is_a_retry() -> None:
