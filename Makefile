@@ -78,7 +78,7 @@ bench: ## measure throughput
 	@$(NEED) tests
 	@exec $(RUN) -m tests.benchmarks $(ARGS)
 
-faults: ## kill, freeze and disconnect things, at length
+faults: ## kill, freeze and disconnect things, at length; and run other people's suites
 	@$(NEED) tests
 	@exec $(RUN) -m tests.run --faults $(ARGS)
 
