@@ -78,7 +78,7 @@ bench: ## measure throughput
 	@$(NEED) tests
 	@exec $(RUN) -m tests.benchmarks $(ARGS)
 
-faults: ## kill, freeze and disconnect things, at length
+faults: ## kill, freeze and disconnect things, at length; and run other people's suites
 	@$(NEED) tests
 	@exec $(RUN) -m tests.run --faults $(ARGS)
 
@@ -87,4 +87,4 @@ simulate: ## run seeds of the simulation (SEEDS=1000; FROM=5000 begins there; AR
 	@exec $(RUN) -m tests.simulation --seeds $(or $(FROM),0):$(shell echo $$(($(or $(FROM),0) + $(or $(SEEDS),200)))) $(ARGS)
 
 clean: ## remove what make made
-	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .nox
+	rm -rf .venv .suites build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .nox

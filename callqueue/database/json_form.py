@@ -16,6 +16,7 @@ from typing import Any
 
 FORM = "$form"
 _AS_IT_IS, _AS_BEFORE = 0, 1
+_PLAIN = frozenset({str, int, bool, type(None)})
 _EXACT = 1e16  # Python writes floats from here on with an exponent
 
 
@@ -35,7 +36,7 @@ def in_form(stored: dict[str, Any]) -> dict[str, Any]:
     text = stored.pop(FORM)
     try:
         formed: dict[str, Any] = _formed(stored, json.loads(text))
-    except (TypeError, ValueError, RecursionError):  # something else has written this
+    except (TypeError, ValueError, OverflowError, RecursionError):  # others have written this
         return stored
     return formed
 
@@ -46,19 +47,15 @@ def without_form_sql(connection: Any, sql: str) -> str:
 
 
 def _note(value: Any) -> Any:
+    """Most of what is sent needs none: this is every send's, so plain values are passed over by
+    their type.
+    """
+    if type(value) in _PLAIN:
+        return _AS_IT_IS
     if isinstance(value, dict):
-        notes = {name: _note(item) for name, item in value.items()}
-        is_kept = _is_sorted(value) and not any(notes.values())
-        return _AS_IT_IS if is_kept else notes
+        return _note_of_names(value)
     if isinstance(value, list | tuple):
-        every = [_note(item) for item in value]
-        if not any(every):
-            return _AS_IT_IS
-        repeated = [bool(note) and _is_same(before, note) for before, note in pairwise(every)]
-        return [
-            every[0],
-            *(_AS_BEFORE if again else n for again, n in zip(repeated, every[1:], strict=True)),
-        ]
+        return _note_of_list(value)
     if isinstance(value, float) and (
         abs(value) >= _EXACT or (not value and copysign(1, value) < 0)
     ):
@@ -66,15 +63,39 @@ def _note(value: Any) -> Any:
     return _AS_IT_IS
 
 
-def _is_sorted(value: dict[str, Any]) -> bool:
-    """Whether the names are in the order in which jsonb puts them."""
-    places = [(len(encoded := name.encode()), encoded) for name in value]
-    return all(one < other for one, other in pairwise(places))
+def _note_of_names(value: dict[str, Any]) -> Any:
+    inner = {}
+    is_sorted, size_before, before = True, -1, ""
+    for name, item in value.items():
+        size = len(name) if name.isascii() else len(name.encode())
+        if is_sorted and (size < size_before or (size == size_before and name < before)):
+            is_sorted = False  # jsonb has shorter names first
+        size_before, before = size, name
+        if type(item) not in _PLAIN and (note := _note(item)):
+            inner[name] = note
+    if is_sorted and not inner:
+        return _AS_IT_IS
+    return {name: inner.get(name, _AS_IT_IS) for name in value}
+
+
+def _note_of_list(values: list[Any] | tuple[Any, ...]) -> Any:
+    every = [_AS_IT_IS if type(item) in _PLAIN else _note(item) for item in values]
+    if not any(every):
+        return _AS_IT_IS
+    repeated = [bool(note) and _is_same(before, note) for before, note in pairwise(every)]
+    return [
+        every[0],
+        *(_AS_BEFORE if again else n for again, n in zip(repeated, every[1:], strict=True)),
+    ]
 
 
 def _is_same(one: Any, other: Any) -> bool:
     """Whether two notes are equal, the order of their names included."""
-    return one == other and json.dumps(one) == json.dumps(other)
+    if one != other:
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_is_same(one[name], other[name]) for name in one)
+    return not isinstance(one, list) or all(map(_is_same, one, other))
 
 
 def _formed(value: Any, note: Any) -> Any:

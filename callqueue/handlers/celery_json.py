@@ -39,5 +39,7 @@ def has_typed(value: Any) -> bool:
 
 
 def decoded(value: Any) -> Any:
-    """The values themselves again. ValueError where one is of a type that nobody registered."""
-    return loads(json.dumps(value))  # type: ignore[no-untyped-call]
+    """The values themselves again; a secret that is not disclosed is its name. ValueError where one
+    is of a type that nobody registered.
+    """
+    return loads(json.dumps(value, default=repr))  # type: ignore[no-untyped-call]

@@ -80,7 +80,10 @@ def _run(task: Any, run: Any, args: Any, kwargs: Any) -> Any:
     if retries_by_table:
         request.is_eager = False
     try:
-        return run(*args, **kwargs)
+        value = run(*args, **kwargs)
+        if (asked := getattr(request, "callqueue_retry", None)) is not None:
+            raise asked  # retry(throw=False)
+        return value
     except Exception:
         raise
     except BaseException as error:

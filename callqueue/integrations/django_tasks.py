@@ -100,9 +100,9 @@ class QueuedBackend:
         self.validate_task(task)
         args, kwargs = self._normalized(list(args)), self._normalized(dict(kwargs))
         params = {
-            "path": task.module_path, "args": args, "kwargs": kwargs,
-            "api": self.api, "backend": self.alias,
-            "queue_name": task.queue_name, "takes_context": task.takes_context,
+            "api": self.api, "args": args, "path": task.module_path, "kwargs": kwargs,
+            "backend": self.alias, "queue_name": task.queue_name,
+            "takes_context": task.takes_context,
         }  # fmt: skip
         call = tables.CallQueue.objects.db_manager(self._using).send(
             {"method": METHOD, "params": params},

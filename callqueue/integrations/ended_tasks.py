@@ -5,6 +5,7 @@ chord that waits for its part, then go on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,9 +31,7 @@ def tell(using: str, call_ids: Sequence[int]) -> int:
 
 def _tell(call: tables.CallQueue) -> bool:
     params = _params_of(call)
-    task = current_app.tasks.get(params.get("name"))
-    if task is None:
-        return False
+    task = current_app.tasks.get(params.get("name")) or _unknown(str(params.get("name")))
     request = _request(task, params, call)
     if request.ignore_result and not request.chord:
         return False
@@ -54,12 +53,21 @@ def _tell(call: tables.CallQueue) -> bool:
     return True
 
 
-def _params_of(call: tables.CallQueue) -> Mapping[str, Any]:
+def _unknown(name: str) -> Any:
+    """Stands for a task that this worker does not have: the backend is the same."""
+    task = current_app.Task()
+    task.name = name
+    return task
+
+
+def _params_of(call: tables.CallQueue) -> Any:
     data: Any = call.call_data
     params = data.get("params") if isinstance(data, Mapping) else None
     if not isinstance(params, Mapping):
         return {}
-    return celery_json.decoded(params) if (params.get("options") or {}).get("typed") else params
+    is_typed = (params.get("options") or {}).get("typed")
+    plain: Mapping[str, Any] = json.loads(json.dumps(params, default=repr))  # it may be kept
+    return celery_json.decoded(plain) if is_typed else plain
 
 
 def _request(task: Any, params: Mapping[str, Any], call: tables.CallQueue) -> Any:

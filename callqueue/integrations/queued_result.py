@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from callqueue import states
@@ -24,6 +25,8 @@ _STATES = {
     states.CANCELLED: "REVOKED",
     states.EXPIRED: "REVOKED",
 }
+
+_REVOKED = {states.CANCELLED: "revoked", states.EXPIRED: "expired"}
 
 
 class QueuedResult(AsyncResult):
@@ -55,11 +58,13 @@ class QueuedResult(AsyncResult):
     def _get_task_meta(self) -> Any:
         if self.call is None:
             return super()._get_task_meta()
-        if not isinstance(self.backend, DisabledBackend):
-            meta = super()._get_task_meta()
-            if meta.get("status") != "PENDING":
-                return meta
-        return {"task_id": self.id, **_meta_of(self.call)}
+        if isinstance(self.backend, DisabledBackend):
+            return {"task_id": self.id, **_meta_of(self.call)}
+        meta = super()._get_task_meta()
+        if self.ignored or meta.get("status") != "PENDING":
+            return meta
+        of_row = {"task_id": self.id, **_meta_of(self.call)}
+        return meta if of_row["status"] == "STARTED" else of_row  # Celery's to say, if anybody's
 
 
 def _meta_of(call: CallQueue) -> dict[str, Any]:
@@ -68,6 +73,8 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
     if fresh is None:
         return {"status": "PENDING", "result": None}
     meta: dict[str, Any] = {"status": _STATES[fresh.status], "result": None, "traceback": None}
+    if fresh.status in (states.CANCELLED, states.EXPIRED):
+        meta["result"] = TaskRevokedError(_REVOKED[fresh.status])
     if fresh.status in (states.FAILED, states.UNKNOWN, states.ERROR):
         meta["result"] = RuntimeError(fresh.error_message.partition("\n")[0])
         meta["traceback"] = fresh.error_message

@@ -31,6 +31,7 @@ from callqueue.integrations.task_options import (
     expires_at,
     listed,
     not_before,
+    plain,
     refuse,
     renamed,
 )
@@ -63,9 +64,10 @@ class QueuedTask(DjangoTask):
         """Take the decorator's `priority` for the call's: Celery's is a message's, and
         deprecated.
         """
-        if "priority" in cls.__dict__ and not cls.__bound__:
+        if cls.priority is not None and not cls.__bound__:
             cls.call_priority = cls.priority
-            del cls.priority
+            if "priority" in cls.__dict__:
+                del cls.priority
         return super().bind(app)
 
     def apply_async(
@@ -100,7 +102,8 @@ class QueuedTask(DjangoTask):
         using = given.pop("using", self.using)
         of_send = self._arguments(args, kwargs, options, given)
         published = Published(self, task_id, args, kwargs, kept, of_send)
-        params = self._params(args, kwargs, self._kept(task_id, published.options, of_send))
+        options = published.tell_before()
+        params = self._params(args, kwargs, self._kept(task_id, options, of_send))
         try:
             call = tables.CallQueue.objects.db_manager(using).send(
                 {"method": "celery_task", "params": params}, **of_send
@@ -119,7 +122,8 @@ class QueuedTask(DjangoTask):
         """Have the call go again: `countdown` or `eta` say when, else the rule's backoff, or
         `default_retry_delay` where set.
 
-        Counts as a failed attempt. Raises Retry, as Celery's does; MaxRetriesExceededError (or
+        Counts as a failed attempt. Raises Retry, as Celery's does (with `throw=False` when the task
+        returns); MaxRetriesExceededError (or
         `exc`) past `max_retries`, and then the call has failed.
         """
         request = self.request
@@ -131,7 +135,8 @@ class QueuedTask(DjangoTask):
         )
         request.is_eager = True  # raised, and not published: the table sends it
         try:
-            return super().retry(args, kwargs, **options)
+            request.callqueue_retry = super().retry(args, kwargs, **options)
+            return request.callqueue_retry
         except Retry:
             raise
         except BaseException:
@@ -144,6 +149,14 @@ class QueuedTask(DjangoTask):
             return super().on_replace(sig)
         sig.delay()
         raise Ignore("Replaced by new task")
+
+    def _many(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: Celery runs all of them in one task of its own, under no limit."""
+        raise InvalidCall(
+            self.name, "map, starmap and chunks run under no limit: use group(task.s(...) for ...)"
+        )
+
+    map = starmap = chunks = _many
 
     def _checked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -188,11 +201,11 @@ class QueuedTask(DjangoTask):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
         """The call's params: arguments and options, in the form in which Celery's messages carry
-        them.
+        them. Names are in the order that every database keeps by itself.
         """
         params = {
-            "name": self.name,
             "args": celery_json.encoded(list(args)),
+            "name": self.name,
             "kwargs": celery_json.encoded(kwargs),
             "options": options,
         }
@@ -230,8 +243,7 @@ class QueuedTask(DjangoTask):
                 kept[name] = when.isoformat()
         if of_send["priority"] is not None:
             kept["priority"] = of_send["priority"]
-        plain: dict[str, Any] = celery_json.as_plain(kept)
-        return plain
+        return {name: plain(name, kept[name]) for name in sorted(kept, key=lambda n: (len(n), n))}
 
     def _tell_parent(self, result: QueuedResult, options: Mapping[str, Any]) -> None:
         parent = self._get_app().current_worker_task

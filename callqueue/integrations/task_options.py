@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from callqueue import texts
 from callqueue.exceptions import InvalidCall
+from callqueue.handlers import celery_json
 
 if TYPE_CHECKING:
     from callqueue.integrations.queued_task import QueuedTask
@@ -36,6 +37,8 @@ KEPT = (
     "replaced_task_nesting",
     "ignore_result",
     "headers",
+    "argsrepr",
+    "kwargsrepr",
 )
 PROPERTIES = ("app_id", "message_id", "user_id")  # a message's, which the task may read
 SIGNATURES = ("link", "link_error", "chain", "chord")
@@ -54,16 +57,15 @@ OF_THE_BROKER = frozenset(
         "delivery_mode",
         "correlation_id",
         "reply_to",
-        "argsrepr",
-        "kwargsrepr",
         "add_to_parent",
         "result_cls",
         "task_type",
         "origin",
         "expiration",
         "retries",
+        "throw",
     }
-)  # fmt: skip  they say how a message travels, and there is none
+)  # fmt: skip  they say how a message travels, and there is none, or how a run ends that is eager
 OF_SEND = ("rule", "key", "cost", "unique_key", "callback", "using")
 # Celery gives the first as an option of an errback that a group's members share.
 KNOWN = frozenset(
@@ -169,6 +171,16 @@ def _aware(task: QueuedTask, instant: datetime | str) -> datetime:
     """A naive datetime is in the Celery app's time zone, as in Celery."""
     when = datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     return when if when.tzinfo else when.replace(tzinfo=task._get_app().timezone)
+
+
+def plain(name: str, value: Any) -> Any:
+    """The option as a message of Celery's would carry it."""
+    try:
+        return celery_json.as_plain(value)
+    except (TypeError, ValueError) as error:
+        what = "; a Secret may be an argument of this task, not of those that follow it"
+        why = f"has no form in JSON ({error}){what if 'Secret' in repr(value) else ''}"
+        raise InvalidCall(name, why) from None
 
 
 def listed(value: Any) -> list[Any]:

@@ -97,4 +97,4 @@ def _is_known_error(path: str) -> bool:
     """
     module, _, name = path.rpartition(".")
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    return isinstance(found, type) and issubclass(found, Exception)
+    return isinstance(found, type) and issubclass(found, BaseException)

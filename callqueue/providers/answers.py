@@ -13,7 +13,7 @@ def told(response: Any) -> Any:
     """The JSON in the body; None where there is none."""
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -40,7 +40,7 @@ def number(value: Any) -> float | None:
     """A finite number of zero or more; None where it is none."""
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if 0 <= found < float("inf") else None
 

@@ -78,7 +78,7 @@ def github(response: Any) -> Outcome | None:
 
 def meta(response: Any) -> Outcome | None:
     """Throttled with status 400 or 403 and a code; the header says how many minutes are left."""
-    code = error(response).get("code")
+    code = _code(response)
     if code not in META_LIMITS:
         return None
     return HoldUntil(_minutes_of_meta(response), f"Meta: error {code}")
@@ -159,7 +159,7 @@ def stripe(response: Any) -> Outcome | None:
 
 def whatsapp(response: Any) -> Outcome | None:
     """Throttled with a 400 and a code: the pair of sender and recipient, or the whole sender."""
-    code = error(response).get("code")
+    code = _code(response)
     if code not in WHATSAPP_LIMITS:
         return None
     if code == PAIR_LIMIT:
@@ -169,10 +169,16 @@ def whatsapp(response: Any) -> Outcome | None:
 
 def youtube(response: Any) -> Outcome | None:
     """A 403 with quotaExceeded: until midnight, Pacific Time."""
-    reasons = {detail.get("reason") for detail in as_objects(error(response).get("errors"))}
+    reasons = [detail.get("reason") for detail in as_objects(error(response).get("errors"))]
     if response.status_code != 403 or "quotaExceeded" not in reasons:
         return None
     return HoldUntil(_midnight_pacific(), "YouTube: the day's quota is used up")
+
+
+def _code(response: Any) -> int | None:
+    """The number of an error of Meta's."""
+    code = error(response).get("code")
+    return code if isinstance(code, int) else None
 
 
 def _midnight_pacific() -> datetime:

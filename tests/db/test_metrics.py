@@ -71,6 +71,15 @@ def test_a_scrape_reads_every_rule_and_limit() -> None:
     assert found["callqueue_dispenser_silent_seconds",] < 60
 
 
+def test_limits_of_one_rate_and_two_units_are_told_apart(rules: Rules) -> None:
+    rules(llm=Rule(limits=[SlidingWindow("100/m"), SlidingWindow("100/m", unit="tokens")]))
+    send("llm", cost={"tokens": 30})
+    release()
+    found = scraped()
+    assert found["callqueue_limit_used", "SlidingWindow 100/m", "rule", "llm"] == 1
+    assert found["callqueue_limit_used", "SlidingWindow 100/m of tokens", "rule", "llm"] == 30
+
+
 def test_a_hold_is_seen_and_what_nobody_can_say_is_missing() -> None:
     control.pause("default", "r")
     found = scraped()

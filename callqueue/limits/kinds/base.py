@@ -155,9 +155,9 @@ class Limit:
     @property
     def label(self) -> str:
         """How the limit is called where people read it: its name, or its kind, rate and scope."""
-        return self.name or f"{type(self).__name__} {self.rate_text}" + (
-            f" per {self.per}" if self.per != "rule" else ""
-        )
+        unit = "" if self.unit == "calls" else f" of {self.unit}"
+        scope = "" if self.per == "rule" else f" per {self.per}"
+        return self.name or f"{type(self).__name__} {self.rate_text}{unit}{scope}"
 
     @property
     def rate_text(self) -> str:

@@ -63,7 +63,7 @@ def check_workers(using: str, workers: Workers) -> Check:
         return well("workers", "none is needed: tasks run eagerly")
     served = set().union(*workers.queues.values())
     missing = sorted(_queues_wanted(using) - served)
-    others = sorted(_queues_of_plain_tasks(using) - served)
+    others = sorted(_queues_of_plain_tasks(using) - served - set(missing))
     if missing:
         detail = (
             f"no worker listens on {', '.join(missing)}" if workers.queues else "no worker answered"

@@ -119,6 +119,11 @@ def test_a_note_that_fits_no_more_does_no_harm() -> None:
         assert in_form({**changed, FORM: broken}) == changed
 
 
+def test_a_note_on_a_number_that_is_now_too_large_for_a_float_does_no_harm() -> None:
+    changed = {"z": 10**400, "a": 1}
+    assert in_form({**changed, FORM: '{"z":"1e+16","a":0}'}) == changed
+
+
 def test_what_postgresql_keeps_by_itself_has_no_note() -> None:
     sent({"id": 1, "name": "x", "a_float": 1.5})
     CallQueue.objects.update(call_data={"method": "post", "params": {"url": URL, "json": {"a": 1}}})

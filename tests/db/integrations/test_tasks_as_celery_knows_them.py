@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, current_app, group, shared_task, signals
-from celery.backends.cache import CacheBackend
 from celery.exceptions import ChordError, TaskRevokedError, WorkerLostError
 from django.utils import timezone
 
@@ -82,28 +81,6 @@ def _rule(rules: Rules) -> Iterator[None]:
     rules(r=Rule(retry=Retry(max_attempts=2, base=60.0, jitter=False)))
     yield
     seen.clear()
-
-
-@pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A result backend in memory, and the messages that tell it of ends."""
-    app = current_app._get_current_object()
-    backend = CacheBackend(app=app, backend="memory")
-    monkeypatch.setattr(type(app), "backend", backend)
-    for name, known in app.tasks.items():
-        if name.startswith("tests.known"):
-            monkeypatch.setattr(known, "ignore_result", False)
-    told: list[str] = []
-
-    def send(app: Any, name: str, args: Any) -> None:
-        told.append(name)
-        if name == "callqueue.tell_results":
-            ended_tasks.tell(args[1], args[0])
-
-    monkeypatch.setattr("callqueue.broker.send_by_name", send)
-    before, app.conf.result_backend = app.conf.result_backend, "cache+memory://"
-    yield SimpleNamespace(backend=backend, told=told)
-    app.conf.result_backend = before
 
 
 def fresh(call: CallQueue | None) -> CallQueue:

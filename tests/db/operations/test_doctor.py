@@ -147,6 +147,8 @@ def test_the_queues_of_callbacks_and_of_chores_want_a_worker_too(
     celery(beat_schedule=beat_schedule(queue="egress"))
     wrong = worker_checks.check_workers("default", listens)
     assert_wrong(wrong, "no worker listens on shop, and", "--queues shop`")
+    CallQueue.objects.update(callback="")
+    assert_wrong(worker_checks.check_workers("default", NOBODY), "no worker", "--queues egress`")
 
 
 @pytest.mark.parametrize("package", ["redis", "packaging"])

@@ -194,7 +194,9 @@ def test_what_a_call_cost_after_all(settle: Any, body: Any, cost: dict[str, int]
 
 ODD: list[Any] = [b"", b"null", b"[]", b"\xff\xfe", b'"text"', {}, [1], {"error": None},
     {"error": []}, {"error": {"code": None, "details": 5, "errors": "x"}}, {"usage": 7},
-    {"extensions": {"cost": []}}, {"errors": [None]}, [{"errorCode": None}]]  # fmt: skip
+    {"extensions": {"cost": []}}, {"errors": [None]}, [{"errorCode": None}],
+    {"error": {"code": [4], "errors": [{"reason": [1]}]}}, {"usage": {"total_tokens": 10**400}},
+    b"[" * 200_000]  # fmt: skip
 
 
 @pytest.mark.parametrize("status", [200, 400, 403, 429, 500])

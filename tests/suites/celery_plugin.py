@@ -1,0 +1,95 @@
+"""In the process of Celery's integration suite: its tasks become QueuedTasks.
+
+Loaded by `pytest -p`, before the suite's own conftest. What the suite asks of a task's options that
+callqueue refuses for good (time limits) is left to a plain task.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import Any
+
+import celery
+import django
+import pytest
+from celery.result import AsyncResult, ResultSet
+
+django.setup()
+
+from callqueue import QueuedTask  # noqa: E402
+
+REDIS = os.environ["CALLQUEUE_SUITE_REDIS"]
+EXPECTED_TO_DIFFER = set(json.loads(os.environ.get("CALLQUEUE_SUITE_DIFFERS", "[]")))
+TIMEOUT = 20
+
+
+class Queued(QueuedTask):
+    """A task of theirs: under one of two rules, the one for those that retry."""
+
+    abstract = True
+    rule = "once"
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        name = str(cls.name or cls.__name__).rpartition(".")[2]
+        if name.startswith("retry") or name == "auto_retry_class_task":
+            cls.rule = "retried"
+        return super().bind(app)
+
+
+def shared_task(*arguments: Any, **options: Any) -> Any:
+    if arguments and callable(arguments[0]):
+        return _shared_task(base=Queued)(arguments[0])
+    return _shared_task(*arguments, **{"base": Queued, **options})
+
+
+def redis_connection() -> Any:
+    from redis import Redis
+
+    return Redis.from_url(REDIS)
+
+
+_shared_task, _task = celery.shared_task, celery.Task
+celery.shared_task, celery.Task = shared_task, Queued
+try:
+    tasks = importlib.import_module("t.integration.tasks")
+finally:
+    celery.shared_task, celery.Task = _shared_task, _task
+tasks.get_redis_connection = redis_connection
+importlib.import_module("t.integration.conftest").get_redis_connection = redis_connection
+
+
+def bounded(kind: Any) -> None:
+    """No wait for a result lasts longer than what the tests allow."""
+    unbounded = kind.get
+
+    def get(self: Any, timeout: float | None = None, **options: Any) -> Any:
+        return unbounded(self, TIMEOUT if timeout is None else min(timeout, TIMEOUT), **options)
+
+    kind.get = get
+
+
+bounded(AsyncResult)
+bounded(ResultSet)
+
+
+@pytest.fixture(scope="session")
+def celery_worker_parameters() -> dict[str, Any]:
+    return {"perform_ping_check": False, "shutdown_timeout": 30}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Their waits are shorter, so that what never comes is soon known; and what is not listed as
+    different may be tried again, as they allow too, for the machine may be busy.
+    """
+    for item in items:
+        if hasattr(item.module, "TIMEOUT"):
+            item.module.TIMEOUT = TIMEOUT
+        item.own_markers[:] = [
+            mark for mark in item.own_markers if mark.name not in ("flaky", "timeout")
+        ]
+        name = item.nodeid.partition("::")[2]
+        if not {name, name.partition("[")[0]} & EXPECTED_TO_DIFFER:
+            item.add_marker(pytest.mark.flaky(reruns=1))

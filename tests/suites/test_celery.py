@@ -1,0 +1,110 @@
+"""Celery's integration suite, with QueuedTask as the base of its tasks: a real worker, a real
+dispenser, Redis for the results.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.suites import judged, published
+from tests.suites.celery_differences import DIFFERENCES, LEFT_OUT
+from tests.support import brokers, servers
+from tests.support.processes import ROOT, Processes
+
+VERSION = "5.6.3"
+LEAST = 190
+SECONDS = 1500
+SETTINGS = """
+CELERY_TASK_IGNORE_RESULT = False
+CELERY_RESULT_BACKEND = {results!r}
+CALLQUEUE = {{
+    "RULES": {{
+        "once": Rule(queues={queue!r}, limits=[SlidingWindow("1000/s")], retry=Retry(max_attempts=1)),
+        "retried": Rule(queues={queue!r}, retry=Retry(max_attempts=10, base=0.5)),
+    }},
+    "DISPENSER": {{"INTERVAL": 1.0, "POLL": 0.01}},
+}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.server("redis")
+def test_celerys_integration_suite(
+    processes: Processes, configure: Callable[[str], None], tmp_path: Path
+) -> None:
+    if refusal := servers.refusal("redis"):
+        pytest.skip(f"redis: {refusal}")
+    suite = published.source("celery", VERSION)
+    beside = published.packages("celery", "pydantic>=2")
+    for name in ("celery", "t"):
+        shutil.copytree(suite / name, tmp_path / name)
+    shutil.copy(suite / "pyproject.toml", tmp_path)
+    with brokers.broker("redis") as results:
+        configure(SETTINGS.format(queue=processes.broker.queue(), results=results.url))
+        verdicts = run(processes, tmp_path, beside, results.url)
+    print(f"Celery {VERSION}: {verdicts.counts()}\n{judged.by_reason(verdicts, DIFFERENCES)}")
+    assert not judged.complaints(verdicts, DIFFERENCES)
+    assert len(verdicts.passed) >= LEAST
+
+
+def run(processes: Processes, folder: Path, beside: Path, redis: str) -> judged.Verdicts:
+    config = {
+        "broker_url": processes.broker.url,
+        "broker_transport_options": processes.broker.transport_options(),
+        "result_backend": redis,
+        "task_default_queue": processes.broker.queue(),
+        "broker_connection_retry_on_startup": True,
+    }
+    (folder / "integration-tests-config.json").write_text(json.dumps(config))
+    processes.environment |= {
+        "PYTHONPATH": f"{folder}:{ROOT}:{processes.folder}:{beside}",
+        "CALLQUEUE_SUITE_REDIS": redis,
+        "CALLQUEUE_SUITE_DIFFERS": json.dumps(list(DIFFERENCES)),
+    }
+    processes.dispenser()
+    report = folder / "report.xml"
+    plugins = [
+        "celery.contrib.pytest",
+        "tests.suites.celery_plugin",
+        "no:django",
+        "no:callqueue.testing",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "t/integration/test_tasks.py",
+        "t/integration/test_canvas.py",
+    ]
+    command += [word for plugin in plugins for word in ("-p", plugin)]
+    command += [word for name in LEFT_OUT for word in ("--deselect", name)]
+    import os
+
+    command += os.environ.get("SUITE_K", "").split("|") if os.environ.get("SUITE_K") else []
+    command += [
+        f"--junit-xml={report}",
+        "-o",
+        "junit_family=xunit1",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
+    with (folder / "output").open("w") as output:
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=processes.environment,
+            timeout=SECONDS,
+            stdout=output,
+            stderr=output,
+        )
+    print((folder / "output").read_text()[-6000:])
+    assert report.exists(), "Celery's suite did not run"
+    return judged.read(report)

@@ -1,0 +1,52 @@
+"""Django's own tests of tasks, with callqueue's backend in place of Django's two."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+from tests.suites import judged, published
+from tests.support.processes import ROOT
+
+VERSION, PYTHON = "6.1.3", (3, 12)
+OF_THE_TEST = "it edits the list of Django's dummy backend; here results come from rows"
+CAN = "it wants a refusal of what callqueue can: results, run_after"
+DIFFERENCES = {
+    "DummyBackendTestCase::test_refresh_result": OF_THE_TEST,
+    "DummyBackendTestCase::test_refresh_result_async": OF_THE_TEST,
+    "ImmediateBackendTestCase::test_cannot_get_result": CAN,
+    "ImmediateBackendTestCase::test_cannot_refresh_result": CAN,
+    "ImmediateBackendTestCase::test_cannot_pass_run_after": CAN,
+    "ImmediateBackendTestCase::test_throws_keyboard_interrupt": (
+        "a worker goes on: what a task raises, KeyboardInterrupt too, is its own failure"
+    ),
+}
+
+
+def test_djangos_tests_of_tasks(tmp_path: Path) -> None:
+    python = published.python(*PYTHON)
+    suite = published.source("django", VERSION, python="3.12")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        own = tomllib.load(file)["project"]["dependencies"]
+    wanted = [one for one in own if not one.startswith("django>")]
+    beside = published.packages("django", f"django=={VERSION}", *wanted, python=python)
+    report = tmp_path / "report.xml"
+    environment = published.environment(
+        beside,
+        ROOT,
+        suite / "tests",
+        DJANGO_SETTINGS_MODULE="tests.suites.django_settings",
+        DJANGO_ALLOW_ASYNC_UNSAFE="1",  # its async tests read `results`, which is no query of Django's
+        CALLQUEUE_SUITE_DATABASE=str(tmp_path / "database"),
+        CALLQUEUE_SUITE_REPORT=str(report),
+    )
+    command = [str(python), "-m", "django", "test", "tasks"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True
+    )
+    print(done.stderr[-6000:])
+    assert report.exists(), "Django's tests did not run"
+    verdicts = judged.read(report)
+    print(f"Django {VERSION}: {verdicts.counts()}\n{judged.by_reason(verdicts, DIFFERENCES)}")
+    assert not judged.complaints(verdicts, DIFFERENCES)
