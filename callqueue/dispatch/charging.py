@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from callqueue import conf, database, states, tables
+from callqueue import conf, database, states, tables, transitions
 from callqueue.database import from_us
 from callqueue.dispatch.planning import Release
 from callqueue.ledger import account as ledger
@@ -74,8 +74,10 @@ def charge(account: Account, releases: Sequence[Release]) -> Charged:
     """
     calls = [made for made in releases if made.candidate.asked is None]
     permits = [made for made in releases if made.candidate.asked is not None]
-    if calls:
-        _mark_dispatched(account, calls)
+    by_queue: dict[str, list[int]] = {}
+    for made in calls:
+        by_queue.setdefault(made.queue, []).append(made.candidate.id)
+    transitions.dispatch(account.using, by_queue, account.now)
     ids = _insert_attempts(account, calls + permits) if releases else []
     granted = {
         made.candidate.asked.owner: attempt_id
@@ -111,28 +113,6 @@ def _grant(using: str, permits: Sequence[Release], granted: Mapping[str, int]) -
         if asked is not None and made.candidate.id:
             own = requests.filter(pk=made.candidate.id)
             own.delete() if asked.lease is not None else own.update(attempt_id=granted[asked.owner])
-
-
-def _mark_dispatched(account: Account, releases: Sequence[Release]) -> None:
-    """A release may be lost in a crash of the database: its call then waits as before, and its
-    message finds nothing to begin. What was begun is not lost with it, since begin waits for the
-    disk, and for all that was committed before.
-    """
-    using = account.using
-    lazily = database.without_waiting_for_disk(using)
-    table = database.quoted(using, tables.CallQueue._meta.db_table)
-    now = database.as_parameter(using, from_us(account.now))
-    by_queue: dict[str, list[int]] = {}
-    for made in releases:
-        by_queue.setdefault(made.queue, []).append(made.candidate.id)
-    for queue, ids in by_queue.items():
-        database.run(
-            using,
-            f"UPDATE {table} SET status = {states.DISPATCHED}, queue = %s, dispatched_at_dt = %s, "
-            f"last_attempt = last_attempt + 1, ready = FALSE "
-            f"WHERE id IN ({database.listed(ids)}){lazily}",
-            [queue, now],
-        )
 
 
 def _insert_attempts(account: Account, releases: Sequence[Release]) -> list[int]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from django.db import transaction
 from django.utils import timezone
 
-from callqueue import conf, database, events, states, tables, telemetry
+from callqueue import conf, database, events, tables, telemetry
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.handlers import HTTP_METHODS, methods
 from callqueue.limits.budgets import cost_of
@@ -96,7 +96,6 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     return database.new_object(
         tables.CallQueue,
         {
-            "status": states.NEW,
             "call_data": data,
             "method": data["method"],
             "host": host[:255],

@@ -1,5 +1,4 @@
-"""Every move of a call from one state to another, and every end of an attempt, but for the release,
-which a dispenser's pass makes as it charges the call.
+"""Every move of a call from one state to another, and every end of an attempt.
 
 `attempt_ends` says what the end of an attempt makes of its call; `recording` and `deferred` write
 that; `moves` makes all other moves. Which are legal, `states.Move` says: the moves take their
@@ -22,6 +21,7 @@ from callqueue.transitions.deferred import end_deferred
 from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
 from callqueue.transitions.moves import (
     cancel,
+    dispatch,
     end_overdue,
     fail,
     postpone,
@@ -50,6 +50,7 @@ __all__ = [
     "astray",
     "backoff",
     "cancel",
+    "dispatch",
     "end_attempts",
     "end_calls",
     "end_deferred",

@@ -1,8 +1,10 @@
-"""The moves of calls that no attempt's end makes: requeue, cancel, void, expire, fail, reconcile.
+"""The moves of calls that no attempt's end makes: dispatch, requeue, cancel, void, expire, fail,
+reconcile.
 
-Each locks the calls' rows first, in the order that `row_locks` gives for all, judges them once they
-are locked, and changes those that are in a state which `states.Move` names for the verb. So of two
-moves at once one wins, and the other changes nothing.
+Each but the first, whose calls a pass has locked, locks the calls' rows first, in the order that
+`row_locks` gives for all, judges them once they are locked, and changes those that are in a state
+which `states.Move` names for the verb. So of two moves at once one wins, and the other changes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +23,27 @@ from callqueue.transitions.job import LONGEST_MESSAGE
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
+
+
+def dispatch(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> None:
+    """Release calls, by the queue that each goes by, at an instant in microseconds. To be called in
+    the transaction that charges them, and has them locked in a state that may be released.
+
+    A release may be lost in a crash of the database: its call then waits as before, and its
+    message finds nothing to begin. What was begun is not lost with it, since begin waits for the
+    disk, and for all that was committed before.
+    """
+    lazily = database.without_waiting_for_disk(using)
+    table = database.quoted(using, tables.CallQueue._meta.db_table)
+    at = database.as_parameter(using, database.from_us(now))
+    for queue, ids in by_queue.items():
+        database.run(
+            using,
+            f"UPDATE {table} SET status = {states.DISPATCHED}, queue = %s, dispatched_at_dt = %s, "
+            f"last_attempt = last_attempt + 1, ready = FALSE "
+            f"WHERE id IN ({database.listed(ids)}){lazily}",
+            [queue, at],
+        )
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
