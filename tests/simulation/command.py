@@ -24,11 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # databases are dropped then, too
     if options.worker:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)  # an exception would end a task of a run, not all
         from tests.simulation.worker import work
 
         return work(options)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # databases are dropped then, too
     if options.seed is not None:
         options.seeds = [options.seed]
     return run_all(options)

@@ -17,7 +17,7 @@ from tests.support.length import examples
 # Permits for ever in vain: of processes with other settings than dispensers have; of one whose row
 # was deleted, since the clock was set by a day.
 FAILED = [97, 20116]
-SEEDS, AGAIN = examples(8, 400), examples(1, 30)
+SEEDS, AGAIN = examples(40, 400), examples(1, 30)
 
 
 def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    ("database", "seeds"), [("postgresql", SEEDS), ("sqlite", max(4, SEEDS // 4))]
+    ("database", "seeds"), [("postgresql", SEEDS), ("sqlite", max(4, SEEDS // 2))]
 )
 def test_no_seed_fails(database: str, seeds: int) -> None:
     ran = simulated("--seeds", f"0:{seeds}", "--processes", "1", "--database", database)
