@@ -22,10 +22,21 @@ VERSION = "5.6.3"
 LEAST = 190
 SECONDS = 1500
 FILES = ["t/integration/test_tasks.py", "t/integration/test_canvas.py"]
-OPTIONS = (
-    "-p celery.contrib.pytest -p tests.suites.celery_plugin -p no:django -p no:callqueue.testing "
-    "-p no:cacheprovider -o junit_family=xunit1 -q"
-).split()
+OPTIONS = [
+    "-p",
+    "celery.contrib.pytest",
+    "-p",
+    "tests.suites.celery_plugin",
+    "-p",
+    "no:django",
+    "-p",
+    "no:callqueue.testing",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "junit_family=xunit1",
+    "-q",
+]
 SETTINGS = """
 CELERY_TASK_IGNORE_RESULT = False
 CELERY_RESULT_BACKEND = {results!r}
