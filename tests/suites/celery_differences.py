@@ -7,10 +7,15 @@ LIMITS = "time limits are refused when the task is sent, and named"
 RECEIVED = "task_received is sent for the message that brings the call"
 SUBSCRIBED = "the result is subscribed to by get(), not when the task is sent"
 LOGS = "the worker logs the message that it received, callqueue.make_api_call"
+DOUBLED = "it doubles messages in RabbitMQ by the task's name; a call's message has another"
+LARGE = "more calls in a chord's header than are made within the test's time"
 
 DIFFERENCES: dict[str, str] = {
     "test_tasks::test_revoked_by_headers_simple_canvas": STAMPS,
     "test_tasks::test_soft_time_limit_exceeding_time_limit": LIMITS,
+    "test_chain::test_chord_soft_timeout_recuperation": LIMITS,
+    "test_chain::test_chord_header_id_duplicated_on_rabbitmq_msg_duplication": DOUBLED,
+    "test_chord::test_chain_to_a_chord_with_large_header": LARGE,
     "test_trace_log_arguments::test_task_success": LOGS,
     "test_trace_log_arguments::test_task_failed": LOGS,
     "test_task_redis_result_backend::test_asyncresult_forget_cancels_subscription": SUBSCRIBED,

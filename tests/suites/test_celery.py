@@ -21,6 +21,22 @@ from tests.support.processes import ROOT, Processes
 VERSION = "5.6.3"
 LEAST = 190
 SECONDS = 1500
+FILES = ["t/integration/test_tasks.py", "t/integration/test_canvas.py"]
+OPTIONS = [
+    "-p",
+    "celery.contrib.pytest",
+    "-p",
+    "tests.suites.celery_plugin",
+    "-p",
+    "no:django",
+    "-p",
+    "no:callqueue.testing",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "junit_family=xunit1",
+    "-q",
+]
 SETTINGS = """
 CELERY_TASK_IGNORE_RESULT = False
 CELERY_RESULT_BACKEND = {results!r}
@@ -70,32 +86,8 @@ def run(processes: Processes, folder: Path, beside: Path, redis: str) -> judged.
     }
     processes.dispenser()
     report = folder / "report.xml"
-    plugins = [
-        "celery.contrib.pytest",
-        "tests.suites.celery_plugin",
-        "no:django",
-        "no:callqueue.testing",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "t/integration/test_tasks.py",
-        "t/integration/test_canvas.py",
-    ]
-    command += [word for plugin in plugins for word in ("-p", plugin)]
-    command += [word for name in LEFT_OUT for word in ("--deselect", name)]
-    import os
-
-    command += os.environ.get("SUITE_K", "").split("|") if os.environ.get("SUITE_K") else []
-    command += [
-        f"--junit-xml={report}",
-        "-o",
-        "junit_family=xunit1",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-    ]
+    left_out = [word for name in LEFT_OUT for word in ("--deselect", name)]
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junit-xml={report}", *left_out, *FILES]
     with (folder / "output").open("w") as output:
         subprocess.run(
             command,
