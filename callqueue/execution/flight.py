@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from callqueue import clocks, database, events, telemetry, transitions
@@ -27,6 +28,7 @@ from callqueue.transitions import Job, Result
 RECORDED = 2.0  # seconds past the last lease that a process which leaves waits for the last record
 
 T = TypeVar("T")
+Shift = thread_pool.Shift[Job, Result]
 
 
 class Message:
@@ -48,9 +50,10 @@ class Flight:
 
     def __init__(self, using: str, most: Callable[[], int]) -> None:
         self.using, self.most, self.pid = using, most, os.getpid()
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.bell: queue.SimpleQueue[Shift | None] = queue.SimpleQueue()
         self.boarding: list[Message] = []
-        self.shifts: list[thread_pool.Shift[Job, Result]] = []
+        self.shifts: list[Shift] = []
+        self.live: set[Shift] = set()  # those that may have news: a slow answer costs no looks
         self.back: set[int] = set()
         self.told = 0.0
         self.is_hurried = False
@@ -120,27 +123,29 @@ class Flight:
         self._settle()
         if self.shifts and time.monotonic() - self.told >= TELL:
             self.told = time.monotonic()
-            self._connected(lambda: telling.tell(self.using, self._under_way()))
+            if self._connected(lambda: telling.tell(self.using, self._under_way())) is None:
+                self.told += telling.AWAY
 
     def _wait(self) -> None:
-        if any(shift.is_restless for shift in self.shifts):
-            timeout: float | None = thread_pool.STALL
-        else:
-            timeout = TELL if self.shifts else None
-        try:
-            self.bell.get(timeout=timeout)
+        timeout = thread_pool.STALL if self.live else TELL if self.shifts else None
+        with suppress(queue.Empty):
+            self._hear(self.bell.get(timeout=timeout))
             while True:
-                self.bell.get_nowait()
-        except queue.Empty:
-            pass
+                self._hear(self.bell.get_nowait())
+
+    def _hear(self, shift: Shift | None) -> None:
+        if shift is not None:
+            self.live.add(shift)
 
     def _ended(self) -> list[Result]:
         """What has ended, of all messages together, and is taken herewith."""
         ended: list[Result] = []
-        for shift in self.shifts:
+        for shift in list(self.live):
             some = shift.look()
             shift.taken += len(some)
             ended += some
+            if not shift.is_restless:
+                self.live.discard(shift)  # until a thread of it rings
         return [result for result in ended if result.job.attempt_id not in self.back]
 
     def _record(self, results: Sequence[Result]) -> None:
@@ -190,8 +195,9 @@ class Flight:
         message.here += [job for job in sound if job.method not in HTTP_METHODS]
         if wired:
             make = telemetry.traced(request.make)
-            shift = thread_pool.Shift(wired, make, self.bell)
+            shift = Shift(wired, make, self.bell)
             self.shifts.append(shift)
+            self.live.add(shift)
             shift.begin(executor.hands(wired))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 

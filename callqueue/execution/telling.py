@@ -33,12 +33,14 @@ RIDES = 0.5
 # seconds past what its limits have time for by which a call was sent at the latest, as far as the
 # ledger is told: else nobody would see that it has aged away (BELATED in ledger/charges.py)
 LATE = 2.0
+AWAY = 5.0  # seconds until the next try, where the database is away
 LONGEST = 10.0  # seconds after which a call is told of, whatever its limits have time for
 
 
-def tell(using: str, under_way: Iterable[Job]) -> int:
+def tell(using: str, under_way: Iterable[Job]) -> int | None:
     """Tell the ledger of these calls, if there is one among them that it should know now; the count
-    of those told. One short statement on PostgreSQL, two elsewhere, or none.
+    of those told, None where the database is away. One short statement on PostgreSQL, two
+    elsewhere, or none.
     """
     now = clocks.monotonic()
     patience = _Patience()
@@ -57,7 +59,7 @@ def tell(using: str, under_way: Iterable[Job]) -> int:
         if not database.in_transaction(using):
             with suppress(DatabaseError, InterfaceError):
                 connections[using].close()
-        return 0
+        return None
     for job in jobs:
         job.is_told = True
     return count

@@ -43,14 +43,14 @@ class Shift(Generic[J, R]):
         self,
         jobs: Sequence[J],
         work: Callable[[J], R],
-        bell: queue.SimpleQueue[None] | None = None,
+        bell: queue.SimpleQueue[Any] | None = None,
     ) -> None:
         self.jobs, self.pending, self.work = jobs, deque(jobs), work
         self.ended: list[R] = []
         self.raised: list[BaseException] = []
         self.count, self.seen, self.taken, self.threads = len(jobs), 0, 0, 0
         self.first = self.last = self.moved = 0.0
-        self.left = bell or queue.SimpleQueue[None]()  # a thread that leaves rings here
+        self.left = bell or queue.SimpleQueue[Any]()  # a thread that leaves rings here
 
     def run(
         self, hands: int = 1, *, until: float = math.inf, every: float = math.inf
@@ -121,7 +121,7 @@ class Shift(Generic[J, R]):
                 job = self.pending.popleft()
             except IndexError:
                 database.close_all()
-                self.left.put(None)
+                self.left.put(self)
                 return
             try:
                 database.close_failed()

@@ -101,7 +101,7 @@ def test_a_worker_that_is_told_to_go_waits_for_calls_in_flight(stage: Stage, poo
     worker.process.terminate()
     worker.wait_for_log("Warm shutdown")
     stage.send(path="/hold/t", method="post")
-    wait_until(lambda: stage.attempts().count() == 4, 20)
+    wait_until(lambda: stage.attempts().count() >= 4, 20)  # those given back go again
     with verdict():
         assert worker.is_alive()
         assert stage.vendor.count() == 3
@@ -121,7 +121,7 @@ def test_a_process_of_the_pool_that_is_told_to_go_waits_too(stage: Stage) -> Non
     (child,) = children_of(worker.pid)
     os.kill(child, signal.SIGTERM)
     stage.send(path="/hold/c", method="post")
-    wait_until(lambda: stage.attempts().count() == 3, 20)
+    wait_until(lambda: stage.attempts().count() >= 3, 20)
     _release_until_all_have_ended(stage)
     assert stage.judge(unknown_allowed=False) == {"DONE": 3}
 

@@ -381,10 +381,10 @@ def test_a_database_that_is_away_is_waited_for(
     calls = [send("r", f"/{number}") for number in range(2)]
     write, failures = results.record, [OperationalError("gone"), OperationalError("gone")]
 
-    def failing(using: str, reports: Any) -> int:
+    def failing(*call: Any) -> int:
         if failures:
             raise failures.pop()
-        return write(using, reports)
+        return write(*call)
 
     monkeypatch.setattr(results, "record", failing)
     as_one_message()

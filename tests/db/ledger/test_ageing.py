@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks, database
@@ -167,6 +167,22 @@ def test_telling_is_one_statement_where_that_can_be(rules: Rules) -> None:
     told = [one["sql"] for one in made.captured_queries]
     asked_how_many = {"postgresql": 1, "mysql": 2, "sqlite": 3}[connection.vendor]
     assert len([sql for sql in told if "SAVEPOINT" not in sql]) == asked_how_many
+
+
+def test_a_database_that_is_away_is_told_later(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released(rules, Rule(limits=[TWO]))
+    jobs = under_way(ago=11)
+    with monkeypatch.context() as away:
+        away.setattr(telling, "_write", _raise_that_it_is_away)
+        assert telling.tell("default", jobs) is None
+    assert not any(job.is_told for job in jobs)
+    assert telling.tell("default", jobs) == 2
+
+
+def _raise_that_it_is_away(*_: Any) -> int:
+    raise OperationalError("gone")
 
 
 def test_what_only_tallied_limits_count_is_not_told_of(rules: Rules) -> None:
