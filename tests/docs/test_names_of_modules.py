@@ -21,6 +21,7 @@ PATH = re.compile(
 DOTTED = re.compile(r"(?<![\w./-])callqueue(?:\.\w+)+")
 BARE = re.compile(r"`(\w+\.py)`")
 READERS_OWN = {
+    "admin.py",
     "manage.py",
     "settings.py",
     "urls.py",
