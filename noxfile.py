@@ -70,3 +70,12 @@ def celeries(session: nox.Session, celery: str) -> None:
         session.run(
             "python", "-m", "pytest", f"--database={database}", *(session.posargs or WITH_CELERY)
         )
+
+
+@nox.session(python=["3.12"])
+def sdks(session: nox.Session) -> None:
+    """The SDKs that the how-to on permits names, against a provider on this machine."""
+    prepare(session, "5.2", "psycopg2")
+    session.install("stripe", "twilio", "boto3", "openai")
+    tests = ["tests/db/permits/test_sdks.py", "-p", "no:cacheprovider"]
+    session.run("python", "-m", "pytest", "--database=sqlite", *(session.posargs or tests))
