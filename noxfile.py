@@ -81,3 +81,12 @@ def themes(session: nox.Session, theme: str) -> None:
     session.run(
         "python", "-m", "pytest", "tests/browser/test_themes.py", "tests/browser/test_every_page.py"
     )
+
+
+@nox.session(python=["3.12"])
+def sdks(session: nox.Session) -> None:
+    """The SDKs that the how-to on permits names, against a provider on this machine."""
+    prepare(session, "5.2", "psycopg2")
+    session.install("stripe", "twilio", "boto3", "openai")
+    tests = ["tests/db/permits/test_sdks.py", "-p", "no:cacheprovider"]
+    session.run("python", "-m", "pytest", "--database=sqlite", *(session.posargs or tests))

@@ -25,7 +25,7 @@ from callqueue.limits.budgets import cost_of
 
 # seconds after its slot in which a permit that is granted is to be taken up; its waiter looks more
 # often than that, unless it has died
-CLAIMED = 20.0
+CLAIMED = 5.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from callqueue.ledger.ready_calls import TOP, Asked, Candidate
 from callqueue.limits.budgets import Book
 
 MOST = 500  # permits that one pass looks at
+DEAD = 60_000_000  # microseconds after which a waiter that was taken for dead does not come back
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ NOBODY = Asking()
 
 
 def waiting(using: str, group: Sequence[str], now: int) -> list[Candidate]:
-    """The permits of these rules that wait, and whose waiters live; locked. One statement."""
-    rows = (
-        tables.permit_requests(using)
-        .filter(rule__in=group, attempt_id__isnull=True, alive_until__gt=from_us(now))
-        .order_by("-priority", "due_at_dt", "pk")
-    )
+    """The permits of these rules that wait, and whose waiters live; locked. One statement, and one
+    that deletes the rows of waiters that died, where there are no others. What those were granted
+    ends with its lease.
+    """
+    stored = tables.permit_requests(using).filter(rule__in=group)
+    living = stored.filter(attempt_id__isnull=True, alive_until__gt=from_us(now))
+    rows = list(database.locked(living.order_by("-priority", "due_at_dt", "pk"))[:MOST])
+    if not rows:
+        stored.filter(alive_until__lt=from_us(now - DEAD)).delete()
     return [
         Candidate(
             id=row.pk,
@@ -72,7 +76,7 @@ def waiting(using: str, group: Sequence[str], now: int) -> list[Candidate]:
             due_at=row.due_at_dt,
             asked=Asked(row.owner, row.label, None if row.until is None else to_us(row.until)),
         )
-        for row in database.locked(rows)[:MOST]
+        for row in rows
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from callqueue import clocks, database, tables
 from callqueue.ledger import agreement_rows, clock_jumps
 from callqueue.maintenance import recovery
-from callqueue.permits import request_rows
 from callqueue.permits.begun import now
 
 OVERDUE = 1.0  # seconds between two looks for attempts whose caller has died
@@ -37,7 +36,6 @@ def end_overdue(using: str) -> None:
         _looked_for_overdue[using] = now()
         recovery.end_lost(using)
         recovery.void_unbegun(using)
-        request_rows.delete_dead(using)
 
 
 def stamp(using: str) -> None:

@@ -94,17 +94,6 @@ def withdraw(using: str, rule: str, owner: str, pk: int | None) -> None:
         transitions.void_permits(using, rule, owner)
 
 
-def delete_dead(using: str) -> int:
-    """Delete the rows of waiters that died; the count. What they were granted ends with its
-    lease.
-    """
-    long_ago = database.clock(using) - timedelta(seconds=60)
-    dead = list(
-        tables.permit_requests(using).filter(alive_until__lt=long_ago).values_list("pk", flat=True)
-    )
-    return tables.permit_requests(using).filter(pk__in=dead).delete()[0] if dead else 0
-
-
 def _lives(now: datetime, within: float | None) -> dict[str, datetime | None]:
     return {
         "alive_until": now + timedelta(seconds=ALIVE),

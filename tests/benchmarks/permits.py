@@ -28,13 +28,18 @@ def measure(backlog: int = BACKLOG) -> dict[str, dict[str, Any]]:
     """By name: milliseconds, the median and the 95th of a hundred."""
     with open_stage(SETTINGS) as stage:
         import callqueue
-        from callqueue.models import CallQueue
+        from callqueue.models import CallQueue, RuleState
 
         def permit() -> None:
             with callqueue.permit("r"):
                 pass
 
-        found = {"callqueue.permit": _timed("callqueue.permit", permit)}
+        def commit() -> None:
+            RuleState.objects.filter(rule="r").update(served=0)
+
+        found = {"callqueue.permit, until the block begins": _of(_begins())}
+        found["callqueue.permit, with its end"] = _timed("callqueue.permit", permit)
+        found["one row updated, and committed"] = _timed("a commit", commit)
         found |= _others()
         say(f"{backlog} calls that wait ...")
         data = [{"method": "get", "params": {"url": stage.api.url("/ok")}}] * backlog
@@ -49,6 +54,18 @@ def measure(backlog: int = BACKLOG) -> dict[str, dict[str, Any]]:
             time.sleep(0.02)
         found["an urgent permit, 20/s, 100,000 calls waiting"] = _of(waits)
     return found
+
+
+def _begins() -> list[float]:
+    """What an empty block waits for its begin, again and again."""
+    import callqueue
+
+    spent = []
+    for _ in range(TAKEN):
+        began = time.perf_counter()
+        with callqueue.permit("r"):
+            spent.append(1000 * (time.perf_counter() - began))
+    return spent[10:]
 
 
 def _others() -> dict[str, dict[str, Any]]:

@@ -101,6 +101,16 @@ def test_a_waiter_that_was_taken_for_dead_waits_again_in_its_old_place(rules: Ru
     later.withdraw()
 
 
+def test_the_rows_of_waiters_that_died_go_with_the_next_pass(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        Waiter(Options("r").wanted()).step()
+    long_ago = release_pass.database.clock("default") - timedelta(seconds=61)
+    PermitRequest.objects.update(alive_until=long_ago)
+    release_pass.release("default", ["r"])
+    assert not PermitRequest.objects.exists()
+
+
 def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
     rules(r=Rule())
     control.pause("default", "r")

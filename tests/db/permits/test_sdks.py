@@ -1,5 +1,5 @@
 """The SDKs that the how-to names, against a provider on this machine: each of their requests takes a
-permit. Those that are not installed are skipped: `pip install stripe twilio boto3 openai`.
+permit. Those that are not installed are skipped; `nox -s sdks` installs them.
 """
 
 from __future__ import annotations
