@@ -16,7 +16,7 @@ from tests.browser.test_admin_in_a_browser import Wait, find, logged_in, scene, 
 __all__ = ["logged_in", "scene", "wait"]
 
 pytest.importorskip("selenium", reason="selenium is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.fault]
 ADMIN = "/admin/callqueue"
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 Visit = Callable[[], None]

@@ -59,7 +59,10 @@ def test_no_order_of_events_is_over_the_limit(tmp_path: Path) -> None:
     assert states > 5_000_000
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=[] if name == "NO_LOCK" else pytest.mark.slow) for name in FAULTS],
+)
 def test_a_fault_in_the_rule_is_found(fault: str, tmp_path: Path) -> None:
     sizes = FAULTS[fault]
     assert explored(tmp_path, fault, *sizes)[0] > 0
