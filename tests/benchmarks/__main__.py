@@ -133,10 +133,12 @@ def parts(options: argparse.Namespace) -> None:
     from tests.benchmarks import parts as room
 
     found = room.measure(options.calls)
-    rows = [[name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}"] for name, one in found.items()]
-    _show(
-        "parts", "Parts of a call", ["one process, full messages", "CPU ms", "wall ms"], rows, found
-    )
+    rows = [
+        [name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}", f"{one['functions']:.0f}"]
+        for name, one in found.items()
+    ]
+    heads = ["one process, full messages", "CPU ms", "wall ms", "functions called"]
+    _show("parts", "Parts of a call", heads, rows, found)
 
 
 def exact(options: argparse.Namespace) -> None:

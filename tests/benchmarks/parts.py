@@ -2,7 +2,9 @@
 process.
 
 No worker, broker or dispenser process runs, so nothing competes: what is left is the code's own
-cost, and the database's and the API's answers, for which only wall time passes.
+cost, and the database's and the API's answers, for which only wall time passes. How many functions
+each part calls is counted in a run of its own, since counting takes time; it says the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from cProfile import Profile
+from pstats import Stats
 from typing import Any
 
 import requests
@@ -33,11 +37,42 @@ class Parts:
         self.wall[name] += time.monotonic() - wall
         return made
 
+    def per_call(self, calls: int) -> dict[str, dict[str, float]]:
+        return {
+            name: {"cpu_ms": cpu * 1000 / calls, "wall_ms": self.wall[name] * 1000 / calls}
+            for name, cpu in self.cpu.items()
+        }
+
+
+class Counted(Parts):
+    """How many functions are called by part, Python's own and the interpreter's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiles: dict[str, Profile] = defaultdict(Profile)
+
+    def take(self, name: str, work: Callable[[], Any]) -> Any:
+        profile = self.profiles[name]
+        profile.enable()
+        try:
+            return work()
+        finally:
+            profile.disable()
+
+    def per_call(self, calls: int) -> dict[str, dict[str, float]]:
+        totals = {name: Stats(one).total_calls for name, one in self.profiles.items()}
+        return {name: {"functions": total / calls} for name, total in totals.items()}
+
 
 def measure(calls: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per call by part, messages as full as a busy dispenser packs them; a bare
-    requests.Session for comparison.
+    """Milliseconds and functions per call by part, messages as full as a busy dispenser packs them;
+    a bare requests.Session for comparison.
     """
+    timed, counted = _measured(calls, Parts()), _measured(calls, Counted())
+    return {name: {**timed[name], **counted[name]} for name in timed}
+
+
+def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
     with open_stage(SETTINGS) as on:
         from callqueue import database
         from callqueue.dispatch.dispenser import Dispenser
@@ -45,7 +80,7 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
         from callqueue.models import CallQueue
 
         say(f"parts: {calls} calls")
-        parts, messages = Parts(), list[Any]()
+        messages = list[Any]()
         url, body = on.api.url("/call"), "x" * 200
         data = {"method": "post", "params": {"url": url, "data": body}}
         parts.take("send_many", lambda: CallQueue.objects.send_many([data] * calls, rule="bench"))
@@ -71,7 +106,4 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
                 "a bare Session's post",
                 lambda: [session.post(url, data=body).content for _ in range(calls)],
             )
-    return {
-        name: {"cpu_ms": parts.cpu[name] * 1000 / calls, "wall_ms": parts.wall[name] * 1000 / calls}
-        for name in parts.cpu
-    }
+    return parts.per_call(calls)
