@@ -111,7 +111,10 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
     if "mariadb" in answering:
         beside.append(Session("mariadb", BEHAVIOUR if faults else OWN_SQL, marks))
     return [
-        [Session("postgresql", folders, marks) for folders in (PROCESSES, all_others())],
+        [
+            Session("postgresql", folders, marks)
+            for folders in (*([folder] for folder in PROCESSES), all_others())
+        ],
         [Session("postgresql", PATIENT, marks), *beside],
     ]
 
