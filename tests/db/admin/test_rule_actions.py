@@ -59,7 +59,7 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
     limit = {"do": "limit", "rule": "pay", "limit": "pay#0"}
     asked = operator.post(reverse(DASHBOARD), {**limit, "rate": "1000/h"})
     assert [list(one.values()) for one in asked.context["concerned"]] == [
-        ["pay", "250", "2 hours and 2 minutes", "0 seconds", False]
+        ["pay", "250", "2 hours", "0 seconds", False]
     ]
     assert not RuleState.objects.exclude(rates={}).exists()
     assert "changed to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
