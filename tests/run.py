@@ -97,7 +97,6 @@ class Session:
 
     def file(self, folder: Path, ending: str) -> Path:
         """A file of this session's own."""
-
         names = "-".join([self.database, *(Path(one).name for one in self.folders[:3])])
         return folder / f"{names}.{ending}"
 
@@ -113,14 +112,17 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
     if any(argument.startswith("tests") for argument in arguments):
         return [[Session("postgresql", [], marks)]]
     others = ["sqlite", *(["mariadb"] if "mariadb" in answering else [])]
-    beside = [Session(name, BEHAVIOUR if faults else OWN_SQL, marks) for name in others]
-    return [
+    phases = [
         [
             Session("postgresql", folders, marks)
             for folders in (*([folder] for folder in PROCESSES), all_others())
         ],
-        [Session("postgresql", PATIENT, marks), *beside],
+        [
+            Session("postgresql", PATIENT, marks),
+            *(Session(name, BEHAVIOUR if faults else OWN_SQL, marks) for name in others),
+        ],
     ]
+    return [*phases, [Session(name, BEHAVIOUR) for name in others]] if faults else phases
 
 
 def all_others() -> list[str]:
