@@ -26,11 +26,9 @@ from tests.support import servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
-PATIENT = [
-    "tests/unit",
-    "tests/simulation",
-    *BEHAVIOUR,
-]  # these may run beside any others: they judge nothing by the time it takes
+COMPUTING = ["tests/unit", "tests/simulation"]
+# these may run beside any others: they judge nothing by the time it takes
+PATIENT = [*COMPUTING, *BEHAVIOUR]
 # Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
 # runs on SQLite and MariaDB. `make faults` runs it whole.
 OWN_SQL = [
@@ -118,7 +116,7 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
             for folders in (*([folder] for folder in PROCESSES), all_others())
         ],
         [
-            Session("postgresql", PATIENT, marks),
+            *(Session("postgresql", folders, marks) for folders in (BEHAVIOUR, COMPUTING)),
             *(Session(name, BEHAVIOUR if faults else OWN_SQL, marks) for name in others),
         ],
     ]
