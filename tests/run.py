@@ -26,9 +26,12 @@ from tests.support import servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
-COMPUTING = ["tests/unit", "tests/simulation"]
+# a part of it that takes as long as the rest
+PART = [f"tests/db/{name}" for name in ("execution", "management", "operations", "testing")]
+COMPUTING = ["tests/unit"]  # runs behind all others: it waits for nothing
+SIMULATION = ["tests/simulation"]
 # these may run beside any others: they judge nothing by the time it takes
-PATIENT = [*COMPUTING, *BEHAVIOUR]
+PATIENT = [*COMPUTING, *SIMULATION, *BEHAVIOUR]
 # Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
 # runs on SQLite and MariaDB. `make faults` runs it whole.
 OWN_SQL = [
@@ -88,6 +91,8 @@ class Session:
     database: str
     folders: list[str]
     marks: str = ""
+    without: list[str] = field(default_factory=list)  # folders among them that another runs
+    behind: bool = False  # it gets what the others leave of the processors
     on: str = ""
     status: int = INTERRUPTED
     counts: Counter[str] = field(default_factory=Counter)
@@ -112,11 +117,14 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
     others = ["sqlite", *(["mariadb"] if "mariadb" in answering else [])]
     phases = [
         [
-            Session("postgresql", folders, marks)
-            for folders in (*([folder] for folder in PROCESSES), all_others())
+            *(Session("postgresql", [folder], marks) for folder in PROCESSES),
+            Session("postgresql", all_others(), marks),
+            Session("postgresql", COMPUTING, marks, behind=True),
         ],
         [
-            *(Session("postgresql", folders, marks) for folders in (BEHAVIOUR, COMPUTING)),
+            Session("postgresql", PART, marks),
+            Session("postgresql", BEHAVIOUR, marks, without=PART),
+            Session("postgresql", SIMULATION, marks),
             *(Session(name, BEHAVIOUR if faults else OWN_SQL, marks) for name in others),
         ],
     ]
@@ -161,12 +169,14 @@ def start(
     marks = ["-m", session.marks] if session.marks else []
     folders = [folder for folder in session.folders if (ROOT / folder).exists()]
     command = [
+        *(["nice", "-n", "19"] if session.behind else []),
         sys.executable,
         "-m",
         "pytest",
         f"--database={session.database}",
         *marks,
         *arguments,
+        *(f"--ignore={folder}" for folder in session.without),
         *folders,
     ]
     report = str(session.file(folder, "json"))
