@@ -1,47 +1,46 @@
 """Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that
 answers a scrape.
 
-Nothing is counted in processes, so any process may be scraped and a restart loses nothing. Counters
-begin anew with each hour (UTC), as they would after a restart: Prometheus's rate() knows that.
-Needs prometheus_client, the extra `metrics`. Names rules and limits; never a key, a call or a
-secret.
+Nothing is counted here, so any process may be scraped and a restart loses nothing. Counters are
+those that a dispenser keeps (operations.counting), some seconds behind; they begin anew with each
+hour (UTC), as they would after a restart: Prometheus's rate() knows that. Needs prometheus_client,
+the extra `metrics`. Names rules and limits; never a key, a call or a secret.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 
 from callqueue import conf, database, states, tables
 from callqueue.execution.limit_headers import rate_limit_headers
-from callqueue.operations import dispensers, outcome_counts, status_report
-from callqueue.operations.outcome_counts import Outcomes
-from callqueue.operations.status_report import RuleOverview
+from callqueue.operations import dispensers, histograms, history, status_report
+from callqueue.operations.history import Counts
+from callqueue.operations.status_report import RuleStatus
 
-COUNTING = 0.5  # seconds that a scrape may count what ended this hour
 SAID_LATELY = timedelta(minutes=10)  # for which a provider's word on what is left is shown
-OUTCOMES = {
-    states.SUCCEEDED: "succeeded",
-    states.ERRORED: "failed",
-    states.GAVE_UP: "gave_up",
-    states.THROTTLED: "throttled",
-    states.LOST: "lost",
-    states.VOIDED: "voided",
-}
+# The histograms' stretches (each a tenth longer than the one before) that end its buckets: about
+# 0.05 s, 0.1 s, 0.2 s, and so on up to a day.
+BOUNDS = tuple(range(41, 196, 7))
+OUTCOMES = {"done": "succeeded", "failed": "failed", "throttled": "throttled"}
+KEPT = {states.FAILED: "callqueue_failed_calls", states.UNKNOWN: "callqueue_unknown_calls"}
 
 # name: what it says, and what gives its value for a rule (None: there is none)
 _OF_RULES: dict[str, tuple[str, Any]] = {
     "callqueue_waiting_calls": (
-        "Calls that wait, due or not; an estimate where they are many",
-        lambda r: r.waiting,
+        "Calls that wait, due or not",
+        lambda r: r.standing.backlog.waiting,
     ),
-    "callqueue_in_flight_calls": ("Calls released and not answered", lambda r: r.in_flight),
+    "callqueue_in_flight_calls": (
+        "Calls released and not answered",
+        lambda r: r.standing.in_flight.count,
+    ),
     "callqueue_permits_in_flight": (
         "Those of them that are not queued: permits",
         lambda r: r.not_queued.in_flight,
@@ -55,14 +54,17 @@ _OF_RULES: dict[str, tuple[str, Any]] = {
         lambda r: r.oldest_due_s or 0.0,
     ),
     "callqueue_drain_seconds": (
-        "Until all that waits is answered; missing where there is no estimate",
+        "Until all that is due is answered; missing where there is no estimate",
         lambda r: r.drain_s,
     ),
     "callqueue_answered_per_second": (
         "Attempts answered a second, over the last minute",
-        lambda r: r.rate_per_s,
+        lambda r: r.standing.rate,
     ),
-    "callqueue_held": ("1 while the whole rule is held", lambda r: 0 if r.hold is None else 1),
+    "callqueue_held": (
+        "1 while the whole rule is held",
+        lambda r: int(r.standing.hold is not None),
+    ),
 }
 _OF_LIMITS: dict[str, tuple[str, Any]] = {
     "callqueue_limit_capacity": ("What the limit allows", lambda limit: limit.capacity),
@@ -93,9 +95,8 @@ class CallQueueCollector:
             rules = status_report.look(self.using)
             silent = dispensers.silence(self.using)
             names = [rule.name for rule in rules]
-            outcomes = outcome_counts.this_hour(
-                self.using, names, until=time.monotonic() + COUNTING
-            )
+            outcomes = _this_hour(self.using, names)
+            kept = _kept(self.using, names)
             left = _left_at_providers(self.using, names)
         except (DatabaseError, InterfaceError):
             yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 0)])
@@ -103,7 +104,10 @@ class CallQueueCollector:
         yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 1)])
         yield from _of_rules(rules)
         yield from _of_limits(rules)
-        yield from _of_outcomes(outcomes or {})
+        yield from _of_outcomes(outcomes)
+        for status, name in KEPT.items():
+            text = f"Calls that are {conf.NAMES_OF_STATUS[status]} and wait for a decision"
+            yield _gauge(name, text, ["rule"], kept[status])
         text = "What the provider said is left of its limit, in its last answer"
         yield _gauge("callqueue_provider_remaining", text, ["rule"], left)
         if silent is not None:
@@ -134,7 +138,7 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(client.generate_latest(registry), content_type=client.CONTENT_TYPE_LATEST)
 
 
-def _of_rules(rules: Iterable[RuleOverview]) -> Iterator[Any]:
+def _of_rules(rules: Iterable[RuleStatus]) -> Iterator[Any]:
     for name, (text, value) in _OF_RULES.items():
         yield _gauge(
             name,
@@ -144,7 +148,7 @@ def _of_rules(rules: Iterable[RuleOverview]) -> Iterator[Any]:
         )
 
 
-def _of_limits(rules: Iterable[RuleOverview]) -> Iterator[Any]:
+def _of_limits(rules: Iterable[RuleStatus]) -> Iterator[Any]:
     for name, (text, value) in _OF_LIMITS.items():
         samples = [
             ([rule.name, limit.name, limit.per], value(limit))
@@ -154,39 +158,54 @@ def _of_limits(rules: Iterable[RuleOverview]) -> Iterator[Any]:
         yield _gauge(name, text, ["rule", "limit", "per"], samples)
 
 
-def _of_outcomes(found: Mapping[str, Outcomes]) -> Iterator[Any]:
-    """Counters and histograms since the hour began; missing while they are not counted yet."""
+def _this_hour(using: str, names: list[str]) -> Mapping[str, Counts]:
+    """What a dispenser has counted since the hour began; empty where none ever counted."""
+    now, until, _ = history.counted_until(using)
+    return history.this_hour(using, names, now) if until else {}
+
+
+def _of_outcomes(found: Mapping[str, Counts]) -> Iterator[Any]:
+    """Counters and histograms since the hour began."""
     _client()
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
     attempts = CounterMetricFamily(
         "callqueue_attempts_total",
-        "Attempts ended, since the hour began",
+        "Attempts that may have reached the provider, since the hour began",
         labels=["rule", "outcome"],
     )
-    calls = CounterMetricFamily(
-        "callqueue_calls_ended_total",
-        "Calls ended, since the hour began",
-        labels=["rule", "status"],
-    )
     waits = HistogramMetricFamily(
-        "callqueue_wait_seconds", "From due to the last release, of calls ended", labels=["rule"]
+        "callqueue_wait_seconds", "From due to sent, of attempts", labels=["rule"]
     )
     answers = HistogramMetricFamily(
-        "callqueue_answer_seconds", "From sent to answered, of attempts ended", labels=["rule"]
+        "callqueue_answer_seconds", "From sent to answered, of attempts", labels=["rule"]
     )
-    for rule, of in found.items():
-        for outcome, word in OUTCOMES.items():
-            attempts.add_metric([rule, word], of.attempts[outcome])
-        for status in outcome_counts.ENDED:
-            calls.add_metric([rule, conf.NAMES_OF_STATUS[status]], of.calls[status])
-        waits.add_metric([rule], _buckets(outcome_counts.WAITS, of.waits), of.waited)
-        answers.add_metric([rule], _buckets(outcome_counts.ANSWERS, of.answers), of.answered)
-    yield from (attempts, calls, waits, answers)
+    for rule, counts in found.items():
+        for column, outcome in OUTCOMES.items():
+            attempts.add_metric([rule, outcome], getattr(counts, column))
+        for family, histogram in ((waits, counts.waits), (answers, counts.answers)):
+            family.add_metric([rule], _buckets(histogram), _sum(histogram))
+    yield from (attempts, waits, answers)
 
 
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, int]]:
-    return list(zip([*map(str, bounds), "+Inf"], counts, strict=True))
+def _buckets(histogram: histograms.Histogram) -> list[tuple[str, int]]:
+    bounds = [f"{float(f'{histograms.begin(bound):.3g}'):g}" for bound in BOUNDS]
+    return list(zip([*bounds, "+Inf"], histograms.upto(histogram, BOUNDS), strict=True))
+
+
+def _sum(histogram: histograms.Histogram) -> float:
+    """The sum of the durations, right to a twentieth."""
+    return (histograms.mean(histogram) or 0.0) * sum(histogram.values())
+
+
+def _kept(using: str, names: Iterable[str]) -> dict[int, list[tuple[list[str], float]]]:
+    """How many calls of each rule failed or are unknown, of those that are kept. One statement."""
+    rows = tables.calls(using).filter(rule__in=names, status__in=KEPT).order_by()
+    counted = {
+        (status, rule): count
+        for status, rule, count in rows.values_list("status", "rule").annotate(Count("pk"))
+    }
+    return {s: [([name], float(counted.get((s, name), 0))) for name in names] for s in KEPT}
 
 
 def _left_at_providers(using: str, names: Iterable[str]) -> list[tuple[list[str], float]]:

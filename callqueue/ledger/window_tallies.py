@@ -81,7 +81,9 @@ class Tallies:
     def fullest(self) -> list[str]:
         """The values that are charged most, of a budget per key."""
         if not self.is_anew:
-            most = self._stored().order_by("-full_at", "-used")
+            # Of those that are loaded the rows may still have what has left since.
+            stored = self._stored().exclude(value__in=list(self.by_value))
+            most = stored.order_by("-full_at", "-used")
             self.load(most.values_list("value", flat=True)[:FULLEST])
         tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
         return [value for value, _ in tallies[-FULLEST:]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from callqueue import tables
 from callqueue.database import instant_us, places, quoted, rows
@@ -15,6 +16,7 @@ from callqueue.ledger.ready_calls import WAITING
 from callqueue.limits.budgets import key_part
 
 CAP = 10_000  # calls that are due later, of all rules together; of more, an index by rule tells
+CHUNK = 250  # SELECTs that one statement joins
 
 
 @dataclass
@@ -102,6 +104,17 @@ def of_keys(using: str, names: Sequence[str]) -> dict[str, list[tuple[str, int]]
         found[rule].append((text, int(count)))
     for listed in found.values():
         listed.sort(key=lambda one: (-one[1], one[0]))
+    return found
+
+
+def each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
+    """What a SELECT returns for each of these parameters, CHUNK of them in a statement. The first
+    parameter names what the row is about.
+    """
+    found: list[Any] = []
+    for chunk in (params[at : at + CHUNK] for at in range(0, len(params), CHUNK)):
+        sql = " UNION ALL ".join([select] * len(chunk))
+        found += rows(using, sql, [value for one in chunk for value in one])
     return found
 
 

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from django.db.models import Q
 
-from callqueue import conf, database, tables
+from callqueue import conf, tables
 from callqueue.database import from_us, to_us
 from callqueue.ledger import agreement
 from callqueue.limits.budgets import Book
 from callqueue.limits.kinds import SECOND
 from callqueue.limits.opinions import Difference
-from callqueue.operations import backlog, dispensers, history, standing
+from callqueue.operations import attempts_now, backlog, dispensers, history, standing
+from callqueue.operations.attempts_now import InFlight
 from callqueue.operations.drains import Known, drains
-from callqueue.operations.in_flight import InFlight, in_flight, workers
 from callqueue.operations.standing import STATES, HoldNow, Standing
 
 SILENT = 20 * SECOND  # without a sign of life, which comes every five, no dispenser is taken to run
@@ -63,7 +63,7 @@ def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
     """Read where all rules stand. `rates`: as if these limits had other rates (id in the settings
     -> rate).
     """
-    now = to_us(database.clock(using))
+    now, counted_until, peaks_until = history.counted_until(using)
     book = agreement.book_in_force(using).with_rates(rates or {})
     names = tuple(conf.current().rules)
     seen = _dispensers(using)
@@ -74,15 +74,24 @@ def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
         for name in names
     }
     waits = backlog.backlogs(using, names)
-    flights = in_flight(using)
-    counted_until, peaks_until = history.counted_until(using)
-    lately = history.lately(using, names, now, counted_until if counted_until > now - BEHIND else 0)
+    attempts = attempts_now.read(using, names, now)
+    lately = history.lately(using, names, now)
     peaks = history.peaks(using, history.QUARTER, history.quarter_before(now, history.HOUR))
-    known = Known(using, book, now, waits, flights, lately, held, standing.held_s(on_all, now))
+    known = Known(
+        using=using,
+        book=book,
+        now=now,
+        backlogs=waits,
+        flights=attempts.flights,
+        lately=lately,
+        rates=attempts.rates,
+        holds=held,
+        held=standing.held_s(on_all, now),
+    )
     pace = drains(known)
     rules = []
     for name in names:
-        flight, drain = flights.get(name, InFlight()), pace.get(name)
+        flight, drain = attempts.flights.get(name, InFlight()), pace.get(name)
         made = Standing(
             name=name,
             queues=tuple(book.rules[name].queues or ()),
@@ -95,10 +104,12 @@ def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
             peaks=[(one, peaks.get(history.kept_name(one.id))) for one in book.budgets[name]],
             drain=drain,
             drained_s=standing.drained_s(drain, flight, now, bool(alive)),
+            rate=attempts.rates[name].per_second,
+            latency=attempts.rates[name].latency,
         )
         rules.append(replace(made, state=made.doing(now, bool(alive))))
     rules.sort(key=lambda one: (STATES.index(one.state), -one.backlog.waiting))
-    differ = len({one.digest for one in alive if one.digest}) > 1
+    digests = {one.digest for one in alive if one.digest}
     return Board(
         now=now,
         book=book,
@@ -107,8 +118,8 @@ def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
         peaks_until=peaks_until,
         dispensers=[(one.name, one.seen_at) for one in alive],
         last_seen=seen[0].seen_at if seen else None,
-        workers=workers(using, now),
-        disagreements=agreement.disagreements(using) if differ else (),
+        workers=attempts.workers,
+        disagreements=agreement.disagreements(using, digests) if len(digests) > 1 else (),
         known=known,
     )
 

@@ -21,7 +21,8 @@ class Gate:
 
     `meter`: the limit's, now. `sizes`: how the calls are spread over the values of its `per`, where
     it is per key; `lanes`: over how many queues, where it is per queue. `before`: calls of other
-    rules that go first, and `beside`: that take turns. `cost`: what a call costs.
+    rules that go first, and `beside`: that take turns. `cost`: what a call costs; `charged_s`: for
+    how many seconds it is charged before it ages, 0 where nobody knows.
     """
 
     limit: Limit
@@ -31,19 +32,24 @@ class Gate:
     before: int = 0
     beside: int = 0
     cost: float = 1.0
+    charged_s: float = 0.0
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more fits now. Of a limit per key that cannot be said."""
         return not self.limit.is_keyed and self.meter.free <= 0
 
-    def seconds(self, calls: int, now: int, latency: float) -> float | None:
+    def seconds(self, calls: int, now: int) -> float | None:
         """Seconds until so many calls of the backlog have passed; None where nobody can say."""
         if self.limit.is_keyed:
             amount: float = depth(self.sizes, calls)
         else:
             amount = (calls + self.before + min(calls, self.beside)) / self.lanes
-        return self.limit.seconds_until_gone(self.meter, amount * self.cost, now, latency)
+        return self.passed_s(amount, now)
+
+    def passed_s(self, amount: float, now: int) -> float | None:
+        """Seconds until so many calls have passed that all count in the same window."""
+        return self.limit.seconds_until_gone(self.meter, amount * self.cost, now, self.charged_s)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Drain:
     belated: Sequence[tuple[float, int]] = ()
 
     def seconds(self, calls: int | None = None) -> float | None:
-        """Seconds until so many calls are gone, or all; None where nobody can say."""
+        """Seconds until so many calls are answered, or all; None where nobody can say."""
         calls = self.calls if calls is None else calls
         if not calls:
             return 0.0
@@ -76,20 +82,17 @@ class Drain:
 
     def _free(self, calls: int) -> float | None:
         """The same without what is kept back by holds on keys."""
-        taken = [gate.seconds(calls, self.now, self.latency) for gate in self.gates]
+        taken = [gate.seconds(calls, self.now) for gate in self.gates]
         if not taken:
             return self.held + calls / self.pace if self.pace else None
         known = [seconds for seconds in taken if seconds is not None]
-        return self.held + max(known) if len(known) == len(taken) else None
+        return self.held + max(known) + self.latency if len(known) == len(taken) else None
 
     def _after(self, seconds: float, kept: int) -> float:
         """Seconds until the calls of one value are gone that are kept back for so long."""
-        taken = [
-            gate.limit.seconds_until_gone(gate.meter, kept * gate.cost, self.now, self.latency)
-            for gate in self.gates
-            if gate.limit.is_keyed
-        ]
-        return seconds + max((one for one in taken if one is not None), default=0.0)
+        taken = [gate.passed_s(kept, self.now) for gate in self.gates if gate.limit.is_keyed]
+        known = [one for one in taken if one is not None]
+        return seconds + max(known, default=0.0) + self.latency
 
     def curve(self) -> list[tuple[float, int]]:
         """How many calls are left after so many seconds; empty where nobody can say."""

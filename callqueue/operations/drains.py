@@ -1,28 +1,26 @@
-"""How the backlogs of rules drain, from what is known of all of them, and what their long windows
+"""How the backlogs of rules drain: from what is known of all of them, and what their long windows
 hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-from django.db.models import Q
 
 from callqueue import tables
 from callqueue.database import loaded
 from callqueue.ledger.ready_calls import READY
+from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Meter, Usage
 from callqueue.operations import backlog as waiting
-from callqueue.operations import histograms
-from callqueue.operations.backlog import Backlog
+from callqueue.operations import histograms, window_use
+from callqueue.operations.attempts_now import InFlight, Rate
+from callqueue.operations.backlog import Backlog, each
 from callqueue.operations.draining import Drain, Gate
-from callqueue.operations.history import HOUR, LONG, MINUTE, QUARTER, Lately
-from callqueue.operations.in_flight import InFlight
+from callqueue.operations.history import Lately
 from callqueue.operations.standing import HoldNow, belated
-from callqueue.operations.waiting_counts import each
 
 SAMPLE = 100  # waiting calls of a rule whose mean cost is taken for all
 SAMPLED = 4000  # of all rules together, or ten of each
@@ -38,6 +36,7 @@ class Known:
     backlogs: Mapping[str, Backlog]
     flights: Mapping[str, InFlight]
     lately: Mapping[str, Lately]
+    rates: Mapping[str, Rate]
     holds: Mapping[str, Sequence[HoldNow]]
     held: Mapping[str, float]
 
@@ -49,13 +48,19 @@ def drains(known: Known) -> dict[str, Drain]:
     """
     book, now = known.book, known.now
     names = [name for name, one in known.backlogs.items() if one.ready]
-    used = _used(known, {b.id: b for name in names for b in book.budgets[name]}.values())
+    long = {b.id: b for name in names for b in book.budgets[name] if _is_long(b)}
+    used = window_use.stretches(known.using, long.values(), now)
     keys = waiting.of_keys(known.using, [name for name in names if _wants_keys(known, name)])
     costs = _mean_costs(known, names)
     found = {}
     for name in names:
+        latency = _latency(known, name)
         gates = [
-            _gate(known, name, budget, used.get(budget.id, ()), keys.get(name, ()), cost)
+            replace(
+                _gate(known, name, budget, used.get(budget.id, ()), keys.get(name, ())),
+                cost=cost,
+                charged_s=_charged_s(known, name, budget, latency),
+            )
             for budget in book.budgets[name]
             if (cost := costs.get((name, budget.limit.unit), 1.0))
         ]
@@ -63,12 +68,32 @@ def drains(known: Known) -> dict[str, Drain]:
             calls=known.backlogs[name].ready,
             gates=gates,
             now=now,
-            latency=histograms.mean(known.lately[name].quarter.answers) or 0.0,
-            pace=known.lately[name].minute.sent / 60,
+            latency=latency,
+            pace=known.rates[name].per_second,
             held=known.held.get(name, 0.0),
             belated=belated(known.holds.get(name, ()), keys.get(name, ()), now),
         )
     return found
+
+
+def _is_long(budget: Budget) -> bool:
+    return budget.limit.is_plain and budget.limit.window_us > 60 * SECOND
+
+
+def _latency(known: Known, name: str) -> float:
+    """Seconds that a call takes: of the last minute's, or of the last quarter of an hour's; 0 where
+    none was answered.
+    """
+    return known.rates[name].latency or histograms.mean(known.lately[name].quarter.answers) or 0.0
+
+
+def _charged_s(known: Known, name: str, budget: Budget, latency: float) -> float:
+    """For how many seconds a call is charged before it ages; 0 where nobody knows."""
+    limit = budget.limit
+    is_told = known.rates[name].is_stamped and not known.book.rules[name].redirects
+    if limit.ages_unanswered and is_told and not is_tallied(limit):
+        return min(latency, limit.jitter_us / SECOND)
+    return latency
 
 
 def _wants_keys(known: Known, name: str) -> bool:
@@ -85,18 +110,17 @@ def _gate(
     budget: Budget,
     used: Sequence[tuple[int, int]],
     keys: Sequence[tuple[str, int]],
-    cost: float,
 ) -> Gate:
     limit, book, now = budget.limit, known.book, known.now
     if limit.is_keyed:
         sizes = known.backlogs[name].sizes
         if limit.per != "key":
             sizes = waiting.sizes_of(keys, limit.per)
-        return Gate(limit, limit.meter(Usage(since=limit.horizon(now)), now), sizes, cost=cost)
+        return Gate(limit, limit.meter(Usage(since=limit.horizon(now)), now), sizes)
     before, beside = _others(book, name, budget, known.backlogs)
     lanes = len(book.rules[name].queue_names) if limit.is_per_queue else 1
     meter = _meter(budget, known.flights, used, now)
-    return Gate(limit, meter, lanes=lanes, before=before, beside=beside, cost=cost)
+    return Gate(limit, meter, lanes=lanes, before=before, beside=beside)
 
 
 def _meter(
@@ -110,9 +134,8 @@ def _meter(
     """
     limit = budget.limit
     is_open = sum(flights.get(rule, InFlight()).count for rule in budget.rules)
-    aged = [one for one in used if one[0] > limit.horizon(now)]
     charged = min(is_open, limit.capacity) if limit.is_plain else 0
-    return limit.meter(Usage(charged, aged, limit.horizon(now)), now)
+    return limit.meter(Usage(charged, used, limit.horizon(now)), now)
 
 
 def _others(
@@ -129,44 +152,6 @@ def _others(
             elif book.rules[other].priority == own:
                 beside += backlogs[other].ready
     return before, beside
-
-
-def _used(known: Known, budgets: Iterable[Budget]) -> dict[str, list[tuple[int, int]]]:
-    """What the windows of these budgets hold that are longer than a minute: (instant, calls) of
-    stretches, the oldest first.
-    """
-    now = known.now
-    wanted: dict[str, tuple[Budget, int]] = {}
-    for budget in budgets:
-        limit = budget.limit
-        if limit.is_plain and limit.window_us > 60 * SECOND:
-            wanted[budget.id] = (budget, _width(limit.window_us // SECOND))
-    if not wanted:
-        return {}
-    asked = Q()
-    for budget, width in wanted.values():
-        since = budget.limit.horizon(now) // SECOND - width
-        asked |= Q(rule__in=_charging(budget), width=width, start__gt=since)
-    rows = tables.totals(known.using).filter(asked, key="").order_by("start")
-    by_rule: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for rule, width, start, sent in rows.values_list("rule", "width", "start", "sent"):
-        at = min(now, (start + width) * SECOND)
-        by_rule.setdefault((rule, width), []).append((at, sent))
-    return {
-        name: sorted(one for rule in _charging(budget) for one in by_rule.get((rule, width), ()))
-        for name, (budget, width) in wanted.items()
-    }
-
-
-def _width(seconds: int) -> int:
-    if seconds <= 2 * HOUR:
-        return MINUTE
-    return QUARTER if seconds <= 30 * HOUR else LONG
-
-
-def _charging(budget: Budget) -> list[str]:
-    """The rules that charge it, and those that did and still count."""
-    return [*budget.rules, *(name for name, _ in budget.former)]
 
 
 def _mean_costs(known: Known, names: Sequence[str]) -> dict[tuple[str, str], float]:

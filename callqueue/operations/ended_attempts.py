@@ -17,7 +17,7 @@ from callqueue.database import (
     quoted,
     rows,
 )
-from callqueue.operations.waiting_counts import each
+from callqueue.operations.backlog import each
 
 FAILED = (states.ERRORED, states.GAVE_UP, states.LOST)
 

@@ -15,12 +15,13 @@ from django.utils.translation import ngettext
 
 from callqueue import tables
 from callqueue.database import from_us
+from callqueue.ledger.account import Account
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Usage
 from callqueue.limits.kinds.base import MOST_JITTER
 from callqueue.limits.simulation import DELIVERY, Simulated, simulate
+from callqueue.operations import window_use
 from callqueue.operations.ahead import CAP, Ahead
-from callqueue.operations.ledger_view import LedgerView
 from callqueue.operations.limit_usage import in_flight_note
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Expected:
     reason: str
 
 
-def expected(call: CallQueue, account: LedgerView, ahead: Ahead, start: int) -> Expected:
+def expected(call: CallQueue, account: Account, ahead: Ahead, start: int) -> Expected:
     """When the last limit lets it go, if those before it go as fast as they may."""
     binding, pace = _used_up(call, account), _pace(account.using, call.rule)
     why = _unforeseeable(call, account, ahead, pace, binding)
@@ -70,7 +71,7 @@ def expected(call: CallQueue, account: LedgerView, ahead: Ahead, start: int) -> 
 
 
 def _unforeseeable(
-    call: CallQueue, account: LedgerView, ahead: Ahead, pace: Pace | None, binding: Budget | None
+    call: CallQueue, account: Account, ahead: Ahead, pace: Pace | None, binding: Budget | None
 ) -> str:
     """Why nobody can say when it goes; empty where somebody can."""
     for budget in account.book.budgets[call.rule]:
@@ -90,7 +91,7 @@ def _unforeseeable(
 
 
 def _runs(
-    call: CallQueue, account: LedgerView, ahead: Ahead, pace: Pace
+    call: CallQueue, account: Account, ahead: Ahead, pace: Pace
 ) -> dict[int, list[tuple[Budget, Usage]]]:
     """The budgets that it counts in, with their charges, by how many calls pass them up to and with
     this one.
@@ -105,7 +106,7 @@ def _runs(
 
 def _simulated(
     call: CallQueue,
-    account: LedgerView,
+    account: Account,
     ahead: Ahead,
     calls: int,
     charged: list[tuple[Budget, Usage]],
@@ -142,9 +143,7 @@ def _queued(budget: Budget, ahead: Ahead) -> int:
     return own + sum(count for name, count in ahead.others.items() if name in budget.rules)
 
 
-def _single(
-    call: CallQueue, account: LedgerView, budget: Budget, pace: Pace
-) -> tuple[Budget, Usage]:
+def _single(call: CallQueue, account: Account, budget: Budget, pace: Pace) -> tuple[Budget, Usage]:
     """The budget as one that all calls pass, with its charges: of the call's own key, or of all its
     queues together.
     """
@@ -153,16 +152,18 @@ def _single(
     if (late := limit.jitter_us / SECOND + pace.late) <= MOST_JITTER:
         limit = replace(limit, jitter=late)
     if not budget.limit.is_per_queue:
-        return replace(budget, limit=limit), account.usage(budget, budget.value_of(call.key, ""))
+        return replace(budget, limit=limit), window_use.usage(
+            account, budget, budget.value_of(call.key, "")
+        )
     queues = account.book.rules[call.rule].queue_names
-    usages = [account.usage(budget, queue) for queue in queues]
+    usages = [window_use.usage(account, budget, queue) for queue in queues]
     aged = sorted(charge for usage in usages for charge in usage.aged)
     level = sum(usage.level for usage in usages)
     together = Usage(sum(u.open for u in usages), aged, max(u.since for u in usages), level)
     return replace(budget, limit=limit.times(len(queues))), together
 
 
-def _used_up(call: CallQueue, account: LedgerView) -> Budget | None:
+def _used_up(call: CallQueue, account: Account) -> Budget | None:
     """The limit that would let this very call go last, were it the next; None where all would let
     it go now.
     """
@@ -199,14 +200,12 @@ def _reason(ahead: Ahead, label: str | None, is_used_up: bool, is_soon: bool) ->
     return _("%(before)s, as fast as %(limit)s allows") % values if label else before
 
 
-def _in_flight(
-    call: CallQueue, account: LedgerView, binding: Budget | None, pace: Pace | None
-) -> str:
+def _in_flight(call: CallQueue, account: Account, binding: Budget | None, pace: Pace | None) -> str:
     """What uses the limit up, where most of that is calls in flight; empty otherwise."""
     if binding is None or pace is None:
         return ""
     value = binding.value_of(call.key, account.book.rules[call.rule].queue_names[0])
-    amount = account.open.get((binding.id, value), 0)
+    amount = window_use.in_flight(account, binding, value)
     if 2 * amount < binding.limit.capacity:
         return ""
     return f": {in_flight_note(amount, binding.limit.unit, pace.latency)}"
@@ -236,7 +235,7 @@ def _pace(using: str, rule: str) -> Pace | None:
     return Pace(latency, max(0.0, late - DELIVERY), is_stamped)
 
 
-def _stalled(account: LedgerView) -> int:
+def _stalled(account: Account) -> int:
     """Attempts of the group that were released a while ago and that no worker has begun."""
     unbegun = tables.attempts(account.using).unbegun().filter(rule__in=account.rules)
     return int(unbegun.filter(released_at__lt=from_us(account.now) - STALLED)[: CAP + 1].count())

@@ -7,7 +7,6 @@ call. Changes nothing.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -20,15 +19,13 @@ from callqueue.database import clock, from_us, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
 from callqueue.limits.budgets import Book
-from callqueue.operations import ahead, formatting, ledger_view
-from callqueue.operations.attempt_sums import AttemptSums
+from callqueue.operations import ahead, formatting
 from callqueue.operations.expected_release import expected, grouped
 from callqueue.sending.validation import check_key
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
-COUNTING = 0.1  # seconds spent on counting what large windows hold; the rest of it is estimated
 SILENT = timedelta(seconds=60)  # without a sign of life after which no dispenser is taken to run
 
 
@@ -53,9 +50,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     now = to_us(clock(using))
     book = agreement.book_in_force(using)
     group = book.groups[rule]
-    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
-    account = ledger.read(using, book, group, now, memo)
-    account.read_keys([text])
+    account = _account(using, book, group, now, text)
     if holds.in_force(using, group, from_us(now)).blocking(rule, text):
         return False
     return _fits(account, rule, text, 1)
@@ -89,10 +84,7 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
         return Forecast(silence, position)
     if position is None:
         return Forecast(_("more than %s calls go before it") % grouped(ahead.CAP))
-    sums = AttemptSums(using, to_us(now), time.monotonic() + COUNTING)
-    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
-    account = ledger_view.look(using, book, group, to_us(now), memo, sums=sums)
-    account.read_keys([call.key])
+    account = _account(using, book, group, to_us(now), call.key)
     start = now if hold is None or hold.until is None else hold.until
     release = expected(call, account, before, to_us(start))
     if release.instant is None:
@@ -105,6 +97,14 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     else:
         reason = release.reason
     return Forecast(reason + _unseen(using), position, instant)
+
+
+def _account(using: str, book: Book, group: tuple[str, ...], now: int, key: str) -> ledger.Account:
+    """What is charged now to the limits of a group of rules, for this key."""
+    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
+    account = ledger.read(using, book, group, now, memo)
+    account.read_keys([key])
+    return account
 
 
 def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:

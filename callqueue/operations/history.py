@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from django.db.models import Q, Sum
+from django.db.models import Sum
 
-from callqueue import tables
+from callqueue import database, tables
+from callqueue.database import ClockNow, loaded, quoted, to_us
+from callqueue.database import rows as read
 from callqueue.limits.kinds import SECOND
 from callqueue.maintenance.history import DAY as DAY
 from callqueue.maintenance.history import HOUR as HOUR
@@ -80,12 +82,15 @@ class PeakUse:
     full_until: int = 0
 
 
-def counted_until(using: str) -> tuple[int, int]:
-    """Up to when attempts are in the totals, and in the peaks: microseconds; 0 where nothing was
-    counted yet.
+def counted_until(using: str) -> tuple[int, int, int]:
+    """The instant that it is now, and up to when attempts are in the totals, and in the peaks:
+    microseconds; 0 where nothing was counted yet. One statement; then two.
     """
-    row = tables.counted(using).values_list("until", "peaks_until").first()
-    return row or (0, 0)
+    rows = tables.counted(using).annotate(now=ClockNow())
+    found = rows.values_list("now", "until", "peaks_until").first()
+    if found is None:
+        return to_us(database.clock(using)), 0, 0
+    return to_us(found[0]), found[1], found[2]
 
 
 def of_rule(using: str, rule: str, shown: Range, now: int) -> list[tuple[int, Counts]]:
@@ -129,36 +134,46 @@ def quarter_before(now: int, seconds: int) -> int:
 
 @dataclass
 class Lately:
-    """A rule's last hour and day, and its last quarter of an hour by minutes."""
+    """A rule's last hour, day and quarter of an hour."""
 
     hour: Counts = field(default_factory=Counts)
     day: Counts = field(default_factory=Counts)
     quarter: Counts = field(default_factory=Counts)
-    minute: Counts = field(default_factory=Counts)
 
 
-def lately(using: str, rules: Sequence[str], now: int, counted: int) -> dict[str, Lately]:
-    """Every rule's last hour, in whole minutes and the present one, and last day, in quarters of an
-    hour. Two statements. `minute`: the last whole one that is `counted`; 0: none is.
+def lately(using: str, rules: Sequence[str], now: int) -> dict[str, Lately]:
+    """Every rule's last hour and quarter of an hour, in whole minutes and the present one, and last
+    day, in quarters of an hour. One statement.
     """
     found = {rule: Lately() for rule in rules}
     hour, day = RANGES[0].starts(now)[0], RANGES[1].starts(now)[0]
-    rows = tables.totals(using).filter(
-        Q(width=MINUTE, start__gte=hour) | Q(width=QUARTER, start__gte=day), key=""
+    quarter = now // SECOND // MINUTE * MINUTE - QUARTER
+    table, no_key = tables.name(using, "Total"), f"{quoted(using, 'key')} = ''"
+    counted, summed = ", ".join(COUNTED), ", ".join(f"SUM({name})" for name in COUNTED)
+    sql = (
+        f"SELECT 0, rule, {counted}, waits, answers FROM {table} "
+        f"WHERE width = {MINUTE} AND start >= {quarter} AND {no_key} UNION ALL "
+        f"SELECT width, rule, {summed}, NULL, NULL FROM {table} "
+        f"WHERE (width = {MINUTE} AND start >= {hour} OR width = {QUARTER} AND start >= {day}) "
+        f"AND {no_key} GROUP BY width, rule"
     )
-    sums = {f"{name}_": Sum(name) for name in COUNTED}
-    for rule, width, *counts in rows.values_list("rule", "width").annotate(**sums):
+    for width, rule, *counts, waits, answers in read(using, sql):
         if rule in found:
-            of_range = found[rule].hour if width == MINUTE else found[rule].day
-            of_range.add(Counts(*counts))
-    minute = counted // SECOND // MINUTE * MINUTE - MINUTE
-    since = now // SECOND // MINUTE * MINUTE - QUARTER
-    rows = tables.totals(using).filter(key="", width=MINUTE, start__gte=since)
-    for rule, start, *counts in rows.values_list("rule", "start", *COLUMNS):
+            one = found[rule]
+            values: list[Any] = [*map(int, counts), loaded(waits) or {}, loaded(answers) or {}]
+            part = Counts(**dict(zip(COLUMNS, values, strict=True)))
+            {0: one.quarter, MINUTE: one.hour, QUARTER: one.day}[width].add(part)
+    return found
+
+
+def this_hour(using: str, rules: Sequence[str], now: int) -> dict[str, Counts]:
+    """What each of these rules came to since the hour began (UTC). One statement."""
+    found = {rule: Counts() for rule in rules}
+    began = now // SECOND // HOUR * HOUR
+    rows = tables.totals(using).filter(key="", width=QUARTER, start__gte=began)
+    for rule, *counts in rows.values_list("rule", *COLUMNS):
         if rule in found:
-            found[rule].quarter.add(Counts(*counts))
-            if start == minute:
-                found[rule].minute.add(Counts(*counts))
+            found[rule].add(Counts(*counts))
     return found
 
 

@@ -12,10 +12,10 @@ from callqueue.database import to_us
 from callqueue.limits.budgets import Budget, key_part
 from callqueue.limits.kinds import SECOND
 from callqueue.operations import histograms
+from callqueue.operations.attempts_now import InFlight
 from callqueue.operations.backlog import Backlog
 from callqueue.operations.draining import Drain
 from callqueue.operations.history import Lately, PeakUse
-from callqueue.operations.in_flight import InFlight
 
 STALLED = 10 * SECOND  # after which a released call that no worker began says that none is there
 FAILING = 0.2  # share of failed attempts over a quarter of an hour from which a rule is failing
@@ -53,7 +53,8 @@ class HoldNow:
 class Standing:
     """Where one rule stands. `hold`: what holds the whole rule; `holds`: all. `drain`: how its
     backlog goes; None where it has none. `peaks`: the highest use of its limits within the last
-    hour, in the settings' order.
+    hour, in the settings' order. `rate`: attempts answered a second, over the last minute;
+    `latency`: seconds that each took, 0 where none was.
     """
 
     name: str
@@ -67,16 +68,13 @@ class Standing:
     peaks: Sequence[tuple[Budget, PeakUse | None]]
     drain: Drain | None
     drained_s: float | None
+    rate: float
+    latency: float
 
     @property
     def p95(self) -> float | None:
         """The 95th percentile of the wait, in seconds, over the last quarter of an hour."""
         return histograms.percentile(self.lately.quarter.waits, histograms.P95)
-
-    @property
-    def rate(self) -> float:
-        """Attempts sent a second, over the last whole minute; 0 where nobody has counted it."""
-        return self.lately.minute.sent / 60
 
     def doing(self, now: int, is_dispensing: bool) -> str:
         """What it is doing: the worst that can be said of it."""
@@ -93,7 +91,7 @@ class Standing:
             return "idle"
         if self._is_at_limit(now):
             return "at_limit"
-        return "draining" if self.lately.minute.sent or self.in_flight.count else "stuck"
+        return "draining" if self.rate or self.in_flight.count else "stuck"
 
     def _is_at_limit(self, now: int) -> bool:
         """Whether a limit is used up: by what it is charged with now, or by what one of its windows

@@ -1,64 +1,54 @@
-"""Where every rule stands: what the dashboard, callqueue_status and the metrics show. Reads, and
-changes nothing.
-
-In: a database alias. Out: `look()`, a list of RuleOverview, or `overview()`, all of it as one JSON
-document. Every read is bounded, so that it costs the same with a million calls waiting as with ten
-thousand; only `exact` counts are not.
+"""Where every rule stands, for `callqueue_status` and the metrics: what the dashboard shows, with
+how far each limit is used now. Reads, and changes nothing; every count is exact.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from callqueue import conf
-from callqueue.ledger import agreement, holds
 from callqueue.limits.kinds import SECOND
-from callqueue.operations import limit_usage, status_snapshot
-from callqueue.operations.drain_time import drain_s
-from callqueue.operations.limit_usage import KeyOverview, LimitOverview
+from callqueue.operations import board as boards
+from callqueue.operations import limit_usage, not_queued
+from callqueue.operations.board import Board
+from callqueue.operations.limit_usage import LimitUse
 from callqueue.operations.not_queued import NotQueued
-from callqueue.operations.status_snapshot import Snapshot
-
-COUNTING = 0.04  # seconds spent on counting what large windows hold
+from callqueue.operations.standing import HoldNow, Standing
 
 
 @dataclass(frozen=True)
-class RuleOverview:
+class RuleStatus:
     """One rule. Times in seconds; None: nothing is due, nobody can say.
 
-    `waiting` is exact unless `is_estimate`. `rate_per_s`: attempts answered over the last minute;
-    `failing`: the share of them that did not succeed, also where their calls are tried again; None
-    where none was answered. `drain_s`: until everything that waits is answered, if the limits are
-    all that holds it back. `hold`: on the whole rule; `holds`: all. `in_flight` counts permits too,
-    which `not_queued` are.
+    `standing`: as the dashboard shows it; of what is in flight, `not_queued` are permits.
+    `drain_s`: until everything that is due is answered, if limits and holds are all that keeps it
+    back.
     """
 
-    name: str
-    priority: int
-    waiting: int
-    is_estimate: bool
-    in_flight: int
+    standing: Standing
+    limits: Sequence[LimitUse]
+    not_queued: NotQueued
     oldest_due_s: float | None
-    drain_s: float | None
-    rate_per_s: float
-    hold: holds.InForce | None
-    limits: Sequence[LimitOverview]
-    holds: Sequence[holds.InForce] = ()
-    keys: Sequence[KeyOverview] = ()
-    queues: tuple[str, ...] = ()
-    failing: float | None = None
-    not_queued: NotQueued = field(default_factory=NotQueued)
+
+    @property
+    def name(self) -> str:
+        return self.standing.name
+
+    @property
+    def drain_s(self) -> float | None:
+        return 0.0 if self.standing.drain is None else self.standing.drain.seconds()
 
     def as_json(self) -> dict[str, Any]:
         """What `callqueue_status --json` prints of a rule."""
-        hold = self.hold
+        rule = self.standing
+        on_rule = [one for one in rule.holds if one.per == "rule"]
+        hold = rule.hold if on_rule else None
         return {
-            "waiting": self.waiting,
-            "in_flight": self.in_flight,
+            "waiting": rule.backlog.waiting,
+            "in_flight": rule.in_flight.count,
             "not_queued": {
                 "in_flight": self.not_queued.in_flight,
                 "waiting": self.not_queued.waiting,
@@ -66,95 +56,75 @@ class RuleOverview:
             },
             "oldest_due_s": _rounded(self.oldest_due_s),
             "drain_s": _rounded(self.drain_s),
-            "rate_per_s": round(self.rate_per_s, 3),
-            "hold": hold and {"until": _iso(hold.until), "reason": hold.reason},
+            "rate_per_s": round(rule.rate, 3),
+            "hold": hold and _hold(hold),
             "holds": [
-                {"per": h.per, "value": h.value, "until": _iso(h.until), "reason": h.reason}
-                for h in self.holds
-                if h.per != "rule"
+                {"per": one.per, "value": one.value, **_hold(one)}
+                for one in rule.holds
+                if one.per != "rule"
             ],
             "limits": [
-                {name: getattr(limit, name) for name in _OF_A_LIMIT} for limit in self.limits
+                {
+                    "name": one.name,
+                    "per": one.per,
+                    "rate": one.rate,
+                    "used": one.used,
+                    "free": one.free,
+                    "note": one.note(rule.latency),
+                }
+                for one in self.limits
             ],
         }
 
 
 def overview(using: str) -> dict[str, Any]:
-    """`{"rules": {NAME: {...}}, "disagreements": [...]}` as `callqueue_status --json` prints it,
-    with exact counts.
+    """`{"rules": {NAME: {...}}, "dispensers": ..., "disagreements": [...]}` as `callqueue_status
+    --json` prints it.
     """
+    board = boards.read(using)
     return {
-        "rules": {rule.name: rule.as_json() for rule in look(using, exact=True)},
+        "rules": {rule.name: rule.as_json() for rule in _rules(using, board)},
+        "dispensers": len(board.dispensers),
+        "last_dispenser_seen": None if board.last_seen is None else board.last_seen.isoformat(),
         "disagreements": [
             {
                 "limit": one.limit,
                 "rules": list(one.rules),
                 "said": {what: list(who) for what, who in one.said.items()},
             }
-            for one in agreement.disagreements(using)
+            for one in board.disagreements
         ],
     }
 
 
-def look(
-    using: str,
-    *,
-    exact: bool = False,
-    keys: int = 0,
-    rates: Mapping[str, str] | None = None,
-    only: str | None = None,
-    until: float | None = None,
-) -> list[RuleOverview]:
-    """Every rule of the settings, or `only` one, in the settings' order.
-
-    With `exact` every waiting call is counted, one index entry each. `keys`: so many keys of each
-    rule that is limited per key. `rates`: what if these budgets had other rates (budget id ->
-    rate)? `until`: when (monotonic) it is late, and what large windows hold is estimated.
-    """
-    config = conf.current()
-    book = agreement.book_in_force(using)
-    names = tuple(rule for rule in config.rules if only is None or rule in book.groups[only])
-    late = time.monotonic() + COUNTING
-    seen = status_snapshot.read(
-        using,
-        book.with_rates(rates or {}),
-        names,
-        exact=exact,
-        keys=keys,
-        until=late if until is None else min(until, late),
-    )
-    return [_of_rule(seen, name) for name in names if only in (None, name)]
+def look(using: str) -> list[RuleStatus]:
+    """Every rule of the settings, in their order."""
+    return _rules(using, boards.read(using))
 
 
-def drain_with(using: str, rule: str, rates: Mapping[str, str]) -> float | None:
-    """The rule's drain time if these budgets had other rates; None where nobody can say."""
-    (found,) = look(using, only=rule, rates=rates)
-    return found.drain_s
+def _rules(using: str, board: Board) -> list[RuleStatus]:
+    names = list(conf.current().rules)
+    uses = limit_usage.of_rules(using, board.book, names, board.now)
+    permits = not_queued.by_rule(using)
+    standing = {one.name: one for one in board.rules}
+    return [
+        RuleStatus(
+            standing[name],
+            uses[name],
+            permits.get(name, NotQueued()),
+            _age(standing[name].backlog.oldest_due, board.now),
+        )
+        for name in names
+    ]
 
 
-def _of_rule(seen: Snapshot, name: str) -> RuleOverview:
-    rule, held, oldest = seen.book.rules[name], seen.held.by_rule.get(name, ()), seen.oldest_due
-    hold = max((h for h in held if h.per == "rule"), key=lambda hold: hold.end, default=None)
-    return RuleOverview(
-        name=name,
-        priority=rule.priority,
-        waiting=seen.waiting.by_rule[name],
-        is_estimate=name in seen.waiting.estimated,
-        in_flight=seen.in_flight.get(name, 0),
-        oldest_due_s=max(0.0, (seen.now - oldest[name]) / SECOND) if name in oldest else None,
-        drain_s=drain_s(seen, name, hold),
-        rate_per_s=seen.rates[name].per_second,
-        hold=hold,
-        limits=limit_usage.of_rule(seen, name),
-        holds=held,
-        keys=limit_usage.of_keys(seen, name),
-        queues=tuple(rule.queues or ()),
-        failing=seen.rates[name].failing,
-        not_queued=seen.not_queued.get(name, NotQueued()),
-    )
+def _age(due: int | None, now: int) -> float | None:
+    """For how long a call has been due; None where it is due later."""
+    return None if due is None or due > now else (now - due) / SECOND
 
 
-_OF_A_LIMIT = ("name", "per", "rate", "used", "free", "note")
+def _hold(hold: HoldNow) -> dict[str, str | None]:
+    return {"until": _iso(hold.until), "reason": hold.reason}
 
 
 def _iso(instant: datetime | None) -> str | None:

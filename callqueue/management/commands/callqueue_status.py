@@ -110,7 +110,17 @@ def _lines(seen: Mapping[str, Any]) -> Iterator[str]:
     for number, line in enumerate(table(HEADING, rows, right={1, 2, 3})):
         yield line
         yield from limits.get(number, ())
+    if not seen["dispensers"]:
+        yield _silence(seen["last_dispenser_seen"])
     yield from map(_disagreement, seen["disagreements"])
+
+
+def _silence(last: str | None) -> str:
+    if last is None:
+        return "no dispenser has been seen yet: nothing is sent until one runs"
+    at = datetime.fromisoformat(last)
+    ago = formatting.from_now((at - timezone.now()).total_seconds())
+    return f"no dispenser runs (the last was seen {ago}): nothing is sent until one does"
 
 
 def _disagreement(one: Mapping[str, Any]) -> str:

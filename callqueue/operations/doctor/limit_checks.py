@@ -10,8 +10,8 @@ from callqueue.database import to_us
 from callqueue.ledger import agreement
 from callqueue.limits.budgets import Book, Budget
 from callqueue.limits.kinds import SECOND, Limit
-from callqueue.operations import answer_rates, formatting
-from callqueue.operations.answer_rates import Rate
+from callqueue.operations import attempts_now, formatting
+from callqueue.operations.attempts_now import Rate
 from callqueue.operations.doctor.check import Check, well, wrong
 
 ENOUGH = 0.9  # of what the limits allow: less than that is worth a word
@@ -20,7 +20,7 @@ ENOUGH = 0.9  # of what the limits allow: less than that is worth a word
 def check_reach(using: str) -> Check:
     """No limit of what is in flight, or that waits for answers, keeps a rule from its rate."""
     book, names = agreement.book_in_force(using), list(conf.current().rules)
-    rates = answer_rates.rates(using, names, to_us(database.clock(using)))
+    rates = attempts_now.read(using, names, to_us(database.clock(using))).rates
     found = [told for name in names for told in _unreachable(book, name, rates[name])]
     if not found:
         return well("reach", "answers are quick enough for every limit")

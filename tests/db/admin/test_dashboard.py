@@ -61,8 +61,11 @@ def test_a_rule_is_a_row_the_worst_first(
     for rule in ("held", "full", "full"):
         send(rule)
     totals("failing", sent=10, failed=9)
-    totals("full", sent=300)
     counted_now()
+    now = timezone.now()
+    CallAttempt.objects.create(
+        call_id=1, number=1, rule="full", released_at=now, finished_at=now, outcome="succeeded"
+    )
     Peak.objects.create(
         budget="full#0", width=history.QUARTER, highest=5, allowed=5,
         start=int(timezone.now().timestamp()) // 900 * 900,
