@@ -19,16 +19,20 @@ from contextlib import suppress
 from typing import TypeVar
 
 from callqueue import clocks, database, events, telemetry, transitions
-from callqueue.execution import claim, executor, judging, recorder, request, telling, thread_pool
+from callqueue.execution import claim, judging, recorder, request, telling, thread_pool
 from callqueue.execution.announcer import Announcer
 from callqueue.execution.telling import TELL
+from callqueue.execution.thread_pool import Shift
 from callqueue.handlers import HTTP_METHODS
 from callqueue.transitions import Job, Result
 
 RECORDED = 2.0  # seconds past the last lease that a process which leaves waits for the last record
 
+# seconds that a worker that is told to go at once stays for what has just been answered
+LEAVING = 1.0
+SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
+
 T = TypeVar("T")
-Shift = thread_pool.Shift[Job, Result]
 
 
 class Message:
@@ -76,7 +80,7 @@ class Flight:
             if not message.settled.wait(seconds):
                 self._leave(message, seconds)
         except BaseException:  # a time limit, or the process ends
-            self._leave(message, executor.LEAVING)
+            self._leave(message, LEAVING)
             self._void(message)
             raise
         return message
@@ -92,7 +96,7 @@ class Flight:
         if hurried:
             self.is_hurried = True
             self.bell.put(None)
-            self.landed.wait(executor.LEAVING)
+            self.landed.wait(LEAVING)
             return
         now = latest = clocks.monotonic()
         end = now + (math.inf if seconds is None else seconds)
@@ -198,7 +202,7 @@ class Flight:
             shift = Shift(wired, make, self.bell)
             self.shifts.append(shift)
             self.live.add(shift)
-            shift.begin(executor.hands(wired))
+            shift.begin(_hands(wired))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 
     def _settle(self) -> None:
@@ -249,3 +253,13 @@ class Flight:
                 return work()
         finally:
             database.close_all()  # what a listener opened
+
+
+def _hands(jobs: Sequence[Job]) -> int:
+    """How many threads begin: one for each call that has an instant of its own, connected and
+    waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
+    as answers take as long as the last ones.
+    """
+    untimed = [job.rule_name for job in jobs if job.send_at is None]
+    waits = sum(map(request.expected_wait, untimed))
+    return len(jobs) - len(untimed) + round(waits / SOON)

@@ -84,7 +84,7 @@ class _Run:
 
         for _, ids in messages:
             self.attempts += len(ids)
-            executor.execute(using, ids, inline=True)
+            executor.execute(using, ids)
             for transport in active_transports:
                 transport.check()
         return True

@@ -137,7 +137,7 @@ def test_the_others_of_a_message_are_made_beside_a_call_that_is_locked(
     ids = released_by("r")
     with told_of_ends() as told:
         with held_by_a_host(calls[3].pk), waiting_for_nobody():
-            assert executor.execute("default", ids, inline=True) == 32
+            assert executor.execute("default", ids) == 32
             assert recovery.recover("default") == 0
             assert CallQueue.objects.done().count() == 31
             assert statuses(calls[3]) == [Status.DISPATCHED]
@@ -200,7 +200,7 @@ def test_the_others_of_a_message_are_begun_beside_a_cancel_that_has_not_committe
     ids, cancelled = released_by("r"), calls[7]
     monkeypatch.setattr(executor, "LOCKED", (0.0,))
     with held_by_a_host(cancelled.pk, first=fresh(cancelled).cancel), waiting_for_nobody():
-        assert executor.execute("default", ids, inline=True) == 31
+        assert executor.execute("default", ids) == 31
         assert CallQueue.objects.done().count() == 31
     if ends == "commit":
         fresh(cancelled).cancel()
@@ -219,7 +219,7 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(
     host = held_by_a_host(call.pk, first=fresh(call).cancel)
     host.__enter__()
     monkeypatch.setattr(executor.time, "sleep", lambda _: host.__exit__(None, None, None))
-    assert executor.execute("default", ids, inline=True) == 0
+    assert executor.execute("default", ids) == 0
     assert statuses(call) == [Status.NEW]
 
 

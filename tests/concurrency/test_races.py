@@ -168,7 +168,7 @@ def test_no_more_calls_are_on_the_wire_than_may_be_at_once(rules: Rules, remote:
     def worker() -> None:
         while not (finished.is_set() and messages.empty()):
             try:
-                executor.execute("default", [messages.get(timeout=0.05)], inline=True)
+                executor.execute("default", [messages.get(timeout=0.05)])
             except queue.Empty:
                 continue
 
@@ -282,7 +282,7 @@ def test_of_workers_with_the_same_message_one_makes_the_call(rules: Rules, remot
     for _ in range(ROUNDS):
         send("r")
     ids = released_by("r")
-    made = together(*[lambda: executor.execute("default", ids, inline=True)] * 5)
+    made = together(*[lambda: executor.execute("default", ids)] * 5)
     assert sum(made) == len(remote.requests) == ROUNDS
     assert CallQueue.objects.done().count() == ROUNDS
 
@@ -418,7 +418,7 @@ def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(
         for _ in range(12):
             ids = [r.attempt_id for r in release("default", ["r"], batch=7).released]
             if ids:
-                executor.execute("default", ids, inline=True)
+                executor.execute("default", ids)
 
     def operator() -> None:
         for _ in range(6):

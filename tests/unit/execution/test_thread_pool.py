@@ -1,8 +1,10 @@
-"""The crew: the calls of one message side by side, and whatever one of them raises."""
+"""The calls of one message side by side, and whatever one of them raises."""
 
 from __future__ import annotations
 
+import queue
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,25 +12,28 @@ import pytest
 from callqueue.execution import thread_pool
 
 
-def made(jobs: list[Any], work: Any, **more: Any) -> tuple[list[Any], BaseException | None]:
-    """What was yielded, and what was raised in the end. A crew that waits for ever fails the test,
+def made(jobs: list[Any], work: Any, hands: int = 1) -> tuple[list[Any], BaseException | None]:
+    """What was handed over, and what was raised first. A shift that waits for ever fails the test,
     not the whole run.
     """
     ended: list[Any] = []
-    raised: list[BaseException] = []
+    bell = queue.SimpleQueue[Any]()
+    shift = thread_pool.Shift(jobs, work, bell)
 
     def gather() -> None:
-        try:
-            for some in thread_pool.Shift(jobs, work).run(**more):
-                ended.extend(some)
-        except BaseException as error:
-            raised.append(error)
+        shift.begin(hands)
+        while not shift.is_over:
+            with suppress(queue.Empty):
+                bell.get(timeout=thread_pool.STALL)
+            some = shift.look()
+            shift.taken += len(some)
+            ended.extend(some)
 
     thread = threading.Thread(target=gather, daemon=True)
     thread.start()
     thread.join(20)
-    assert not thread.is_alive(), "the crew waits for ever"
-    return ended, raised[0] if raised else None
+    assert not thread.is_alive(), "the shift waits for ever"
+    return ended, shift.raised[0] if shift.raised else None
 
 
 @pytest.mark.parametrize("hands", [1, 3, 9])
