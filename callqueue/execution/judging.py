@@ -13,6 +13,8 @@ from typing import Any
 from callqueue import clocks, conf, events, outcome, texts, transitions
 from callqueue.execution import claim, provider_limits
 from callqueue.execution.http.client import Answer
+from callqueue.handlers import IDEMPOTENT
+from callqueue.limits.backoff import backoff
 from callqueue.limits.budgets import key_part, with_redirects
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.sending.validation import check_cost
@@ -67,7 +69,7 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
     if answer.refused:
         return transitions.after_giving_up(job, answer.error)
     response = answer.response
-    if response is not None and not (answer.broken and transitions.is_idempotent(job.method)):
+    if response is not None and not (answer.broken and job.method in IDEMPOTENT):
         result = _of_response(job, response, _cut(answer), now)
     elif answer.sent:
         why = answer.error or "the answer broke off"
@@ -153,7 +155,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     """
     retry, until = job.sound_rule.retry, verdict.until
     if until is None:
-        until = transitions.backoff(retry, job.throttled_count + 1, 1.0)
+        until = backoff(retry, job.throttled_count + 1, 1.0)
     if isinstance(until, int | float):
         until = timedelta(seconds=min(until, retry.max_hold))
     most = timedelta(seconds=retry.max_hold)

@@ -18,7 +18,8 @@ from django.utils.module_loading import import_string
 from callqueue import conf
 
 SAFE = frozenset({"get", "options", "head"})  # RFC 9110 section 9.2.1
-IDEMPOTENT = SAFE | {"put", "delete"}  # RFC 9110 section 9.2.2
+# as HTTP defines it, RFC 9110 section 9.2.2; the methods of handlers are not
+IDEMPOTENT = SAFE | {"put", "delete"}
 HTTP_METHODS = IDEMPOTENT | {"post", "patch"}
 BUILT_IN = {
     "send_email": "callqueue.handlers.email.send_email",

@@ -62,11 +62,11 @@ class _BucketMeter(Meter):
         self._meter = limit.meter(Usage(self._tally.used, (), tallies.now, level), tallies.now)
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         return self._meter.used
 
     @property
-    def free(self) -> int:  # type: ignore[override]
+    def free(self) -> int:
         return self._meter.free
 
     def free_at(self, cost: int) -> int | None:

@@ -256,14 +256,10 @@ class _WindowMeter(Meter):
         self._n, self._now = tallies.limit.capacity, tallies.now
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         if self._n - self._tallies.of(self._value).used < ROOMY:
             self._tallies.advance()
         return self._tallies.of(self._value).used
-
-    @property
-    def free(self) -> int:  # type: ignore[override]
-        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
         instant = self.known_at(cost)

@@ -25,14 +25,14 @@ class KnownRoom(Meter):
     """A tallied budget of which only what is free is known, and not when there will be more."""
 
     def __init__(self, capacity: int, used: int, now: int) -> None:
-        self.free, self.used, self._now = max(0, capacity - used), used, now
+        self._n, self._open, self._now = capacity, used, now
+
+    @property
+    def used(self) -> int:
+        return self._open
 
     def free_at(self, cost: int) -> int | None:
         return self._now if cost <= self.free else None
-
-    def take(self, cost: int) -> None:
-        self.free -= cost
-        self.used += cost
 
 
 @dataclass

@@ -34,7 +34,7 @@ def dispatch(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> Non
     disk, and for all that was committed before.
     """
     lazily = database.without_waiting_for_disk(using)
-    table = database.quoted(using, tables.CallQueue._meta.db_table)
+    table = tables.name(using, "CallQueue")
     at = database.as_parameter(using, database.from_us(now))
     for queue, ids in by_queue.items():
         database.run(

@@ -49,8 +49,18 @@ class Meter:
     instants.
     """
 
-    used: int
-    free: int
+    _n: int  # the most that is ever used
+    _open = 0
+
+    @property
+    def used(self) -> int:
+        """The cost of all that counts now."""
+        raise NotImplementedError
+
+    @property
+    def free(self) -> int:
+        """What fits now."""
+        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
         """The earliest instant, not before now, at which `cost` fits; None: not before an
@@ -66,7 +76,7 @@ class Meter:
 
     def take(self, cost: int) -> None:
         """Charge `cost`, released now or at any later instant that `free_at` gave."""
-        raise NotImplementedError
+        self._open += cost
 
 
 @dataclass(frozen=True)

@@ -110,21 +110,14 @@ class _CalendarMeter(Meter):
         ]
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         return self._open + self._counts[0]
-
-    @property
-    def free(self) -> int:  # type: ignore[override]
-        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
         for (instant, _), count in zip(self._changes, self._counts, strict=True):
             if self._open + count + cost <= self._n:
                 return instant
         return None
-
-    def take(self, cost: int) -> None:
-        self._open += cost
 
 
 class _CalendarLane(Lane):
