@@ -26,7 +26,7 @@ from callqueue.dispatch.listener import Listener
 from callqueue.dispatch.membership import Membership
 from callqueue.dispatch.release_pass import Pass, release
 from callqueue.dispatch.rule_group import RuleGroup
-from callqueue.ledger import account, clock_jumps, ready_calls
+from callqueue.ledger import charges, clock_jumps, ready_calls
 from callqueue.limits.budgets import Book
 from callqueue.maintenance import recovery
 
@@ -218,7 +218,7 @@ class Dispenser:
         """
         waiting = self._waiting_for_answers()
         if waiting:
-            glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
+            glances = charges.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
                 group.notice(glances)
 

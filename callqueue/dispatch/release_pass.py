@@ -21,9 +21,10 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, clock_jumps, holds
-from callqueue.ledger.account import Account, Memo
+from callqueue.ledger import agreement, agreement_rows, clock_jumps, holds
+from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
+from callqueue.ledger.memo import Memo
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book
 
@@ -146,11 +147,7 @@ def _asking(
 def ensure_states(using: str, rules: Sequence[str]) -> None:
     """Make the row of every rule that has none yet, and the one of the clock's jumps."""
     clock_jumps.make_frame(using)
-    rows = tables.rule_states(using)
-    missing = set(rules) - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
-    rows.bulk_create(
-        [tables.RuleState(rule=rule) for rule in sorted(missing)], ignore_conflicts=True
-    )
+    agreement_rows.ensure_states(using, set(rules), "")
 
 
 def _lock(
@@ -177,11 +174,9 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
     """Locks the rules' rows that nobody else has locked, and reads them; and the clock, as it was
     just before.
     """
-    rules, attempts = (
-        database.quoted(using, model._meta.db_table)
-        for model in (tables.RuleState, tables.CallAttempt)
+    rules, attempts, requests = (
+        tables.name(using, model) for model in ("RuleState", "CallAttempt", "PermitRequest")
     )
-    requests = tables.name(using, "PermitRequest")
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
     )

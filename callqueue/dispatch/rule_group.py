@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from callqueue.dispatch.next_look import NextLook
-from callqueue.ledger.account import Glance
+from callqueue.ledger.charges import Glance
 
 
 @dataclass

@@ -162,9 +162,7 @@ class Flight:
             self._connected(lambda: recorder.record(self.using, results, told, announce))
         except Exception as error:
             for result in results:
-                job = result.job
-                facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
-                events.emit("record_failed", **facts, error=type(error).__name__)
+                events.emit("record_failed", **result.job.facts, error=type(error).__name__)
 
     def _begin_waiting(self) -> None:
         """Begin what messages still have waiting, as far as there is room; one statement for

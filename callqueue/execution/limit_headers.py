@@ -6,7 +6,6 @@ Never raises, whatever the headers hold.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -35,17 +34,15 @@ class Advice:
 
     until_s: float | None = None
     remaining: int | None = None
-    limit: int | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class _Told:
-    """One limit as an answer tells it: what is left, the seconds until there is more, the size."""
+    """One limit as an answer tells it: what is left, and the seconds until there is more."""
 
     remaining: int | None
     reset: float | None
-    limit: int | None
 
 
 def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
@@ -120,13 +117,9 @@ def _structured(plain: Mapping[str, str]) -> Iterator[_Told]:
         window = "" if is_concurrency else policy.get("w", "")
         if "r" in found:
             reset = number_of(found["t"]) if "t" in found else number_of(window)
-            yield _Told(count_of(found["r"]), reset, count_of(policy.get("q", "")))
+            yield _Told(count_of(found["r"]), reset)
     if flat:
-        yield _Told(
-            count_of(flat.get("remaining", "")),
-            number_of(flat.get("reset", "")),
-            count_of(flat.get("limit", "")),
-        )
+        yield _Told(count_of(flat.get("remaining", "")), number_of(flat.get("reset", "")))
 
 
 def _families(plain: Mapping[str, str], clock: datetime) -> Iterator[_Told]:
@@ -150,11 +143,10 @@ def _family(roles: Mapping[str, str], clock: datetime) -> Iterator[_Told]:
     waits = waits_of(roles.get("reset-after", ""), clock, epochs=False)
     if all(wait is None for wait in waits):
         waits = waits_of(roles.get("reset", ""), clock, epochs=True)
-    limit = count_of(re.split("[,;]", roles.get("limit", ""), maxsplit=1)[0])
     if len(counts) != len(waits):
         counts = [min((count for count in counts if count is not None), default=None)]
         waits = [max((wait for wait in waits if wait is not None), default=None)]
-    yield from (_Told(count, wait, limit) for count, wait in zip(counts, waits, strict=True))
+    yield from (_Told(count, wait) for count, wait in zip(counts, waits, strict=True))
 
 
 def _role(name: str) -> tuple[str, str]:
@@ -181,12 +173,12 @@ def _tightest(told: list[_Told], max_hold: float) -> Advice:
         return Advice()
     least = min(counted, key=lambda limit: (limit.remaining, -_or_never(limit.reset)))
     if least.remaining != 0:
-        return Advice(None, least.remaining, least.limit)
+        return Advice(None, least.remaining)
     if least.reset is None:
         unread = "nothing remains, and no reset is named that can be read"
-        return Advice(None, 0, least.limit, unread)
+        return Advice(None, 0, unread)
     until_s, note = _clamped(least.reset, max_hold)
-    return Advice(until_s, 0, least.limit, note)
+    return Advice(until_s, 0, note)
 
 
 def _or_never(reset: float | None) -> float:

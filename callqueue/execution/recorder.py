@@ -77,9 +77,7 @@ def _record_apart(
     elif not ended[0].is_bare:
         record(using, [results.without_texts(ended[0], error)], announce=announce)
     else:  # its lease decides
-        job, why = ended[0].job, type(error).__name__
-        facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
-        events.emit("record_failed", **facts, error=why)
+        events.emit("record_failed", **ended[0].job.facts, error=type(error).__name__)
 
 
 def striker(raised: BaseException | None) -> BaseException | None:

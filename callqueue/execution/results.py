@@ -251,13 +251,12 @@ def _tell(using: str, results: Sequence[Result], announce: Announce) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         job, status = result.job, result.status
-        facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
         if status == states.DONE:
-            events.emit("call_done", **facts)
+            events.emit("call_done", **job.facts)
         if status in states.FINAL:
             ended.setdefault(status, []).append(job.pk)
         else:
-            events.emit("attempt_failed", **facts, reason=result.error)
+            events.emit("attempt_failed", **job.facts, reason=result.error)
     for status, ids in ended.items():
         if callbacks.has_listeners(status) or any(one.job.callback for one in results):
             announce(using, ids, status)

@@ -14,25 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from callqueue.ledger import charges, levels
-from callqueue.ledger.charges import GLANCED, SAMPLE, Aged, Glance, Open, glances, open_counts
-from callqueue.ledger.memo import Memo
+from callqueue.ledger.charges import Aged, Open
+from callqueue.ledger.charges import open_counts as open_counts
+from callqueue.ledger.memo import Memo as Memo
 from callqueue.ledger.tallies import Scope, is_tallied, take_corrections, tallies_of
 from callqueue.ledger.window_tallies import Tallies
 from callqueue.limits.budgets import Book, Budget
 from callqueue.limits.kinds import Meter, Usage
-
-# What other packages ask of the ledger, besides an account.
-__all__ = [
-    "GLANCED",
-    "SAMPLE",
-    "Account",
-    "Glance",
-    "Memo",
-    "glances",
-    "open_counts",
-    "read",
-    "save",
-]
 
 
 @dataclass

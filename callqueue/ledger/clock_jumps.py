@@ -221,7 +221,7 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
     clock.
     """
-    table = database.quoted(using, tables.RuleState._meta.db_table)
+    table = tables.name(using, "RuleState")
     sharing = database.sharing(using) if held else ""
     return f"(SELECT served FROM {table} WHERE rule = '{FRAME}'{sharing})"
 

@@ -80,7 +80,7 @@ class Held:
 
 def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     """The holds on these rules at `now`. One statement."""
-    table = quoted(using, tables.Hold._meta.db_table)
+    table = tables.name(using, "Hold")
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
         f"SELECT rule, per, {value}, {until}, reason, began_at FROM {table} "

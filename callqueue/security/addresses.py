@@ -108,6 +108,16 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     return f"the host {shown} is not in ALLOWED_HOSTS"
 
 
+def place_refusal(
+    host: str, port: int, allowed_hosts: Sequence[str], allowed_networks: Sequence[str]
+) -> str | None:
+    """Why this host may not be called, as far as can be told without resolving its name; None where
+    it may.
+    """
+    why, address = host_refusal(host, allowed_hosts, port), literal_address(host)
+    return refusal(address, allowed_networks) if why is None and address is not None else why
+
+
 def literal_address(host: str) -> Address | None:
     """The address that this host is a spelling of; None where it is a name.
 
