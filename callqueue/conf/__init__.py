@@ -73,9 +73,7 @@ class Config:
 
     @cached_property
     def leases(self) -> str:
-        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on
-        PostgreSQL sends it.
-        """
+        """By rule, as JSON: seconds that an attempt may take from its slot on."""
         return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
 
     def lease(self, rule: Rule | None) -> float:

@@ -155,9 +155,7 @@ def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """Whether an attempt's lease has ended unbegun of late, and nothing was begun since its
-    release.
-    """
+    """Whether a lease ended unbegun of late, and nothing was begun since that attempt's release."""
     since = now - timedelta(seconds=2 * lease + 10)
     ended = rows.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True

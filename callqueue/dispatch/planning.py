@@ -66,9 +66,7 @@ class Plan:
         return Plan(permits, blocked=self.blocked)
 
     def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
-        """Note that a candidate waits for room in the budget: until `instant`, or for an answer
-        where that is None.
-        """
+        """Note that a candidate waits for room until `instant`; for an answer where it is None."""
         if candidate.asked is not None:
             self.blocked[candidate.asked.owner] = Blocked(budget, instant)
         elif budget.limit.is_keyed:

@@ -171,9 +171,7 @@ def _lock(
 
 
 def _lock_sql(using: str, group: Sequence[str]) -> str:
-    """Locks the rules' rows that nobody else has locked, and reads them; and the clock, as it was
-    just before.
-    """
+    """Lock and read the rules' rows that nobody else has locked, and the clock just before."""
     rules, attempts, requests = (
         tables.name(using, model) for model in ("RuleState", "CallAttempt", "PermitRequest")
     )

@@ -47,9 +47,7 @@ class RuleGroup:
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
     def put_off(self, until: float) -> None:
-        """Something went wrong: no pass is wanted before `until`. A group that rests goes on doing
-        so.
-        """
+        """Something went wrong: no pass before `until`. A group that rests goes on resting."""
         if not self.rests:
             self.look_at = until
 

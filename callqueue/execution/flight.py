@@ -68,9 +68,7 @@ class Flight:
         thread.start()
 
     def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
-        """Hand over the attempts of a message, and wait until they are under way and there is room
-        for more.
-        """
+        """Hand over attempts, and wait until they are under way and there is room for more."""
         message = Message(attempt_ids)
         with self.landing:
             self.landed.clear()
@@ -115,9 +113,7 @@ class Flight:
                 time.sleep(TELL)
 
     def _turn(self) -> None:
-        """Wait for news; then record what has ended, begin what there is room for, and look after
-        what is under way.
-        """
+        """Wait for news; record what has ended, begin what has room, and look after the rest."""
         self._wait()
         if self.is_hurried:
             self._take_back()
@@ -165,9 +161,7 @@ class Flight:
                 events.emit("record_failed", **result.job.facts, error=type(error).__name__)
 
     def _begin_waiting(self) -> None:
-        """Begin what messages still have waiting, as far as there is room; one statement for
-        all.
-        """
+        """Begin what messages have waiting, as far as there is room, in one statement."""
         wanted: dict[int, Message] = {}
         most = self.most()
         room = most - self._count()

@@ -102,9 +102,7 @@ def _cut(answer: Answer) -> str:
 
 
 def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
-    """By the rule's own verdict where that is one, else by the default and a note of what went
-    wrong.
-    """
+    """The rule's own verdict where it has one; else the default, and a note of what went wrong."""
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
@@ -173,9 +171,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
 
 
 def _scope(job: Job, scope: str | None) -> tuple[str, str]:
-    """What a hold covers: the scope named, or the narrowest that one of the rule's limits is per
-    and the call has.
-    """
+    """What a hold covers: the scope named, or the narrowest `per` of the rule that the call has."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
         if per not in ("rule", "queue") and (value := key_part(job.key, per)):
@@ -184,18 +180,14 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _sharers(job: Job, per: str) -> tuple[str, ...]:
-    """The rules that a hold concerns: those that share a budget of that scope with the call's
-    rule.
-    """
+    """The rules that a hold concerns: those that share a budget of that scope with the call's."""
     budgets = conf.current().book.budgets.get(job.rule_name, ())
     sharing = {rule for b in budgets if b.limit.per == per and b.limit.name for rule in b.rules}
     return tuple(sorted(sharing | {job.rule_name}))
 
 
 def _settled(job: Job, response: Any) -> Any:
-    """What the attempt is charged after all, where the rule settles; None to leave the charge as it
-    is.
-    """
+    """What the attempt is charged after all, as the rule settles it; None: as it was charged."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:

@@ -89,9 +89,7 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
 
 
 def reset_of_refusal(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
-    """The RateLimit family of an answer that refused: where no header says what remains, nothing
-    does.
-    """
+    """The RateLimit family of a refusal: where no header says what remains, nothing does."""
     told = _told(plain_headers(headers), aware(now))
     if all(limit.remaining is None for limit in told):
         told = [replace(limit, remaining=0) for limit in told]
@@ -103,9 +101,7 @@ def _told(plain: Mapping[str, str], now: datetime) -> list[_Told]:
 
 
 def _structured(plain: Mapping[str, str]) -> Iterator[_Told]:
-    """RateLimit: "name";r=0;t=5 with RateLimit-Policy: "name";q=100;w=60. Without t, the policy's
-    whole window.
-    """
+    """RateLimit: "name";r=0;t=5 with RateLimit-Policy: "name";w=60. Without t, the whole window."""
     value = plain.get("ratelimit", "")
     policies = dict(members_of(plain.get("ratelimit-policy", "")))
     flat: dict[str, str] = {}
@@ -123,9 +119,7 @@ def _structured(plain: Mapping[str, str]) -> Iterator[_Told]:
 
 
 def _families(plain: Mapping[str, str], clock: datetime) -> Iterator[_Told]:
-    """Headers of one name but for the word remaining, reset, reset-after or limit tell of one
-    limit.
-    """
+    """Headers that differ only in remaining, reset, reset-after or limit tell of one limit."""
     families: dict[str, dict[str, str]] = {}
     for name, value in plain.items():
         family, role = _role(name)
@@ -150,9 +144,7 @@ def _family(roles: Mapping[str, str], clock: datetime) -> Iterator[_Told]:
 
 
 def _role(name: str) -> tuple[str, str]:
-    """x-ratelimit-reset-tokens is the reset of the family x-ratelimit-tokens; no role for headers
-    of other names.
-    """
+    """x-ratelimit-reset-tokens is the reset of x-ratelimit-tokens; other names have no role."""
     words = name.replace("rate-limit", "rate_limit").split("-")
     if "ratelimit" not in words and "rate_limit" not in words:
         return "", ""
@@ -165,9 +157,7 @@ def _role(name: str) -> tuple[str, str]:
 
 
 def _tightest(told: list[_Told], max_hold: float) -> Advice:
-    """Of the limits with nothing left the one with the latest reset; else the one with the least
-    left, and no hold.
-    """
+    """Of used up limits the one with the latest reset; else the one with the least left."""
     counted = [limit for limit in told if limit.remaining is not None]
     if not counted:
         return Advice()

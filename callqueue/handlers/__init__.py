@@ -65,9 +65,7 @@ def methods() -> frozenset[str]:
 
 
 def find(method: str) -> Handler:
-    """The handler of a method that is not a requests verb. LookupError where there is none (any
-    more).
-    """
+    """The handler of a method that is no HTTP verb. LookupError where there is none."""
     path = conf.current().handlers.get(method)
     if path is None and method in _registered:
         return _registered[method]

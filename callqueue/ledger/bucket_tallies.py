@@ -10,9 +10,7 @@ LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have
 
 
 class BucketTallies(Tallies):
-    """The tallies of a token bucket: what ended less than LATE ago is taken to be leaving it
-    now.
-    """
+    """A token bucket's tallies: what ended less than LATE ago is taken to leave now."""
 
     limit: TokenBucket
 

@@ -61,9 +61,7 @@ class Aged:
     released_at: int = 0  # read where a budget has former rules
 
     def charges(self, limit: Limit) -> list[tuple[int, int]]:
-        """What it charges a limit, and from when that ages: what the answer adds, from the
-        answer.
-        """
+        """What it charges a limit, and since when that ages; what its answer added, since then."""
         cost, more, found = cost_of(self.cost, limit.unit), 0, []
         if self.charged is not None and self.finished_at is not None:
             more = max(0, cost - cost_of(self.charged, limit.unit))

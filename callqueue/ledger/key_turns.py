@@ -68,9 +68,7 @@ def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> 
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Let all keys of these rules be looked at again: limits or holds have changed. Waits for a
-    pass over them to end.
-    """
+    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end."""
     with database.writing(using):
         states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
         list(database.locked(states, wait=True).values_list("pk"))
@@ -78,9 +76,7 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
 
 
 def set_back(using: str, now: int) -> None:
-    """The clock has jumped: no key waits for an instant any more, and none had its turn later than
-    now.
-    """
+    """The clock has jumped: wake keys that wait for an instant, and set turns back to now."""
     _turns(using).exclude(blocked_on="").update(blocked_on="")
     _turns(using).filter(served__gt=now).update(served=now)
 

@@ -62,9 +62,7 @@ class Candidate:
 
 
 def promote(using: str, limit: int = PROMOTED) -> int:
-    """Make calls ready that have become due: scheduled ones, retries, and rows that other code
-    made. The count.
-    """
+    """Make calls ready that are due: scheduled ones, retries, others' rows. The count."""
     rows = (
         tables.calls(using)
         .waiting()
@@ -148,9 +146,7 @@ def pairs(
 
 
 def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, str]]:
-    """The pairs of priority and key of ready calls that were sent after call `pk`; at most
-    `count`.
-    """
+    """The priorities and keys of ready calls sent after call `pk`; at most `count` pairs."""
     key, table = database.quoted(using, "key"), tables.name(using, "CallQueue")
     sent = f"FROM {table} WHERE id > %s AND {READY} LIMIT {int(count)}"
     sql = f"SELECT DISTINCT priority, {key} {sent}"

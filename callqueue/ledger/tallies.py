@@ -40,16 +40,12 @@ def is_tallied(limit: Limit) -> bool:
 def tallies_of(
     using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int
 ) -> Tallies:
-    """The tallies of a budget at `now`, from what the rules' row kept of it; a pass releases up to
-    `until`.
-    """
+    """A budget's tallies at `now`, from what was kept; a pass releases up to `until`."""
     return OF_KINDS[type(budget.limit)](using, budget, now, kept, until)
 
 
 def tallied_rules(book: Book) -> frozenset[str]:
-    """The rules that are in a tallied budget: what their attempts cost after all is to be told to
-    the tallies.
-    """
+    """The rules of tallied budgets: the tallies are told what their attempts cost after all."""
     return frozenset(
         rule for budget in book.all_budgets() if is_tallied(budget.limit) for rule in budget.rules
     )

@@ -87,9 +87,7 @@ class Tallies:
         return [value for value, _ in tallies[-FULLEST:]]
 
     def advance(self) -> None:
-        """Take away what has left since the last pass, and see what leaves next. One statement; the
-        second time none.
-        """
+        """Take away what has left since the last pass, and see what leaves next. Once a pass."""
         if self._has_advanced or not self.leaves_one_by_one:
             return
         self._has_advanced = True
@@ -157,9 +155,7 @@ class Tallies:
         self.change(value, -cost)
 
     def count(self, horizon: int) -> int:
-        """Count all that is charged after the horizon; the end after which what former rules used
-        is to be added.
-        """
+        """Count all after the horizon; the end after which former rules' use is to be added."""
         for value, cost in tally_rows.charged(self.using, self.budget, horizon):
             self.of(value).used += cost
         return horizon
@@ -184,9 +180,7 @@ class Tallies:
     # --- what is kept
 
     def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
-        """What is kept, where it is of this very budget, not too old, and of this calendar
-        window.
-        """
+        """What is kept, where it is of this very budget, not too old, and of this window."""
         if kept is None or kept["print"] != self.print:
             return None
         known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us
@@ -266,9 +260,7 @@ class _WindowMeter(Meter):
         return self._tallies.next_leave() if instant is None else instant
 
     def known_at(self, cost: int) -> int | None:
-        """When the cost fits; None where all that is known is that it does not before more has
-        left.
-        """
+        """When the cost fits; None where it fits only after more has left than is known."""
         excess = self._excess(cost)
         if excess > 0:
             self._tallies.advance()

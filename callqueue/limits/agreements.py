@@ -74,9 +74,7 @@ class Agreement:
         }
 
     def says_the_same(self, other: Agreement) -> bool:
-        """Whether the same is in force by both. Which definitions are known makes no difference to
-        that.
-        """
+        """Whether the same is in force by both, whichever definitions they know."""
         return replace(self, token="", kinds={}) == replace(other, token="", kinds={})
 
 
@@ -161,9 +159,7 @@ def in_force(own: Book, agreement: Agreement, opinions: Mapping[str, Opinion], n
 
 @dataclass
 class _Joint:
-    """A limit as the opinions have it, one or several, for all the rules that any of them counts in
-    it.
-    """
+    """A limit, in one variant or several, for all rules that any opinion counts in it."""
 
     past: Mapping[str, int | None]
     variants: dict[str, Limit] = field(default_factory=dict)

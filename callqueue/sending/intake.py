@@ -142,9 +142,7 @@ def _numbered(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue | Non
 
 
 def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
-    """A request from `call_data` itself, or from an envelope {"call_data": ..., "rule": ...,
-    ...}.
-    """
+    """A request from `call_data` itself, or from an envelope {"call_data": ..., "rule": ...}."""
     given = dict(same or {})
     if isinstance(item, Mapping) and "call_data" in item:
         given.update(item)
@@ -190,9 +188,7 @@ def _rule_name(request: CallRequest, host: str, config: conf.Config) -> str:
 
 
 def rule_of_host(host: str, config: conf.Config) -> str | None:
-    """The rule whose hosts name this one; None where none does. A host's whole name wins over a
-    pattern.
-    """
+    """The rule whose hosts name this one, or None. A whole name wins over a pattern."""
     patterns = [(p, name) for name, rule in config.rules.items() for p in rule.hosts if host]
     for pattern, name in sorted(patterns, key=lambda one: "*" in one[0]):
         if addresses.host_refusal(host, (pattern,)) is None:

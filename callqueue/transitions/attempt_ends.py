@@ -55,9 +55,7 @@ def after_throttle(job: Job, rule: Rule, why: str, now: datetime, until: datetim
 
 
 def after_loss(job: Job, rule: Rule, why: str, now: datetime) -> Result:
-    """Sent perhaps, and no answer: retried where that is safe or the rule says so, UNKNOWN for the
-    rest.
-    """
+    """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN."""
     if rule.on_lost == "retry" or (rule.on_lost == "auto" and job.method in IDEMPOTENT):
         return after_failure(job, rule, why, now)
     return _result(job, states.LOST, states.UNKNOWN, why, failed_count=job.failed_count + 1)

@@ -85,9 +85,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
-    """Void whatever was released of these rules since then and no worker has begun, and say so; the
-    count of calls.
-    """
+    """Void what was released of these rules since then and not begun, and say so; the count."""
     released = tables.attempts(using).unbegun().filter(rule__in=rules, released_at__gte=since)
     ids = list(released.values_list("pk", flat=True))
     return undo(using, ids) if ids else 0

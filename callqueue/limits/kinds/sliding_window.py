@@ -22,9 +22,7 @@ class SlidingWindow(RateLimit):
 
 
 class WindowMeter(Meter):
-    """Sliding window and concurrency: open charges, and charges that leave one period after the
-    instant they age from.
-    """
+    """A window, or none: charges leave one period after the instant they age from."""
 
     def __init__(
         self, n: int, open_cost: int, aged: Sequence[tuple[int, int]], now: int, period: int

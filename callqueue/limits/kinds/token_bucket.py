@@ -116,9 +116,7 @@ class _BucketMeter(Meter):
 
 
 class _BucketLane(Lane):
-    """A token bucket: open calls hold their tokens; a token leaves at the instant from which its
-    call ages.
-    """
+    """A bucket: an open call holds its tokens, which leave when the call begins to age."""
 
     limit: TokenBucket
 

@@ -64,9 +64,7 @@ def check_url(url: object, reach: Reach) -> tuple[str, int]:
 
 
 def _place(authority: str) -> tuple[str, int]:
-    """The host and port of what stands between "//" and the path; the port is 0 where it names
-    none.
-    """
+    """The host and port between "//" and the path; the port is 0 where none is named."""
     if "@" in authority:
         raise InvalidCall(
             FIELD, "contains user:password@; give params.auth = [user, password] instead"
@@ -87,9 +85,7 @@ def _port_of(authority: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _read_authority(authority: str) -> tuple[str, str]:
-    """(host, "") or ("", what is wrong). The host is what requests would connect to, without its
-    brackets.
-    """
+    """(host, "") or ("", what is wrong). The host is what requests connects to, no brackets."""
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         return "", "has a host that cannot be read"
