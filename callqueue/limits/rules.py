@@ -168,11 +168,6 @@ class Rule:
         """How many redirects a call may follow, where the limits have room for as many requests."""
         return SOME_REDIRECTS if self.follow_redirects is True else int(self.follow_redirects)
 
-    @property
-    def keyed_limits(self) -> tuple[Limit, ...]:
-        """The limits that are per key or per one of the call's named keys."""
-        return tuple(limit for limit in self.limits if limit.is_keyed)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Route:

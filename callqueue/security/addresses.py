@@ -108,8 +108,9 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     return f"the host {shown} is not in ALLOWED_HOSTS"
 
 
+@lru_cache(maxsize=1024)
 def place_refusal(
-    host: str, port: int, allowed_hosts: Sequence[str], allowed_networks: Sequence[str]
+    host: str, port: int, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
 ) -> str | None:
     """Why this host may not be called, as far as its name tells; None where it may."""
     why, address = host_refusal(host, allowed_hosts, port), literal_address(host)

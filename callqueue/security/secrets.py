@@ -117,7 +117,7 @@ def walked(value: Any, *, with_names: bool = False) -> Iterator[Any]:
 
 def has_secret(value: Any) -> bool:
     """Whether a secret is named anywhere inside."""
-    return next(_named(value), None) is not None
+    return any(isinstance(one, Secret) for one in walked(value))
 
 
 def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
@@ -180,10 +180,6 @@ def references_to(document: Any) -> Any:
                 f"has a reference to a secret that is not {{{MARK!r}: NAME}} and nothing else",
             )
     return unmarked(document)
-
-
-def _named(value: Any) -> Iterator[Secret]:
-    return (found for found in walked(value) if isinstance(found, Secret))
 
 
 def _more(name: Any) -> Any:

@@ -221,7 +221,7 @@ def _path(data: Mapping[str, Any]) -> str:
 
 def check_key_parts(key: str, rule: Rule, name: str) -> None:
     """A plain key under limits that are all per named keys would count nowhere: say so."""
-    pers = {limit.per for limit in rule.keyed_limits}
+    pers = {limit.per for limit in rule.limits if limit.is_keyed}
     if key and not key.startswith("{") and pers and "key" not in pers:
         wanted = ", ".join(f"{per!r}: ..." for per in sorted(pers))
         raise InvalidCall(

@@ -6,7 +6,6 @@ turns out to have are judged later, by whoever connects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -47,7 +46,9 @@ def target_of(url: str | None, policy: Policy, *, is_redirected: bool) -> Target
 
 
 @lru_cache(maxsize=1024)
-def judged(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[str]) -> Target | str:
+def judged(
+    scheme: str, netloc: str, hosts: tuple[str, ...], networks: tuple[str, ...]
+) -> Target | str:
     """Where to connect, or why not."""
     if not scheme:
         return "the URL has no scheme"

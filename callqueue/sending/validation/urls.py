@@ -31,15 +31,6 @@ class Reach:
     hosts: tuple[str, ...]
     networks: tuple[str, ...]
 
-    def refusal(self, host: str, port: int) -> str | None:
-        """Why this host may not be called, as far as can be told without resolving its name."""
-        return _refusal(self, host, port)
-
-
-@lru_cache(maxsize=1024)
-def _refusal(reach: Reach, host: str, port: int) -> str | None:
-    return addresses.place_refusal(host, port, reach.hosts, reach.networks)
-
 
 def check_url(url: object, reach: Reach) -> tuple[str, int]:
     """The host and port of an http(s) URL that may be called; the host is lower-case ASCII, and is
@@ -58,7 +49,7 @@ def check_url(url: object, reach: Reach) -> tuple[str, int]:
         raise InvalidCall(FIELD, "must begin with http:// or https://")
     host, port = _place(match.group(2))
     port = port or (443 if match.group(1).lower() == "https" else 80)
-    if forbidden := reach.refusal(host, port):
+    if forbidden := addresses.place_refusal(host, port, reach.hosts, reach.networks):
         raise NotAllowed(f"{FIELD}: {forbidden}")
     return host, port
 
