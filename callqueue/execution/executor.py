@@ -34,9 +34,9 @@ def execute(using: str, attempt_ids: Sequence[int], begun: Sequence[Job] | None 
         return message.make()
     except BaseException as struck:
         message.leave(struck)
-        striker = recorder.striker(struck)
-        if striker is not None and striker is not struck:
-            raise striker from struck
+        interruption = recorder.interruption(struck)
+        if interruption is not None and interruption is not struck:
+            raise interruption from struck
         raise
 
 
@@ -64,7 +64,7 @@ class _Message:
     def leave(self, struck: BaseException) -> None:
         """Give back what was not sent, and record what was."""
         database.close_all()  # what struck may have done so in the middle of an answer
-        if self.jobs is None and recorder.striker(struck) is not None:
+        if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         owed = {result.job.attempt_id for result in self.owed}
         unsent = [job for job in self.jobs or () if not job.is_through]

@@ -71,7 +71,7 @@ class _Bare:
 Announce = Callable[[str, Sequence[int], int], None]  # as callbacks.announce
 
 
-def record(
+def write(
     using: str,
     results: Sequence[Result],
     told: Sequence[Job] = (),

@@ -27,8 +27,8 @@ MINUTE = 60.0  # seconds between two lines that say that there are no more threa
 PENDING_AGE = 0.05  # the same before that: fast calls are best recorded together
 
 
-class Shift:
-    """The jobs of one message and what came of them. Each thread that leaves puts the shift into
+class Batch:
+    """The jobs of one message and what came of them. Each thread that leaves puts the batch into
     `bell`; no end does, since waking costs.
     """
 
@@ -36,7 +36,7 @@ class Shift:
         self,
         jobs: Sequence[Job],
         work: Callable[[Job], Result],
-        bell: queue.SimpleQueue[Shift | None],
+        bell: queue.SimpleQueue[Batch | None],
     ) -> None:
         self.jobs, self.pending, self.work, self.bell = jobs, deque(jobs), work, bell
         self.ended: list[Result] = []
@@ -44,9 +44,9 @@ class Shift:
         self.count, self.seen, self.taken, self.threads = len(jobs), 0, 0, 0
         self.first = self.last = self.moved = 0.0
 
-    def begin(self, hands: int) -> None:
-        """Have `hands` threads more begin; others join while jobs are pending and none end."""
-        for _ in range(min(max(1, hands), len(self.pending))):
+    def begin(self, threads: int) -> None:
+        """Have `threads` more begin; others join while jobs are pending and none end."""
+        for _ in range(min(max(1, threads), len(self.pending))):
             if not _pool().join(self):
                 break
         self.moved = time.monotonic()
@@ -97,17 +97,17 @@ class Shift:
 
 
 class _Pool:
-    """Threads that wait for shifts; as many as were ever needed at once. The one that worked last
+    """Threads that wait for batches; as many as were ever needed at once. The one that worked last
     may still be connected.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._idle: list[queue.SimpleQueue[Shift]] = []
+        self._idle: list[queue.SimpleQueue[Batch]] = []
         self._said = -math.inf
 
-    def join(self, shift: Shift) -> bool:
-        """Let one more thread work on the shift; False where there is none to be had now, since the
+    def join(self, batch: Batch) -> bool:
+        """Let one more thread work on the batch; False where there is none to be had now, since the
         system gives this process no more. One that is done serves the next who asks.
         """
         try:
@@ -115,23 +115,23 @@ class _Pool:
         except IndexError:
             inbox = queue.SimpleQueue()
             thread = threading.Thread(
-                target=self._live, args=(inbox,), name="callqueue-crew", daemon=True
+                target=self._live, args=(inbox,), name="callqueue-calls", daemon=True
             )
             try:
                 thread.start()
             except RuntimeError as error:
-                self._say_so(shift, error)
+                self._say_so(batch, error)
                 return False
-        shift.threads += 1
-        inbox.put(shift)
+        batch.threads += 1
+        inbox.put(batch)
         return True
 
-    def _say_so(self, shift: Shift, error: RuntimeError) -> None:
+    def _say_so(self, batch: Batch, error: RuntimeError) -> None:
         if time.monotonic() - self._said >= MINUTE:
             self._said = time.monotonic()
-            events.emit("threads_exhausted", waiting=len(shift.pending), error=str(error))
+            events.emit("threads_exhausted", waiting=len(batch.pending), error=str(error))
 
-    def _live(self, inbox: queue.SimpleQueue[Shift]) -> None:
+    def _live(self, inbox: queue.SimpleQueue[Batch]) -> None:
         while True:
             inbox.get().drain()
             self._idle.append(inbox)

@@ -10,6 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -198,11 +199,9 @@ def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
         count = calls.filter(pk__in=keyless).update(**_as_new())
         # Keys are waited for as rows are: in an order that is the same for all.
         for unique_key, pk in sorted((key, pk) for pk, key in keys if key is not None):
-            try:
-                with transaction.atomic(using=using):
-                    count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
-            except IntegrityError:
-                continue  # another unfinished call carries the key
+            with suppress(IntegrityError), transaction.atomic(using=using):
+                # unless another unfinished call carries the key
+                count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
     return count
 
 

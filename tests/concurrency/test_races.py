@@ -327,7 +327,7 @@ def test_of_a_record_and_a_recovery_exactly_one_counts(rules: Rules) -> None:
         end_leases()
         report = answered(job)
         recorded, ended = together(
-            lambda report=report: results.record("default", [report]),
+            lambda report=report: results.write("default", [report]),
             lambda: recovery.end_lost("default"),
         )
         assert recorded + ended == 1
@@ -349,7 +349,7 @@ def test_a_late_record_changes_nothing_of_a_call_that_was_requeued(rules: Rules)
             return len(released_by("r"))
 
         recorded, again = together(
-            lambda report=report: results.record("default", [report]), requeue_and_release
+            lambda report=report: results.write("default", [report]), requeue_and_release
         )
         again = again or len(
             released_by("r")
@@ -375,7 +375,7 @@ def test_of_a_requeue_and_a_record_that_failed_the_call_neither_is_lost(rules: R
             return True
 
         recorded, requeued = together(
-            lambda report=report: results.record("default", [report]), requeue
+            lambda report=report: results.write("default", [report]), requeue
         )
         assert recorded == 1
         call = fresh(call)

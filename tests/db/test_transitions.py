@@ -50,7 +50,7 @@ def begun(call: CallQueue) -> Job:
 
 
 def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> None:
-    results.record("default", [end(begun(call))])
+    results.write("default", [end(begun(call))])
 
 
 def failing(job: Job) -> Result:

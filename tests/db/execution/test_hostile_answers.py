@@ -377,14 +377,14 @@ def test_a_database_that_is_away_is_waited_for(
 ) -> None:
     settings.CALLQUEUE = {"RULES": {"r": Rule()}}
     calls = [send("r", f"/{number}") for number in range(2)]
-    write, failures = results.record, [OperationalError("gone"), OperationalError("gone")]
+    write, failures = results.write, [OperationalError("gone"), OperationalError("gone")]
 
     def failing(*call: Any) -> int:
         if failures:
             raise failures.pop()
         return write(*call)
 
-    monkeypatch.setattr(results, "record", failing)
+    monkeypatch.setattr(results, "write", failing)
     as_one_message()
     assert not failures
     assert [fresh(call).status for call in calls] == [Status.DONE] * 2

@@ -259,7 +259,7 @@ def test_calls_on_the_wire_and_calls_before_it_when_the_process_is_to_go_at_once
     sending.wait_for(4)
     lander = threading.Thread(target=lambda: flight.land(hurried=True, seconds=None))
     lander.start()
-    while not all(job.is_left for shift in flight.shifts for job in shift.jobs):
+    while not all(job.is_left for batch in flight.batches for job in batch.jobs):
         time.sleep(0.001)
     before.go.set()
     lander.join(20)

@@ -12,42 +12,42 @@ import pytest
 from callqueue.execution import thread_pool
 
 
-def made(jobs: list[Any], work: Any, hands: int = 1) -> tuple[list[Any], BaseException | None]:
-    """What was handed over, and what was raised first. A shift that waits for ever fails the test,
+def made(jobs: list[Any], work: Any, threads: int = 1) -> tuple[list[Any], BaseException | None]:
+    """What was handed over, and what was raised first. A batch that waits for ever fails the test,
     not the whole run.
     """
     ended: list[Any] = []
     bell = queue.SimpleQueue[Any]()
-    shift = thread_pool.Shift(jobs, work, bell)
+    batch = thread_pool.Batch(jobs, work, bell)
 
     def gather() -> None:
-        shift.begin(hands)
-        while not shift.is_over:
+        batch.begin(threads)
+        while not batch.is_over:
             with suppress(queue.Empty):
                 bell.get(timeout=thread_pool.STALL)
-            some = shift.look()
-            shift.taken += len(some)
+            some = batch.look()
+            batch.taken += len(some)
             ended.extend(some)
 
     thread = threading.Thread(target=gather, daemon=True)
     thread.start()
     thread.join(20)
-    assert not thread.is_alive(), "the shift waits for ever"
-    return ended, shift.raised[0] if shift.raised else None
+    assert not thread.is_alive(), "the batch waits for ever"
+    return ended, batch.raised[0] if batch.raised else None
 
 
-@pytest.mark.parametrize("hands", [1, 3, 9])
+@pytest.mark.parametrize("threads", [1, 3, 9])
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 1, 2, 3, 4, 5, 6, 7, 8}])
 def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
-    bad: set[int], error: type[BaseException], hands: int
+    bad: set[int], error: type[BaseException], threads: int
 ) -> None:
     def work(job: int) -> int:
         if job in bad:
             raise error
         return job
 
-    ended, raised = made(list(range(9)), work, hands=hands)
+    ended, raised = made(list(range(9)), work, threads=threads)
     assert sorted(ended) == sorted(set(range(9)) - bad)
     assert isinstance(raised, error)
 
@@ -58,9 +58,9 @@ def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatc
     start, started = threading.Thread.start, list[threading.Thread]()
 
     def start_few(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-crew" and len(started) == 2:
+        if thread.name == "callqueue-calls" and len(started) == 2:
             raise RuntimeError("can't start new thread")
-        started.extend([thread] if thread.name == "callqueue-crew" else [])
+        started.extend([thread] if thread.name == "callqueue-calls" else [])
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_few)
@@ -70,7 +70,7 @@ def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatc
         together.wait(5)
         return job
 
-    ended, raised = made(list(range(8)), work, hands=8)
+    ended, raised = made(list(range(8)), work, threads=8)
     assert sorted(ended) == list(range(8))
     assert raised is None
 
@@ -79,7 +79,7 @@ def test_a_thread_that_met_one_serves_the_next_message() -> None:
     def leaving(job: int) -> int:
         raise SystemExit
 
-    made([1, 2, 3], leaving, hands=3)
+    made([1, 2, 3], leaving, threads=3)
     threads = threading.active_count()
-    assert sorted(made([1, 2, 3], lambda job: job, hands=3)[0]) == [1, 2, 3]
+    assert sorted(made([1, 2, 3], lambda job: job, threads=3)[0]) == [1, 2, 3]
     assert threading.active_count() <= threads
