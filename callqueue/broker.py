@@ -72,9 +72,7 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
 
 
 def is_its_own(app: Any, name: str) -> bool:
-    """Whether what sending the task of this name raises is the task's own, and says nothing of the
-    broker.
-    """
+    """Whether what sending this task raises is the task's own, and not the broker's."""
     from celery import Task
 
     task = app.tasks.get(name)

@@ -28,9 +28,7 @@ UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 
 
 def announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Signals and callbacks for calls that have just ended in `status`; calls that did not are
-    passed over.
-    """
+    """Signals and callbacks for those of these calls that have just ended in `status`."""
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     owed = []
@@ -45,9 +43,7 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
 
 
 def deliver(using: str, call_ids: Sequence[int]) -> int:
-    """Send the callbacks that are owed of these calls; the count of them. A broker that is away:
-    later.
-    """
+    """Send the callbacks that are owed of these calls; the count. A broker away: later."""
     return _send(using, _owed(using).filter(pk__in=call_ids))
 
 
@@ -69,9 +65,7 @@ def tells_results(status: int) -> bool:
 
 
 def has_listeners(status: int) -> bool:
-    """Whether anyone wants to be told of calls that end in `status`, log lines for failures
-    included.
-    """
+    """Whether anyone wants to be told of ends in `status`, log lines included."""
     return status in (states.FAILED, states.UNKNOWN) or bool(events.call_finished.receivers)
 
 

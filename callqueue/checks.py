@@ -54,9 +54,7 @@ def _dotted_paths(config: conf.Config) -> Iterator[tuple[str, Any]]:
 
 @register("callqueue")
 def check_queues(**_: Any) -> list[CheckMessage]:
-    """callqueue.E003, W001: a rule's queue is not one of CELERY_TASK_QUEUES, where those are
-    listed.
-    """
+    """callqueue.E003, W001: CELERY_TASK_QUEUES lists queues, and a rule's is not among them."""
     from celery import current_app
 
     if conf.problems():
@@ -80,9 +78,7 @@ def check_queues(**_: Any) -> list[CheckMessage]:
 
 @register("callqueue")
 def check_time_limit(**_: Any) -> list[CheckMessage]:
-    """callqueue.W002: Celery kills the process of a message before its calls have had their time:
-    they become UNKNOWN.
-    """
+    """callqueue.W002: Celery kills a message's process before its calls have had their time."""
     from celery import current_app
 
     from callqueue.tasks import make_api_call

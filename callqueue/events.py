@@ -93,8 +93,6 @@ def _name(receiver: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """One word: with quotes and escapes where it would be several, another line, or something that
-    a terminal acts on.
-    """
+    """One word, in quotes and with escapes where it would be more, or act on a terminal."""
     text = str(value)
     return repr(text) if not text or " " in text or not text.isprintable() else text

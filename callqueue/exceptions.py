@@ -14,9 +14,7 @@ class CallQueueError(Exception):
 
 
 class InvalidCall(CallQueueError):
-    """The call cannot be accepted as it is; `field` names the part that is wrong, such as
-    ``params.url``.
-    """
+    """The call cannot be accepted as it is; `field` names what is wrong: ``params.url``."""
 
     def __init__(self, field: str, why: str) -> None:
         self.field = field

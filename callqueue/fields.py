@@ -86,9 +86,7 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
         return Bound(value, _identity(row)) if is_data and row is not None else value
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
-        """Where there are keys, what Django selects is the column together with its row's
-        identity.
-        """
+        """Where there are keys, Django selects the column together with its row's identity."""
         table, dot, column = sql.rpartition(".")
         own = compiler.connection.ops.quote_name(self.column)
         if column != own or not dot or not conf.current().encryption_keys:

@@ -76,9 +76,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
         return self.filter(status__in=states.FINAL)
 
     def requeue(self, *, again: bool = False) -> int:
-        """Send these calls once more, those that may be; the count of them. DONE ones only with
-        `again=True`.
-        """
+        """Send these calls once more, those that may be; the count. DONE only with `again=True`."""
         move = Move.REQUEUE_AGAIN if again else Move.REQUEUE
         batches = in_batches(self.filter(status__in=move.sources), BATCH)
         return sum(transitions.requeue(self.db, pks, move) for pks in batches)
@@ -95,9 +93,7 @@ class CallQueueQuerySet(models.QuerySet["CallQueue"]):
 if TYPE_CHECKING:
 
     class _Calls(models.Manager[CallQueue]):
-        """What `from_queryset` makes, written down: without django-stubs' plugin nobody can work it
-        out.
-        """
+        """What `from_queryset` makes, written down: mypy knows it without a plugin."""
 
         def get_queryset(self) -> CallQueueQuerySet: ...
         def all(self) -> CallQueueQuerySet: ...
@@ -181,9 +177,7 @@ class CallQueueManager(_Calls):
         return forecast.has_room(self.db, rule, key)
 
     def requeue_one(self, call: CallQueue, *, again: bool = False) -> None:
-        """Requeue `call` and bring the instance up to date, or raise IllegalTransition saying why
-        not.
-        """
+        """Requeue `call` and refresh the instance, or raise IllegalTransition with the reason."""
         using, move = self.db_for_write, Move.REQUEUE_AGAIN if again else Move.REQUEUE
         may_be = self.using(using).filter(pk=call.pk, status__in=move.sources).exists()
         changed = may_be and transitions.requeue(using, [call.pk], move)
@@ -192,9 +186,7 @@ class CallQueueManager(_Calls):
             raise IllegalTransition(_why_not_requeued(call, move))
 
     def cancel_one(self, call: CallQueue) -> None:
-        """Cancel `call` and bring the instance up to date, or raise IllegalTransition saying why
-        not.
-        """
+        """Cancel `call` and refresh the instance, or raise IllegalTransition with the reason."""
         changed = transitions.cancel(self.db_for_write, [call.pk])
         call.refresh_from_db(using=self.db_for_write)
         if not changed:
@@ -202,9 +194,7 @@ class CallQueueManager(_Calls):
 
     @property
     def db_for_write(self) -> str:
-        """The database that calls are written to: the one named by `using`, or the router's
-        choice.
-        """
+        """The database that calls are written to: named by `using`, or the router's choice."""
         return self._db or router.db_for_write(self.model)
 
 

@@ -19,9 +19,7 @@ class Succeeded:
 
 @dataclass(frozen=True)
 class RetryLater:
-    """A failed attempt; the call goes again after `after` (seconds, or the rule's backoff when
-    None).
-    """
+    """A failed attempt; the call goes again `after` seconds, or after the rule's backoff."""
 
     why: str
     after: float | timedelta | None = None

@@ -35,7 +35,7 @@ def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **ne
     ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
     request = make_api_call.request
     if request.is_eager or request.called_directly:
-        return executor.execute(using, ids, inline=request.is_eager)
+        return executor.execute(using, ids)
     return in_flight.take(using, ids, make_api_call)
 
 

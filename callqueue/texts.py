@@ -67,9 +67,7 @@ def worded(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What was raised in its own words, in one line of 300 characters at most; its type where it
-    has no words.
-    """
+    """What was raised in its own words, in one line of at most 300 characters, or its type."""
     text = " ".join(str(error).split())
     return text[:300] or type(error).__name__
 
@@ -80,9 +78,7 @@ def host() -> str:
 
 
 def page(name: str) -> str:
-    """Where the reader finds a page of the documentation: beside the installed package, or in the
-    checkout.
-    """
+    """Where the reader finds a page of the documentation: by the package, or in the checkout."""
     package = Path(__file__).resolve().parent
     for folder in (package / "docs", package.parent / "docs"):
         if (folder / name).exists():
@@ -92,9 +88,7 @@ def page(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def charset(label: str | None) -> str:
-    """The codec of text that a charset's label names, one of a fixed list; utf-8 for every other
-    label.
-    """
+    """The codec that a charset's label names, one of a fixed list; utf-8 for any other."""
     if label is None or len(label) > LONGEST_LABEL:
         return "utf-8"
     name = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")
@@ -121,8 +115,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one, of which 100 characters are looked at; None where
-    none is like it.
-    """
+    """The known name that is most like this one's first 100 characters, or None."""
     near = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
     return near[0] if near else None

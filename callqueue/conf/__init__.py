@@ -5,6 +5,9 @@ Anything wrong raises ImproperlyConfigured naming the key and what to do; `probl
 it for the system checks. Nothing else in the app reads django.conf.settings.CALLQUEUE.
 """
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
 import json
@@ -30,18 +33,6 @@ from callqueue.limits.budgets import Book
 from callqueue.limits.rules import Rule
 from callqueue.security.secrets import SecretFor
 from callqueue.texts import suggest
-
-__all__ = [
-    "DEFAULTS",
-    "NAMES_OF_STATUS",
-    "OTHER_HOSTS",
-    "STATUS_NAMES",
-    "Config",
-    "current",
-    "forget",
-    "problems",
-    "suggest",
-]
 
 
 @dataclass(frozen=True)
@@ -82,9 +73,7 @@ class Config:
 
     @cached_property
     def leases(self) -> str:
-        """By rule, as JSON: seconds that an attempt may take from its slot on. Every begin on
-        PostgreSQL sends it.
-        """
+        """By rule, as JSON: seconds that an attempt may take from its slot on."""
         return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
 
     def lease(self, rule: Rule | None) -> float:

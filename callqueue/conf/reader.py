@@ -61,9 +61,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Reader:
-    """Reads one key after the other, and notes in `wrong` what is wrong instead of stopping at the
-    first.
-    """
+    """Reads key after key. `wrong` notes all that is wrong, not the first mistake alone."""
 
     def __init__(self, raw: Any) -> None:
         self.wrong: list[str] = []

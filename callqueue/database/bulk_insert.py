@@ -86,9 +86,7 @@ def insert_objects(
 
 
 def returns_inserted(using: str) -> bool:
-    """Whether rows that are inserted together get their primary keys: MySQL, unlike MariaDB, does
-    not say.
-    """
+    """Whether rows inserted together get their primary keys: MySQL does not tell them."""
     return bool(connections[using].features.can_return_rows_from_bulk_insert)
 
 
@@ -100,9 +98,7 @@ def passes_over_conflicts(using: str) -> bool:
 
 
 def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:
-    """The model's fields but the key: those that the database fills in for every object, and the
-    others.
-    """
+    """The fields but the key: those that the database fills for every object, and the others."""
     left_out, given = list[Any](), list[Any]()
     for field in model._meta.concrete_fields:
         if field.primary_key:

@@ -101,9 +101,7 @@ _READY = (
 
 
 def _preparing(using: str, field: Any) -> Callable[[Any], Any]:
-    """What prepares this field's values for a JSON document: the field's own `in_document`, or
-    Django.
-    """
+    """What prepares a field's values for a JSON document: its own `in_document`, or Django."""
     if hasattr(field, "in_document"):
         return field.in_document  # type: ignore[no-any-return]
     return lambda value: _bare(field.get_db_prep_save(value, connections[using]))

@@ -122,9 +122,7 @@ def close_all() -> None:
 
 
 def connect_within(using: str, seconds: int) -> None:
-    """Let connecting to the database's server take no longer than this, unless the settings say how
-    long it may take.
-    """
+    """Let connecting take no longer than this, unless the settings say how long it may take."""
     connection = connections[using]
     if connection.vendor != "sqlite":
         connection.settings_dict.setdefault("OPTIONS", {}).setdefault("connect_timeout", seconds)
@@ -136,9 +134,7 @@ def raw_connection(using: str) -> Any:
 
 
 def is_standby(using: str) -> bool:
-    """Whether this is a copy that follows another server, and may lag behind it. Only PostgreSQL
-    tells.
-    """
+    """Whether this is a copy of another server, and may lag. Only PostgreSQL tells."""
     return connections[using].vendor == "postgresql" and bool(
         rows(using, "SELECT pg_is_in_recovery()")[0][0]
     )

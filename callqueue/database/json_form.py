@@ -47,9 +47,7 @@ def without_form_sql(connection: Any, sql: str) -> str:
 
 
 def _note(value: Any) -> Any:
-    """Most of what is sent needs none: this is every send's, so plain values are passed over by
-    their type.
-    """
+    """A note of one value. Every value sent comes by: plain ones are passed over by type."""
     if type(value) in _PLAIN:
         return _AS_IT_IS
     if isinstance(value, dict):

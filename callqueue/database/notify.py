@@ -49,9 +49,7 @@ def let_calls_be_silent(schema_editor: Any) -> None:
 
 
 def start_listening(using: str) -> bool:
-    """Hear of calls that are sent. False where that cannot be: another vendor, a transaction, or a
-    pooler in between.
-    """
+    """Hear of sent calls. False on another vendor, in a transaction, behind a pooler."""
     connection = connections[using]
     raw = connection.connection
     if connection.vendor != "postgresql" or connection.in_atomic_block or raw is None:
@@ -69,9 +67,7 @@ def stop_listening(using: str) -> None:
 
 
 def raise_flag(using: str) -> bool:
-    """From now on senders notify; False where another dispenser's flag is up, or a sender has not
-    committed yet.
-    """
+    """From now on senders notify. False where another flag is up, or a sender has not committed."""
     return bool(rows(using, f"SELECT pg_try_advisory_lock({_FLAG})")[0][0])
 
 

@@ -12,18 +12,14 @@ M = TypeVar("M", bound=models.Model)
 
 
 def locking(using: str) -> AbstractContextManager[None]:
-    """A transaction for `locked` rows, which ends with the block; nothing on a database without row
-    locks.
-    """
+    """A transaction for `locked` rows; nothing on a database without row locks."""
     if connections[using].features.has_select_for_update:
         return transaction.atomic(using=using)
     return nullcontext()
 
 
 def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
-    """Lock the rows that nobody else has locked and pass over the rest; with `wait`, wait for all
-    of them.
-    """
+    """Lock the rows that nobody else has locked, and pass over the rest; or wait for all."""
     features = connections[rows.db].features
     if not features.has_select_for_update:
         return rows
@@ -43,9 +39,7 @@ def skip_locked(using: str) -> str:
 
 
 def sharing(using: str) -> str:
-    """SQL for the end of a SELECT: nobody may lock its rows until the transaction ends, though
-    others may share them.
-    """
+    """SQL for the end of a SELECT: others may share its rows, and nobody may lock them."""
     clauses = {"postgresql": " FOR KEY SHARE", "mysql": " LOCK IN SHARE MODE"}
     return clauses.get(connections[using].vendor, "")
 

@@ -88,9 +88,7 @@ def index_task_ids(schema_editor: Any) -> None:
 
 
 def drop_whole_index(schema_editor: Any, table: str, name: str) -> None:
-    """Drop one of the indexes that stand in for partial ones: Django, which did not make it, does
-    not.
-    """
+    """Drop an index that stands in for a partial one: Django, which did not make it, does not."""
     if schema_editor.connection.vendor == "mysql":
         schema_editor.execute(f"DROP INDEX {name} ON {table}")
 

@@ -95,9 +95,7 @@ def from_us(instant: int) -> datetime:
 
 
 def instant_us(value: Any) -> int:
-    """Microseconds since the epoch from what a driver returned: an aware datetime, a naive one in
-    UTC, or text.
-    """
+    """Microseconds since the epoch from what a driver returned: a datetime, else UTC, or text."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     return to_us(value if value.tzinfo else value.replace(tzinfo=UTC))

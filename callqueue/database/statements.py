@@ -32,9 +32,7 @@ def run(using: str, sql: str, params: Sequence[Any] = ()) -> int:
 
 
 class Columns:
-    """Columns of joined tables, by alias: the SQL that selects them, and their values as the
-    models' fields read them.
-    """
+    """Columns of joined tables, by alias: the SQL that selects them, and their values as read."""
 
     def __init__(
         self, using: str, tables: Mapping[str, tuple[type[models.Model], Sequence[str]]]
@@ -61,9 +59,7 @@ class Columns:
 
     @property
     def sql(self) -> str:
-        """The columns. Where there are encryption keys, one that may be sealed comes with its row's
-        identity.
-        """
+        """The columns. With encryption keys, a sealed one comes with its row's identity."""
         own = conf.current().encryption_keys
         connection = connections[self.using]
         return ", ".join(
@@ -81,9 +77,7 @@ class Columns:
         return found
 
     def mapped(self, sql: str, params: Sequence[Any], *more: str) -> list[dict[str, Any]]:
-        """All rows of such a statement, by the columns' names, "alias.name"; `more` names what it
-        selects after them.
-        """
+        """All rows by the columns' names, "alias.name"; `more` names what else is selected."""
         names = [*self.names, *more]
         return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
 
@@ -118,9 +112,7 @@ def joined_sql(connection: Any, *parts: str) -> str:
 
 
 def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]:
-    """SQL and its parameters: the whole number that a JSON column has under a name; NULL without
-    one.
-    """
+    """SQL with parameters: the whole number under a name in a JSON column, or NULL."""
     vendor = connections[using].vendor
     if vendor == "postgresql":
         return f"CAST({column} ->> CAST(%s AS text) AS bigint)", [name]

@@ -10,9 +10,7 @@ from callqueue.database.statements import places, quoted, rows, run
 
 
 def estimated_rows(using: str, table: str) -> int | None:
-    """About how many rows a table has, without reading it; None where the database keeps no
-    estimate.
-    """
+    """About how many rows a table has, without reading it; None where no estimate is kept."""
     vendor = connections[using].vendor
     if vendor == "sqlite":
         return None
@@ -28,18 +26,14 @@ def estimated_rows(using: str, table: str) -> int | None:
 
 
 def sample_of(using: str, table: str, percent: float) -> str | None:
-    """SQL for FROM: the table, reading so many percent of its pages, always the same; None where
-    none can be left out.
-    """
+    """SQL for FROM: a sample of the table's pages, always the same; None where there is none."""
     if connections[using].vendor != "postgresql":
         return None
     return f"{quoted(using, table)} TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)"
 
 
 def dead_rows(using: str, tables: Sequence[str]) -> dict[str, tuple[int, int]] | None:
-    """Deleted rows that still take space, and live ones, of each table; None where the database
-    keeps no such count.
-    """
+    """Dead and live rows of each table; None where the database keeps no such count."""
     if connections[using].vendor != "postgresql":
         return None
     found = _statistics(using, "n_dead_tup, n_live_tup", tables)

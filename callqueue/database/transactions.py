@@ -27,9 +27,7 @@ def is_nested(using: str) -> bool:
 
 @contextmanager
 def writing(using: str) -> Iterator[None]:
-    """A transaction that writes. On SQLite it takes the write lock at once, so that no later
-    statement can deadlock.
-    """
+    """A transaction that writes. SQLite's takes the write lock at once, to deadlock with nobody."""
     connection: Any = connections[using]
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         with transaction.atomic(using=using):

@@ -10,9 +10,7 @@ from callqueue.database.statements import places, quoted, rows
 
 
 def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
-    """Make deleted rows' space usable again. `full` rewrites the tables, locked against all use
-    meanwhile.
-    """
+    """Make deleted rows' space usable again. `full` rewrites and locks the tables meanwhile."""
     connection = connections[using]
     names = [quoted(using, table) for table in tables]
     with connection.cursor() as cursor:

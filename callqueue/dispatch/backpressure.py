@@ -17,8 +17,8 @@ from django.db.models import Count, F, Q
 
 from callqueue import conf, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import account as ledger
 from callqueue.ledger.account import Account
+from callqueue.ledger.charges import SAMPLE as KNOWN
 from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.ready_calls import Candidate
 
@@ -124,7 +124,7 @@ def _is_doubtful(
     is_of_one_queue = len(account.book.rules[rule].queue_names) == 1
     has_begun = is_of_one_queue and account.open_by_rule[rule] and rule not in account.unbegun_since
     came_back = not has_begun and any(call.last_attempt for call in candidates)
-    few = min(trust(lease), ledger.SAMPLE)  # an account may know of no more than a sample
+    few = min(trust(lease), KNOWN)  # an account may know of no more than a sample
     return (
         came_back
         or account.open_by_rule[rule] >= few
@@ -155,9 +155,7 @@ def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
 
 
 def _is_silent(rows: Any, now: datetime, lease: float) -> bool:
-    """Whether an attempt's lease has ended unbegun of late, and nothing was begun since its
-    release.
-    """
+    """Whether a lease ended unbegun of late, and nothing was begun since that attempt's release."""
     since = now - timedelta(seconds=2 * lease + 10)
     ended = rows.filter(
         finished_at__gte=since, finished_at__gt=F("lease_until"), started_at__isnull=True

@@ -73,9 +73,7 @@ class KeysInTurn:
         return Wait(self._wakes_at() if self.rules else None, self._on_answer)
 
     def _wake(self) -> None:
-        """Let those keys be looked at again that no longer wait for anything, or nobody knows for
-        what.
-        """
+        """Let the keys be looked at again that need not wait any more, for all that is known."""
         memo, agreed = self.account.memo, self.account.book.agreement
         if memo.agreement != agreed or any(one.is_anew for one in self.account.tallies.values()):
             memo.agreement = agreed
@@ -116,9 +114,7 @@ class KeysInTurn:
         return least
 
     def _fetch(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
-        """So many calls of each key; and the keys for which none was found: they have none, or it
-        is locked.
-        """
+        """Calls of each key, and the keys without any: they have none, or it is locked."""
         wanted = {turn.pair: n for turn, n in counts.items()}
         found, last = ready_calls.first_of_pairs(self.using, rule, self.due_by, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
@@ -130,9 +126,7 @@ class KeysInTurn:
         return found, without
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int) -> None:
-        """Note what a key waits for: room in a budget, from an instant that is known or not, or an
-        answer.
-        """
+        """Note what a key waits for: room in a budget, at a known instant or not, or an answer."""
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (

@@ -104,9 +104,7 @@ def _released(account: Account, ids: Sequence[int], calls: Sequence[Release]) ->
 
 
 def _grant(using: str, permits: Sequence[Release], granted: Mapping[str, int]) -> None:
-    """Tell those who wait for these permits; who makes this pass for its own needs no request any
-    more.
-    """
+    """Tell those who wait for these permits. Who makes this pass for itself waits no more."""
     requests = tables.permit_requests(using)
     for made in permits:
         asked = made.candidate.asked

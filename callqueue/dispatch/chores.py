@@ -76,9 +76,7 @@ class Chores:
         return min(ROUND, max(0.0, due_in))
 
     def start_over(self) -> None:
-        """The database was away: before anything is released, see whether it is the same one, and
-        as old as it was.
-        """
+        """The database was away: first of all, look at its clock and give a sign of life."""
         self.next_round_at = self._heartbeat.due_at = 0.0
 
     def _look_at_clock(self) -> None:

@@ -26,7 +26,7 @@ from callqueue.dispatch.listener import Listener
 from callqueue.dispatch.membership import Membership
 from callqueue.dispatch.release_pass import Pass, release
 from callqueue.dispatch.rule_group import RuleGroup
-from callqueue.ledger import account, clock_jumps, ready_calls
+from callqueue.ledger import charges, clock_jumps, ready_calls
 from callqueue.limits.budgets import Book
 from callqueue.maintenance import recovery
 
@@ -62,9 +62,7 @@ class Dispenser:
         self._emitted: dict[str, float] = {}
 
     def run(self, *, stop: threading.Event | None = None, seconds: float | None = None) -> None:
-        """Release until `stop` is set or `seconds` have passed. A database or broker that is away
-        is waited for.
-        """
+        """Release until `stop` is set, or for `seconds`. A database or broker is waited for."""
         stop, self.membership.runs = stop or threading.Event(), True
         if seconds is None and not self.only:
             self.membership.kind = "steady"
@@ -91,9 +89,7 @@ class Dispenser:
         self.membership.leave()
 
     def run_once(self, *, maintain: bool = True) -> int:
-        """Do a round of chores, then release whatever may go now; the count of attempts
-        released.
-        """
+        """Do a round of chores, then release whatever may go now; the count of attempts."""
         released: list[int] = []
         database.persist(self.using, lambda: self._run_once(maintain, released), during="release")
         return sum(released)
@@ -137,9 +133,7 @@ class Dispenser:
             stop.wait(left)
 
     def _release_apart(self, group: RuleGroup) -> None:
-        """Release, and let no fault in one group of rules stop the others; a database that is away
-        concerns them all.
-        """
+        """Release. A fault in one group stops no other; a database that is away stops all."""
         try:
             self._release(group)
         except (DatabaseError, InterfaceError):
@@ -218,7 +212,7 @@ class Dispenser:
         """
         waiting = self._waiting_for_answers()
         if waiting:
-            glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
+            glances = charges.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
                 group.notice(glances)
 
@@ -267,7 +261,5 @@ class Dispenser:
 
 @lru_cache
 def _name_of_process(pid: int) -> str:
-    """What no other dispenser is called: in containers, hosts' names and process ids are alike more
-    often than not.
-    """
+    """A name that no other dispenser has: containers often share hosts' names and process ids."""
     return f"{texts.host()}:{pid}:{secrets.token_hex(2)}"

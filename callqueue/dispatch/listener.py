@@ -29,9 +29,7 @@ class Listener:
         self._connection: object | None = None
 
     def wait(self, stop: threading.Event, seconds: float) -> set[str]:
-        """Wait so long, or until a call is sent: the rules that may have calls now, "" where any
-        may.
-        """
+        """Wait so long, or until a call is sent: the rules that may have calls now, "" for any."""
         if seconds < SHORT or time.monotonic() < self._not_before:
             self.disarm()
         elif self._is_listening():
@@ -70,9 +68,7 @@ class Listener:
         self._connection = None
 
     def _is_listening(self) -> bool:
-        """Whether the connection of now hears of calls; a new one knows nothing of what the last
-        one did.
-        """
+        """Whether the connection of now hears of calls; a new connection is told to."""
         raw = database.raw_connection(self.using)
         if raw is None or raw is not self._connection:
             self._is_armed, self._connection = False, None

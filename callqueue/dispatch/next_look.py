@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from callqueue.ledger.account import GLANCED
+from callqueue.ledger.charges import GLANCED
 
 # seconds until the next try where another pass has the rules; twice as long each time
 LOCKED = 0.005

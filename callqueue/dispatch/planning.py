@@ -56,19 +56,17 @@ class Plan:
 
     def of_permits(self, account: Account) -> Plan:
         """The plan without its calls, which give back the room that they took."""
-        for made in self.releases:
-            if made.candidate.asked is None:
-                for budget in account.book.budgets[made.candidate.rule]:
-                    if (tallies := account.tallies.get(budget.id)) is not None:
-                        value = budget.value_of(made.candidate.key, made.queue)
-                        tallies.of(value).used -= budget.charge_of(made.candidate.cost)
+        calls = [made for made in self.releases if made.candidate.asked is None]
         permits = [made for made in self.releases if made.candidate.asked is not None]
+        for made in calls:
+            for budget in account.book.budgets[made.candidate.rule]:
+                if (tallies := account.tallies.get(budget.id)) is not None:
+                    value = budget.value_of(made.candidate.key, made.queue)
+                    tallies.of(value).used -= budget.charge_of(made.candidate.cost)
         return Plan(permits, blocked=self.blocked)
 
     def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
-        """Note that a candidate waits for room in the budget: until `instant`, or for an answer
-        where that is None.
-        """
+        """Note that a candidate waits for room until `instant`; for an answer where it is None."""
         if candidate.asked is not None:
             self.blocked[candidate.asked.owner] = Blocked(budget, instant)
         elif budget.limit.is_keyed:

@@ -57,9 +57,7 @@ class BrokerAway(Exception):
 
 
 def publish(using: str, batch: Sequence[Message]) -> None:
-    """Send the messages. BrokerAway when the broker refused one: it and those after it are
-    undone.
-    """
+    """Send the messages. BrokerAway where the broker refuses one: the rest is undone."""
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
         try:
@@ -77,9 +75,7 @@ def publish(using: str, batch: Sequence[Message]) -> None:
 
 
 def ask_to_recover(using: str, queues: Iterable[str]) -> None:
-    """Have a worker of each of these queues recover, and reconcile: what takes the network is not
-    for a dispenser.
-    """
+    """Have a worker of each queue recover and reconcile: a dispenser does not take the network."""
     for queue in queues:
         try:
             how = {

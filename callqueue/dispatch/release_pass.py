@@ -15,15 +15,16 @@ from callqueue import callbacks, clocks, conf, database, states, tables, transit
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.dispatch import next_look, permit_answers, permit_turns
-from callqueue.dispatch.charging import LockedRule, Released, charge, remember
+from callqueue.dispatch.charging import Charged, LockedRule, Released, charge, remember
 from callqueue.dispatch.choosing import Choice, choose
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, clock_jumps, holds
-from callqueue.ledger.account import Account, Memo
+from callqueue.ledger import agreement, agreement_rows, clock_jumps, holds
+from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
+from callqueue.ledger.memo import Memo
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book
 
@@ -61,27 +62,19 @@ def release(
     whatever it releases. Where another dispenser holds the group, or the book is not what all agree
     on, nothing is released.
     """
-    watch = clock_jumps.watch(using)
-    if watch.wants_look and not database.in_transaction(using):
-        watch.look()
     book = book or agreement.book_in_force(using)
+    watch = _watch(using)
     with database.writing(using):
-        rows, now, _ = _lock(using, group, watch)
-        if now is None:
+        locked = _lock(using, book, group, watch)
+        if locked is None:
             return Pass(next_look=next_look.when_locked(last))
-        if any(row.agreement != book.agreement for row in rows.values()):
+        if locked.is_outdated:
             return Pass(next_look=next_look.when_outdated(last))
-        account = _count(using, book, group, rows, now, LEAD)
-        held = holds.in_force(using, group, from_us(now))
-        served = {rule: row.served for rule, row in rows.items()}
-        asking = _asking(using, group, rows, now) or permit_turns.NOBODY
-        choice = choose(account, held, served, batch, asking)
-        released = charge(account, choice.releases).released
-        remember(account, rows, choice.releases)
-        transitions.fail(using, choice.unfit)
-    if choice.unfit:
-        callbacks.announce(using, list(choice.unfit), states.FAILED)
-    return _conclude(account, held, choice, released, batch, last)
+        made = _make(locked, _asking(locked) or permit_turns.NOBODY, LEAD, batch)
+        transitions.fail(using, made.choice.unfit)
+    if made.choice.unfit:
+        callbacks.announce(using, list(made.choice.unfit), states.FAILED)
+    return _conclude(made, batch, last)
 
 
 def permit(using: str, book: Book, own: Candidate, lead: float, within: float | None) -> Answer:
@@ -92,77 +85,72 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
     `lead`: seconds ahead of its slot that it may be granted; `within`: it wants to begin within so
     many seconds (None: any).
     """
-    watch = clock_jumps.watch(using)
-    if watch.wants_look and not database.in_transaction(using):
-        watch.look()
-    group = book.groups[own.rule]
+    watch = _watch(using)
     with database.writing(using):
-        rows, now, reading = _lock(using, group, watch)
-        if now is None or reading is None:
+        locked = _lock(using, book, book.groups[own.rule], watch)
+        if locked is None:
             return Answer()
-        if any(row.agreement != book.agreement for row in rows.values()):
+        if locked.is_outdated:
             return Answer(is_outdated=True)
-        own = _as_asked(own, now, within)
-        asking = _asking(using, group, rows, now, own)
+        own = _as_asked(own, locked.now, within)
+        asking = _asking(locked, own)
         if asking is None:
             return Answer(is_gone=True)
-        account = _count(using, book, group, rows, now, lead)
-        held = holds.in_force(using, group, from_us(now))
-        served = {rule: row.served for rule, row in rows.items()}
-        choice = choose(account, held, served, BATCH, asking)
-        granted = charge(account, choice.releases).granted
-        remember(account, rows, choice.releases)
-    answer = permit_answers.answer(own, held, book, choice, granted, reading)
+        made = _make(locked, asking, lead, BATCH)
+    granted = made.charged.granted
+    answer = permit_answers.answer(own, made.held, book, made.choice, granted, locked.reading)
     return replace(answer, waiting=len(asking.permits))
-
-
-def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
-    """The permit as of now, by the database's clock."""
-    until = None if within is None else now + round(within * 1_000_000)
-    asked = None if own.asked is None else replace(own.asked, until=until)
-    return replace(own, due_at=own.due_at or from_us(now), asked=asked)
-
-
-def _asking(
-    using: str,
-    group: Sequence[str],
-    rows: Mapping[str, LockedRule],
-    now: int,
-    own: Candidate | None = None,
-) -> Asking | None:
-    """The permits of a pass: those that wait and, where it is made for one, that one instead of its
-    own request; None where that is not there any more.
-    """
-    waits = any(row.has_permits for row in rows.values()) or (own is not None and own.id)
-    found = permit_turns.waiting(using, group, now) if waits else []
-    if own is None:
-        return Asking(found)
-    others = [one for one in found if one.id != own.id]
-    if own.id and len(others) == len(found) < permit_turns.MOST:
-        return None
-    return Asking([*others, own], alone=True)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
     """Make the row of every rule that has none yet, and the one of the clock's jumps."""
     clock_jumps.make_frame(using)
-    rows = tables.rule_states(using)
-    missing = set(rules) - set(rows.filter(rule__in=rules).values_list("rule", flat=True))
-    rows.bulk_create(
-        [tables.RuleState(rule=rule) for rule in sorted(missing)], ignore_conflicts=True
-    )
+    agreement_rows.ensure_states(using, set(rules), "")
 
 
-def _lock(
-    using: str, group: Sequence[str], watch: clock_jumps.Watch
-) -> tuple[dict[str, LockedRule], int | None, Reading | None]:
-    """Lock the rules' rows, and read them; and what the clock may be taken to show, by which
-    reading: None where somebody else has locked one, or the clock has jumped, or may have.
+@dataclass(frozen=True)
+class _Locked:
+    """The rows of a group's rules, locked at `now`, the instant that `reading` may be taken for."""
+
+    using: str
+    book: Book
+    group: Sequence[str]
+    rows: Mapping[str, LockedRule]
+    now: int
+    reading: Reading
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the book is not what all dispensers agree on, or some do not know yet."""
+        return any(row.agreement != self.book.agreement for row in self.rows.values())
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A pass that has counted, chosen and charged."""
+
+    account: Account
+    held: Held
+    choice: Choice
+    charged: Charged
+
+
+def _watch(using: str) -> clock_jumps.Watch:
+    """The watch over the database's clock, which has looked where it wants to."""
+    watch = clock_jumps.watch(using)
+    if watch.wants_look and not database.in_transaction(using):
+        watch.look()
+    return watch
+
+
+def _lock(using: str, book: Book, group: Sequence[str], watch: clock_jumps.Watch) -> _Locked | None:
+    """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
+    or the clock has jumped, or may have.
     """
     before = clocks.monotonic()
     found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group) or not watch.is_settled:
-        return {}, None, None
+        return None
     reading = clock_jumps.brought(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(
@@ -170,18 +158,15 @@ def _lock(
         )
         for _, _, rule, passes, served, memo, agreed, is_corrected, has_permits, *_ in found
     }
-    return rows, watch.credited(reading), reading
+    now = watch.credited(reading)
+    return None if now is None else _Locked(using, book, group, rows, now, reading)
 
 
 def _lock_sql(using: str, group: Sequence[str]) -> str:
-    """Locks the rules' rows that nobody else has locked, and reads them; and the clock, as it was
-    just before.
-    """
-    rules, attempts = (
-        database.quoted(using, model._meta.db_table)
-        for model in (tables.RuleState, tables.CallAttempt)
+    """Lock and read the rules' rows that nobody else has locked, and the clock just before."""
+    rules, attempts, requests = (
+        tables.name(using, model) for model in ("RuleState", "CallAttempt", "PermitRequest")
     )
-    requests = tables.name(using, "PermitRequest")
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
     )
@@ -197,45 +182,63 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
     )
 
 
-def _count(
-    using: str,
-    book: Book,
-    group: Sequence[str],
-    rows: Mapping[str, LockedRule],
-    now: int,
-    lead: float,
-) -> Account:
+def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
+    """The permit as of now, by the database's clock."""
+    until = None if within is None else now + round(within * 1_000_000)
+    asked = None if own.asked is None else replace(own.asked, until=until)
+    return replace(own, due_at=own.due_at or from_us(now), asked=asked)
+
+
+def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
+    """The permits of a pass: those that wait and, where it is made for one, that one instead of its
+    own request; None where that is not there any more.
+    """
+    waits = any(row.has_permits for row in locked.rows.values()) or (own is not None and own.id)
+    found = permit_turns.waiting(locked.using, locked.group, locked.now) if waits else []
+    if own is None:
+        return Asking(found)
+    others = [one for one in found if one.id != own.id]
+    if own.id and len(others) == len(found) < permit_turns.MOST:
+        return None
+    return Asking([*others, own], alone=True)
+
+
+def _make(locked: _Locked, asking: Asking, lead: float, batch: int) -> _Made:
+    """Count, choose, charge and remember; up to `lead` seconds ahead."""
+    account = _count(locked, lead)
+    held = holds.in_force(locked.using, locked.group, from_us(locked.now))
+    served = {rule: row.served for rule, row in locked.rows.items()}
+    choice = choose(account, held, served, batch, asking)
+    charged = charge(account, choice.releases)
+    remember(account, locked.rows, choice.releases)
+    return _Made(account, held, choice, charged)
+
+
+def _count(locked: _Locked, lead: float) -> Account:
     """What the limits are charged with now, and may be charged with up to `lead` seconds ahead."""
-    kept = {rule: (row.passes, row.memo) for rule, row in rows.items()}
-    memo = Memo.load(group, kept, book.agreement)
+    kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
     return ledger.read(
-        using,
-        book,
-        group,
-        now,
-        memo,
-        until=now + round(lead * 1_000_000),
-        has_corrections=any(row.is_corrected for row in rows.values()),
+        locked.using,
+        locked.book,
+        locked.group,
+        locked.now,
+        Memo.load(locked.group, kept, locked.book.agreement),
+        until=locked.now + round(lead * 1_000_000),
+        has_corrections=any(row.is_corrected for row in locked.rows.values()),
     )
 
 
-def _conclude(
-    account: Account,
-    held: Held,
-    choice: Choice,
-    released: list[Released],
-    batch: int,
-    last: Streak,
-) -> Pass:
+def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
     """When the group is looked at again: half of LEAD before the first blocked call may go, and
     where an operator alone knows when, every REVIEW.
     """
-    wait, opens_in = choice.wait, None
+    account, released = made.account, made.charged.released
+    wait, opens_in = made.choice.wait, None
     if wait.until is not None:
         opens_in = max(0.0, (wait.until - account.now) / 1_000_000 - LEAD / 2)
     look = next_look.when_passed(
         wait | Wait(is_unfinished=len(released) >= batch),
-        next_look.REVIEW if opens_in is None and held.by_rule else opens_in,
+        next_look.REVIEW if opens_in is None and made.held.by_rule else opens_in,
         last,
         has_released=bool(released),
         open_attempts=account.open_count + len(released),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from callqueue.dispatch.next_look import NextLook
-from callqueue.ledger.account import Glance
+from callqueue.ledger.charges import Glance
 
 
 @dataclass
@@ -47,9 +47,7 @@ class RuleGroup:
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
 
     def put_off(self, until: float) -> None:
-        """Something went wrong: no pass is wanted before `until`. A group that rests goes on doing
-        so.
-        """
+        """Something went wrong: no pass before `until`. A group that rests goes on resting."""
         if not self.rests:
             self.look_at = until
 

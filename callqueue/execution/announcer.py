@@ -17,9 +17,7 @@ from callqueue import callbacks, database, events
 
 
 class Announcer:
-    """`rings` is called when all is announced. The thread begins with the first call that anybody
-    wants to know of.
-    """
+    """`rings` is called when all is announced. The thread begins with the first call."""
 
     def __init__(self, rings: Callable[[], object]) -> None:
         self.rings = rings

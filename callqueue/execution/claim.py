@@ -41,9 +41,7 @@ _READING = ("clock", "moved")  # what a statement selects of the clock
 
 
 def name_worker() -> str:
-    """A name that whoever begins a message has to himself: of two begins of the same message, one
-    begins an attempt.
-    """
+    """A name for one begin of one message: of two begins of it, one begins an attempt."""
     return f"{texts.storable(socket.gethostname())[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
 
 

@@ -19,16 +19,20 @@ from contextlib import suppress
 from typing import TypeVar
 
 from callqueue import clocks, database, events, telemetry, transitions
-from callqueue.execution import claim, executor, judging, recorder, request, telling, thread_pool
+from callqueue.execution import claim, judging, recorder, request, telling, thread_pool
 from callqueue.execution.announcer import Announcer
 from callqueue.execution.telling import TELL
+from callqueue.execution.thread_pool import Batch
 from callqueue.handlers import HTTP_METHODS
 from callqueue.transitions import Job, Result
 
 RECORDED = 2.0  # seconds past the last lease that a process which leaves waits for the last record
 
+# seconds that a worker that is told to go at once stays for what has just been answered
+LEAVING = 1.0
+SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
+
 T = TypeVar("T")
-Shift = thread_pool.Shift[Job, Result]
 
 
 class Message:
@@ -50,10 +54,10 @@ class Flight:
 
     def __init__(self, using: str, most: Callable[[], int]) -> None:
         self.using, self.most, self.pid = using, most, os.getpid()
-        self.bell: queue.SimpleQueue[Shift | None] = queue.SimpleQueue()
+        self.bell: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.boarding: list[Message] = []
-        self.shifts: list[Shift] = []
-        self.live: set[Shift] = set()  # those that may have news: a slow answer costs no looks
+        self.batches: list[Batch] = []
+        self.live: set[Batch] = set()  # those that may have news: a slow answer costs no looks
         self.back: set[int] = set()
         self.told = 0.0
         self.is_hurried = False
@@ -64,9 +68,7 @@ class Flight:
         thread.start()
 
     def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
-        """Hand over the attempts of a message, and wait until they are under way and there is room
-        for more.
-        """
+        """Hand over attempts, and wait until they are under way and there is room for more."""
         message = Message(attempt_ids)
         with self.landing:
             self.landed.clear()
@@ -76,7 +78,7 @@ class Flight:
             if not message.settled.wait(seconds):
                 self._leave(message, seconds)
         except BaseException:  # a time limit, or the process ends
-            self._leave(message, executor.LEAVING)
+            self._leave(message, LEAVING)
             self._void(message)
             raise
         return message
@@ -92,12 +94,12 @@ class Flight:
         if hurried:
             self.is_hurried = True
             self.bell.put(None)
-            self.landed.wait(executor.LEAVING)
+            self.landed.wait(LEAVING)
             return
         now = latest = clocks.monotonic()
         end = now + (math.inf if seconds is None else seconds)
         while not self.landed.wait(TELL) and now < min(end, latest + RECORDED):
-            leases = [job.lease_ends for shift in list(self.shifts) for job in shift.jobs]
+            leases = [job.lease_ends for batch in list(self.batches) for job in batch.jobs]
             now, latest = clocks.monotonic(), max([latest, *leases])
 
     # --- What its thread does
@@ -111,41 +113,39 @@ class Flight:
                 time.sleep(TELL)
 
     def _turn(self) -> None:
-        """Wait for news; then record what has ended, begin what there is room for, and look after
-        what is under way.
-        """
+        """Wait for news; record what has ended, begin what has room, and look after the rest."""
         self._wait()
         if self.is_hurried:
             self._take_back()
         self._record(self._ended())
-        self.shifts = [shift for shift in self.shifts if not shift.is_over]
+        self.batches = [batch for batch in self.batches if not batch.is_over]
         self._begin_waiting()
         self._settle()
-        if self.shifts and time.monotonic() - self.told >= TELL:
+        if self.batches and time.monotonic() - self.told >= TELL:
             self.told = time.monotonic()
             if self._connected(lambda: telling.tell(self.using, self._under_way())) is None:
                 self.told += telling.AWAY
 
     def _wait(self) -> None:
-        timeout = thread_pool.STALL if self.live else TELL if self.shifts else None
+        timeout = thread_pool.STALL if self.live else TELL if self.batches else None
         with suppress(queue.Empty):
             self._hear(self.bell.get(timeout=timeout))
             while True:
                 self._hear(self.bell.get_nowait())
 
-    def _hear(self, shift: Shift | None) -> None:
-        if shift is not None:
-            self.live.add(shift)
+    def _hear(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self.live.add(batch)
 
     def _ended(self) -> list[Result]:
         """What has ended, of all messages together, and is taken herewith."""
         ended: list[Result] = []
-        for shift in list(self.live):
-            some = shift.look()
-            shift.taken += len(some)
+        for batch in list(self.live):
+            some = batch.look()
+            batch.taken += len(some)
             ended += some
-            if not shift.is_restless:
-                self.live.discard(shift)  # until a thread of it rings
+            if not batch.is_restless:
+                self.live.discard(batch)  # until a thread of it rings
         return [result for result in ended if result.job.attempt_id not in self.back]
 
     def _record(self, results: Sequence[Result]) -> None:
@@ -158,14 +158,10 @@ class Flight:
             self._connected(lambda: recorder.record(self.using, results, told, announce))
         except Exception as error:
             for result in results:
-                job = result.job
-                facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
-                events.emit("record_failed", **facts, error=type(error).__name__)
+                events.emit("record_failed", **result.job.facts, error=type(error).__name__)
 
     def _begin_waiting(self) -> None:
-        """Begin what messages still have waiting, as far as there is room; one statement for
-        all.
-        """
+        """Begin what messages have waiting, as far as there is room, in one statement."""
         wanted: dict[int, Message] = {}
         most = self.most()
         room = most - self._count()
@@ -195,10 +191,10 @@ class Flight:
         message.here += [job for job in sound if job.method not in HTTP_METHODS]
         if wired:
             make = telemetry.traced(request.make)
-            shift = Shift(wired, make, self.bell)
-            self.shifts.append(shift)
-            self.live.add(shift)
-            shift.begin(executor.hands(wired))
+            batch = Batch(wired, make, self.bell)
+            self.batches.append(batch)
+            self.live.add(batch)
+            batch.begin(_threads_for(wired))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 
     def _settle(self) -> None:
@@ -215,7 +211,7 @@ class Flight:
                 self._void(message)
             message.settled.set()
         with self.landing:
-            if not self.shifts and not self.boarding and not self.announcer.owed:
+            if not self.batches and not self.boarding and not self.announcer.owed:
                 self.landed.set()
 
     def _void(self, message: Message) -> None:
@@ -225,22 +221,22 @@ class Flight:
 
     def _take_back(self) -> None:
         """Let nothing more be sent, and record so of what was not."""
-        jobs = [job for shift in self.shifts for job in shift.jobs]
+        jobs = [job for batch in self.batches for job in batch.jobs]
         for job in jobs:
             job.is_left = True
-        ended = {result.job.attempt_id for shift in self.shifts for result in shift.ended}
+        ended = {result.job.attempt_id for batch in self.batches for result in batch.ended}
         unsent = [job for job in jobs if not job.is_through and job.attempt_id not in ended]
         left = [job for job in unsent if job.attempt_id not in self.back]
         self.back.update(job.attempt_id for job in left)
         self._record([transitions.after_void(job, request.LEFT) for job in left])
 
     def _count(self) -> int:
-        return sum(shift.count - shift.taken - len(shift.raised) for shift in self.shifts)
+        return sum(batch.count - batch.taken - len(batch.raised) for batch in self.batches)
 
     def _under_way(self) -> list[Job]:
         """The jobs whose ends are not recorded."""
-        ended = {id(result.job) for shift in self.shifts for result in shift.ended}
-        return [job for shift in self.shifts for job in shift.jobs if id(job) not in ended]
+        ended = {id(result.job) for batch in self.batches for result in batch.ended}
+        return [job for batch in self.batches for job in batch.jobs if id(job) not in ended]
 
     def _connected(self, work: Callable[[], T]) -> T:
         """What `work` returns, done with the connection that this process keeps."""
@@ -249,3 +245,13 @@ class Flight:
                 return work()
         finally:
             database.close_all()  # what a listener opened
+
+
+def _threads_for(jobs: Sequence[Job]) -> int:
+    """How many threads begin: one for each call that has an instant of its own, connected and
+    waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
+    as answers take as long as the last ones.
+    """
+    untimed = [job.rule_name for job in jobs if job.send_at is None]
+    waits = sum(map(request.expected_wait, untimed))
+    return len(jobs) - len(untimed) + round(waits / SOON)

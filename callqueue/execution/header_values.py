@@ -28,9 +28,7 @@ _PARAMETERS = re.compile(rf'(?:{_QUOTED}|[^";])+')
 
 
 def plain_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """The headers under lowercase names, cut to a sane length; those that differ by case only are
-    one list.
-    """
+    """The headers by lowercase name, cut to a sane length; one list of those that repeat."""
     plain: dict[str, str] = {}
     for name, value in (headers or {}).items():
         key, text = _decoded(name).strip().lower(), _decoded(value).strip()[:_LONGEST_FIELD]
@@ -40,9 +38,7 @@ def plain_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def members_of(value: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The members of a structured list (RFC 9651), each with its parameters; leniently, without a
-    look at types.
-    """
+    """The members of a structured list (RFC 9651) with their parameters, read leniently."""
     for member in _MEMBERS.findall(value):
         name, *parameters = _PARAMETERS.findall(member) or [""]
         split = (parameter.strip().partition("=") for parameter in parameters)
@@ -50,17 +46,13 @@ def members_of(value: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def count_of(value: str) -> int | None:
-    """Whole units; less than one is none. A negative count, as Azure sends for "unknown", says
-    nothing.
-    """
+    """Whole units, rounded down. A negative count, as Azure sends for "unknown", says nothing."""
     number = number_of(value)
     return None if number is None else int(min(number, 1e15))
 
 
 def number_of(value: str) -> float | None:
-    """A number that is not negative, infinity where it is too large for a float; None for anything
-    else.
-    """
+    """A number that is not negative, infinite where a float cannot hold it; else None."""
     match = _NUMBER.fullmatch(value.strip(" \t"))
     return float(match[1]) if match else None
 
@@ -84,9 +76,7 @@ def _wait(value: str, reference: datetime, *, epochs: bool) -> float | None:
 
 
 def _since_epoch(number: float, reference: datetime) -> float:
-    """Seconds from `reference` to an epoch in seconds, or in milli-, micro- or nanoseconds by its
-    size.
-    """
+    """Seconds from `reference` to an epoch in seconds, milli-, micro- or nanoseconds."""
     for _ in range(3):
         number = number / 1000 if number >= _EPOCH_TOO_FINE_FROM else number
     return number - reference.timestamp()
@@ -99,9 +89,7 @@ def clock_of(plain: Mapping[str, str], now: datetime) -> datetime:
 
 
 def _date(text: str) -> datetime | None:
-    """An HTTP date in any of its three forms, JavaScript's form or ISO 8601; in UTC where it names
-    no zone.
-    """
+    """An HTTP date in any of its forms, JavaScript's form, or ISO 8601; UTC without a zone."""
     for parse in (parsedate_to_datetime, datetime.fromisoformat):
         try:
             return aware(parse(_JAVASCRIPT_ZONE.sub("", text).strip()))

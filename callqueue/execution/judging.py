@@ -13,6 +13,8 @@ from typing import Any
 from callqueue import clocks, conf, events, outcome, texts, transitions
 from callqueue.execution import claim, provider_limits
 from callqueue.execution.http.client import Answer
+from callqueue.handlers import IDEMPOTENT
+from callqueue.limits.backoff import backoff
 from callqueue.limits.budgets import key_part, with_redirects
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.sending.validation import check_cost
@@ -67,7 +69,7 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
     if answer.refused:
         return transitions.after_giving_up(job, answer.error)
     response = answer.response
-    if response is not None and not (answer.broken and transitions.is_idempotent(job.method)):
+    if response is not None and not (answer.broken and job.method in IDEMPOTENT):
         result = _of_response(job, response, _cut(answer), now)
     elif answer.sent:
         why = answer.error or "the answer broke off"
@@ -100,9 +102,7 @@ def _cut(answer: Answer) -> str:
 
 
 def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
-    """By the rule's own verdict where that is one, else by the default and a note of what went
-    wrong.
-    """
+    """The rule's own verdict where it has one; else the default, and a note of what went wrong."""
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
@@ -153,7 +153,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     """
     retry, until = job.sound_rule.retry, verdict.until
     if until is None:
-        until = transitions.backoff(retry, job.throttled_count + 1, 1.0)
+        until = backoff(retry, job.throttled_count + 1, 1.0)
     if isinstance(until, int | float):
         until = timedelta(seconds=min(until, retry.max_hold))
     most = timedelta(seconds=retry.max_hold)
@@ -171,9 +171,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
 
 
 def _scope(job: Job, scope: str | None) -> tuple[str, str]:
-    """What a hold covers: the scope named, or the narrowest that one of the rule's limits is per
-    and the call has.
-    """
+    """What a hold covers: the scope named, or the narrowest `per` of the rule that the call has."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
         if per not in ("rule", "queue") and (value := key_part(job.key, per)):
@@ -182,18 +180,14 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
 
 
 def _sharers(job: Job, per: str) -> tuple[str, ...]:
-    """The rules that a hold concerns: those that share a budget of that scope with the call's
-    rule.
-    """
+    """The rules that a hold concerns: those that share a budget of that scope with the call's."""
     budgets = conf.current().book.budgets.get(job.rule_name, ())
     sharing = {rule for b in budgets if b.limit.per == per and b.limit.name for rule in b.rules}
     return tuple(sorted(sharing | {job.rule_name}))
 
 
 def _settled(job: Job, response: Any) -> Any:
-    """What the attempt is charged after all, where the rule settles; None to leave the charge as it
-    is.
-    """
+    """What the attempt is charged after all, as the rule settles it; None: as it was charged."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:

@@ -66,9 +66,7 @@ def _scrubbed_start(
 
 
 def _as_text(value: Any) -> str:
-    """What a handler returned, as JSON; where it has no such form (a tuple for a key, a loop), its
-    repr.
-    """
+    """What a handler returned, as JSON, or its repr where it has no such form (a loop)."""
     try:
         return json.dumps(value, default=str)
     except (TypeError, ValueError, RecursionError):

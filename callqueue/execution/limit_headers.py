@@ -6,7 +6,6 @@ Never raises, whatever the headers hold.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -35,17 +34,15 @@ class Advice:
 
     until_s: float | None = None
     remaining: int | None = None
-    limit: int | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class _Told:
-    """One limit as an answer tells it: what is left, the seconds until there is more, the size."""
+    """One limit as an answer tells it: what is left, and the seconds until there is more."""
 
     remaining: int | None
     reset: float | None
-    limit: int | None
 
 
 def retry_after(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
@@ -92,9 +89,7 @@ def rate_limit_headers(headers: Mapping[str, str], *, now: datetime, max_hold: f
 
 
 def reset_of_refusal(headers: Mapping[str, str], *, now: datetime, max_hold: float) -> Advice:
-    """The RateLimit family of an answer that refused: where no header says what remains, nothing
-    does.
-    """
+    """The RateLimit family of a refusal: where no header says what remains, nothing does."""
     told = _told(plain_headers(headers), aware(now))
     if all(limit.remaining is None for limit in told):
         told = [replace(limit, remaining=0) for limit in told]
@@ -106,9 +101,7 @@ def _told(plain: Mapping[str, str], now: datetime) -> list[_Told]:
 
 
 def _structured(plain: Mapping[str, str]) -> Iterator[_Told]:
-    """RateLimit: "name";r=0;t=5 with RateLimit-Policy: "name";q=100;w=60. Without t, the policy's
-    whole window.
-    """
+    """RateLimit: "name";r=0;t=5 with RateLimit-Policy: "name";w=60. Without t, the whole window."""
     value = plain.get("ratelimit", "")
     policies = dict(members_of(plain.get("ratelimit-policy", "")))
     flat: dict[str, str] = {}
@@ -120,19 +113,13 @@ def _structured(plain: Mapping[str, str]) -> Iterator[_Told]:
         window = "" if is_concurrency else policy.get("w", "")
         if "r" in found:
             reset = number_of(found["t"]) if "t" in found else number_of(window)
-            yield _Told(count_of(found["r"]), reset, count_of(policy.get("q", "")))
+            yield _Told(count_of(found["r"]), reset)
     if flat:
-        yield _Told(
-            count_of(flat.get("remaining", "")),
-            number_of(flat.get("reset", "")),
-            count_of(flat.get("limit", "")),
-        )
+        yield _Told(count_of(flat.get("remaining", "")), number_of(flat.get("reset", "")))
 
 
 def _families(plain: Mapping[str, str], clock: datetime) -> Iterator[_Told]:
-    """Headers of one name but for the word remaining, reset, reset-after or limit tell of one
-    limit.
-    """
+    """Headers that differ only in remaining, reset, reset-after or limit tell of one limit."""
     families: dict[str, dict[str, str]] = {}
     for name, value in plain.items():
         family, role = _role(name)
@@ -150,17 +137,14 @@ def _family(roles: Mapping[str, str], clock: datetime) -> Iterator[_Told]:
     waits = waits_of(roles.get("reset-after", ""), clock, epochs=False)
     if all(wait is None for wait in waits):
         waits = waits_of(roles.get("reset", ""), clock, epochs=True)
-    limit = count_of(re.split("[,;]", roles.get("limit", ""), maxsplit=1)[0])
     if len(counts) != len(waits):
         counts = [min((count for count in counts if count is not None), default=None)]
         waits = [max((wait for wait in waits if wait is not None), default=None)]
-    yield from (_Told(count, wait, limit) for count, wait in zip(counts, waits, strict=True))
+    yield from (_Told(count, wait) for count, wait in zip(counts, waits, strict=True))
 
 
 def _role(name: str) -> tuple[str, str]:
-    """x-ratelimit-reset-tokens is the reset of the family x-ratelimit-tokens; no role for headers
-    of other names.
-    """
+    """x-ratelimit-reset-tokens is the reset of x-ratelimit-tokens; other names have no role."""
     words = name.replace("rate-limit", "rate_limit").split("-")
     if "ratelimit" not in words and "rate_limit" not in words:
         return "", ""
@@ -173,20 +157,18 @@ def _role(name: str) -> tuple[str, str]:
 
 
 def _tightest(told: list[_Told], max_hold: float) -> Advice:
-    """Of the limits with nothing left the one with the latest reset; else the one with the least
-    left, and no hold.
-    """
+    """Of used up limits the one with the latest reset; else the one with the least left."""
     counted = [limit for limit in told if limit.remaining is not None]
     if not counted:
         return Advice()
     least = min(counted, key=lambda limit: (limit.remaining, -_or_never(limit.reset)))
     if least.remaining != 0:
-        return Advice(None, least.remaining, least.limit)
+        return Advice(None, least.remaining)
     if least.reset is None:
         unread = "nothing remains, and no reset is named that can be read"
-        return Advice(None, 0, least.limit, unread)
+        return Advice(None, 0, unread)
     until_s, note = _clamped(least.reset, max_hold)
-    return Advice(until_s, 0, least.limit, note)
+    return Advice(until_s, 0, note)
 
 
 def _or_never(reset: float | None) -> float:

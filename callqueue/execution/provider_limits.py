@@ -61,9 +61,7 @@ def verdict(
 def tightening(
     status: int, headers: Mapping[str, str], *, now: datetime, max_hold: float
 ) -> HoldUntil | None:
-    """The hold that an answer of any `status`, a success too, asks for: nothing remains until the
-    reset it names.
-    """
+    """The hold that an answer asks for, a success too: nothing remains until its reset."""
     # most answers say nothing of limits, and cost no parsing
     if not any("rate" in name.lower() for name in headers):
         return None
@@ -88,9 +86,7 @@ def _is_throttled(status: int, plain: Mapping[str, str], body_start: bytes | str
 
 
 def _hold(why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float) -> HoldUntil:
-    """Until Retry-After, which takes precedence (the draft's section 7), or else until the reset of
-    what is used up.
-    """
+    """Until Retry-After, which takes precedence, or else until the reset of what is used up."""
     asked = retry_after(headers, now=now, max_hold=max_hold)
     if asked.until_s is not None:
         return HoldUntil(asked.until_s, f"{why}; Retry-After {_text(asked)}")

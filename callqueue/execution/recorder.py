@@ -34,10 +34,10 @@ def record(
     while True:
         try:
             _lay_holds(using, ended)
-            results.record(using, ended, told, announce)
+            results.write(using, ended, told, announce)
             break
         except Exception as error:
-            if striker(error) is not None:
+            if interruption(error) is not None:
                 raise
             if not database.may_pass(error):
                 return _record_apart(using, ended, error, announce)
@@ -77,12 +77,10 @@ def _record_apart(
     elif not ended[0].is_bare:
         record(using, [results.without_texts(ended[0], error)], announce=announce)
     else:  # its lease decides
-        job, why = ended[0].job, type(error).__name__
-        facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
-        events.emit("record_failed", **facts, error=why)
+        events.emit("record_failed", **ended[0].job.facts, error=type(error).__name__)
 
 
-def striker(raised: BaseException | None) -> BaseException | None:
+def interruption(raised: BaseException | None) -> BaseException | None:
     """The time limit or signal that was raised, even if something went wrong because of it; None
     where this thread failed by itself, and would again.
     """

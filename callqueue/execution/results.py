@@ -47,9 +47,7 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
 
 
 def without_texts(result: Result, error: Exception) -> Result:
-    """The result of an attempt whose texts could not be stored, by this error: how it ended, and
-    that.
-    """
+    """The result without its texts, which this error kept from being stored."""
     why = f"what it said could not be stored ({type(error).__name__})"
     status = getattr(result.response, "status_code", None)
     result.response = _Bare(status) if isinstance(status, int) and 100 <= status < 1000 else None
@@ -73,7 +71,7 @@ class _Bare:
 Announce = Callable[[str, Sequence[int], int], None]  # as callbacks.announce
 
 
-def record(
+def write(
     using: str,
     results: Sequence[Result],
     told: Sequence[Job] = (),
@@ -97,9 +95,7 @@ def record(
 
 
 def lay(using: str, result: Result, hold: Mapping[str, Any]) -> None:
-    """Lay the hold that an answer asked for, as long as it asked for, whatever the clock has done
-    since.
-    """
+    """Lay the hold that an answer asked for, as long as it asked, whatever the clock has done."""
     if not database.in_transaction(using):
         # What follows a jump is not to be moved along with what was before it.
         clock_jumps.watch(using).settle()
@@ -134,9 +130,7 @@ def _write(using: str, results: Sequence[Result], told: Sequence[Job]) -> Sequen
 
 
 def _write_own(using: str, results: Sequence[Result]) -> Sequence[Result]:
-    """Write those that are still this worker's own; those written, and those that an earlier try
-    wrote, unknown to it.
-    """
+    """Write results that are still this worker's; those, and what an earlier try wrote."""
     with database.writing(using):
         ids = {result.job.attempt_id: result.job.worker for result in results}
         rows = database.locked(
@@ -251,13 +245,12 @@ def _tell(using: str, results: Sequence[Result], announce: Announce) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         job, status = result.job, result.status
-        facts = {"call_id": job.pk, "rule": job.rule_name, "attempt": job.number}
         if status == states.DONE:
-            events.emit("call_done", **facts)
+            events.emit("call_done", **job.facts)
         if status in states.FINAL:
             ended.setdefault(status, []).append(job.pk)
         else:
-            events.emit("attempt_failed", **facts, reason=result.error)
+            events.emit("attempt_failed", **job.facts, reason=result.error)
     for status, ids in ended.items():
         if callbacks.has_listeners(status) or any(one.job.callback for one in results):
             announce(using, ids, status)

@@ -14,11 +14,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
 
 from callqueue import database, events
+from callqueue.transitions import Job, Result
 
 STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
@@ -27,65 +26,32 @@ AGE = 0.012  # seconds after which it is handed over in any case
 MINUTE = 60.0  # seconds between two lines that say that there are no more threads
 PENDING_AGE = 0.05  # the same before that: fast calls are best recorded together
 
-J = TypeVar("J")
-R = TypeVar("R")
 
-
-class Shift(Generic[J, R]):
-    """The jobs of one message and what came of them. Whoever waits is woken when a thread leaves,
-    not at every end: waking costs.
-
-    Whatever is raised in the thread that waits, nothing is lost by it: `run` may be asked again,
-    and goes on where it was.
+class Batch:
+    """The jobs of one message and what came of them. Each thread that leaves puts the batch into
+    `bell`; no end does, since waking costs.
     """
 
     def __init__(
         self,
-        jobs: Sequence[J],
-        work: Callable[[J], R],
-        bell: queue.SimpleQueue[Any] | None = None,
+        jobs: Sequence[Job],
+        work: Callable[[Job], Result],
+        bell: queue.SimpleQueue[Batch | None],
     ) -> None:
-        self.jobs, self.pending, self.work = jobs, deque(jobs), work
-        self.ended: list[R] = []
+        self.jobs, self.pending, self.work, self.bell = jobs, deque(jobs), work, bell
+        self.ended: list[Result] = []
         self.raised: list[BaseException] = []
         self.count, self.seen, self.taken, self.threads = len(jobs), 0, 0, 0
         self.first = self.last = self.moved = 0.0
-        self.left = bell or queue.SimpleQueue[Any]()  # a thread that leaves rings here
 
-    def run(
-        self, hands: int = 1, *, until: float = math.inf, every: float = math.inf
-    ) -> Iterator[list[R]]:
-        """Have the work done on every job and yield what it returned, in lists, soon after it
-        ended. It should not raise: what it does raise is raised here, after all the others have
-        been yielded.
-
-        What was yielded counts as taken when the next is asked for. Ends at `until`, monotonic
-        seconds, whatever is still at work then. Yields an empty list `every` so many seconds.
-        """
-        self.begin(hands)
-        ticked = time.monotonic()
-        while not self.is_over and (left := until - time.monotonic()) > 0:
-            self._wait(min(left, STALL if self.is_restless else every))
-            if some := self.look():
-                yield some
-                self.taken += len(some)
-            elif time.monotonic() - ticked >= every:
-                ticked = time.monotonic()
-                yield []
-        if self.taken < (seen := len(self.ended)):
-            yield self.ended[self.taken : seen]
-            self.taken = seen
-        if self.raised:
-            raise self.raised[0]
-
-    def begin(self, hands: int) -> None:
-        """Have `hands` threads more begin; others join while jobs are pending and none end."""
-        for _ in range(min(max(1, hands), len(self.pending))):
+    def begin(self, threads: int) -> None:
+        """Have `threads` more begin; others join while jobs are pending and none end."""
+        for _ in range(min(max(1, threads), len(self.pending))):
             if not _pool().join(self):
                 break
         self.moved = time.monotonic()
 
-    def look(self) -> list[R]:
+    def look(self) -> list[Result]:
         """What has ended and was not taken, once it is time to hand it over: whoever takes it says
         so in `taken`. Where jobs are pending and none has ended of late, another thread joins.
         """
@@ -121,7 +87,7 @@ class Shift(Generic[J, R]):
                 job = self.pending.popleft()
             except IndexError:
                 database.close_all()
-                self.left.put(self)
+                self.bell.put(self)
                 return
             try:
                 database.close_failed()
@@ -129,24 +95,19 @@ class Shift(Generic[J, R]):
             except BaseException as error:  # whoever waits for this job would wait for ever
                 self.raised.append(error)
 
-    def _wait(self, timeout: float) -> None:
-        """Until a thread has left, or for so long."""
-        with suppress(queue.Empty):
-            self.left.get(timeout=None if timeout == math.inf else timeout)
-
 
 class _Pool:
-    """Threads that wait for shifts; as many as were ever needed at once. The one that worked last
+    """Threads that wait for batches; as many as were ever needed at once. The one that worked last
     may still be connected.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._idle: list[queue.SimpleQueue[Shift[Any, Any]]] = []
+        self._idle: list[queue.SimpleQueue[Batch]] = []
         self._said = -math.inf
 
-    def join(self, shift: Shift[J, R]) -> bool:
-        """Let one more thread work on the shift; False where there is none to be had now, since the
+    def join(self, batch: Batch) -> bool:
+        """Let one more thread work on the batch; False where there is none to be had now, since the
         system gives this process no more. One that is done serves the next who asks.
         """
         try:
@@ -154,23 +115,23 @@ class _Pool:
         except IndexError:
             inbox = queue.SimpleQueue()
             thread = threading.Thread(
-                target=self._live, args=(inbox,), name="callqueue-crew", daemon=True
+                target=self._live, args=(inbox,), name="callqueue-calls", daemon=True
             )
             try:
                 thread.start()
             except RuntimeError as error:
-                self._say_so(shift, error)
+                self._say_so(batch, error)
                 return False
-        shift.threads += 1
-        inbox.put(shift)
+        batch.threads += 1
+        inbox.put(batch)
         return True
 
-    def _say_so(self, shift: Shift[J, R], error: RuntimeError) -> None:
+    def _say_so(self, batch: Batch, error: RuntimeError) -> None:
         if time.monotonic() - self._said >= MINUTE:
             self._said = time.monotonic()
-            events.emit("threads_exhausted", waiting=len(shift.pending), error=str(error))
+            events.emit("threads_exhausted", waiting=len(batch.pending), error=str(error))
 
-    def _live(self, inbox: queue.SimpleQueue[Shift[Any, Any]]) -> None:
+    def _live(self, inbox: queue.SimpleQueue[Batch]) -> None:
         while True:
             inbox.get().drain()
             self._idle.append(inbox)

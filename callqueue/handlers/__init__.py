@@ -18,7 +18,8 @@ from django.utils.module_loading import import_string
 from callqueue import conf
 
 SAFE = frozenset({"get", "options", "head"})  # RFC 9110 section 9.2.1
-IDEMPOTENT = SAFE | {"put", "delete"}  # RFC 9110 section 9.2.2
+# as HTTP defines it, RFC 9110 section 9.2.2; the methods of handlers are not
+IDEMPOTENT = SAFE | {"put", "delete"}
 HTTP_METHODS = IDEMPOTENT | {"post", "patch"}
 BUILT_IN = {
     "send_email": "callqueue.handlers.email.send_email",
@@ -64,9 +65,7 @@ def methods() -> frozenset[str]:
 
 
 def find(method: str) -> Handler:
-    """The handler of a method that is not a requests verb. LookupError where there is none (any
-    more).
-    """
+    """The handler of a method that is no HTTP verb. LookupError where there is none."""
     path = conf.current().handlers.get(method)
     if path is None and method in _registered:
         return _registered[method]

@@ -78,9 +78,7 @@ def _request(task: Any, params: Mapping[str, Any], context: Context) -> dict[str
 
 
 class _Information(TraceInfo):  # type: ignore[misc]
-    """Celery's account of a failure, which tells the table instead of the broker, and the backend
-    only of the last.
-    """
+    """Celery's account of a failure. It tells the table, and the backend only of the last."""
 
     retval: Any
 
@@ -129,9 +127,7 @@ def _refused_change(changed: str) -> Outcome:
 
 
 def _asked_retry(retry: Any, request: Any) -> Outcome:
-    """A retry at the time that the task names, or after the rule's backoff where Celery would back
-    off.
-    """
+    """A retry when the task says, or after the rule's backoff where Celery would back off."""
     if isinstance(retry, Asked):
         return retry.outcome
     after = None if getattr(request, "callqueue_backoff", False) else _seconds_until(retry)
@@ -139,9 +135,7 @@ def _asked_retry(retry: Any, request: Any) -> Outcome:
 
 
 def _is_final(error: BaseException, request: Any) -> bool:
-    """Whether another attempt cannot help: the task's own retries are used up, or its result cannot
-    be stored.
-    """
+    """Whether another attempt cannot help: no retries are left, or no result can be stored."""
     return isinstance(error, MaxRetriesExceededError | EncodeError | TaskGaveUp) or bool(
         getattr(request, "callqueue_exhausted", False)
     )
@@ -157,9 +151,7 @@ def _changes(retry: Any, request: Any) -> str:
 
 
 def _worded(what: str, error: BaseException, traceback: str = "") -> str:
-    """What went wrong, cleaned and then bounded: the error's own words first, then the end of its
-    traceback.
-    """
+    """What went wrong, cleaned, then cut: the error's own words, the end of its traceback."""
     said = cleaned(f"{type(error).__name__}: {error}".rstrip(": "))[:HEAD]
     head = f"{what}: {said}" if what else said
     return f"{head}\n{cleaned(traceback)[-TAIL:]}" if traceback else head

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def send_email(params: Mapping[str, Any], context: Context) -> Any:
-    """Send one message: `to subject message from_email html_message cc bcc reply_to`. Returns how
-    many were delivered.
-    """
+    """Send one message, with params as docs/reference/sending.md has them. The count sent."""
     message = EmailMultiAlternatives(
         subject=params.get("subject", ""),
         body=params.get("message", ""),
@@ -35,9 +33,7 @@ def send_email(params: Mapping[str, Any], context: Context) -> Any:
 
 
 def _connection(context: Context) -> Any:
-    """The backend's, as settings have it, but no wait for its server is longer than what is left of
-    the lease.
-    """
+    """The backend's connection. No wait for its server is longer than the lease that is left."""
     connection = get_connection()
     if hasattr(connection, "timeout"):
         left = max(0.001, (context.deadline - datetime.now(UTC)).total_seconds())

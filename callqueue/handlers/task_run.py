@@ -41,12 +41,12 @@ class Asked(Retry):  # type: ignore[misc]
 
 
 @dataclass
-class _Run:
+class _CallsRun:
     task: Any
     is_begun: bool = False
 
 
-_at_work: ContextVar[_Run | None] = ContextVar("callqueue_task", default=None)
+_at_work: ContextVar[_CallsRun | None] = ContextVar("callqueue_task", default=None)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def running(task: Any) -> Iterator[None]:
     """For as long as this is open, the next run of the task is a call's."""
     if not hasattr(task.run, "is_told_of_calls"):
         task.run = _wrapped(task, task.run)
-    token = _at_work.set(_Run(task))
+    token = _at_work.set(_CallsRun(task))
     try:
         yield
     finally:

@@ -14,25 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from callqueue.ledger import charges, levels
-from callqueue.ledger.charges import GLANCED, SAMPLE, Aged, Glance, Open, glances, open_counts
-from callqueue.ledger.memo import Memo
+from callqueue.ledger.charges import Aged, Open
+from callqueue.ledger.charges import open_counts as open_counts
+from callqueue.ledger.memo import Memo as Memo
 from callqueue.ledger.tallies import Scope, is_tallied, take_corrections, tallies_of
 from callqueue.ledger.window_tallies import Tallies
 from callqueue.limits.budgets import Book, Budget
 from callqueue.limits.kinds import Meter, Usage
-
-# What other packages ask of the ledger, besides an account.
-__all__ = [
-    "GLANCED",
-    "SAMPLE",
-    "Account",
-    "Glance",
-    "Memo",
-    "glances",
-    "open_counts",
-    "read",
-    "save",
-]
 
 
 @dataclass
@@ -77,9 +65,7 @@ class Account:
         return self._meters[scope]
 
     def read_keys(self, keys: Iterable[str]) -> None:
-        """Read what the tallied budgets per key are charged with for these keys; each key is read
-        once.
-        """
+        """Read what these keys are charged with in tallied budgets; each key is read once."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._keys_read]
         self._keys_read.update(wanted)
         for budget in self.budgets if wanted else ():
@@ -101,9 +87,7 @@ class Account:
         return usage
 
     def answered(self) -> list[Scope]:
-        """The scopes per key, of budgets that are not tallied, in which calls were answered
-        lately.
-        """
+        """The scopes of untallied budgets per key in which calls were answered lately."""
         keyed = [b for b in self.budgets if b.limit.is_keyed and b.id not in self.tallies]
         ids = {budget.id for budget in keyed}
         found = {scope for scope in self.aged if scope[0] in ids}
@@ -114,9 +98,7 @@ class Account:
         return sorted(found)
 
     def read(self, *, has_corrections: bool = False) -> None:
-        """Read the charges: of tallied budgets what changed, of all what is open, of the others
-        what ages.
-        """
+        """Read the charges: changes of tallies, all that is open, what ages in other budgets."""
         self.read_tallies(has_corrections)
         self._read_open()
         self._read_aged()
@@ -174,9 +156,7 @@ class Account:
 
     @property
     def _has_redirects_in_flight(self) -> bool:
-        """Whether what open attempts charge differs between limits of calls: only those of requests
-        count redirects.
-        """
+        """Whether open attempts charge limits differently: only requests count redirects."""
         known = (self.book.rules[rule] for rule in self.rules if rule in self.book.rules)
         in_flight = any(budget.limit.counts_in_flight for budget in self.budgets)
         return in_flight and any(rule.redirects for rule in known)
@@ -238,9 +218,7 @@ class Account:
         return found
 
     def _since(self, budget: Budget) -> int:
-        """The end after which an attempt may still matter to the budget. A remembered level needs
-        only what is newer.
-        """
+        """The end after which an attempt may matter. A kept level needs only what is newer."""
         limit = budget.limit
         since = limit.horizon(self.now)
         if not limit.keeps_level or not limit.is_per_rule:

@@ -150,9 +150,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class _Sign:
-    """A dispenser's last sign of life, and since when (monotonic) another one watches for the
-    next.
-    """
+    """A dispenser's last sign of life, and since when (monotonic) we watch for the next."""
 
     at: datetime
     since: float
@@ -164,8 +162,8 @@ class _Sign:
         return last if last.at == self.at else _Sign(self.at, self.since, is_first=False)
 
     def is_silent(self, moment: float, now: datetime) -> bool:
-        """Silent for as long as this one watched; or, never heard by it, for long by the clock,
-        which may have jumped.
+        """Whether it was silent for SILENCE seconds of watching; or was never heard here, and for
+        LONG_SILENCE by the clock, which may have jumped.
         """
         return moment - self.since > SILENCE or (self.is_first and now - self.at > LONG_SILENCE)
 
@@ -194,9 +192,7 @@ _books: dict[str, tuple[str, Book, Book]] = {}
 
 
 def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """What passes remember of each rule: how many there were, and their memo (see ledger.Memo). One
-    statement.
-    """
+    """What passes remember of each rule: their count, and their memo. One statement."""
     stored = tables.rule_states(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
     return {rule: (passes, memo or {}) for rule, passes, memo in stored}
 
@@ -261,9 +257,7 @@ def disagreements(
 
 
 def shift(using: str, by: int) -> None:
-    """Move the agreement's instants along with a clock that jumped by so many microseconds. Inside
-    a transaction.
-    """
+    """Move the agreement's instants along with a clock that jumped. Inside a transaction."""
     if not agreement_rows.token(using):
         return
     before = agreement_rows.locked(using)

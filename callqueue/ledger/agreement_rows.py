@@ -19,9 +19,7 @@ ALL, FRAME = "", "\njumps"
 
 
 def locked(using: str) -> Agreement:
-    """The agreement, locked: nobody else changes it, or gives rows its token, until the transaction
-    ends.
-    """
+    """The agreement, locked until the transaction ends: nobody changes it, or stamps rows."""
     states = tables.rule_states(using).filter(rule=ALL)
     found = database.locked(states, wait=True).values_list("agreement", "memo", "rates").first()
     if found is None:
@@ -44,9 +42,7 @@ def token(using: str) -> str:
 
 
 def renew(using: str, before: Agreement, after: Agreement) -> Agreement:
-    """Write the agreement, where it has changed, with a new token if that changes what is in force;
-    as it is now.
-    """
+    """Write the agreement if it changed, with a new token if more is in force; as it is."""
     if after == before:
         return before
     token = before.token if before.token and after.says_the_same(before) else secrets.token_hex(8)
@@ -63,9 +59,7 @@ def behind(using: str, token: str) -> Any:
 
 
 def stamp(using: str, token: str) -> bool:
-    """Give the token to the rows that no pass holds now; whether all have it. The agreement must be
-    locked.
-    """
+    """Give the token to rows that no pass holds; whether all have it. Lock the agreement first."""
     rows = behind(using, token)
     lacking = set(rows.values_list("rule", flat=True))
     if not lacking:
@@ -86,9 +80,7 @@ def ensure_states(using: str, rules: set[str], token: str) -> None:
 
 
 def signs(using: str) -> list[tuple[str, str, datetime]]:
-    """By each dispenser that has stated its opinion: its name, the opinion's digest, its last sign
-    of life.
-    """
+    """Of each dispenser with an opinion: its name, the opinion's digest, its last sign of life."""
     return list(
         tables.dispensers(using).exclude(digest="").values_list("name", "digest", "seen_at")
     )

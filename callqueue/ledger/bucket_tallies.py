@@ -10,9 +10,7 @@ LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have
 
 
 class BucketTallies(Tallies):
-    """The tallies of a token bucket: what ended less than LATE ago is taken to be leaving it
-    now.
-    """
+    """A token bucket's tallies: what ended less than LATE ago is taken to leave now."""
 
     limit: TokenBucket
 
@@ -62,11 +60,11 @@ class _BucketMeter(Meter):
         self._meter = limit.meter(Usage(self._tally.used, (), tallies.now, level), tallies.now)
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         return self._meter.used
 
     @property
-    def free(self) -> int:  # type: ignore[override]
+    def free(self) -> int:
         return self._meter.free
 
     def free_at(self, cost: int) -> int | None:

@@ -61,9 +61,7 @@ class Aged:
     released_at: int = 0  # read where a budget has former rules
 
     def charges(self, limit: Limit) -> list[tuple[int, int]]:
-        """What it charges a limit, and from when that ages: what the answer adds, from the
-        answer.
-        """
+        """What it charges a limit, and since when that ages; what its answer added, since then."""
         cost, more, found = cost_of(self.cost, limit.unit), 0, []
         if self.charged is not None and self.finished_at is not None:
             more = max(0, cost - cost_of(self.charged, limit.unit))
@@ -84,23 +82,8 @@ def open_sums(
     """The open attempts of these rules, and of former ones, summed up over the columns that are to
     be told apart; with `samples` a sample of them. One statement.
     """
-    names = ", ".join(quoted(using, column) for column in columns)
-    is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
-    source = f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({places(rules)})"
-    if samples:
-        inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
-        source = f"({inner} LIMIT {SAMPLE}) AS sample"
-    sums = f"{SUMS}, {is_told}, {names}"
-    grouped = f"GROUP BY {is_told}, {names}"
-    parts, params = [f"SELECT 0, {sums} FROM {source} {grouped}"], list[Any](rules)
-    for place, former in enumerate(formers, start=1):
-        where, of_former = former_sql(using, former)
-        of_it = f"{attempts_table(using)} WHERE finished_at IS NULL AND {where}"
-        parts.append(f"SELECT {place}, {sums} FROM {of_it} {grouped}")
-        params += of_former
-    for place, calls, count, released_at, unbegun, told, *values in rows(
-        using, " UNION ALL ".join(parts), params
-    ):
+    sql, params = _open_sums_sql(using, rules, columns, formers, samples)
+    for place, calls, count, released_at, unbegun, told, *values in rows(using, sql, params):
         row = dict(zip(columns, values, strict=True))
         yield Open(
             former=formers[place - 1] if place else None,
@@ -114,6 +97,32 @@ def open_sums(
             unbegun_since=None if unbegun is None else instant_us(unbegun),
             is_told=bool(told),
         )
+
+
+def _open_sums_sql(
+    using: str,
+    rules: Sequence[str],
+    columns: Sequence[str],
+    formers: Sequence[Former],
+    samples: bool,
+) -> tuple[str, list[Any]]:
+    """The statement and its parameters. Its rows begin with the place of the former rule, from 1;
+    0: a rule of the group.
+    """
+    names = ", ".join(quoted(using, column) for column in columns)
+    is_told = "CASE WHEN sent_at IS NULL THEN 0 ELSE 1 END"
+    source = f"{attempts_table(using)} WHERE finished_at IS NULL AND rule IN ({places(rules)})"
+    if samples:
+        inner = f"SELECT {names}, calls, released_at, started_at, sent_at FROM {source}"
+        source = f"({inner} LIMIT {SAMPLE}) AS sample"
+    sums, grouped = f"{SUMS}, {is_told}, {names}", f"GROUP BY {is_told}, {names}"
+    parts, params = [f"SELECT 0, {sums} FROM {source} {grouped}"], list[Any](rules)
+    for place, former in enumerate(formers, start=1):
+        where, of_former = former_sql(using, former)
+        of_it = f"{attempts_table(using)} WHERE finished_at IS NULL AND {where}"
+        parts.append(f"SELECT {place}, {sums} FROM {of_it} {grouped}")
+        params += of_former
+    return " UNION ALL ".join(parts), params
 
 
 def aged_since(

@@ -143,9 +143,7 @@ class Watch:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all who saw a jump that this process did not have dealt with it by now, those
-        that still run.
-        """
+        """Whether others have had time to deal with a jump that this process did not see."""
         return not self._has_taken_over or clocks.monotonic() - (self.since or 0.0) > SETTLED
 
     def _follow(self, last: Reading) -> tuple[Reading, bool]:
@@ -221,7 +219,7 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
     clock.
     """
-    table = database.quoted(using, tables.RuleState._meta.db_table)
+    table = tables.name(using, "RuleState")
     sharing = database.sharing(using) if held else ""
     return f"(SELECT served FROM {table} WHERE rule = '{FRAME}'{sharing})"
 

@@ -53,9 +53,7 @@ def shift(using: str, jump: Jump, rules: Iterable[Any]) -> int:
 
 
 def forget(using: str, rules: Iterable[Any], jump: Jump) -> None:
-    """Throw away whatever passes remember, and the tallies with it: all is counted anew. What was
-    due before still is.
-    """
+    """Forget memos and tallies: all is counted anew. What was due before still is."""
     for rule in rules:
         was = max(rule.memo.get(WAS, 0), jump.now - jump.by)
         tables.rule_states(using).filter(pk=rule.pk).update(memo={WAS: was})

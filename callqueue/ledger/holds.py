@@ -40,9 +40,7 @@ class InForce:
 
 @dataclass(frozen=True)
 class Held:
-    """The holds in force on some rules; `probing`: rules whose circuit breaker's hold has ended,
-    and nothing more.
-    """
+    """The holds on some rules. `probing`: rules that only the breaker held, and no longer does."""
 
     by_rule: Mapping[str, Sequence[InForce]]
     probing: frozenset[str] = frozenset()
@@ -50,9 +48,7 @@ class Held:
     def blocking(
         self, rule: str, key: str | None = None, queue: str | None = None
     ) -> InForce | None:
-        """The hold that keeps such a call back; without key and queue, one that keeps back the
-        whole rule.
-        """
+        """The hold on such a call; without key and queue, the hold on the whole rule."""
         for hold in self.by_rule.get(rule, ()):
             if hold.per == "rule":
                 return hold
@@ -80,7 +76,7 @@ class Held:
 
 def in_force(using: str, rules: Sequence[str], now: datetime) -> Held:
     """The holds on these rules at `now`. One statement."""
-    table = quoted(using, tables.Hold._meta.db_table)
+    table = tables.name(using, "Hold")
     value, until = quoted(using, "value"), quoted(using, "until")
     sql = (
         f"SELECT rule, per, {value}, {until}, reason, began_at FROM {table} "
@@ -174,9 +170,7 @@ def _lay(
 def lift(
     using: str, rule: str, per: str | None = None, value: str = "", *, source: str | None = None
 ) -> int:
-    """End the rule's holds, or those of a scope, or of a source; the count of holds that were in
-    force.
-    """
+    """End the rule's holds, or those of a scope, or of a source; the count that was in force."""
     stored = tables.holds(using).filter(rule=rule)
     if per is not None:
         stored = stored.filter(per=per, value=value)

@@ -54,7 +54,7 @@ def of_answer(scope: Scope) -> str:
 
 def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> None:
     """Let the keys be looked at again that wait until then at most, or for one of `freed`."""
-    table, listed = _table(using), sorted(freed)
+    table, listed = tables.name(using, "KeyTurn"), sorted(freed)
     of_rules = f"rule IN ({database.places(rules)})"
     blocked = f"UPDATE {table} SET blocked_on = '' WHERE {of_rules} AND blocked_on <> ''"
     first = listed[:1000]
@@ -68,9 +68,7 @@ def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> 
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:
-    """Let all keys of these rules be looked at again: limits or holds have changed. Waits for a
-    pass over them to end.
-    """
+    """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end."""
     with database.writing(using):
         states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
         list(database.locked(states, wait=True).values_list("pk"))
@@ -78,9 +76,7 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
 
 
 def set_back(using: str, now: int) -> None:
-    """The clock has jumped: no key waits for an instant any more, and none had its turn later than
-    now.
-    """
+    """The clock has jumped: wake keys that wait for an instant, and set turns back to now."""
     _turns(using).exclude(blocked_on="").update(blocked_on="")
     _turns(using).filter(served__gt=now).update(served=now)
 
@@ -115,7 +111,7 @@ def has_wrapped(rule: str, places: Mapping[str, Sequence[Any]]) -> bool:
 def free(using: str, rule: str, count: int) -> list[Turn]:
     """The next `count` turns of keys that may go, for all that is known."""
     sql = (
-        f"SELECT id, priority, {quoted(using, 'key')} FROM {_table(using)} "
+        f"SELECT id, priority, {quoted(using, 'key')} FROM {tables.name(using, 'KeyTurn')} "
         f"WHERE rule = %s AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {int(count)}"
     )
     return [Turn(*row) for row in rows(using, sql, [rule])]
@@ -157,7 +153,8 @@ def save(
 
 def next_wake(using: str, rules: Sequence[str]) -> int | None:
     """The first instant at which a key that waits is to be looked at again."""
-    one = f"SELECT MIN(blocked_until) FROM {_table(using)} WHERE rule = %s AND blocked_on <> ''"
+    table = tables.name(using, "KeyTurn")
+    one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
     found = rows(using, " UNION ALL ".join([one] * len(rules)), rules)
     return min((int(at) for (at,) in found if at is not None), default=None)
 
@@ -196,7 +193,3 @@ def _add(using: str, rule: str, pairs: Mapping[tuple[int, str], int]) -> None:
 
 def _turns(using: str) -> Any:
     return tables.KeyTurn.objects.using(using)
-
-
-def _table(using: str) -> str:
-    return quoted(using, tables.KeyTurn._meta.db_table)

@@ -57,9 +57,7 @@ class Memo:
         )
 
     def dump(self, version: Mapping[str, int], agreement: str) -> dict[str, Any]:
-        """As JSON for the first row, once the rows have had so many passes; the others name the
-        group.
-        """
+        """As JSON for the first row, once the rows have had so many passes."""
         return {
             "version": dict(version),
             "group": name_of(version, agreement),

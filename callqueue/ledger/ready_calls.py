@@ -16,6 +16,7 @@ from callqueue import database, states, tables
 
 PROMOTED = 2000  # calls that one promotion makes ready at most
 PRIORITIES = 16  # levels of priority that those who only look tell apart
+TABLE = "callqueue_callqueue"
 TOP = 40_000  # higher than any priority
 WAITING = f"status IN ({database.listed(states.WAITING)})"
 READY = f"ready AND {WAITING} AND rule = %s"
@@ -61,9 +62,7 @@ class Candidate:
 
 
 def promote(using: str, limit: int = PROMOTED) -> int:
-    """Make calls ready that have become due: scheduled ones, retries, and rows that other code
-    made. The count.
-    """
+    """Make calls ready that are due: scheduled ones, retries, others' rows. The count."""
     rows = (
         tables.calls(using)
         .waiting()
@@ -101,7 +100,7 @@ def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
     if not rules:
         return set()
     dual = " FROM DUAL" if database.is_mysql(using) else ""
-    table = database.quoted(using, _table())
+    table = tables.name(using, "CallQueue")
     one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {table} WHERE {READY})"
     sql = " UNION ALL ".join([one] * len(rules))
     return {row[0] for row in database.rows(using, sql, [rule for rule in rules for _ in range(2)])}
@@ -111,7 +110,7 @@ def rules_of_ready(using: str) -> list[str]:
     """The rules that ready calls name, whether the settings know them or not."""
     where = f"ready AND {WAITING}"
     found: list[str] = database.distinct_next(
-        using, _table(), "rule", where, [], after="", down=False, count=1000
+        using, TABLE, "rule", where, [], after="", down=False, count=1000
     )
     return found
 
@@ -130,7 +129,7 @@ def first(using: str, rule: str, now: datetime, count: int, least: int = -TOP) -
 def priorities(using: str, rule: str) -> list[int]:
     """The priorities that ready calls of the rule have, highest first."""
     found: list[int] = database.distinct_next(
-        using, _table(), "priority", READY, [rule], after=TOP, down=True, count=PRIORITIES
+        using, TABLE, "priority", READY, [rule], after=TOP, down=True, count=PRIORITIES
     )
     return found
 
@@ -142,15 +141,13 @@ def pairs(
     priority first, then by key.
     """
     return database.pairs_next(
-        using, _table(), "priority", "key", READY, [rule], after or (TOP, ""), count
+        using, TABLE, "priority", "key", READY, [rule], after or (TOP, ""), count
     )
 
 
 def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, str]]:
-    """The pairs of priority and key of ready calls that were sent after call `pk`; at most
-    `count`.
-    """
-    key, table = database.quoted(using, "key"), database.quoted(using, _table())
+    """The priorities and keys of ready calls sent after call `pk`; at most `count` pairs."""
+    key, table = database.quoted(using, "key"), tables.name(using, "CallQueue")
     sent = f"FROM {table} WHERE id > %s AND {READY} LIMIT {int(count)}"
     sql = f"SELECT DISTINCT priority, {key} {sent}"
     return [(priority, text) for priority, text in database.rows(using, sql, [pk, rule])]
@@ -159,14 +156,14 @@ def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, st
 def newest(using: str) -> int:
     """The number of the call that was sent last."""
     return int(
-        database.rows(using, f"SELECT MAX(id) FROM {database.quoted(using, _table())}")[0][0] or 0
+        database.rows(using, f"SELECT MAX(id) FROM {tables.name(using, 'CallQueue')}")[0][0] or 0
     )
 
 
 def without_ready(using: str, rule: str, wanted: Sequence[tuple[int, str]]) -> set[tuple[int, str]]:
     """Those of the pairs that have no ready call."""
     found = database.first_of_each(
-        using, _table(), ("priority", "key"), READY, [rule], "id", dict.fromkeys(wanted, 1)
+        using, TABLE, ("priority", "key"), READY, [rule], "id", dict.fromkeys(wanted, 1)
     )
     return set(wanted) - {pair for pair, _ in found}
 
@@ -182,7 +179,7 @@ def first_of_pairs(
     where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
     wanted = {pair: count + 1 for pair, count in counts.items()}
     found = database.first_of_each(
-        using, _table(), ("priority", "key"), where, params, "due_at_dt, id", wanted
+        using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
     )
     place: dict[int, tuple[int, int, int]] = {}
     seen = dict.fromkeys(counts, 0)
@@ -200,7 +197,7 @@ def first_of_pairs(
 
 def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
     columns = _columns(using)
-    source = f"{database.quoted(using, _table())} c"
+    source = f"{tables.name(using, 'CallQueue')} c"
     sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{database.skip_locked(using)}"
     return [Candidate(*row) for row in columns.rows(sql, params)]
 
@@ -219,7 +216,3 @@ def _columns(using: str) -> database.Columns:
         "due_at_dt",
     )
     return database.Columns(using, {"c": (tables.CallQueue, names)})
-
-
-def _table() -> str:
-    return tables.CallQueue._meta.db_table

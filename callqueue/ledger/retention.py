@@ -11,9 +11,7 @@ MARGIN = 60 * SECOND
 
 
 def counted_for(book: Book) -> dict[str, int]:
-    """By rule: microseconds after its end for which an attempt may still be counted by some limit,
-    and a minute.
-    """
+    """By rule: microseconds after its end in which a limit may count an attempt, and a minute."""
     longest = dict.fromkeys(book.budgets, 0)
     for budget in book.all_budgets():
         for rule in (*budget.rules, *(name for name, _ in budget.former)):
@@ -22,9 +20,7 @@ def counted_for(book: Book) -> dict[str, int]:
 
 
 def longest_window(book: Book) -> int:
-    """The longest of these times; it holds of attempts whose rule is not in the book any more,
-    too.
-    """
+    """The longest of these times: that of attempts whose rule is not in the book any more."""
     return max(counted_for(book).values(), default=MARGIN)
 
 

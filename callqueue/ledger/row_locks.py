@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attempt and its call, both locked; None where the call is gone, or has gone on without
-    this attempt.
-    """
+    """An attempt and its call, locked. None: the call is gone, or waits for another attempt."""
 
     attempt: CallAttempt
     call: CallQueue | None
@@ -102,9 +100,7 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
 
 
 def _free_calls(using: str, pks: set[int]) -> tuple[dict[int, CallQueue], set[int]]:
-    """Lock these calls, those that nobody else has locked, by primary key; and the primary keys of
-    the others.
-    """
+    """Lock these calls that nobody else has locked, by key; and the keys of the others."""
     listed = tables.calls(using).filter(pk__in=pks)
     free = {call.pk: call for call in database.locked(listed.defer("call_data").order_by("pk"))}
     away = pks - free.keys()

@@ -10,7 +10,7 @@ not known to be of the same budget, rules and clock, it is counted anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from callqueue import database, states
 from callqueue.database import loaded, places, quoted, rows
@@ -40,16 +40,12 @@ def is_tallied(limit: Limit) -> bool:
 def tallies_of(
     using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int
 ) -> Tallies:
-    """The tallies of a budget at `now`, from what the rules' row kept of it; a pass releases up to
-    `until`.
-    """
+    """A budget's tallies at `now`, from what was kept; a pass releases up to `until`."""
     return OF_KINDS[type(budget.limit)](using, budget, now, kept, until)
 
 
 def tallied_rules(book: Book) -> frozenset[str]:
-    """The rules that are in a tallied budget: what their attempts cost after all is to be told to
-    the tallies.
-    """
+    """The rules of tallied budgets: the tallies are told what their attempts cost after all."""
     return frozenset(
         rule for budget in book.all_budgets() if is_tallied(budget.limit) for rule in budget.rules
     )
@@ -71,22 +67,48 @@ def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies
     )
     if not found:
         return
-    ids = database.listed(row[0] for row in found)
-    # What was charged stays known where the answer added to it: that is of another instant.
+    corrections = [
+        _Correction(pk, rule, text, queue, loaded(cost), loaded(charged), outcome)
+        for pk, rule, text, queue, cost, charged, outcome in found
+    ]
+    _mark_as_taken(using, corrections)
+    for one in tallies:
+        for correction in corrections:
+            if correction.rule in one.budget.rules:
+                value = one.budget.value_of(correction.key, correction.queue)
+                one.correct(value, correction.less(one.limit.unit))
+
+
+class _Correction(NamedTuple):
+    """An attempt that cost something else than it was charged at its release."""
+
+    id: int
+    rule: str
+    key: str
+    queue: str
+    cost: Any
+    charged: Any
+    outcome: str
+
+    def less(self, unit: str) -> int:
+        """By how much it cost less in a unit."""
+        final = 0 if self.outcome == states.VOIDED else cost_of(self.cost, unit)
+        return cost_of(self.charged, unit) - final
+
+
+def _mark_as_taken(using: str, corrections: Sequence[_Correction]) -> None:
+    """Say in the rows that the tallies know. What was charged stays known where the answer added to
+    it: that is of another instant.
+    """
     more = [
-        row[0] for row in found if row[-1] != states.VOIDED and costs_more(*map(loaded, row[4:6]))
+        one.id
+        for one in corrections
+        if one.outcome != states.VOIDED and costs_more(one.cost, one.charged)
     ]
     kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
+    ids = database.listed(one.id for one in corrections)
+    table = attempts_table(using)
     database.run(
         using,
         f"UPDATE {table} SET correction_pending = FALSE, charged = {kept} WHERE id IN ({ids})",
     )
-    for one in tallies:
-        for _, rule, text, queue, cost, charged, outcome in found:
-            if rule in one.budget.rules:
-                unit = one.limit.unit
-                final = 0 if outcome == states.VOIDED else cost_of(database.loaded(cost), unit)
-                one.correct(
-                    one.budget.value_of(text, queue),
-                    cost_of(database.loaded(charged), unit) - final,
-                )

@@ -18,9 +18,7 @@ SLOTS = 240  # parts of a bucket's window that a recount tells apart
 def left(
     using: str, budget: Budget, begin: int, end: int, ahead: int
 ) -> list[tuple[str, int, int]]:
-    """What ended in (begin, ahead]: (value, ended, cost); what ended by `end` summed up, at its
-    latest end.
-    """
+    """What ended in (begin, ahead]: (value, ended, cost). What ended by `end` is summed up."""
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
@@ -112,9 +110,7 @@ def first_end(using: str, budget: Budget, after: int) -> int | None:
 
 
 def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
-    """The condition of attempts that a former rule released while it was charged, and its
-    parameters.
-    """
+    """The condition, with its parameters, of what a former rule released while it was charged."""
     rule, until = former
     if until is None:
         return "(rule = %s)", [rule]

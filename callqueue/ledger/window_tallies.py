@@ -89,9 +89,7 @@ class Tallies:
         return [value for value, _ in tallies[-FULLEST:]]
 
     def advance(self) -> None:
-        """Take away what has left since the last pass, and see what leaves next. One statement; the
-        second time none.
-        """
+        """Take away what has left since the last pass, and see what leaves next. Once a pass."""
         if self._has_advanced or not self.leaves_one_by_one:
             return
         self._has_advanced = True
@@ -159,9 +157,7 @@ class Tallies:
         self.change(value, -cost)
 
     def count(self, horizon: int) -> int:
-        """Count all that is charged after the horizon; the end after which what former rules used
-        is to be added.
-        """
+        """Count all after the horizon; the end after which former rules' use is to be added."""
         for value, cost in tally_rows.charged(self.using, self.budget, horizon):
             self.of(value).used += cost
         return horizon
@@ -186,9 +182,7 @@ class Tallies:
     # --- what is kept
 
     def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
-        """What is kept, where it is of this very budget, not too old, and of this calendar
-        window.
-        """
+        """What is kept, where it is of this very budget, not too old, and of this window."""
         if kept is None or kept["print"] != self.print:
             return None
         known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us
@@ -258,23 +252,17 @@ class _WindowMeter(Meter):
         self._n, self._now = tallies.limit.capacity, tallies.now
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         if self._n - self._tallies.of(self._value).used < ROOMY:
             self._tallies.advance()
         return self._tallies.of(self._value).used
-
-    @property
-    def free(self) -> int:  # type: ignore[override]
-        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
         instant = self.known_at(cost)
         return self._tallies.next_leave() if instant is None else instant
 
     def known_at(self, cost: int) -> int | None:
-        """When the cost fits; None where all that is known is that it does not before more has
-        left.
-        """
+        """When the cost fits; None where it fits only after more has left than is known."""
         excess = self._excess(cost)
         if excess > 0:
             self._tallies.advance()

@@ -74,9 +74,7 @@ class Agreement:
         }
 
     def says_the_same(self, other: Agreement) -> bool:
-        """Whether the same is in force by both. Which definitions are known makes no difference to
-        that.
-        """
+        """Whether the same is in force by both, whichever definitions they know."""
         return replace(self, token="", kinds={}) == replace(other, token="", kinds={})
 
 
@@ -94,22 +92,17 @@ def renewed(
     """
     kinds = kinds or {}
     alive = {rule for opinion in opinions.values() for rule in opinion}
-    names = {name: dict(others) for name, others in agreement.names.items()}
-    for rule in kinds.keys() - agreement.kinds.keys():
-        same = {
-            old for old, kind in agreement.kinds.items() if kind == kinds[rule] and old not in kinds
-        }
-        _call_the_same(names, {rule, *same})
+    names = _names_with(agreement, kinds)
+    for others in names.values():
+        _end(others, alive, settled_at)
+    together = {(limit, rule) for opinion in opinions.values() for limit, rule in named(opinion)}
     charged: dict[str, dict[str, int | None]] = {
         limit: dict(rules) for limit, rules in agreement.charged.items()
     }
-    together = {(limit, rule) for opinion in opinions.values() for limit, rule in named(opinion)}
     for limit, rule in together:
         charged.setdefault(limit, {})[rule] = None
     for limit, rules in charged.items():
         _end(rules, {rule for rule in rules if (limit, rule) in together}, settled_at)
-    for others in names.values():
-        _end(others, alive, settled_at)
     return replace(
         agreement,
         digests=tuple(sorted(opinions)),
@@ -161,9 +154,7 @@ def in_force(own: Book, agreement: Agreement, opinions: Mapping[str, Opinion], n
 
 @dataclass
 class _Joint:
-    """A limit as the opinions have it, one or several, for all the rules that any of them counts in
-    it.
-    """
+    """A limit, in one variant or several, for all rules that any opinion counts in it."""
 
     past: Mapping[str, int | None]
     variants: dict[str, Limit] = field(default_factory=dict)
@@ -231,6 +222,19 @@ class _Union:
 
 
 # --- what counts
+
+
+def _names_with(agreement: Agreement, kinds: Mapping[str, str]) -> dict[str, dict[str, int | None]]:
+    """The names of rules. A rule that is new here, and defined as one that is gone from these
+    settings, is that one, renamed.
+    """
+    names = {name: dict(others) for name, others in agreement.names.items()}
+    for rule in kinds.keys() - agreement.kinds.keys():
+        same = {
+            old for old, kind in agreement.kinds.items() if kind == kinds[rule] and old not in kinds
+        }
+        _call_the_same(names, {rule, *same})
+    return names
 
 
 def _call_the_same(names: dict[str, dict[str, int | None]], rules: set[str]) -> None:

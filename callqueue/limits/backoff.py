@@ -1,15 +1,15 @@
 """How long to wait before a failed attempt is tried again.
 
-In: how many attempts failed, the rule's numbers, a random number. Out: seconds. Pure: draws nothing
+In: the rule's Retry, how many attempts failed, a random number. Out: seconds. Pure: draws nothing
 itself. Never less than half of the exponential wait, never more than the cap.
 """
 
 from __future__ import annotations
 
+from callqueue.limits.rules import Retry
 
-def delay(
-    failures: int, *, base: float, factor: float, cap: float, jitter: bool, rand: float
-) -> float:
+
+def backoff(retry: Retry, failures: int, rand: float) -> float:
     """Seconds before the next try after `failures` (1 and up) failed ones; `rand` in [0, 1) draws
     the jittered half.
 
@@ -18,8 +18,8 @@ def delay(
     may also return at once; calls here are spaced by the limits already, and a provider that just
     failed is better left alone for a while.
     """
-    whole = min(cap, _exponential(failures, float(base), float(factor)))
-    return whole / 2 + whole / 2 * rand if jitter else whole
+    whole = min(retry.cap, _exponential(failures, float(retry.base), float(retry.factor)))
+    return whole / 2 + whole / 2 * rand if retry.jitter else whole
 
 
 def _exponential(failures: int, base: float, factor: float) -> float:

@@ -48,26 +48,20 @@ class Budget:
         return self.settings_id or self.id
 
     def counts(self, rule: str, released_at: int) -> bool:
-        """Whether an attempt of the rule that was released at this instant (microseconds) is
-        charged to it.
-        """
+        """Whether an attempt that the rule released at this instant is charged to it."""
         return rule in self.rules or any(
             rule == name and (until is None or released_at <= until) for name, until in self.former
         )
 
     def value_of(self, key: str, queue: str) -> str:
-        """The value of the limit's `per` for a call with this key on this queue: which of its
-        budgets it counts in.
-        """
+        """The value of the limit's `per` for a call with this key on this queue."""
         per = self.limit.per
         if per == "rule":
             return ""
         return queue if per == "queue" else key_part(key, per)
 
     def charge_of(self, cost: Cost) -> int:
-        """What an open attempt of this cost charges. A call in flight makes its requests one after
-        the other.
-        """
+        """What an open attempt charges. In flight, it makes one request after the other."""
         charged = cost_of(cost, self.limit.unit)
         if self.limit.counts_in_flight and self.limit.unit == "calls":
             return charged // (1 + redirects_in(cost))
@@ -148,9 +142,7 @@ class Book:
         )
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
-        """This book with other rates for the limits named: an operator's overrides. Unknown ids
-        are passed over.
-        """
+        """This book with rates that operators changed, by limit. Unknown limits are passed over."""
         if not rates:
             return self
         changed = {
@@ -198,9 +190,7 @@ def with_rate(limit: Limit, rate: str | None) -> Limit:
 
 
 def cost_of(cost: Cost, unit: str) -> int:
-    """What a call's `cost` charges in `unit`: an int is calls; a mapping names its units, and calls
-    is 1 unless named.
-    """
+    """What `cost` charges in `unit`. An int is calls; a mapping has 1 call unless it says."""
     if isinstance(cost, int):  # asked first: nearly every call's cost is one
         return cost if unit == "calls" else 0
     return cost.get(unit, 1 if unit == "calls" else 0)

@@ -24,9 +24,7 @@ def opinion_of(book: Book) -> Opinion:
 
 
 def kinds_of(book: Book) -> dict[str, str]:
-    """By rule with a limit of its own: a digest of all that its definition says. A rule that is
-    renamed keeps it.
-    """
+    """By rule with a limit of its own: a digest of its definition. A renamed rule keeps it."""
     return {
         name: digest_of([[f.name, _plain(getattr(rule, f.name))] for f in fields(rule)])
         for name, rule in book.rules.items()

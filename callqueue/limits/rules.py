@@ -160,9 +160,7 @@ class Rule:
 
     @property
     def queue_names(self) -> tuple[str, ...]:
-        """The Celery queues this rule's calls may go to; ("",) stands for Celery's default
-        queue.
-        """
+        """The queues that calls of the rule may go to; "" is Celery's default queue."""
         return tuple(self.queues) if self.queues else ("",)
 
     @property
@@ -170,17 +168,10 @@ class Rule:
         """How many redirects a call may follow, where the limits have room for as many requests."""
         return SOME_REDIRECTS if self.follow_redirects is True else int(self.follow_redirects)
 
-    @property
-    def keyed_limits(self) -> tuple[Limit, ...]:
-        """The limits that are per key or per one of the call's named keys."""
-        return tuple(limit for limit in self.limits if limit.is_keyed)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What a ROUTER may answer: where a call belongs. What the caller of `send` states wins over
-    it.
-    """
+    """What a ROUTER may answer: where a call belongs. What `send` was told wins over it."""
 
     rule: str | None = None
     key: str | Mapping[str, str] | None = None
@@ -196,9 +187,7 @@ class Discard:
 
 
 def is_host_pattern(text: str) -> bool:
-    """Whether some host could match this: a name or an address, "*.example.com" or "*"; no scheme,
-    port or path.
-    """
+    """Whether it is a host's name, an address, "*.example.com" or "*": no scheme, port, path."""
     name = text.removeprefix("*.") if text != "*" else "any"
     return bool(name) and not re.search(r"[\s/@*]", name) and (name.count(":") != 1)
 

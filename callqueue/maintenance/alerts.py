@@ -17,17 +17,13 @@ AGAIN = 600.0  # seconds after which a backlog that is still too old is told of 
 
 
 class Backlogs:
-    """What one dispenser has told of the rules' backlogs: each once when it has aged, and again
-    while it stays so.
-    """
+    """What one dispenser has told of backlogs: once when one ages, and again if it stays so."""
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
 
     def tell(self, using: str) -> None:
-        """Tell of the backlogs that are too old. No statement where no rule has a
-        `backlog_alert`.
-        """
+        """Tell of backlogs that are too old. No statement without a `backlog_alert`."""
         for name, rule in conf.current().rules.items():
             if rule.backlog_alert is None:
                 continue
@@ -40,9 +36,7 @@ class Backlogs:
 
 
 def oldest_due(using: str, rule: str) -> float | None:
-    """For how many seconds the call that waits longest has been due; None where none is. An index
-    entry per priority.
-    """
+    """For how many seconds the oldest due call has waited, or None. One row per priority."""
     ready = tables.calls(using).waiting().filter(ready=True, rule=rule)
     found: list[Any] = []
     for priority in ready_calls.priorities(using, rule):

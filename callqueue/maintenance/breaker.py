@@ -87,9 +87,7 @@ def _settle(using: str, name: str, *, may_trip: bool) -> str:
 
 
 def _judge_probe(using: str, name: str, breaker: Breaker, hold: Any, now: datetime) -> str:
-    """What came of the call that went after the hold's end, if one did: closed, or held again for
-    longer.
-    """
+    """What came of the call that probed the rule, if one did: closed, or held for longer."""
     ended = _ended(using, name, 1, released_at__gte=hold.until)
     if not ended:
         return "probing"
@@ -129,9 +127,7 @@ def _stored(using: str, name: str) -> Any:
 
 
 def _ended(using: str, name: str, most: int, **which: datetime) -> list[Ended]:
-    """How the rule's attempts ended, newest first; those that say nothing of the provider are left
-    out.
-    """
+    """How the rule's attempts ended, newest first, without what says nothing of the provider."""
     rows = tables.attempts(using).filter(
         rule=name, outcome__in=TELLING, finished_at__isnull=False, **which
     )

@@ -99,9 +99,7 @@ def _prune(
     cleaned: Cleaned,
     progress: Progress | None,
 ) -> None:
-    """Delete what is past retention, and add to what was deleted before: broken off, it may be
-    begun again.
-    """
+    """Delete what is past retention, and add it to `cleaned`: a run that broke off is repeated."""
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
         clock_jumps.watch(using).look()
@@ -152,9 +150,7 @@ def _batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
-    """Delete these calls, those that are still past retention, with their attempts that no window
-    counts any more.
-    """
+    """Delete these calls that are still past retention, and attempts that no window counts."""
     calls, attempts = database.again_after_deadlock(
         using, lambda: _deleted(using, ids, status, cut)
     )
@@ -221,9 +217,7 @@ def _delete_turns(using: str) -> None:
 
 
 def _spent_turns(using: str) -> Any:
-    """The turns of keys that have no call ready: those of rules whose keys take no turns any
-    more.
-    """
+    """The turns of keys without ready calls: their rules' keys take no turns any more."""
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
     return tables.KeyTurn.objects.using(using).filter(~Exists(ready))
@@ -246,9 +240,7 @@ def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
 def _watch_vacuum(
     using: str, names: list[str], full: bool, progress: Progress, over: threading.Event
 ) -> None:
-    """Tell how far the vacuum of another thread is, until it is over; on a connection of this
-    thread's own.
-    """
+    """Tell how far another thread's vacuum is, until it is over, on a connection of its own."""
     try:
         while not over.wait(EVERY):
             if found := database.vacuum_progress(using, names, full=full):
@@ -261,9 +253,7 @@ def _watch_vacuum(
 
 
 def _spent(using: str) -> Q:
-    """The condition of attempts that no limit of their rule counts any more; what rule is unknown,
-    none of any rule.
-    """
+    """The condition of attempts that no limit counts any more, of no rule that is unknown."""
     now, book = _credited(using), agreement.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
     for rule, window in retention.counted_for(book).items():
@@ -276,9 +266,7 @@ def _spent(using: str) -> Q:
 
 
 def _credited(using: str) -> datetime:
-    """The database's clock, but no further on since the look with which this began than time went
-    by.
-    """
+    """The database's clock, no further on than time went by since this began."""
     watch, reading = clock_jumps.watch(using), clock_jumps.read(using)
     return from_us(reading.at if watch.last is None else watch.last.credit(reading))
 

@@ -94,9 +94,7 @@ def _due(using: str) -> Any:
 
 
 def _claim(using: str, call: CallQueue) -> bool:
-    """Whether it is this worker that asks: the next time is set before the hook is asked, in one
-    update.
-    """
+    """Whether this worker asks: one update sets the next time before the hook is asked."""
     wait = timedelta(seconds=min(LONGEST, FIRST * 2**call.reconcile_count))
     mine = (
         type(call)

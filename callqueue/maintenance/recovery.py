@@ -27,9 +27,7 @@ MOST = 1000  # rows that one statement of recovery handles
 
 
 def recover(using: str) -> int:
-    """One round of all that time brings, to be made every second or so; the count of calls whose
-    state changed.
-    """
+    """One round of all that time brings, every second or so; the count of changed calls."""
     return (
         void_unbegun(using)
         + end_lost(using)
@@ -40,18 +38,14 @@ def recover(using: str) -> int:
 
 
 def void_unbegun(using: str) -> int:
-    """Let calls wait again whose attempt no worker began within its lease: the message was lost, or
-    nobody listens.
-    """
+    """Undo attempts that no worker began in time: the message was lost, or nobody listens."""
     overdue = tables.attempts(using).unbegun().filter(lease_until__lt=database.ClockNow())
     ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
     return transitions.undo(using, ids) if ids else 0
 
 
 def end_lost(using: str) -> int:
-    """End attempts that a worker began and never answered: retried, failed or UNKNOWN, as their
-    rule's `on_lost` says.
-    """
+    """End attempts that were begun and never answered, as their rules' `on_lost` says."""
     begun = tables.attempts(using).open().filter(started_at__isnull=False)
     overdue = begun.filter(lease_until__lt=database.ClockNow()).order_by("lease_until")
     ids = list(overdue.values_list("pk", flat=True)[:MOST])
@@ -127,9 +121,7 @@ def _fail_orphans_of(using: str, rule: str) -> int:
 
 @dataclass(frozen=True)
 class Sign:
-    """A dispenser's sign of life: when it was given, and the newest attempt of the ledger then (its
-    id, its release).
-    """
+    """A dispenser's sign of life: when, and the newest attempt then (its id, its release)."""
 
     at: datetime
     newest: tuple[int, datetime] | None
@@ -176,9 +168,7 @@ def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
 
 
 def _memory(using: str) -> timedelta:
-    """For how long a silent dispenser is remembered: as long as any limit counts what it released,
-    and a day at least.
-    """
+    """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
         timedelta(microseconds=retention.longest_window(agreement.book_in_force(using))),

@@ -178,13 +178,9 @@ class CallQueue(models.Model):
         type(self).objects.db_manager(self._state.db).requeue_one(self, again=again)
 
     def cancel(self) -> None:
-        """End a call that no worker has begun. IllegalTransition once one has, or when it has
-        already ended.
-        """
+        """End a call that no worker has begun. Else IllegalTransition."""
         type(self).objects.db_manager(self._state.db).cancel_one(self)
 
     def forecast(self) -> forecast.Forecast:
-        """What the call waits for, its place in the queue (from 1), and when it should go (None
-        where none can say).
-        """
+        """What the call waits for, its place (from 1), and when it should go, or None."""
         return forecast.forecast(self)

@@ -11,9 +11,7 @@ from callqueue.fields import ToldTextField
 
 
 class RuleState(models.Model):
-    """What the dispensers remember of a rule. Its row is the lock: whoever holds it plans the
-    rule's releases.
-    """
+    """What dispensers remember of a rule. Its row is a lock: who has it plans its releases."""
 
     rule = models.CharField(max_length=100, primary_key=True)
     passes = models.BigIntegerField(default=0, editable=False)
@@ -100,9 +98,7 @@ class KeyTurn(models.Model):
 
 
 class Hold(models.Model):
-    """Nothing in a scope of a rule is released until the hold ends: laid by the provider's answer
-    or by an operator.
-    """
+    """Nothing in a scope of a rule is released until the hold ends, whoever laid it."""
 
     class Source(models.TextChoices):
         """Who laid it."""

@@ -108,6 +108,15 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     return f"the host {shown} is not in ALLOWED_HOSTS"
 
 
+@lru_cache(maxsize=1024)
+def place_refusal(
+    host: str, port: int, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
+) -> str | None:
+    """Why this host may not be called, as far as its name tells; None where it may."""
+    why, address = host_refusal(host, allowed_hosts, port), literal_address(host)
+    return refusal(address, allowed_networks) if why is None and address is not None else why
+
+
 def literal_address(host: str) -> Address | None:
     """The address that this host is a spelling of; None where it is a name.
 
@@ -140,9 +149,7 @@ def _network(text: str) -> Network:
 
 
 def _embedded(address: Address) -> Address:
-    """The IPv4 address to which packets for this IPv6 one go; the address itself where there is
-    none.
-    """
+    """The IPv4 address that this IPv6 one stands for; the address itself where none."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -187,9 +194,7 @@ def _idna(host: str) -> str:
 
 
 def _ascii(host: str) -> str:
-    """Digits and dots of other scripts as requests would send them: mapped as UTS 46 says, not yet
-    encoded.
-    """
+    """Digits and dots of other scripts mapped to ASCII as UTS 46 says, not yet encoded."""
     if host.isascii():
         return host
     import idna
@@ -211,9 +216,7 @@ def _ipv6(text: str) -> IPv6Address | None:
 
 
 def _ipv4(text: str) -> IPv4Address | None:
-    """As inet_aton(3) reads it: one to four numbers, decimal, octal or hexadecimal, the last
-    filling what is left.
-    """
+    """As inet_aton(3) reads it: up to four numbers in base 8, 10 or 16; the last fills up."""
     parts = text.split(".")
     if len(parts) > 4 or len(text) > 64:
         return None

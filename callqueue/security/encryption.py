@@ -25,9 +25,7 @@ class Unreadable(CallQueueError):
 
 
 class EncryptionUnavailable(CallQueueError):
-    """There are ENCRYPTION_KEYS, and they cannot be used: the extra is not installed, or a key is
-    not a Fernet key.
-    """
+    """ENCRYPTION_KEYS cannot be used: the extra is not installed, or a key is no Fernet key."""
 
 
 def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
@@ -68,9 +66,7 @@ def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
 
 
 def check_keys(keys: Any) -> list[str]:
-    """What is wrong with the ENCRYPTION_KEYS setting, one sentence each; a key is named by its
-    place.
-    """
+    """What is wrong with ENCRYPTION_KEYS, one sentence each; keys are named by their places."""
     if not isinstance(keys, list | tuple):
         return ["must be a list of Fernet keys, newest first"]
     if not keys:

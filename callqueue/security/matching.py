@@ -31,9 +31,7 @@ def spans(text: str, wanted: Wanted) -> Iterator[tuple[int, int]]:
 
 
 def _may_hold(text: str, wanted: Wanted) -> bool:
-    """Whether it is worth to look closely: the text is read as below, but for where in it things
-    are.
-    """
+    """Whether a closer look is worth it: the text as it is read below, without places."""
     plain = text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
     unescaped = decoded_text(plain)
     return bool(

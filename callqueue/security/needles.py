@@ -46,9 +46,7 @@ class Needle(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Needles by how a text is read for them: by each sample, the needles that have it, and
-    where.
-    """
+    """Needles by how a text is read for them: by sample, the needles that have it, and where."""
 
     by_reading: Mapping[str, Mapping[str, Sequence[tuple[Needle, int]]]]
 
@@ -154,9 +152,7 @@ def _forms(piece: str, least: int) -> Iterator[Needle]:
 
 
 def _as_text(piece: str) -> set[str]:
-    """The bytes of a piece, one character each, as a text is read: as they stand, and as they would
-    be decoded.
-    """
+    """The bytes of a piece, a character each, as they stand and as they would be decoded."""
     plain = piece.encode("utf-8", "surrogatepass").decode("latin-1")
     return {form.replace("+", " ") for form in (plain, decoded_text(plain)) if form}
 
@@ -168,9 +164,7 @@ def _as_bytes(piece: str) -> set[bytes]:
 
 
 def _base64_cores(raw: bytes) -> Iterator[str]:
-    """The base64 of `raw` wherever it stands in a longer text: at each offset, the characters that
-    it alone decides.
-    """
+    """The base64 of `raw` at each offset in a longer text: the characters it alone decides."""
     whole = b64encode(raw).decode("ascii").rstrip("=")
     if len(whole) >= PART - 2:
         yield whole

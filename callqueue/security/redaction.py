@@ -51,9 +51,7 @@ def redact_url(url: Any) -> Any:
 
 
 def redact_params(params: Any) -> Any:
-    """A copy of a call's params for showing, whatever its method; a secret is shown as "[secret
-    NAME]".
-    """
+    """A copy of a call's params for showing; a secret is shown as "[secret NAME]"."""
     return _shown(redacted(params))
 
 
@@ -68,17 +66,13 @@ def redacted(params: Any) -> Any:
 
 
 def hidden_in(text: str) -> str:
-    """What in a text that a person wrote stands for something that is not shown; empty where
-    nothing does.
-    """
+    """What in a person's text stands for something that is not shown; "" where nothing does."""
     found = _SHOWN_SECRET.search(text)
     return REDACTED if REDACTED in text else found.group() if found else ""
 
 
 def redact_text(text: str) -> str:
-    """Free text (an error, a body, a log line) without bearer tokens, passwords in URLs, telling
-    pairs and headers.
-    """
+    """Free text without bearer tokens, passwords in URLs, telling pairs and header lines."""
     # each answer's headers come this way: most hold nothing that an expression could begin with
     has_colon = ":" in text
     if has_colon:
@@ -92,9 +86,7 @@ def redact_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what would not be seen, or would move a terminal's cursor: a line
-    stays one line.
-    """
+    """The text in one line, with escapes for what is not seen or would move a cursor."""
     return (
         text
         if text.isprintable()

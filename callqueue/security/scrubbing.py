@@ -85,9 +85,7 @@ def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
 
 
 def payload_of(method: str, params: Any) -> list[str]:
-    """The strings in a call's params that tell something; of a task, which is named in them, those
-    of its arguments.
-    """
+    """The strings in a call's params that tell something; of a task, those of its arguments."""
     if method in _TASKS and isinstance(params, Mapping):
         params = [params.get("args"), params.get("kwargs")]
     return sorted(

@@ -30,9 +30,7 @@ class SecretError(CallQueueError):
 
 @dataclass(frozen=True, repr=False)
 class Secret:
-    """The secret of this name in CALLQUEUE["SECRETS"], in the place of any string inside a call's
-    `params`.
-    """
+    """A secret by its name in CALLQUEUE["SECRETS"], for any string inside a call's `params`."""
 
     name: str
 
@@ -52,9 +50,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class SecretContext:
-    """What a secret is asked for: a call of this rule and key to this host; the host is empty where
-    there is none.
-    """
+    """What a secret is asked for: a call of this rule and key to this host, "" without one."""
 
     rule: str
     key: str
@@ -121,7 +117,7 @@ def walked(value: Any, *, with_names: bool = False) -> Iterator[Any]:
 
 def has_secret(value: Any) -> bool:
     """Whether a secret is named anywhere inside."""
-    return next(_named(value), None) is not None
+    return any(isinstance(one, Secret) for one in walked(value))
 
 
 def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
@@ -136,9 +132,7 @@ def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
 
 
 def basic_credentials(params: Any, resolved: Any) -> list[str]:
-    """What basic authentication makes of a user and a password, one of which is secret: as telling
-    as they are.
-    """
+    """Basic authentication's base64 of a user and a password of which one is secret."""
     auth = resolved.get("auth") if isinstance(resolved, dict) else None
     if not (isinstance(auth, list) and len(auth) == 2 and has_secret(params["auth"])):
         return []
@@ -150,9 +144,7 @@ def basic_credentials(params: Any, resolved: Any) -> list[str]:
 
 
 def marked(value: Any) -> Any:
-    """A copy as it is stored: a Secret as {"$secret": NAME}; data that has such a name gets one
-    more "$" before it.
-    """
+    """A copy as it is stored: a Secret as {"$secret": NAME}, such data with one more "$"."""
     if isinstance(value, Secret):
         return {MARK: value.name}
     if isinstance(value, Mapping):
@@ -163,9 +155,7 @@ def marked(value: Any) -> Any:
 
 
 def unmarked(value: Any) -> Any:
-    """What was stored, as it was sent. Calls that were stored before there was a Secret are read in
-    the same way.
-    """
+    """What was stored, as it was sent."""
     if isinstance(value, dict):
         if len(value) == 1 and isinstance(value.get(MARK), str) and value[MARK]:
             return Secret(value[MARK])
@@ -190,10 +180,6 @@ def references_to(document: Any) -> Any:
                 f"has a reference to a secret that is not {{{MARK!r}: NAME}} and nothing else",
             )
     return unmarked(document)
-
-
-def _named(value: Any) -> Iterator[Secret]:
-    return (found for found in walked(value) if isinstance(found, Secret))
 
 
 def _more(name: Any) -> Any:

@@ -22,9 +22,7 @@ from callqueue.sending import validation
 
 @dataclass(frozen=True)
 class Disclosed:
-    """A call's params with the values in place. `is_bound`: one of them may not go just
-    anywhere.
-    """
+    """A call's params with values in place. `is_bound`: one of them may not go anywhere."""
 
     params: Mapping[str, Any]
     values: tuple[str, ...] = field(default=(), repr=False)
@@ -55,9 +53,7 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
 
 
 def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
-    """The values alone, to take them out of what is said about the call; those of them that can be
-    had.
-    """
+    """The values that can be had, to take them out of what is said about the call."""
     try:
         return disclose(method, params, rule=rule, key=key).values
     except Exception:
@@ -79,9 +75,7 @@ class _Asking:
         self.is_bound = False
 
     def go_to(self, url: Any) -> None:
-        """Learn where the call goes; a URL that is a secret may have to be asked for before that is
-        known.
-        """
+        """Learn where the call goes; its URL may be a secret, which is asked for first."""
         is_secret = isinstance(url, Secret)
         address = self.value_of(url.name, is_url=True) if is_secret else url
         self.host, self.port = validation.check_url(address, _reach())

@@ -32,9 +32,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass
 class Imported:
-    """What became of a file: lines that hold a call, those refused, calls sent, calls that the
-    router discarded.
-    """
+    """What became of a file: lines with a call, refused ones, calls sent, and discarded."""
 
     lines: int = 0
     refused: int = 0
@@ -76,9 +74,7 @@ def send_file(
 
 
 def request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
-    """The request that a document is: `call_data` itself, or an envelope, which writes instants as
-    ISO 8601 text.
-    """
+    """The request in a document: `call_data`, or an envelope with instants as ISO 8601 text."""
     if isinstance(document, list):
         raise InvalidCall("call_data", "is a list; write one call per line")
     if isinstance(document, dict) and "call_data" in document:

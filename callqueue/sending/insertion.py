@@ -26,9 +26,7 @@ def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
 def insert_many(
     calls: Sequence[tables.CallQueue], *, batch_size: int, using: str
 ) -> list[tables.CallQueue]:
-    """Insert rows that were prepared; in their order, each one's row, or the one there is where a
-    unique key says so.
-    """
+    """Insert prepared rows; in their order, each row, or the one that has its unique key."""
     plain = [call for call in calls if call.unique_key is None]
     database.insert_objects(tables.CallQueue, using, plain, batch_size=batch_size)
     by_place = {id(call): _complete(call) for call in plain}
@@ -114,9 +112,7 @@ def _try_insert(calls: Sequence[tables.CallQueue], using: str) -> bool:
 
 
 def _complete(call: tables.CallQueue) -> tables.CallQueue:
-    """On a database that does not return what it inserted, forget the defaults, so that they are
-    read when asked for.
-    """
+    """Forget defaults that the database did not return: they are read when asked for."""
     for name in ("created_dt", "due_at_dt"):
         value = call.__dict__.get(name)
         if hasattr(value, "as_sql") or hasattr(value, "resolve_expression"):

@@ -142,9 +142,7 @@ def _numbered(place: int, item: Any, same: Mapping[str, Any]) -> CallQueue | Non
 
 
 def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
-    """A request from `call_data` itself, or from an envelope {"call_data": ..., "rule": ...,
-    ...}.
-    """
+    """A request from `call_data` itself, or from an envelope {"call_data": ..., "rule": ...}."""
     given = dict(same or {})
     if isinstance(item, Mapping) and "call_data" in item:
         given.update(item)
@@ -190,9 +188,7 @@ def _rule_name(request: CallRequest, host: str, config: conf.Config) -> str:
 
 
 def rule_of_host(host: str, config: conf.Config) -> str | None:
-    """The rule whose hosts name this one; None where none does. A host's whole name wins over a
-    pattern.
-    """
+    """The rule whose hosts name this one, or None. A whole name wins over a pattern."""
     patterns = [(p, name) for name, rule in config.rules.items() for p in rule.hosts if host]
     for pattern, name in sorted(patterns, key=lambda one: "*" in one[0]):
         if addresses.host_refusal(host, (pattern,)) is None:
@@ -225,7 +221,7 @@ def _path(data: Mapping[str, Any]) -> str:
 
 def check_key_parts(key: str, rule: Rule, name: str) -> None:
     """A plain key under limits that are all per named keys would count nowhere: say so."""
-    pers = {limit.per for limit in rule.keyed_limits}
+    pers = {limit.per for limit in rule.limits if limit.is_keyed}
     if key and not key.startswith("{") and pers and "key" not in pers:
         wanted = ", ".join(f"{per!r}: ..." for per in sorted(pers))
         raise InvalidCall(

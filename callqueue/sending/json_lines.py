@@ -18,9 +18,7 @@ LONGEST_LINE = 16 * 2**20
 
 
 def documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not empty with its number, from 1; a document over several lines is one, at
-    its first line.
-    """
+    """Each line that is not empty, with its number; or a document over several lines."""
     source.seek(0)
     if whole := _one_document(source):
         yield whole
@@ -40,9 +38,7 @@ def documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def parse(text: bytes) -> Any:
-    """A JSON document, strictly: no key twice, no NaN, no number past what a float holds.
-    ValueError says why not.
-    """
+    """A JSON document, strictly: no key twice, no NaN, no infinite number. Else ValueError."""
     if len(text) > _longest():
         raise ValueError(f"is longer than {_longest()} bytes")
     try:
@@ -62,9 +58,7 @@ def parse(text: bytes) -> Any:
 
 
 def seekable(source: IO[bytes], into: IO[bytes]) -> IO[bytes]:
-    """`source`, or, where it can be read only once, such as a pipe, a copy of it, made `into` a
-    temporary file.
-    """
+    """`source`, or a copy of it in the file `into` where it can be read only once, as a pipe."""
     if source.seekable():
         return source
     while chunk := source.read(io.DEFAULT_BUFFER_SIZE * 8):

@@ -61,9 +61,7 @@ def in_turn(*answers: Any) -> Callable[[Request], Any]:
 
 
 def as_answer(made: Request, given: Any, sent_at: float) -> client.Answer:
-    """The client's Answer to a request for what the test gave. An exception that is none of
-    requests' is raised.
-    """
+    """The client's Answer for what the test gave. Raises what is no exception of requests'."""
     from callqueue.execution.http import client
 
     if isinstance(given, client.Answer):

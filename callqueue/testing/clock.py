@@ -15,9 +15,7 @@ class Clock:
     """The clock that the queue reads, in the hands of a test."""
 
     def forward(self, by: float | timedelta = 0.0, /, **parts: float) -> None:
-        """Move it by so much: seconds, a timedelta, or timedelta's own arguments (`hours=1`).
-        Negative moves it back.
-        """
+        """Move it on by seconds, a timedelta or its arguments (`hours=1`); back where negative."""
         from callqueue.database import server_clock
 
         step = by if isinstance(by, timedelta) else timedelta(seconds=by)

@@ -13,17 +13,13 @@ from callqueue.testing.transport import FakeTransport, fake_transport
 
 @pytest.fixture
 def callqueue_sent(db: None) -> Sent:
-    """The calls that the test has sent so far, newest last: a sequence, with `assert_call_sent` and
-    `last`.
-    """
+    """The calls that the test has sent so far: a sequence, with `assert_call_sent`, `last`."""
     return Sent()
 
 
 @pytest.fixture
 def callqueue_transport() -> Iterator[FakeTransport]:
-    """No call reaches the network; `callqueue_transport.add("https://api.example.com/*", {"ok":
-    True})` answers.
-    """
+    """No call reaches the network; `add("https://api.example.com/*", {"ok": True})` answers."""
     with fake_transport() as transport:
         yield transport
 

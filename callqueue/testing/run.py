@@ -84,7 +84,7 @@ class _Run:
 
         for _, ids in messages:
             self.attempts += len(ids)
-            executor.execute(using, ids, inline=True)
+            executor.execute(using, ids)
             for transport in active_transports:
                 transport.check()
         return True
@@ -106,9 +106,7 @@ class _Run:
         return True
 
     def _next_in(self) -> float | None:
-        """Seconds until the next call is due, or a limit or hold lets one go; None where none waits
-        for either.
-        """
+        """Seconds until a call is due, or a limit or hold lets one go; None without such a call."""
         from callqueue.ledger import ready_calls
 
         due = ready_calls.next_due_in(self.using)
@@ -139,9 +137,7 @@ def _in_this_process() -> Iterator[None]:
 
 
 def _run_instead_of_sending(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """What stands in for the broker: the task runs here and now; one that is not registered is not
-    missed.
-    """
+    """The broker's stand-in: runs the task here and now. One that is not registered is dropped."""
     from celery import current_app
 
     task = current_app.tasks.get(name)

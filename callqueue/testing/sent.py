@@ -65,9 +65,7 @@ class Sent(Sequence["CallQueue"]):
 
 @contextmanager
 def calls_sent(using: str | None = None) -> Iterator[Sent]:
-    """`with calls_sent() as sent:` the calls sent from here on, for tests that use no pytest
-    fixture.
-    """
+    """`with calls_sent() as sent:` the calls sent from here on, without a pytest fixture."""
     yield Sent(using)
 
 

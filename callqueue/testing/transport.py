@@ -138,9 +138,7 @@ class NoTransport(FakeTransport):
 
 @contextmanager
 def without_network() -> Iterator[None]:
-    """Requests go to the innermost transport, to whatever else stands in for the network, or not
-    beyond this machine.
-    """
+    """Requests go to the innermost transport, another stand-in, or no further than here."""
     from callqueue.execution.http import client
 
     if active_transports or client.request.__module__ != client.__name__:

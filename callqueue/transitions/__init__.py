@@ -5,6 +5,9 @@ that; `moves` makes all other moves. Which are legal, `states.Move` says: the mo
 conditions from it.
 """
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
 from callqueue.transitions.attempt_ends import (
     after_expiry,
     after_failure,
@@ -14,8 +17,6 @@ from callqueue.transitions.attempt_ends import (
     after_throttle,
     after_unfitness,
     after_void,
-    backoff,
-    is_idempotent,
 )
 from callqueue.transitions.deferred import end_deferred
 from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
@@ -34,36 +35,3 @@ from callqueue.transitions.moves import (
     void_permits,
 )
 from callqueue.transitions.recording import astray, end_attempts, end_calls, lose
-
-__all__ = [
-    "LONGEST_MESSAGE",
-    "Job",
-    "Result",
-    "after_expiry",
-    "after_failure",
-    "after_giving_up",
-    "after_loss",
-    "after_success",
-    "after_throttle",
-    "after_unfitness",
-    "after_void",
-    "astray",
-    "backoff",
-    "cancel",
-    "dispatch",
-    "end_attempts",
-    "end_calls",
-    "end_deferred",
-    "end_overdue",
-    "fail",
-    "is_idempotent",
-    "lose",
-    "postpone",
-    "requeue",
-    "send_again",
-    "settle",
-    "undo",
-    "undo_released",
-    "void",
-    "void_permits",
-]

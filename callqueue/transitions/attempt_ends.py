@@ -13,16 +13,9 @@ from typing import Any
 
 from callqueue import states
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.limits.backoff import delay
-from callqueue.limits.rules import Retry, Rule
+from callqueue.limits.backoff import backoff
+from callqueue.limits.rules import Rule
 from callqueue.transitions.job import Job, Result
-
-
-def is_idempotent(method: str) -> bool:
-    """Whether HTTP defines the method as idempotent (RFC 9110 section 9.2.2); handlers' methods are
-    not.
-    """
-    return method in IDEMPOTENT
 
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
@@ -62,10 +55,8 @@ def after_throttle(job: Job, rule: Rule, why: str, now: datetime, until: datetim
 
 
 def after_loss(job: Job, rule: Rule, why: str, now: datetime) -> Result:
-    """Sent perhaps, and no answer: retried where that is safe or the rule says so, UNKNOWN for the
-    rest.
-    """
-    if rule.on_lost == "retry" or (rule.on_lost == "auto" and is_idempotent(job.method)):
+    """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN."""
+    if rule.on_lost == "retry" or (rule.on_lost == "auto" and job.method in IDEMPOTENT):
         return after_failure(job, rule, why, now)
     return _result(job, states.LOST, states.UNKNOWN, why, failed_count=job.failed_count + 1)
 
@@ -92,18 +83,6 @@ def after_unfitness(job: Job, why: str) -> Result:
     return _failed(job, states.VOIDED, why)
 
 
-def backoff(retry: Retry, count: int, rand: float) -> float:
-    """Seconds to wait after `count` failures; `rand`, from 0 to 1, is the place in the jitter."""
-    return delay(
-        count,
-        base=retry.base,
-        factor=retry.factor,
-        cap=retry.cap,
-        jitter=retry.jitter,
-        rand=rand,
-    )
-
-
 def _failed(job: Job, outcome: str, why: str, error: str | None = None) -> Result:
     failed = job.failed_count + 1
     return _result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
@@ -119,6 +98,6 @@ def _result(
 
 
 def _key_is_stale(job: Job, rule: Rule, now: datetime) -> bool:
-    if is_idempotent(job.method) or job.method not in HTTP_METHODS or job.first_sent_dt is None:
+    if job.method in IDEMPOTENT or job.method not in HTTP_METHODS or job.first_sent_dt is None:
         return False
     return rule.idempotency_header is not None and now - job.first_sent_dt > rule.idempotency_ttl

@@ -21,9 +21,7 @@ MOST = 1000  # calls that one round ends
 
 
 def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
-    """Keep what the calls of these jobs become, a mapping of columns each, for the calls that are
-    still there.
-    """
+    """Keep what the calls of these jobs become, in columns, for those that are still there."""
     listed = tables.calls(using).filter(pk__in=[job.pk for job in jobs])
     there = set(listed.values_list("pk", flat=True))
     rows = [
@@ -37,9 +35,7 @@ def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> 
 
 
 def end_deferred(using: str) -> int:
-    """End the calls whose rows are free by now, those that have not gone on meanwhile; the count of
-    them.
-    """
+    """End calls whose rows are free by now and that have not gone on; the count of them."""
     kept = tables.BelatedEnding.objects.using(using)
     ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST])
     if not ids:

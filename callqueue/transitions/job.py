@@ -72,6 +72,11 @@ class Job:
         assert self.rule is not None
         return self.rule
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What events say of it."""
+        return {"call_id": self.pk, "rule": self.rule_name, "attempt": self.number}
+
     def now(self) -> datetime:
         """The latest that the database's clock can show now."""
         return self.shown_at(clocks.monotonic())

@@ -10,6 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def dispatch(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> Non
     disk, and for all that was committed before.
     """
     lazily = database.without_waiting_for_disk(using)
-    table = database.quoted(using, tables.CallQueue._meta.db_table)
+    table = tables.name(using, "CallQueue")
     at = database.as_parameter(using, database.from_us(now))
     for queue, ids in by_queue.items():
         database.run(
@@ -85,9 +86,7 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
 
 
 def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
-    """Void whatever was released of these rules since then and no worker has begun, and say so; the
-    count of calls.
-    """
+    """Void what was released of these rules since then and not begun, and say so; the count."""
     released = tables.attempts(using).unbegun().filter(rule__in=rules, released_at__gte=since)
     ids = list(released.values_list("pk", flat=True))
     return undo(using, ids) if ids else 0
@@ -200,11 +199,9 @@ def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
         count = calls.filter(pk__in=keyless).update(**_as_new())
         # Keys are waited for as rows are: in an order that is the same for all.
         for unique_key, pk in sorted((key, pk) for pk, key in keys if key is not None):
-            try:
-                with transaction.atomic(using=using):
-                    count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
-            except IntegrityError:
-                continue  # another unfinished call carries the key
+            with suppress(IntegrityError), transaction.atomic(using=using):
+                # unless another unfinished call carries the key
+                count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
     return count
 
 

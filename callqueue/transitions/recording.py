@@ -53,9 +53,7 @@ def end_calls(
 def lose(
     using: str, attempt_ids: Sequence[int], results: Sequence[Result], why: str, now: datetime
 ) -> int:
-    """End these attempts, which are locked, as lost, and write what their calls become; the count
-    of calls.
-    """
+    """End these locked attempts as lost, and write what their calls become; the count of calls."""
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
     lost.update(finished_at=now, outcome=LOST, error_message=why)
     rows = [columns_of_call(result, now) for result in results]

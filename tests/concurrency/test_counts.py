@@ -16,10 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from callqueue import Rule, SlidingWindow, TokenBucket
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import Pass, ensure_states, release
-from callqueue.execution import executor
 from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue
-from tests.support.behaviour import Vendor
+from tests.support.behaviour import Vendor, make_together
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -98,7 +97,7 @@ def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries
     for count in (2, 32):
         send(count)
         ids = [one.attempt_id for one in release("default", ["plain"]).released]
-        made, begun = statements(lambda ids=ids: executor.execute("default", ids))
+        made, begun = statements(lambda ids=ids: make_together(ids))
         assert begun == count
         counts.append(made)
     assert counts[0] == counts[1] <= 8
@@ -126,8 +125,8 @@ def test_workers_that_are_behind_get_full_messages(vendor: Vendor) -> None:
     CallAttempt.objects.update(released_at=F("released_at") - timedelta(seconds=1))
     send(12)
     assert len(publisher.pack(release("default", ["plain"]).released)) == 1
-    executor.execute("default", first)
-    executor.execute("default", list(CallAttempt.objects.open().values_list("pk", flat=True)))
+    make_together(first)
+    make_together(list(CallAttempt.objects.open().values_list("pk", flat=True)))
     send(12)
     assert len(publisher.pack(release("default", ["plain"]).released)) == 4
 

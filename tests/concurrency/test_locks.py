@@ -137,7 +137,7 @@ def test_the_others_of_a_message_are_made_beside_a_call_that_is_locked(
     ids = released_by("r")
     with told_of_ends() as told:
         with held_by_a_host(calls[3].pk), waiting_for_nobody():
-            assert executor.execute("default", ids, inline=True) == 32
+            assert executor.execute("default", ids) == 32
             assert recovery.recover("default") == 0
             assert CallQueue.objects.done().count() == 31
             assert statuses(calls[3]) == [Status.DISPATCHED]
@@ -163,7 +163,7 @@ def test_what_is_written_afterwards_is_what_would_have_been_written(
     reports = [answered(jobs[call.pk], status) for call in (first, second)]
     reports[1].due_at = reports[0].due_at  # the backoff is drawn
     with held_by_a_host(second.pk), waiting_for_nobody():
-        assert results.record("default", reports) == 2
+        assert results.write("default", reports) == 2
     own = {"id", "idempotency_key", "created_dt", "finished_at_dt", "callback_pending", "due_at_dt"}
     CallQueue.objects.update(callback_pending=False)
     recovery.recover("default")
@@ -182,7 +182,7 @@ def test_a_call_that_went_on_or_is_gone_is_not_ended_afterwards(rules: Rules) ->
     moved, gone = send("r"), send("r")
     reports = [answered(job) for job in claim.begin("default", released_by("r"))]
     with held_by_a_host(moved.pk, gone.pk), waiting_for_nobody():
-        results.record("default", reports)
+        results.write("default", reports)
     CallQueue.objects.filter(pk=moved.pk).update(status=Status.NEW, ready=True)
     CallQueue.objects.filter(pk=gone.pk).delete()
     released_by("r")
@@ -200,7 +200,7 @@ def test_the_others_of_a_message_are_begun_beside_a_cancel_that_has_not_committe
     ids, cancelled = released_by("r"), calls[7]
     monkeypatch.setattr(executor, "LOCKED", (0.0,))
     with held_by_a_host(cancelled.pk, first=fresh(cancelled).cancel), waiting_for_nobody():
-        assert executor.execute("default", ids, inline=True) == 31
+        assert executor.execute("default", ids) == 31
         assert CallQueue.objects.done().count() == 31
     if ends == "commit":
         fresh(cancelled).cancel()
@@ -219,7 +219,7 @@ def test_a_worker_gives_back_what_becomes_free_while_it_looks(
     host = held_by_a_host(call.pk, first=fresh(call).cancel)
     host.__enter__()
     monkeypatch.setattr(executor.time, "sleep", lambda _: host.__exit__(None, None, None))
-    assert executor.execute("default", ids, inline=True) == 0
+    assert executor.execute("default", ids) == 0
     assert statuses(call) == [Status.NEW]
 
 
@@ -255,7 +255,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
     if end == "undo":
         assert transitions.undo("default", first) == 0
     elif end == "record":
-        assert results.record("default", [answered(jobs[0], 500)]) == 1
+        assert results.write("default", [answered(jobs[0], 500)]) == 1
     else:
         CallAttempt.objects.filter(pk__in=first).update(lease_until=timezone.now() - PAST)
         assert recovery.recover("default") == 0
@@ -267,7 +267,7 @@ def test_an_attempt_that_its_call_went_on_without_ends_alone(rules: Rules, end: 
     }[end]
     assert list(call.attempts.values_list("outcome", flat=True)) == [ended, states.OPEN]
     assert statuses(call) == [Status.DISPATCHED]
-    assert results.record("default", [answered(second)]) == 1
+    assert results.write("default", [answered(second)]) == 1
     assert statuses(call) == [Status.DONE]
 
 

@@ -93,7 +93,7 @@ def test_permits_and_queued_calls_share_the_limit_and_both_go_on(
 
     def execute(using: str, messages: Any) -> bool:
         for _, ids in messages:
-            executor.execute(using, ids, inline=True)
+            executor.execute(using, ids)
         return True
 
     stop = threading.Event()

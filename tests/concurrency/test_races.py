@@ -168,7 +168,7 @@ def test_no_more_calls_are_on_the_wire_than_may_be_at_once(rules: Rules, remote:
     def worker() -> None:
         while not (finished.is_set() and messages.empty()):
             try:
-                executor.execute("default", [messages.get(timeout=0.05)], inline=True)
+                executor.execute("default", [messages.get(timeout=0.05)])
             except queue.Empty:
                 continue
 
@@ -282,7 +282,7 @@ def test_of_workers_with_the_same_message_one_makes_the_call(rules: Rules, remot
     for _ in range(ROUNDS):
         send("r")
     ids = released_by("r")
-    made = together(*[lambda: executor.execute("default", ids, inline=True)] * 5)
+    made = together(*[lambda: executor.execute("default", ids)] * 5)
     assert sum(made) == len(remote.requests) == ROUNDS
     assert CallQueue.objects.done().count() == ROUNDS
 
@@ -327,7 +327,7 @@ def test_of_a_record_and_a_recovery_exactly_one_counts(rules: Rules) -> None:
         end_leases()
         report = answered(job)
         recorded, ended = together(
-            lambda report=report: results.record("default", [report]),
+            lambda report=report: results.write("default", [report]),
             lambda: recovery.end_lost("default"),
         )
         assert recorded + ended == 1
@@ -349,7 +349,7 @@ def test_a_late_record_changes_nothing_of_a_call_that_was_requeued(rules: Rules)
             return len(released_by("r"))
 
         recorded, again = together(
-            lambda report=report: results.record("default", [report]), requeue_and_release
+            lambda report=report: results.write("default", [report]), requeue_and_release
         )
         again = again or len(
             released_by("r")
@@ -375,7 +375,7 @@ def test_of_a_requeue_and_a_record_that_failed_the_call_neither_is_lost(rules: R
             return True
 
         recorded, requeued = together(
-            lambda report=report: results.record("default", [report]), requeue
+            lambda report=report: results.write("default", [report]), requeue
         )
         assert recorded == 1
         call = fresh(call)
@@ -418,7 +418,7 @@ def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(
         for _ in range(12):
             ids = [r.attempt_id for r in release("default", ["r"], batch=7).released]
             if ids:
-                executor.execute("default", ids, inline=True)
+                executor.execute("default", ids)
 
     def operator() -> None:
         for _ in range(6):

@@ -221,7 +221,7 @@ def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Ven
     )
     (call,) = release()
     CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=timezone.now() - timedelta(seconds=1))
-    executor.execute("default", list(call.attempts.values_list("pk", flat=True)), inline=True)
+    executor.execute("default", list(call.attempts.values_list("pk", flat=True)))
     assert fresh(waiting).status == fresh(released).status == Status.EXPIRED
     assert remote.requests == []
 
@@ -268,7 +268,7 @@ def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> Non
         return 200
 
     remote.answers["/"] = too_late
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
     assert fresh(call).status == Status.UNKNOWN
 
 

@@ -34,13 +34,13 @@ def test_encrypted_calls_are_made_and_unreadable_ones_fail_by_themselves(
     CallQueue.objects.filter(pk=second.pk).update(priority=-1)
     release()
     ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
-    executor.execute("default", ids[:1], inline=True)
+    executor.execute("default", ids[:1])
     assert fresh(first).status == Status.DONE
     with connection.cursor() as cursor:
         cursor.execute("SELECT response_body FROM callqueue_callattempt")
         assert "private" not in str(cursor.fetchall())
     assert fresh(first).attempts.get().response_body == "private answer"
     rules({"ENCRYPTION_KEYS": [other]}, r=Rule())
-    executor.execute("default", ids[1:], inline=True)
+    executor.execute("default", ids[1:])
     assert fresh(second).status == Status.FAILED
     assert "ENCRYPTION_KEYS" in fresh(second).error_message

@@ -50,7 +50,7 @@ def begun(call: CallQueue) -> Job:
 
 
 def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> None:
-    results.record("default", [end(begun(call))])
+    results.write("default", [end(begun(call))])
 
 
 def failing(job: Job) -> Result:
@@ -217,7 +217,7 @@ def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
     for call in (begun, new):
         with pytest.raises(IllegalTransition):
             call.cancel()
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
     assert len(remote.requests) == 1
     assert fresh(done).status == Status.DONE
 

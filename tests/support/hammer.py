@@ -215,7 +215,7 @@ class Hammer:
 
     def work(self) -> None:
         try:
-            executor.execute("default", self._messages.get(timeout=0.05), inline=True)
+            executor.execute("default", self._messages.get(timeout=0.05))
         except queue.Empty:
             return
 

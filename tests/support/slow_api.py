@@ -97,7 +97,7 @@ class SlowApi:
             ended.append(judging.of_answer(job, answer))
         if ended:
             told = telling.riding([job for _, _, job in self._answers])
-            results.record("default", ended, told)
+            results.write("default", ended, told)
 
     def _count(self, execute: Any, *call: Any) -> Any:
         self.statements[self._doing] += 1

@@ -1,14 +1,19 @@
-"""The table of legal moves."""
+"""The table of legal moves, and who writes what moves change."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from callqueue import states
 from callqueue.conf import STATUS_NAMES
 from callqueue.states import Move
 
+PACKAGE = Path(states.__file__).parent
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "states.md"
 
 
@@ -36,3 +41,66 @@ def test_the_page_about_states_has_the_same_moves() -> None:
     assert {(number[one], number[other]) for one, other in told} == {
         (source, target) for move in Move for source in move.sources for target in move.targets
     }
+
+
+# By column: the modules that may write it, besides those that only show it.
+WRITERS = {
+    "status": {"transitions/moves.py", "transitions/recording.py"},
+    # The end of an attempt: a worker hands its columns to transitions, a permit has no call to move.
+    "finished_at": {
+        "transitions/moves.py",
+        "transitions/recording.py",
+        "execution/results.py",
+        "permits/ending.py",
+    },
+    # A release gives a lease, and whoever begins gives the next; a clock that jumped moves them.
+    "lease_until": {
+        "dispatch/charging.py",
+        "execution/claim.py",
+        "permits/request_rows.py",
+        "ledger/clock_shift.py",
+    },
+    # What an attempt was charged, where it costs something else; tallies forget it once they know.
+    "charged": {
+        "transitions/moves.py",
+        "execution/results.py",
+        "permits/ending.py",
+        "ledger/tallies.py",
+    },
+}
+
+
+@pytest.mark.parametrize("column", WRITERS)
+def test_no_other_module_writes_what_moves_change(column: str) -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name not in ("admin", "integrations", "migrations", "models")
+        and any(_writes(node, column) for node in _at_work(ast.parse(path.read_text("utf-8"))))
+    }
+    assert found == WRITERS[column]
+
+
+def test_attempts_are_inserted_by_a_pass_alone() -> None:
+    """That is what charges a call, or a permit."""
+    made = re.compile(
+        r"insert_\w+\(\s*tables\.CallAttempt|attempts\(using\)\.(bulk_)?create|CallAttempt\(\w+="
+    )
+    found = [path for path in PACKAGE.rglob("*.py") if made.search(path.read_text("utf-8"))]
+    assert [str(path.relative_to(PACKAGE)) for path in found] == ["dispatch/charging.py"]
+
+
+def _at_work(tree: ast.Module) -> Iterator[ast.AST]:
+    """All nodes, but for mappings that fill in a text."""
+    texts = {id(node.right) for node in ast.walk(tree) if isinstance(node, ast.BinOp)}
+    return (node for node in ast.walk(tree) if id(node) not in texts)
+
+
+def _writes(node: ast.AST, column: str) -> bool:
+    """Whether it is an update of the column, a mapping of columns with it, or such SQL."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "update" and any(k.arg == column for k in node.keywords)
+    if isinstance(node, ast.Dict):
+        return any(isinstance(key, ast.Constant) and key.value == column for key in node.keys)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_text and re.search(rf"(SET|,) {column} = ", node.value) is not None

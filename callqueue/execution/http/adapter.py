@@ -31,9 +31,7 @@ _thread = threading.local()
 
 
 def this_thread() -> tuple[requests.Session, Adapter]:
-    """The session and the adapter of this thread. A test may have put another adapter into the
-    session.
-    """
+    """The session and the adapter of this thread. A test may have put in another adapter."""
     try:
         return _thread.session, _thread.adapter
     except AttributeError:

@@ -108,9 +108,7 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
 def _follow(
     prepared: requests.PreparedRequest, policy: Policy, deadline: Deadline, answer: Answer
 ) -> None:
-    """Hop until there is an answer that is not followed. The answer holds how far this got,
-    whatever is raised.
-    """
+    """Hop until an answer is not followed. Whatever is raised, `answer` says how far this got."""
     history: list[requests.Response] = []
     while True:
         target = target_of(prepared.url, policy, is_redirected=bool(history))
@@ -135,9 +133,7 @@ def _hop(
     deadline: Deadline,
     answer: Answer,
 ) -> requests.Response:
-    """One request and its answer, the body read. The adapter is ours, unless a test has put another
-    in its place.
-    """
+    """One request and its answer, body read. A test may have put an adapter in ours' place."""
     session, ours = this_thread()
     ours.enter(target, policy, deadline)
     try:

@@ -62,9 +62,7 @@ class Connection(HTTPConnection):
             )
 
     def send(self, data: Any) -> None:
-        """http.client hands over what it composed. It goes out in one piece, once the gate has been
-        passed.
-        """
+        """What http.client composed. It goes out in one piece, once the gate has been passed."""
         self._outgoing.append(data)
 
     def depart(self) -> None:
@@ -135,9 +133,7 @@ class Connection(HTTPConnection):
         return sock
 
     def _transmit(self) -> None:
-        """Send what was composed. Where that breaks off, an answer that is there already counts for
-        more.
-        """
+        """Send what was composed. An answer that is there counts for more than a broken send."""
         gate, outgoing = self.deadline.gate, self._outgoing
         before, gate.is_whole = gate.sent_at, False
         # Ahead of the send: what strikes from outside, such as a task's time limit, must not find
@@ -179,9 +175,7 @@ class Connection(HTTPConnection):
                 self.deadline.left(0)
 
     def _wait_for_room(self, wanted: Exception) -> None:
-        """Until the socket takes more. TimeoutError where it does not; OSError where the server
-        wants no more.
-        """
+        """Until the socket takes more. TimeoutError if it does not, OSError on an early answer."""
         bound = self.deadline.left(self.deadline.timeouts.read)
         if isinstance(wanted, ssl.SSLWantReadError):
             is_ready = wait_for_read(self.sock, bound)
@@ -237,9 +231,7 @@ class Connection(HTTPConnection):
         return str(Target("", self.host, self.port))
 
     def is_stale(self) -> bool:
-        """Nothing may be waiting in an idle connection: neither its end, nor an answer that nobody
-        asked for.
-        """
+        """Whether anything waits in an idle connection: its end, or an answer nobody asked for."""
         sock = self.sock
         return sock is None or wait_for_read(sock, 0)
 

@@ -46,9 +46,7 @@ class Deadline:
         return left if left < bound else bound
 
     def pass_gate(self) -> float:
-        """Seconds spent in the gate, by which the deadline moves, though not past the gate's
-        own.
-        """
+        """Seconds spent in the gate. The deadline moves by them, but not past the gate's own."""
         before = now()
         self.gate.wait()
         waited = now() - before

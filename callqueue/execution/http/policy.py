@@ -31,9 +31,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds: for one connection, between two bytes, and from name resolution to the last byte,
-    all hops together.
-    """
+    """Seconds: for one connection, between two bytes, and from the name to the last byte."""
 
     connect: float = 3.05
     read: float = 27
@@ -53,9 +51,7 @@ class Gate:
     is_whole: bool = False
 
     def has_arrived(self) -> bool:
-        """Whether the other side has all that was sent. Whoever sends puts something here that can
-        tell.
-        """
+        """Whether the other side has all that was sent. A connection puts in what can tell."""
         return True
 
     def wait(self) -> None:

@@ -41,9 +41,7 @@ def location_of(response: requests.Response) -> str | None:
 def redirected(
     prepared: requests.PreparedRequest, response: requests.Response, location: str, policy: Policy
 ) -> requests.PreparedRequest:
-    """The request of the next hop. Refused where it cannot be made, or where a secret would leave
-    its origin.
-    """
+    """The next hop's request. Refused if none can be made, or a secret would leave its origin."""
     onward = prepared.copy()
     method = _method_after(response.status_code, prepared.method or "GET")
     if method != prepared.method:
@@ -70,9 +68,7 @@ def is_same_origin(one: str, other: str) -> bool:
 
 
 def _method_after(status: int, method: str) -> str:
-    """RFC 9110 section 15.4, as browsers and requests have it: a POST is not repeated unless 307 or
-    308 says so.
-    """
+    """RFC 9110 section 15.4, as browsers read it: only a 307 or 308 repeats a POST."""
     if status in (302, 303) and method != "HEAD":
         return "GET"
     return "GET" if status == 301 and method == "POST" else method

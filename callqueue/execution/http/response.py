@@ -29,9 +29,7 @@ _FOLDED_PIECE = 8192  # of what is compressed: unfolding one keeps other threads
 
 
 def _is_brotli_bounded() -> bool:
-    """Whether the Brotli that urllib3 has found, if any, can be told where to stop: 1.2 and later
-    can.
-    """
+    """Whether the Brotli that urllib3 uses, if any, can be told where to stop: from 1.2 on."""
     brotli = getattr(urllib3.response, "brotli", None)
     try:
         return (
@@ -64,9 +62,7 @@ ACCEPT_ENCODING = ", ".join(
 
 
 class BoundedReader(io.RawIOBase):
-    """A socket's reading side. Each read waits no longer than the deadline allows, so a slow drip
-    ends with it.
-    """
+    """A socket's reading side. No read waits past the deadline, so a slow drip ends with it."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self._sock = sock
@@ -158,9 +154,7 @@ def read_body(response: requests.Response, limit: int, deadline: Deadline) -> Bo
 
 
 def _next_piece(raw: BaseHTTPResponse, wanted: int) -> bytes:
-    """Up to `wanted` decoded bytes, as soon as there are some; none at the end. What is compressed
-    unfolds bounded.
-    """
+    """Up to `wanted` decoded bytes, as soon as there are some; none at the end."""
     encoding = raw.headers.get("content-encoding")
     if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
         raw.close()  # an empty body is whole, whatever its encoding

@@ -6,14 +6,13 @@ turns out to have are judged later, by whoever connects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from callqueue.execution.http.errors import Refused
 from callqueue.execution.http.policy import Policy
-from callqueue.security.addresses import host_refusal, literal_address, refusal
+from callqueue.security.addresses import host_refusal, literal_address, place_refusal
 
 LONGEST_AUTHORITY = 300  # characters of a host and its port: a name has at most 253
 _UNREADABLE = "the URL has no host that can be read"
@@ -47,7 +46,9 @@ def target_of(url: str | None, policy: Policy, *, is_redirected: bool) -> Target
 
 
 @lru_cache(maxsize=1024)
-def judged(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[str]) -> Target | str:
+def judged(
+    scheme: str, netloc: str, hosts: tuple[str, ...], networks: tuple[str, ...]
+) -> Target | str:
     """Where to connect, or why not."""
     if not scheme:
         return "the URL has no scheme"
@@ -64,9 +65,7 @@ def judged(scheme: str, netloc: str, hosts: Sequence[str], networks: Sequence[st
         return _UNREADABLE
     address = literal_address(host)
     port = port if port is not None else 443 if scheme == "https" else 80
-    why = host_refusal(host, hosts, port)
-    if why is None and address is not None:
-        why = refusal(address, networks)
+    why = place_refusal(host, port, hosts, networks)
     return why or Target(scheme, host if address is None else str(address), port)
 
 

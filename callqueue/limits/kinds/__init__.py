@@ -1,5 +1,8 @@
 """The kinds of limits, a module each. A new kind is one class more, named in KINDS."""
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
 from collections.abc import Mapping
 
 from callqueue.limits.kinds.base import Limit, Meter, Usage
@@ -8,21 +11,6 @@ from callqueue.limits.kinds.fields import DAY, SECOND, parse_rate, with_known_fi
 from callqueue.limits.kinds.fixed_window import FixedWindow
 from callqueue.limits.kinds.sliding_window import SlidingWindow
 from callqueue.limits.kinds.token_bucket import TokenBucket
-
-__all__ = [
-    "DAY",
-    "KINDS",
-    "SECOND",
-    "Concurrency",
-    "FixedWindow",
-    "Limit",
-    "Meter",
-    "SlidingWindow",
-    "TokenBucket",
-    "Usage",
-    "parse_rate",
-    "with_known_fields",
-]
 
 # By the names under which dispensers tell each other of their limits.
 KINDS: Mapping[str, type[Limit]] = {

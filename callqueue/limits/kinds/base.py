@@ -49,31 +49,35 @@ class Meter:
     instants.
     """
 
-    used: int
-    free: int
+    _n: int  # the most that is ever used
+    _open = 0
+
+    @property
+    def used(self) -> int:
+        """The cost of all that counts now."""
+        raise NotImplementedError
+
+    @property
+    def free(self) -> int:
+        """What fits now."""
+        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
-        """The earliest instant, not before now, at which `cost` fits; None: not before an
-        unanswered attempt ends.
-        """
+        """The earliest instant, from now on, at which `cost` fits; None: not before an answer."""
         raise NotImplementedError
 
     def known_at(self, cost: int) -> int | None:
-        """As `free_at`, but None too where that gives no more than the earliest instant to ask
-        again.
-        """
+        """As `free_at`, but None where that only says when to ask again."""
         return self.free_at(cost)
 
     def take(self, cost: int) -> None:
         """Charge `cost`, released now or at any later instant that `free_at` gave."""
-        raise NotImplementedError
+        self._open += cost
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What every limit has. `per`: "rule", "queue", "key", or the name of one of the call's
-    keys.
-    """
+    """What every limit has. `per`: "rule", "queue", "key", or the name of a call's key."""
 
     per: str = field(default="rule", kw_only=True)
     name: str | None = field(default=None, kw_only=True)
@@ -221,9 +225,7 @@ class Limit:
     # --- how a backlog goes through it; no release goes by this
 
     def lane(self, cost: int, values: int) -> Lane:
-        """It over a simulated run of calls of this cost, spread over so many values of its
-        `per`.
-        """
+        """The limit in a simulation of calls of this cost, spread over so many values."""
         return Lane(self, cost, values)
 
     def seconds_until_gone(

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.limits.kinds.base import Limit, Meter, Usage
-from callqueue.limits.kinds.fields import with_known_fields
+from callqueue.limits.kinds.fields import check_count, with_known_fields
 from callqueue.limits.kinds.sliding_window import WindowMeter
 
 
@@ -23,10 +23,7 @@ class Concurrency(Limit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise ImproperlyConfigured(
-                f"Concurrency.n: {self.n!r} is not a whole number of at least 1"
-            )
+        check_count(self, "n")
 
     @property
     def capacity(self) -> int:

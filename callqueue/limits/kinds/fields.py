@@ -43,6 +43,14 @@ def parse_rate(rate: object, where: str) -> tuple[int, int]:
     return n, count * PERIODS[unit]
 
 
+def check_count(limit: object, name: str) -> None:
+    """ImproperlyConfigured where the field is no whole number, or less than 1."""
+    value = getattr(limit, name)
+    if type(value) is not int or value < 1:
+        where = f"{type(limit).__name__}.{name}"
+        raise ImproperlyConfigured(f"{where}: {value!r} is not a whole number of at least 1")
+
+
 def with_known_fields(declared: type[D]) -> type[D]:
     """A dataclass whose constructor refuses a field that it does not have as settings are refused:
     with the nearest it has.

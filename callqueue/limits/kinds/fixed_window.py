@@ -59,9 +59,7 @@ class FixedWindow(RateLimit):
         return self.jitter_us
 
     def window(self, instant: int) -> tuple[int, int]:
-        """The calendar window that contains `instant`: its first instant, and the first after
-        it.
-        """
+        """The calendar window around `instant`: its first instant, and the first after it."""
         zone = ZoneInfo(self.timezone)
         day = datetime.fromtimestamp(instant // SECOND, zone).date()
         if self.period_us % DAY == 0:
@@ -110,21 +108,14 @@ class _CalendarMeter(Meter):
         ]
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         return self._open + self._counts[0]
-
-    @property
-    def free(self) -> int:  # type: ignore[override]
-        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
         for (instant, _), count in zip(self._changes, self._counts, strict=True):
             if self._open + count + cost <= self._n:
                 return instant
         return None
-
-    def take(self, cost: int) -> None:
-        self._open += cost
 
 
 class _CalendarLane(Lane):
@@ -143,9 +134,7 @@ class _CalendarLane(Lane):
 
 
 def _midnight(ordinal: int, zone: ZoneInfo) -> int:
-    """The first instant of a local day, which need not be 00:00 where the clock is put forward at
-    midnight.
-    """
+    """A local day's first instant; not 00:00 where the clock is put forward at midnight."""
     day = datetime.fromordinal(ordinal).replace(tzinfo=zone)
     instant = day.astimezone(UTC)
     while instant.astimezone(zone).date() < day.date():

@@ -47,9 +47,7 @@ class Lane:
         self._ends[number % self.values].append(self._end(sent, answered))
 
     def charge(self, usage: Usage, start: int, latency: int) -> None:
-        """Charge what others took before `start`; open attempts are taken to be answered like the
-        rest.
-        """
+        """Charge what others took before `start`. Open attempts are answered like the rest."""
         aged = [(self.leaves(at), False, cost) for at, cost in usage.aged]
         charges = [charge for charge in aged if charge[0] > start]
         charges.append((*self._end(start, start + latency), usage.open))
@@ -75,8 +73,6 @@ class Lane:
         return self.limit.aged_from(sent, answered)
 
     def _end(self, sent: int, answered: int) -> tuple[int, bool]:
-        """When the charge of a call ends, and whether that is with its answer, or when the ledger
-        is told of it.
-        """
+        """When a call's charge ends, and whether that is with its answer, or with being told."""
         left, known = self.leaves(self.aged_from(sent, answered)), self.known_at(sent, answered)
         return (known, True) if known >= left else (left, False)

@@ -22,9 +22,7 @@ class SlidingWindow(RateLimit):
 
 
 class WindowMeter(Meter):
-    """Sliding window and concurrency: open charges, and charges that leave one period after the
-    instant they age from.
-    """
+    """A window, or none: charges leave one period after the instant they age from."""
 
     def __init__(
         self, n: int, open_cost: int, aged: Sequence[tuple[int, int]], now: int, period: int
@@ -35,12 +33,8 @@ class WindowMeter(Meter):
         self._aged = self._leaving[-1] if self._leaving else 0
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         return self._open + self._aged
-
-    @property
-    def free(self) -> int:  # type: ignore[override]
-        return max(0, self._n - self.used)
 
     def free_at(self, cost: int) -> int | None:
         excess = self.used + cost - self._n
@@ -51,6 +45,3 @@ class WindowMeter(Meter):
         last = self._instants[bisect_left(self._leaving, excess)]
         # One microsecond past: a window closed at both ends is kept too.
         return max(self._now, last + self._period + 1)
-
-    def take(self, cost: int) -> None:
-        self._open += cost

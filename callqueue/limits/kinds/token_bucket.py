@@ -8,10 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import ClassVar, Self
 
-from django.core.exceptions import ImproperlyConfigured
-
 from callqueue.limits.kinds.base import Meter, RateLimit, Usage
-from callqueue.limits.kinds.fields import SECOND, with_known_fields
+from callqueue.limits.kinds.fields import SECOND, check_count, with_known_fields
 from callqueue.limits.kinds.lanes import Lane
 
 
@@ -31,10 +29,7 @@ class TokenBucket(RateLimit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.burst, bool) or not isinstance(self.burst, int) or self.burst < 1:
-            raise ImproperlyConfigured(
-                f"TokenBucket.burst: {self.burst!r} is not a whole number of at least 1"
-            )
+        check_count(self, "burst")
 
     @property
     def capacity(self) -> int:
@@ -106,11 +101,11 @@ class _BucketMeter(Meter):
         self._open = usage.open
 
     @property
-    def used(self) -> int:  # type: ignore[override]
+    def used(self) -> int:
         return -(-(self._cap - self._level) // self._period) + self._open
 
     @property
-    def free(self) -> int:  # type: ignore[override]
+    def free(self) -> int:
         return max(0, self._level // self._period - self._open)
 
     def free_at(self, cost: int) -> int | None:
@@ -119,14 +114,9 @@ class _BucketMeter(Meter):
             return None
         return max(self._now, self._at - (self._level - wanted) // self._n)
 
-    def take(self, cost: int) -> None:
-        self._open += cost
-
 
 class _BucketLane(Lane):
-    """A token bucket: open calls hold their tokens; a token leaves at the instant from which its
-    call ages.
-    """
+    """A bucket: an open call holds its tokens, which leave when the call begins to age."""
 
     limit: TokenBucket
 

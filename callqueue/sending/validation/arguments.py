@@ -22,9 +22,7 @@ MAX_COST = 2**31 - 1
 
 
 def check_key(key: object) -> str:
-    """The key as it is stored: a string itself, a mapping as compact JSON with sorted names. At
-    most 255 characters.
-    """
+    """The key as it is stored: a string, or a mapping as compact JSON with sorted names."""
     if key is None:
         return ""
     if isinstance(key, Mapping):

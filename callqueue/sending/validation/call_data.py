@@ -45,9 +45,7 @@ def check_call_data(
 
 
 def check_params(method: str, params: object, reach: Reach) -> None:
-    """Check what the method makes of its params, which are plain JSON. Call it again once secrets
-    are resolved.
-    """
+    """Check what the method makes of its params. Again once secrets are resolved."""
     if not isinstance(params, dict):
         raise InvalidCall("params", f"must be a dict, not {kind_of(params)}")
     if method in HTTP_METHODS:

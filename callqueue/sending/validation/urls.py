@@ -13,6 +13,7 @@ from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.security import addresses
 from callqueue.sending.validation.refusals import kind_of
 
+FIELD = "params.url"
 LONGEST_AUTHORITY = 300  # characters of a URL's host and port; a host's name has at most 253
 _UNSAFE_IN_URL = re.compile(
     r"[\x00-\x20\x7f-\xa0\\\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u3000\ufeff]"
@@ -30,55 +31,40 @@ class Reach:
     hosts: tuple[str, ...]
     networks: tuple[str, ...]
 
-    def refusal(self, host: str, port: int) -> str | None:
-        """Why this host may not be called, as far as can be told without resolving its name."""
-        return _refusal(self, host, port)
 
-
-@lru_cache(maxsize=1024)
-def _refusal(reach: Reach, host: str, port: int) -> str | None:
-    why = addresses.host_refusal(host, reach.hosts, port)
-    address = addresses.literal_address(host)
-    if why is None and address is not None:
-        why = addresses.refusal(address, reach.networks)
-    return why
-
-
-def check_url(url: object, reach: Reach, *, field: str = "params.url") -> tuple[str, int]:
+def check_url(url: object, reach: Reach) -> tuple[str, int]:
     """The host and port of an http(s) URL that may be called; the host is lower-case ASCII, and is
     not resolved.
 
     Only plain shapes pass, so that no other parser of URLs can see another host in them.
     """
     if not isinstance(url, str) or not url:
-        raise InvalidCall(field, f"must be an http or https URL, not {kind_of(url)}")
+        raise InvalidCall(FIELD, f"must be an http or https URL, not {kind_of(url)}")
     if _UNSAFE_IN_URL.search(url):
         raise InvalidCall(
-            field, "contains white space, a control character or a backslash; percent-encode it"
+            FIELD, "contains white space, a control character or a backslash; percent-encode it"
         )
     match = _URL.fullmatch(url)
     if match is None:
-        raise InvalidCall(field, "must begin with http:// or https://")
-    host, port = _place(match.group(2), field)
+        raise InvalidCall(FIELD, "must begin with http:// or https://")
+    host, port = _place(match.group(2))
     port = port or (443 if match.group(1).lower() == "https" else 80)
-    if forbidden := reach.refusal(host, port):
-        raise NotAllowed(f"{field}: {forbidden}")
+    if forbidden := addresses.place_refusal(host, port, reach.hosts, reach.networks):
+        raise NotAllowed(f"{FIELD}: {forbidden}")
     return host, port
 
 
-def _place(authority: str, field: str) -> tuple[str, int]:
-    """The host and port of what stands between "//" and the path; the port is 0 where it names
-    none.
-    """
+def _place(authority: str) -> tuple[str, int]:
+    """The host and port between "//" and the path; the port is 0 where none is named."""
     if "@" in authority:
         raise InvalidCall(
-            field, "contains user:password@; give params.auth = [user, password] instead"
+            FIELD, "contains user:password@; give params.auth = [user, password] instead"
         )
     if len(authority) > LONGEST_AUTHORITY:  # before any cache sees it
-        raise InvalidCall(field, _NO_HOST_NAME)
+        raise InvalidCall(FIELD, _NO_HOST_NAME)
     host, why = _read_authority(authority)
     if why:
-        raise InvalidCall(field, why)
+        raise InvalidCall(FIELD, why)
     return host, _port_of(authority)
 
 
@@ -90,9 +76,7 @@ def _port_of(authority: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _read_authority(authority: str) -> tuple[str, str]:
-    """(host, "") or ("", what is wrong). The host is what requests would connect to, without its
-    brackets.
-    """
+    """(host, "") or ("", what is wrong). The host is what requests connects to, no brackets."""
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         return "", "has a host that cannot be read"

@@ -34,7 +34,7 @@ def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go
     CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
     (released,) = [c for c in release() if c.pk == orphan.pk]
     rules(r=Rule())
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)), inline=True)
+    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
     assert fresh(orphan).status == Status.FAILED
     assert "gone" in fresh(orphan).error_message
     assert fresh(handlerless).status == Status.FAILED
@@ -48,8 +48,8 @@ def test_a_second_delivery_makes_no_second_request(rules: Rules, remote: Vendor)
     send("r")
     release()
     ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    assert executor.execute("default", ids, inline=True) == 1
-    assert executor.execute("default", ids, inline=True) == 0
+    assert executor.execute("default", ids) == 1
+    assert executor.execute("default", ids) == 0
     assert len(remote.requests) == 1
 
 
@@ -61,7 +61,7 @@ def test_an_old_message_after_a_requeue_makes_no_request(rules: Rules, remote: V
     fresh(call).cancel()
     fresh(call).requeue()
     run()
-    assert executor.execute("default", old, inline=True) == 0
+    assert executor.execute("default", old) == 0
     assert len(remote.requests) == 1
     assert [a.outcome for a in fresh(call).attempts.all()] == ["voided", "succeeded"]
 
@@ -98,9 +98,9 @@ def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vend
     call = send()
     release()
     pk = call.attempts.get().pk
-    assert executor.execute("default", [pk], inline=True) == 1
-    assert executor.execute("default", [pk], inline=True) == 0
-    assert executor.execute("default", [pk, pk, pk + 1000], inline=True) == 0
+    assert executor.execute("default", [pk]) == 1
+    assert executor.execute("default", [pk]) == 0
+    assert executor.execute("default", [pk, pk, pk + 1000]) == 0
     assert len(remote.requests) == 1
 
 
@@ -111,7 +111,7 @@ def test_one_message_that_names_an_attempt_twice_makes_one_request(
     call = send()
     release()
     pk = call.attempts.get().pk
-    executor.execute("default", [pk, pk], inline=True)
+    executor.execute("default", [pk, pk])
     assert len(remote.requests) == 1
 
 
@@ -122,9 +122,9 @@ def test_an_old_message_after_a_requeue_makes_nothing(rules: Rules, remote: Vend
     old = call.attempts.get().pk
     call.cancel()
     call.requeue()
-    assert executor.execute("default", [old], inline=True) == 0
+    assert executor.execute("default", [old]) == 0
     release()
-    assert executor.execute("default", [old], inline=True) == 0
+    assert executor.execute("default", [old]) == 0
     assert not remote.requests
 
 

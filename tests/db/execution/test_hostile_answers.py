@@ -28,13 +28,13 @@ from callqueue import (
 )
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import executor, results
+from callqueue.execution import recorder, results
 from callqueue.execution.http import client
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
 from callqueue.texts import storable
-from tests.support.behaviour import Vendor, release, response, run, send
+from tests.support.behaviour import Vendor, make_together, release, response, run, send
 from tests.support.length import examples
 from tests.support.peer import Peer, answer_bytes, answering
 
@@ -90,12 +90,10 @@ def answered(
 
 
 def as_one_message() -> list[int]:
-    """Begin and end all that is released, side by side, as a worker does; the ids of the
-    attempts.
-    """
+    """Begin and end all that is released, and record it together; the ids of the attempts."""
     release()
     ids = list(CallAttempt.objects.open().order_by("pk").values_list("pk", flat=True))
-    executor.execute("default", ids)
+    make_together(ids)
     return ids
 
 
@@ -338,7 +336,7 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts(
         return columns
 
     monkeypatch.setattr(results, "_columns_of_attempt", refusing)
-    monkeypatch.setattr(executor.time, "sleep", lambda seconds: pytest.fail("waited"))
+    monkeypatch.setattr(recorder.time, "sleep", lambda seconds: pytest.fail("waited"))
     as_one_message()
     assert [fresh(call).status for call in calls] == [Status.FAILED, Status.ERROR, Status.FAILED]
     assert [call.attempts.get().response_body for call in calls] == ["said 0", "", "said 2"]
@@ -379,14 +377,14 @@ def test_a_database_that_is_away_is_waited_for(
 ) -> None:
     settings.CALLQUEUE = {"RULES": {"r": Rule()}}
     calls = [send("r", f"/{number}") for number in range(2)]
-    write, failures = results.record, [OperationalError("gone"), OperationalError("gone")]
+    write, failures = results.write, [OperationalError("gone"), OperationalError("gone")]
 
     def failing(*call: Any) -> int:
         if failures:
             raise failures.pop()
         return write(*call)
 
-    monkeypatch.setattr(results, "record", failing)
+    monkeypatch.setattr(results, "write", failing)
     as_one_message()
     assert not failures
     assert [fresh(call).status for call in calls] == [Status.DONE] * 2

@@ -8,7 +8,6 @@ so on to the last.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +26,8 @@ from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import claim, executor
-from callqueue.execution.claim import Job
+from callqueue.execution import executor
+from callqueue.execution.flight import Flight
 from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from tests.db import commands
@@ -240,13 +239,13 @@ def _slow_to_connect(
     return remote.request(method, params, **more)
 
 
-@pytest.mark.parametrize("strikes", [SoftTimeLimitExceeded, SystemExit])
-def test_calls_on_the_wire_and_calls_before_it_when_the_worker_is_struck(
-    strikes: type[BaseException], remote: Vendor, monkeypatch: pytest.MonkeyPatch
+def test_calls_on_the_wire_and_calls_before_it_when_the_process_is_to_go_at_once(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A time limit waits for what is on the wire; a worker that is to go at once does not."""
-    before, sending, struck = Place(), Place(), threading.Event()
-    jobs, begun = list[Job](), claim.begin
+    """What was not sent waits again. What is on the wire is left to its lease, unless its answer
+    still comes.
+    """
+    before, sending = Place(), Place()
     monkeypatch.setattr(
         client, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named)
     )
@@ -254,45 +253,25 @@ def test_calls_on_the_wire_and_calls_before_it_when_the_worker_is_struck(
     sent = [send("r", f"/{n}") for n in range(4)]
     unsent = [send("r", "/unsent") for _ in range(4)]
     release()
-    ids = list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
-
-    def strike(*_: Any) -> None:
-        struck.set()
-        raise strikes
-
-    def begin(*given: Any) -> list[Job]:
-        jobs.extend(begun(*given))
-        return jobs
-
-    def conduct() -> None:
-        before.wait_for(4)
-        sending.wait_for(4)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
-        assert struck.wait(20)
-        while not all(job.is_left for job in jobs):
-            time.sleep(0.001)
-        before.go.set()
-        if strikes is SoftTimeLimitExceeded:
-            sending.go.set()
-
-    monkeypatch.setattr(claim, "begin", begin)
-    handler = signal.signal(signal.SIGALRM, strike)
-    conductor = threading.Thread(target=conduct)
-    conductor.start()
-    try:
-        with pytest.raises(strikes):
-            executor.execute("default", ids)
-    finally:
-        signal.signal(signal.SIGALRM, handler)
-        conductor.join(20)
-        sending.go.set()
+    flight = Flight("default", lambda: 100)
+    flight.board(list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)), 20)
+    before.wait_for(4)
+    sending.wait_for(4)
+    lander = threading.Thread(target=lambda: flight.land(hurried=True, seconds=None))
+    lander.start()
+    while not all(job.is_left for batch in flight.batches for job in batch.jobs):
+        time.sleep(0.001)
+    before.go.set()
+    lander.join(20)
     assert sorted(remote.paths()) == ["/0", "/1", "/2", "/3"]
-    expected = Status.DONE if strikes is SoftTimeLimitExceeded else Status.DISPATCHED
-    assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [expected] * 4
+    assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [Status.DISPATCHED] * 4
     assert [CallQueue.objects.get(pk=call.pk).status for call in unsent] == [Status.NEW] * 4
     assert set(CallAttempt.objects.filter(call__in=unsent).values_list("outcome", flat=True)) == {
         "voided"
     }
+    sending.go.set()
+    assert flight.landed.wait(20)
+    assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [Status.DONE] * 4
 
 
 def _others() -> int:
@@ -345,9 +324,11 @@ def test_hooks_that_use_the_orm_leave_no_connection_open(
         release()
         ids = list(CallAttempt.objects.open().values_list("pk", flat=True))
         if message == 1:
-            kill_this_connection()
-        executor.execute("default", ids)
-        _wait_for_others(0)
+            in_a_worker(kill_this_connection)
+        flight = Flight("default", lambda: 100)
+        flight.board(ids, 20)
+        flight.land(hurried=False, seconds=20)
+        _wait_for_others(1)  # that of the flight, kept for the next
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
     assert not CallAttempt.objects.exclude(error_message="").exists()
     assert len(remote.requests) == 24

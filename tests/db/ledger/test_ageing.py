@@ -39,7 +39,7 @@ def answered(job: Job, *, settled: Any = None, told: Sequence[Job] = ()) -> None
     answer = client.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
     result = judging.of_answer(job, answer)
     result.cost = settled
-    results.record("default", [result], told)
+    results.write("default", [result], told)
 
 
 def released(rules: Rules, rule: Rule, *, calls: int = 5, cost: Any = None) -> int:

@@ -440,7 +440,7 @@ def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     report = answered(job)
     step = timedelta(seconds=jump)
     monkeypatch.setattr(server_clock, "ahead", step)
-    assert results.record("default", [report]) == 1
+    assert results.write("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     shown, known = database.clock("default"), timedelta(microseconds=clocks.TOLERANCE)
     assert sent + step - known <= attempt.sent_at <= attempt.finished_at <= shown
@@ -466,7 +466,7 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     monkeypatch.setattr(server_clock, "ahead", server_clock.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
-    assert results.record("default", [report]) == 1
+    assert results.write("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     assert sent <= attempt.sent_at <= attempt.finished_at <= clock("default")
 
@@ -479,7 +479,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     wait = report.due_at - report.ended_at
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    results.record("default", [report])
+    results.write("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
 
@@ -505,7 +505,7 @@ def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_write
     once.
     """
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=-3600))
-    results.record("default", [answered(job)])
+    results.write("default", [answered(job)])
     assert RuleState.objects.get(rule=clock_jumps.FRAME).served / 1_000_000 == pytest.approx(
         -3600, abs=1
     )

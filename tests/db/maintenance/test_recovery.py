@@ -190,7 +190,7 @@ def test_a_record_after_recovery_changes_nothing(rules: Rules, remote: Vendor) -
         return 200
 
     remote.answers["/"] = too_late
-    executor.execute("default", [attempt.pk], inline=True)
+    executor.execute("default", [attempt.pk])
     assert state(call) == Status.UNKNOWN
     attempt.refresh_from_db()
     assert (attempt.outcome, attempt.response_status) == ("lost", None)

@@ -19,7 +19,7 @@ from callqueue.dispatch.next_look import (
     when_passed,
 )
 from callqueue.dispatch.rule_group import RuleGroup
-from callqueue.ledger.account import Glance
+from callqueue.ledger.charges import Glance
 
 POLL = 0.05
 UNFINISHED = Wait(is_unfinished=True)

@@ -1,8 +1,10 @@
-"""The crew: the calls of one message side by side, and whatever one of them raises."""
+"""The calls of one message side by side, and whatever one of them raises."""
 
 from __future__ import annotations
 
+import queue
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,39 +12,42 @@ import pytest
 from callqueue.execution import thread_pool
 
 
-def made(jobs: list[Any], work: Any, **more: Any) -> tuple[list[Any], BaseException | None]:
-    """What was yielded, and what was raised in the end. A crew that waits for ever fails the test,
+def made(jobs: list[Any], work: Any, threads: int = 1) -> tuple[list[Any], BaseException | None]:
+    """What was handed over, and what was raised first. A batch that waits for ever fails the test,
     not the whole run.
     """
     ended: list[Any] = []
-    raised: list[BaseException] = []
+    bell = queue.SimpleQueue[Any]()
+    batch = thread_pool.Batch(jobs, work, bell)
 
     def gather() -> None:
-        try:
-            for some in thread_pool.Shift(jobs, work).run(**more):
-                ended.extend(some)
-        except BaseException as error:
-            raised.append(error)
+        batch.begin(threads)
+        while not batch.is_over:
+            with suppress(queue.Empty):
+                bell.get(timeout=thread_pool.STALL)
+            some = batch.look()
+            batch.taken += len(some)
+            ended.extend(some)
 
     thread = threading.Thread(target=gather, daemon=True)
     thread.start()
     thread.join(20)
-    assert not thread.is_alive(), "the crew waits for ever"
-    return ended, raised[0] if raised else None
+    assert not thread.is_alive(), "the batch waits for ever"
+    return ended, batch.raised[0] if batch.raised else None
 
 
-@pytest.mark.parametrize("hands", [1, 3, 9])
+@pytest.mark.parametrize("threads", [1, 3, 9])
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 1, 2, 3, 4, 5, 6, 7, 8}])
 def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
-    bad: set[int], error: type[BaseException], hands: int
+    bad: set[int], error: type[BaseException], threads: int
 ) -> None:
     def work(job: int) -> int:
         if job in bad:
             raise error
         return job
 
-    ended, raised = made(list(range(9)), work, hands=hands)
+    ended, raised = made(list(range(9)), work, threads=threads)
     assert sorted(ended) == sorted(set(range(9)) - bad)
     assert isinstance(raised, error)
 
@@ -53,9 +58,9 @@ def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatc
     start, started = threading.Thread.start, list[threading.Thread]()
 
     def start_few(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-crew" and len(started) == 2:
+        if thread.name == "callqueue-calls" and len(started) == 2:
             raise RuntimeError("can't start new thread")
-        started.extend([thread] if thread.name == "callqueue-crew" else [])
+        started.extend([thread] if thread.name == "callqueue-calls" else [])
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_few)
@@ -65,7 +70,7 @@ def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatc
         together.wait(5)
         return job
 
-    ended, raised = made(list(range(8)), work, hands=8)
+    ended, raised = made(list(range(8)), work, threads=8)
     assert sorted(ended) == list(range(8))
     assert raised is None
 
@@ -74,7 +79,7 @@ def test_a_thread_that_met_one_serves_the_next_message() -> None:
     def leaving(job: int) -> int:
         raise SystemExit
 
-    made([1, 2, 3], leaving, hands=3)
+    made([1, 2, 3], leaving, threads=3)
     threads = threading.active_count()
-    assert sorted(made([1, 2, 3], lambda job: job, hands=3)[0]) == [1, 2, 3]
+    assert sorted(made([1, 2, 3], lambda job: job, threads=3)[0]) == [1, 2, 3]
     assert threading.active_count() <= threads

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.limits.backoff import delay
+from callqueue import Retry
+from callqueue.limits.backoff import backoff
 
 
 def test_it_doubles_up_to_the_cap() -> None:
-    waits = [delay(n, base=1, factor=2, cap=60, jitter=False, rand=0) for n in range(1, 9)]
+    waits = [backoff(Retry(base=1, factor=2, cap=60, jitter=False), n, 0) for n in range(1, 9)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
@@ -23,10 +24,10 @@ def test_it_doubles_up_to_the_cap() -> None:
 def test_jitter_draws_the_second_half(
     failures: int, rand: float, base: float, factor: float
 ) -> None:
-    whole = delay(failures, base=base, factor=factor, cap=600, jitter=False, rand=rand)
+    whole = backoff(Retry(base=base, factor=factor, cap=600, jitter=False), failures, rand)
     assert (
         whole / 2
-        <= delay(failures, base=base, factor=factor, cap=600, jitter=True, rand=rand)
+        <= backoff(Retry(base=base, factor=factor, cap=600, jitter=True), failures, rand)
         <= whole
         <= 600
     )
@@ -34,12 +35,12 @@ def test_jitter_draws_the_second_half(
 
 @pytest.mark.parametrize(("base", "factor"), [(1, 2), (1.0, 2.0), (0.001, 100)])
 def test_no_count_of_failures_is_too_large(base: float, factor: float) -> None:
-    assert delay(10**18, base=base, factor=factor, cap=60, jitter=False, rand=0) == 60
+    assert backoff(Retry(base=base, factor=factor, cap=60, jitter=False), 10**18, 0) == 60
 
 
 def test_a_base_of_nothing_never_waits() -> None:
-    assert delay(10**6, base=0, factor=2.0, cap=60, jitter=True, rand=0.5) == 0
+    assert backoff(Retry(base=0, factor=2.0, cap=60, jitter=True), 10**6, 0.5) == 0
 
 
 def test_a_factor_of_one_waits_the_base_each_time() -> None:
-    assert delay(10**6, base=3, factor=1, cap=60, jitter=False, rand=0) == 3
+    assert backoff(Retry(base=3, factor=1, cap=60, jitter=False), 10**6, 0) == 3
