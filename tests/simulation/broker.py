@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.doors import Doors, Waiters
+from tests.simulation.doors import Doors
 from tests.simulation.scheduler import MICRO
+from tests.simulation.simulated import Waiters
 
 
 @dataclass
@@ -24,13 +25,10 @@ class Broker:
     def __init__(self, doors: Doors, trouble: float) -> None:
         self.doors, self.trouble = doors, trouble
         self.messages: list[Message] = []
-        self.away_until = 0
+        self.away_until = self.forgets_until = 0
         self.sent = 0
         self.callbacks: list[Any] = []
         self._waiters = Waiters(doors)
-
-    def install(self) -> None:
-        """Lead what the product sends here."""
 
     def send(self, task: Any, args: Any, kwargs: Any = None, **how: Any) -> None:
         """What `callqueue.broker.send` does."""
@@ -44,7 +42,7 @@ class Broker:
             scheduler.tell("the broker refuses a message")
             raise ConnectionError("the broker is away")
         ids = tuple(args[0])
-        if odds[0] < self.trouble / 2:
+        if odds[0] < self.trouble / 2 or scheduler.now < self.forgets_until:
             scheduler.tell(f"message {ids} is lost")
             return
         lasts = how.get("lasts")
@@ -52,7 +50,8 @@ class Broker:
         self._deliver(Message(ids, ends, self.sent), delay)
         if odds[2] < self.trouble / 2:
             scheduler.tell(f"message {ids} comes twice")
-            self._deliver(Message(ids, ends, self.sent), delay * 5 + draw.uniform(0, 2.5))
+            later = draw.choice([0.0, 0.02, 0.1, draw.uniform(0, 2.5)])
+            self._deliver(Message(ids, ends, self.sent), delay + later)
         if odds[0] > 1 - self.trouble / 4:
             scheduler.tell(f"message {ids} is sent, and said not to be")
             raise ConnectionError("no confirmation came")

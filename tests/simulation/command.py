@@ -31,6 +31,8 @@ def main(arguments: list[str]) -> int:
 
         return work(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # databases are dropped then, too
+    if options.faults:
+        return look_for_faults(options)
     if options.seed is not None:
         options.seeds = [options.seed]
     return run_all(options)
@@ -43,8 +45,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--story", action="store_true", help="print each statement of the run")
     parser.add_argument("--shrink", action="store_true", help="cut a failing run down")
+    parser.add_argument("--short", action="store_true", help="runs of some 200 statements")
     parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare")
     parser.add_argument("--fault", default="", help="one of the faults of faults.py, put back in")
+    parser.add_argument("--faults", action="store_true", help="look for each of them")
     parser.add_argument("--until-found", action="store_true", help="end at the first failure")
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
     parser.add_argument("--each", action="store_true", help="print a line for each seed")
@@ -66,7 +70,7 @@ def run_all(options: argparse.Namespace) -> int:
         done += 1
         statements += found["statements"]
         if options.each:
-            facts = ("seed", "scene", "statements", "requests", "seconds", "took")
+            facts = ("seed", "scene", "statements", "requests", "seconds", "sessions", "took")
             print(*(found[name] for name in facts), flush=True)
         if found["story"]:
             print(found["story"])
@@ -89,16 +93,34 @@ def run_all(options: argparse.Namespace) -> int:
     return bool(failed) or not done
 
 
+def look_for_faults(options: argparse.Namespace) -> int:
+    """Put each fault back, and look for it; the exit status says whether any was not found."""
+    from tests.simulation import databases
+    from tests.simulation.fault_table import FAULTS
+    from tests.simulation.faults import looked_for
+    from tests.support import servers
+
+    missed = 0
+    with servers.postgresql(), databases.postgresql(options.processes) as names:
+        for name, seed, why in looked_for(options, names):
+            missed += seed is None
+            kind = "long" if FAULTS[name].is_long else "short"
+            where = "not found" if seed is None else f"found by seed {seed}"
+            print(f"{name}: {where} of {FAULTS[name].seeds} {kind} ones: {why[:200]}", flush=True)
+    print(f"{missed} missed")
+    return bool(missed)
+
+
 def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What each seed came to, as processes side by side tell it."""
-    from tests.simulation.stage import databases, files
+    from tests.simulation import databases
     from tests.support import servers
 
     count = max(1, min(options.processes, len(options.seeds)))
     with ExitStack() as stack:
         if options.database == "postgresql":
             stack.enter_context(servers.postgresql())
-        names = stack.enter_context((files if options.database == "sqlite" else databases)(count))
+        names = stack.enter_context(getattr(databases, options.database)(count))
         running = [
             start(options, name, options.seeds[number::count]) for number, name in enumerate(names)
         ]
@@ -112,7 +134,9 @@ def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def start(options: argparse.Namespace, name: str, seeds: list[int]) -> Any:
     command = [sys.executable, "-m", "tests.simulation", "--worker", name]
-    command += [flag for flag in ("--story", "--shrink", "--twice") if vars(options)[flag[2:]]]
+    command += [
+        flag for flag in ("--story", "--shrink", "--twice", "--short") if vars(options)[flag[2:]]
+    ]
     command += ["--fault", options.fault] if options.fault else []
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(

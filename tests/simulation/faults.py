@@ -1,170 +1,55 @@
-"""Faults that are put back into the product, one at a time, to see that the simulation finds them.
-
-Each is one change or several of the source of modules, made as they are imported. `seeds`: within
-how many it must be found. A text that is not there exactly once any more is an error: whoever
-changes the line changes it here.
+"""Puts a fault of `fault_table.py` into the product, as its modules are imported; and looks for all
+of them, one after the other: `python -m tests.simulation --faults`.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.abc
 import importlib.machinery
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
+
+from tests.simulation.fault_table import FAULTS, Change
 
 
-class Change(NamedTuple):
-    """What is changed in a module."""
-
-    module: str
-    old: str
-    new: str
-
-
-class Fault:
-    """Changes that are made together; within how many seeds they must be found, and where they are
-    looked for.
+def looked_for(
+    options: argparse.Namespace, databases: Sequence[str]
+) -> Iterator[tuple[str, int | None, str]]:
+    """Each fault, with the first seed that finds it, or None where none does that the table allows,
+    and what the judge says.
     """
+    free: SimpleQueue[str] = SimpleQueue()
+    for database in databases:
+        free.put(database)
 
-    def __init__(self, *changes: Change, seeds: int = 60, database: str = "postgresql") -> None:
-        self.changes, self.seeds, self.database = changes, seeds, database
+    def look(name: str) -> tuple[str, int | None, str]:
+        database = free.get()
+        try:
+            return name, *_found(options, name, database)
+        finally:
+            free.put(database)
+
+    with ThreadPoolExecutor(len(databases)) as pool:
+        yield from pool.map(look, [name for name in FAULTS if options.fault in name])
 
 
-def fault(module: str, old: str, new: str, **how: Any) -> Fault:
-    """A fault of one change."""
-    return Fault(Change(module, old, new), **how)
+def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int | None, str]:
+    from tests.simulation.command import start
 
-
-_PASS_LOCK = 'f"ORDER BY rule{database.skip_locked(using)}"'
-_AGED = "found.append((limit.aged_from(self.sent_at, self.finished_at), cost - more))"
-
-FAULTS = {
-    # --- locks
-    "a pass takes no locks": fault(
-        "dispatch.release_pass", _PASS_LOCK, '"ORDER BY rule"', seeds=45
-    ),
-    "a pass waits for the calls that hosts have": fault(
-        "ledger.ready_calls",
-        "FROM {source} WHERE {where}{database.skip_locked(using)}",
-        "FROM {source} WHERE {where} FOR UPDATE",
-        seeds=85,
-    ),
-    "a pass goes by calls that it has not locked": fault(
-        "ledger.ready_calls",
-        "FROM {source} WHERE {where}{database.skip_locked(using)}",
-        "FROM {source} WHERE {where}",
-        seeds=85,
-    ),
-    "a record waits for the calls that hosts have": fault(
-        "ledger.row_locks",
-        'f"ORDER BY id{database.skip_locked(using)}",\n    )\n    if found',
-        '"ORDER BY id FOR UPDATE",\n    )\n    if found',
-        seeds=85,
-    ),
-    # --- what counts, and from when
-    "open attempts are not counted": fault(
-        "ledger.account",
-        "self.open[budget.id, budget.value_of(found.key, found.queue)] += cost",
-        "self.open[budget.id, budget.value_of(found.key, found.queue)] += 0",
-        seeds=30,
-    ),
-    "answered attempts are not counted": fault("ledger.charges", _AGED, "pass", seeds=30),
-    "attempts age from their release": Fault(
-        Change("ledger.charges", _AGED, "found.append((self.released_at, cost - more))"),
-        Change("ledger.account", "by_release=any(b.former for b in fine)", "by_release=True"),
-        seeds=35,
-    ),
-    "attempts age from the instant at which they were begun to be sent": fault(
-        "limits.kinds.base", "counted = sent_at + self.jitter_us", "counted = sent_at", seeds=35
-    ),
-    "what ends between two readings is in neither": fault(
-        "ledger.account",
-        "        self._read_open()\n        self._read_aged()",
-        "        self._read_aged()\n        self._read_open()",
-        seeds=50,
-    ),
-    # --- settings that differ
-    "a pass goes by an agreement of the past": fault(
-        "dispatch.release_pass",
-        """        if any(row.agreement != book.agreement for row in rows.values()):
-            return Pass(""",
-        """        if False:
-            return Pass(""",
-        seeds=40,
-    ),
-    "an operator's limit is forgotten": fault(
-        "limits.agreements",
-        "limit = with_rate(limit, agreement.rates.get(settings_id))",
-        "limit = with_rate(limit, None)",
-        seeds=40,
-    ),
-    # --- fences
-    "what a locked call becomes is forgotten": fault(
-        "transitions.recording",
-        "if len(locked) < len(results):",
-        "if len(locked) > len(results):",
-        seeds=85,
-    ),
-    # --- leases
-    "recovery minds no lease": Fault(
-        Change(
-            "maintenance.recovery",
-            "overdue = begun.filter(lease_until__lt=database.ClockNow())",
-            "overdue = begun",
-        ),
-        Change("maintenance.recovery", "if lease_until is not None and lease_until < now]", "]"),
-        seeds=35,
-    ),
-    "a lost attempt is not charged": Fault(
-        Change(
-            "transitions.recording",
-            "from callqueue.states import FINAL, LOST, Move",
-            "from callqueue.states import FINAL, VOIDED as LOST, Move",
-        ),
-        seeds=75,
-    ),
-    # --- slots, clocks, holds, telling
-    "what is released ahead is sent at once": fault(
-        "execution.request",
-        "while (left := opens - clocks.monotonic()) > 0:",
-        "while (left := opens - clocks.monotonic()) > 1e9:",
-        seeds=35,
-    ),
-    "a jump of the clock moves nothing": fault(
-        "ledger.clock_shift",
-        "return _shift_open(using, jump) + _shift_answered(using, jump)",
-        "return 0",
-        seeds=110,
-    ),
-    "nobody watches the clock": fault(
-        "clocks",
-        "return 0 if least - slack <= went <= most + slack else went - least",
-        "return 0",
-        seeds=110,
-    ),
-    "a hold is not minded": Fault(
-        Change("dispatch.choosing", "and not held.blocking(rule)\n", "and True\n"),
-        Change(
-            "dispatch.planning",
-            "if self.held.blocking(candidate.rule, candidate.key):",
-            "if False:",
-        ),
-        Change("dispatch.planning", "if not held.blocking(candidate.rule, None, queue)", "if True"),
-        seeds=55,
-    ),
-    # --- permits
-    "a permit begins before its slot": fault(
-        "permits.waiting",
-        "return 0.0 if job.begins_at is None else max(0.0, job.begins_at - now())",
-        "return 0.0",
-        seeds=35,
-    ),
-    "a permit that was not used is not charged": fault(
-        "permits.ending", '"outcome": result.outcome,', '"outcome": states.VOIDED,', seeds=30
-    ),
-}
+    fault = FAULTS[name]
+    own = {**vars(options), "fault": name, "short": not fault.is_long, "until_found": True}
+    process = start(argparse.Namespace(**own), database, list(range(fault.seeds)))
+    lines = process.stdout.read().splitlines()
+    if process.wait():
+        return None, f"its process ended with {process.returncode}"
+    last = json.loads(lines[-1])
+    return (last["seed"], last["complaints"][0]) if last["complaints"] else (None, "not found")
 
 
 def put_back(name: str) -> None:

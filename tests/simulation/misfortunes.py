@@ -4,13 +4,49 @@ of the numbers drawn for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tests.simulation.cast import cuts_allowed
 from tests.simulation.oracle import Rate
-from tests.simulation.scheduler import MICRO, Process
-from tests.simulation.world import Misfortune, World
+from tests.simulation.scheduler import MICRO
+from tests.simulation.statements import PLACES, Doom
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+KINDS = (
+    "kill", "freeze", "cut", "jump", "refuse", "broker", "hold", "cancel", "delete", "pause",
+    "rate", "deploy", "requeue", "clean", "stall", "forget",
+)  # fmt: skip
+
+
+@dataclass
+class Misfortune:
+    """Something that happens in a run. `number` names it, so that it can be left out."""
+
+    number: int
+    kind: str
+    at: float
+    draw: Any
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.kind}@{self.at:.2f}"
+
+
+def drawn(world: World, leave_out: Collection[int]) -> list[Misfortune]:
+    """What is to happen in a run, but for those."""
+    draw, length = world.scheduler.stream("misfortunes"), world.length
+    count = draw.choice(length.misfortunes)
+    kinds = draw.sample(KINDS, draw.randint(*length.kinds))  # few kinds, but several of each
+    found = []
+    for number in range(count):
+        kind, at = draw.choice(kinds), draw.uniform(0.05, length.troubled)
+        own = world.scheduler.stream(f"misfortune {number}")
+        found.append(Misfortune(number, kind, at, own))
+    return [one for one in found if one.number not in leave_out]
 
 
 def arrange(world: World, one: Misfortune) -> None:
@@ -25,10 +61,11 @@ def arrange(world: World, one: Misfortune) -> None:
 
 
 def _doom(world: World, draw: Any, what: str, given: Any = None) -> None:
-    victims = [p for p in world.scheduler.processes if not p.is_dead and p.kind != "host"]
+    victims = world.cast.victims()
     if victims:
-        victim: Process = draw.choice(victims)
-        victim.doom.append([draw.randint(1, 40), what, given])
+        place = draw.choice(PLACES)
+        steps = draw.randint(1, 4 if place else 40)
+        draw.choice(victims).doom.append(Doom(steps, what, given, place))
 
 
 def _kill(world: World, draw: Any) -> None:
@@ -36,13 +73,13 @@ def _kill(world: World, draw: Any) -> None:
 
 
 def _freeze(world: World, draw: Any) -> None:
-    world.judge.lenient = True
+    world.judge.fates.is_lenient = True
     _doom(world, draw, "freeze", draw.choice([0.3, 1.0, 2.2, 4.0]))
 
 
 def _stall(world: World, draw: Any) -> None:
     """One process's statements take long."""
-    victims = [p for p in world.scheduler.processes if not p.is_dead and p.kind != "host"]
+    victims = world.cast.victims()
     if victims:
         victim = draw.choice(victims)
         victim.slowness = 40.0
@@ -50,7 +87,7 @@ def _stall(world: World, draw: Any) -> None:
 
 
 def _cut(world: World, draw: Any) -> None:
-    world.was_cut = world.judge.lenient = True
+    world.was_cut = world.judge.fates.is_lenient = True
     _doom(world, draw, "cut")
 
 
@@ -73,9 +110,20 @@ def _broker(world: World, draw: Any) -> None:
     world.broker.away_until = world.scheduler.now + round(seconds * MICRO)
 
 
+def _forget(world: World, draw: Any) -> None:
+    """For a while the broker loses whatever it is given."""
+    seconds = draw.uniform(0.1, 0.6)
+    world.broker.forgets_until = world.scheduler.now + round(seconds * MICRO)
+
+
 def _some(world: World, draw: Any) -> int | None:
-    pks = sorted(world.judge.by_pk)
-    return draw.choice(pks) if pks else None
+    """A call: rather one that is out, or one that expires."""
+    judge = world.judge
+    over = {r.attempt for r in world.provider.requests if r.told_at or r.given_up_at}
+    out = [r.call for r in judge.releases.values() if r.pk not in over and r.call in judge.by_pk]
+    expiring = [pk for pk, call in judge.by_pk.items() if call.expires]
+    found: list[int] = draw.choice([sorted(judge.by_pk), sorted(out), sorted(out), expiring])
+    return draw.choice(found or sorted(judge.by_pk) or [None])  # type: ignore[no-any-return]
 
 
 def _with_call(world: World, draw: Any, name: str, do: Callable[[int], None]) -> None:
@@ -83,10 +131,10 @@ def _with_call(world: World, draw: Any, name: str, do: Callable[[int], None]) ->
 
     def act() -> None:
         if pk is not None:
-            with world._cuts_allowed():
+            with cuts_allowed():
                 do(pk)
 
-    world.act(name, 0.0, act)
+    world.cast.act(name, 0.0, act)
 
 
 def _hold(world: World, draw: Any) -> None:
@@ -157,10 +205,10 @@ def _pause(world: World, draw: Any) -> None:
     def do() -> None:
         from callqueue.operations import control
 
-        with world._cuts_allowed():
+        with cuts_allowed():
             control.pause("default", rule, seconds=seconds)
 
-    world.act("operator", 0.0, do)
+    world.cast.act("operator", 0.0, do)
 
 
 def _rate(world: World, draw: Any) -> None:
@@ -168,7 +216,7 @@ def _rate(world: World, draw: Any) -> None:
     rule = draw.choice(sorted(world.scene.rules))
     name, limit = draw.choice(world.scene.rules[rule].ids(rule))
     n = draw.choice([1, 2, limit.n + 2, None])
-    if limit.kind in ("once", "day") or limit.unit != "calls":
+    if limit.kind in ("once", "calendar") or limit.unit != "calls":
         return
 
     def do() -> None:
@@ -177,11 +225,11 @@ def _rate(world: World, draw: Any) -> None:
         rate = Rate(name, n, world.scheduler.now)
         world.judge.rates.append(rate)
         text = None if n is None else f"{n}/{limit.seconds:g}s"
-        with world._cuts_allowed():
+        with cuts_allowed():
             control.change_limit("default", rule, name, text)
             rate.must = world.scheduler.now
 
-    world.act("operator", 0.0, do)
+    world.cast.act("operator", 0.0, do)
 
 
 def _deploy(world: World, draw: Any) -> None:
@@ -192,13 +240,13 @@ def _deploy(world: World, draw: Any) -> None:
     seconds = draw.uniform(0.0, 1.5)
 
     def end() -> None:
-        old = [p for p in world.serving("dispenser") if p.is_other != is_other]
+        old = [p for p in world.cast.serving("dispenser") if p.is_other != is_other]
         for process in old[: draw.choice([1, 3])]:
             # Not the last: another deploy may have ended the one that this one began.
-            if hasattr(process, "stop") and len(world.serving("dispenser")) > 1:
+            if hasattr(process, "stop") and len(world.cast.serving("dispenser")) > 1:
                 process.stop.set()
 
-    world.start("dispenser", is_other)
+    world.cast.start("dispenser", is_other)
     world.scheduler.later(seconds, end)
 
 
@@ -208,8 +256,8 @@ def _clean(world: World, draw: Any) -> None:
     def do() -> None:
         from callqueue.maintenance import cleanup
 
-        with world._cuts_allowed():
+        with cuts_allowed():
             cleanup.clean("default", older_than=timedelta(seconds=0.5), batch_size=3)
 
-    world.judge.is_pruned = True
-    world.act("cleanup", 0.0, do)
+    world.judge.fates.is_pruned = True
+    world.cast.act("cleanup", 0.0, do)

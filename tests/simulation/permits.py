@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.cast import cuts_allowed
 from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf
 
@@ -24,15 +25,14 @@ def take(world: World, process: Process, draw: Any) -> None:
     import callqueue
     from callqueue.exceptions import NotNow
 
-    world.tokens += 1
     rule, key = draw.choice(sorted(world.scene.rules)), draw.choice(world.scene.keys)
     asked = draw.choice(world.scene.costs)
-    call = CallOf(f"p{world.tokens}", rule, key, asked, "get", world.scheduler.now)
+    call = CallOf(world.token("p"), rule, key, asked, "get", world.scheduler.now)
     world.judge.calls[call.token] = call
     wait, lease = draw.choice([0, 0, 0.5, 2.0, None]), draw.choice([None, 1.2])
     try:
         with (
-            world._cuts_allowed(),
+            cuts_allowed(),
             callqueue.permit(
                 rule, key=key, cost=asked, wait=wait, lease=lease, priority=draw.choice([None, 5])
             ) as permit,
@@ -52,7 +52,7 @@ def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -
     scheduler.sleep(draw.choice([0.0, 0.0, draw.uniform(0, 0.4)]))
     fate = draw.random()
     if fate < 0.1:
-        world._die(process)
+        world.cast.die(process)
     left = permit.job.lease_ends - scheduler.now / MICRO - process.ahead
     if left < SAFE or (fate < 0.2 and not world.is_calm):
         raise _Gone
@@ -68,7 +68,7 @@ def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -
         permit.sent()
     if 0.4 < fate < 0.5:
         scheduler.sleep(draw.uniform(0, 0.2))
-        world._die(process)
+        world.cast.die(process)
     sock.wait_readable(min(1.0, left - SAFE + 0.1))
     sock.close()
     if request.told_at is not None and request.wants_rest:

@@ -20,6 +20,9 @@ import psycopg2.extensions as driver
 
 from tests.simulation.scheduler import MICRO, Scheduler, Task
 
+KEPT = (
+    6  # sessions that are left open for the next run: to open one takes longer than many statements
+)
 SOON = 0.003  # real seconds that an answer is awaited before the server is asked what it waits for
 CLOCK = """
 CREATE SCHEMA IF NOT EXISTS sim;
@@ -35,6 +38,9 @@ USED = """
 SELECT relname FROM pg_class
 WHERE relkind = 'r' AND relname LIKE 'callqueue\\_%' AND pg_relation_size(oid) > 0 ORDER BY relname
 """
+
+
+SESSIONS = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
 
 
 def _in_time(connect: Callable[[], Any]) -> Any:
@@ -68,6 +74,8 @@ class Postgres:
         self.waiting: dict[Task, Any] = {}
         self.rings = 0  # how often tasks waited for each other
         self._free: list[Any] = []
+        self._used: set[Any] = set()
+        self.most = 0  # sessions that processes had at a time
         self._shown = -1
         self._is_hub = False
         self._may_have_freed = False
@@ -84,9 +92,10 @@ class Postgres:
         def get_new_connection(wrapper: Any, params: Any) -> Any:
             if doors.scheduler is not None and doors.scheduler.current is not None:
                 doors.scheduler.alive()  # what cleans up after a death gets no session
-            if doors.scheduler is None or doors.scheduler.current is None or not self._free:
-                return _in_time(lambda: real(wrapper, params))
-            return self._free.pop()
+            raw = self._free.pop() if self._free else _in_time(lambda: real(wrapper, params))
+            self._used.add(raw)
+            self.most = max(self.most, len(self._used))
+            return raw
 
         DatabaseWrapper.get_new_connection = get_new_connection
         driver.set_wait_callback(self.wait)
@@ -100,6 +109,7 @@ class Postgres:
         places. TRUNCATE would do the same, but makes and unlinks a hundred files.
         """
         self.waiting.clear()
+        self.most = 0
         self._may_have_freed = False
         self._shown = -1
         used = [name for (name,) in self.ask(USED)]
@@ -152,10 +162,22 @@ class Postgres:
 
     def close(self, raw: Any) -> None:
         """Nobody uses the session any more: another process may have it."""
+        self._used.discard(raw)
         if raw.closed:
             return
         self.undo(raw)
         self._free.append(raw)
+
+    def end(self) -> None:
+        """A run is over: no more sessions stay open than the next one will want."""
+        for raw in [*self._used, *self._free[KEPT:]]:
+            raw.close()
+        self._used.clear()
+        del self._free[KEPT:]
+        end = time.monotonic() + 5
+        while (left := self.ask(SESSIONS)[0][0]) > KEPT + 1:
+            assert time.monotonic() < end, f"{left} sessions are open after a run"
+            time.sleep(0.01)
 
     @contextmanager
     def _of_the_hub(self) -> Iterator[None]:
@@ -277,5 +299,6 @@ class Postgres:
             while raw.poll() != driver.POLL_OK:
                 select.select([raw.fileno()], [], [], 1)
         raw.close()
+        self._used.discard(raw)
         while self.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]):
             pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation import application
 from tests.simulation.scheduler import MICRO
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ def probe(world: World) -> None:
 
     def send() -> None:
         cost = {limit.unit: 1 for limit in world.scene.rules[rule].limits if limit.unit != "calls"}
-        sent.extend(world.send(draw, count, rule=rule, key=key, cost=cost or 1, method="get"))
+        sent.extend(
+            application.send(world, draw, count, rule=rule, key=key, cost=cost or 1, method="get")
+        )
 
-    world.act("prober", 0.0, send)
+    world.cast.act("prober", 0.0, send)
     begun = scheduler.now
 
     def have_arrived() -> bool:
@@ -47,7 +50,7 @@ def probe(world: World) -> None:
         world.judge.complain(
             f"there is room for {count} of {rule}, and {late} did not arrive in {PROBED} s"
         )
-    scheduler.run(scheduler.now / MICRO + 3.0, world._is_done)
+    scheduler.run(scheduler.now / MICRO + 3.0, world.ending.is_done)
     for call in sent:
         call.is_gone = True  # judged here, and may be on its way
 

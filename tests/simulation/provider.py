@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.doors import Doors, Waiters, _module
+from tests.simulation.doors import Doors
 from tests.simulation.scheduler import MICRO, Process
+from tests.simulation.simulated import Waiters
+from tests.simulation.simulated import module as simulated_module
 
 HTML = {"Content-Type": "text/html; charset=undefined"}
 JSON = {"Content-Type": "application/json"}
@@ -35,6 +37,7 @@ class Request:
     told_at: int | None = None  # when the answer arrived
     given_up_at: int | None = None  # when the worker hung up without one
     attempt: int | None = None
+    used: int | None = None  # of tokens, where the answer says it
     died_at: int | None = None  # its process
     wants_rest: float = 0.0  # seconds for which the answer asked for a rest
     confirmed_at: int | None = None  # when the other side's kernel had all of it
@@ -54,7 +57,6 @@ class Mood:
 
     answers: list[tuple[str, float]]
     latency: tuple[float, float] = (0.005, 0.2)
-    transit: float = 0.04  # seconds at most from the last byte to the count
 
 
 CALM = Mood([("ok", 1.0)], latency=(0.01, 0.06))
@@ -67,7 +69,7 @@ class Provider:
         self.doors, self.mood = doors, mood
         self.requests: list[Request] = []
         self.is_refusing = False
-        self.transit_of: Callable[[str], float | None] = lambda token: None
+        self.transit_of: Callable[[str], float] = lambda token: 0.0
         self.on_count: Callable[[Request], None] = lambda request: None
 
     @property
@@ -81,8 +83,7 @@ class Provider:
         request = Request(token, task.process, self.scheduler.now, task)
         sock.request = request
         self.requests.append(request)
-        most = self.transit_of(token)
-        transit = draw.uniform(0, self.mood.transit if most is None else most)
+        transit = draw.uniform(0, self.transit_of(token))
         request.confirmed_at = self.scheduler.now + round(draw.uniform(0, transit) * MICRO)
         self.scheduler.later(transit, lambda: self._count(sock, request))
 
@@ -108,8 +109,10 @@ class Provider:
             self.scheduler.later(0.001, sock.break_off)
             return
         status, headers, body = ANSWERS[kind]
+        if request.used is not None and kind in ("ok", "slow", "told"):
+            body = b'{"tokens": %d}' % request.used
         request.status = status
-        request.wants_rest = float(headers.get("Retry-After", 0))
+        request.wants_rest = float(headers.get("Retry-After", headers.get("RateLimit-Reset", 0)))
         back = draw.uniform(0.0005, 0.01)
         self.scheduler.later(back, lambda: sock.arrive(request, _bytes(status, headers, body)))
 
@@ -117,9 +120,11 @@ class Provider:
 ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "ok": (200, JSON, b'{"ok": true}'),
     "slow": (200, JSON, b'{"ok": true}'),
+    "told": (200, {**JSON, "RateLimit-Remaining": "0", "RateLimit-Reset": "1"}, b"{}"),
     "odd": (200, HTML, b"<p>\xff\xfe done"),
     "error": (500, JSON, b"{}"),
     "busy": (429, {"Retry-After": "1"}, b""),
+    "busy0": (429, {}, b""),
     "busy2": (429, {"Retry-After": "2"}, b""),
     "away": (503, {}, b"maintenance"),
     "missing": (404, JSON, b"{}"),
@@ -251,13 +256,13 @@ class Wire:
             seconds = given[0] if given and not isinstance(given[0], bool) else timeout
             return sock.wait_readable(seconds)
 
-        fake = _module(
+        fake = simulated_module(
             "socket",
             socket,
             socket=lambda *_, **__: Socket(self.provider),
             gethostname=lambda: "host",
         )
-        asked = _module(
+        asked = simulated_module(
             "fcntl",
             fcntl,
             ioctl=lambda sock, *_: sock.unconfirmed().to_bytes(4, sys.byteorder),

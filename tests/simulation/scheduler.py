@@ -45,7 +45,7 @@ class Process:
         self.tasks: list[Task] = []
         self.is_dead = False
         self.thawed_at = 0  # until then none of its tasks has a turn
-        self.doom: list[tuple[int, str, Any]] = []  # (steps left, what then befalls it, of what)
+        self.doom: list[Any] = []  # what befalls it at one of its next steps
         self.memory: dict[Any, Any] = {}  # its modules' globals, see doors.py
         self.slowness = 1.0
         self.config: Any = None
@@ -163,8 +163,7 @@ class Scheduler:
                 self.on_error(task, error)
         finally:
             task.is_over = True
-            if not task.process.is_dead:
-                self.on_death(task)
+            self.on_death(task)
             for tell in task.on_end:
                 tell()
 

@@ -4,9 +4,9 @@ product's classes; and what is made of them for the product.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 JITTER = 0.05  # seconds that the network takes at most, as limits assume it by default
@@ -14,7 +14,7 @@ JITTER = 0.05  # seconds that the network takes at most, as limits assume it by 
 
 @dataclass(frozen=True)
 class LimitOf:
-    """A limit. `kind`: window, bucket, once, or day (by the calendar)."""
+    """A limit. `kind`: window, bucket, once, or calendar."""
 
     kind: str
     n: int
@@ -24,6 +24,7 @@ class LimitOf:
     unit: str = "calls"
     strict: bool = False
     burst: int = 0
+    tight: float | None = None  # its jitter in seconds, where it is not the usual one
 
     def built(self) -> Any:
         from callqueue import Concurrency, FixedWindow, SlidingWindow, TokenBucket
@@ -33,18 +34,22 @@ class LimitOf:
             given["name"] = self.name
         if self.kind == "once":
             return Concurrency(self.n, **given)
-        given["unit"] = self.unit
-        if self.strict:
-            given["strict"] = True
+        given |= {"unit": self.unit, "strict": self.strict, "jitter": self.tight}
+        rate = f"{self.n}/{self.seconds:g}s"
         if self.kind == "bucket":
-            return TokenBucket(f"{self.n}/{self.seconds:g}s", burst=self.burst, **given)
-        if self.kind == "day":
-            return FixedWindow(f"{self.n}/m", **given)
-        return SlidingWindow(f"{self.n}/{self.seconds:g}s", **given)
+            return TokenBucket(rate, burst=self.burst, **given)
+        if self.kind == "calendar":
+            return FixedWindow(rate, timezone="Asia/Kathmandu", **given)
+        return SlidingWindow(rate, **given)
 
     @property
     def jitter(self) -> float:
-        return max(JITTER, 0.02 * self.seconds)
+        return max(JITTER, 0.02 * self.seconds) if self.tight is None else self.tight
+
+    @property
+    def capacity(self) -> int:
+        """The most that one call may cost."""
+        return self.burst if self.kind == "bucket" else self.n
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class RuleOf:
     priority: int = 0
     queues: tuple[str, ...] = ()
     on_lost: str = "auto"
+    settles: bool = False  # answers say what a call has cost
 
     def ids(self, rule: str) -> list[tuple[str, LimitOf]]:
         """The limits by the names that the docs give them."""
@@ -62,7 +68,6 @@ class RuleOf:
 
 
 Rules = Mapping[str, RuleOf]
-KEYS: list[Any] = ["k1", "k2", {"key": "k1", "part": "p1"}, {"key": "k1", "part": "p2"}]
 
 
 @dataclass(frozen=True)
@@ -77,42 +82,24 @@ class Scene:
     keys: tuple[Any, ...] = ("",)
     costs: tuple[Any, ...] = (1,)
     is_tallied: bool = False  # small windows are tallied as large ones are
-    calls: tuple[int, int] = (4, 10)
+
+    def limits(self, rule: str | None = None) -> Iterator[LimitOf]:
+        """All limits of a rule, or of all, in both settings."""
+        for rules in (self.rules, self.other):
+            for name, one in rules.items():
+                if rule in (None, name):
+                    yield from one.limits
+
+    def settles(self, rule: str) -> bool:
+        return rule in self.rules and self.rules[rule].settles
 
 
-def one(*limits: LimitOf, **more: Any) -> Rules:
-    return {"r": RuleOf(limits, **more)}
+def drawn(draw: Any) -> Scene:
+    from tests.simulation import scenes
 
-
-def scenes() -> list[Scene]:
-    window = LimitOf("window", 3)
-    account = LimitOf("window", 4, name="account")
-    keyed = LimitOf("window", 2, per="key")
-    long = LimitOf("window", 3, 6, per="key")
-    bucket = LimitOf("bucket", 4, burst=3)
-    tokens = LimitOf("window", 9, unit="tokens")
-    queued = RuleOf((LimitOf("window", 2, per="queue"),), queues=("q1", "q2"))
-    lone = {"a": RuleOf((account,)), "b": RuleOf((LimitOf("window", 3),))}
-    shared = {"a": RuleOf((account,)), "b": RuleOf((account, window), priority=2)}
-    return [
-        Scene("window", one(window), one(replace(window, n=2))),
-        Scene("tallied", one(window), one(replace(window, n=4)), is_tallied=True),
-        Scene("two", one(window, LimitOf("window", 5, 2)), one(window)),
-        Scene("keys", one(keyed, LimitOf("window", 5)), one(keyed), ("k1", "k2", "k3")),
-        Scene("parts", one(long), one(replace(long, n=2)), (*KEYS, {"key": "k2", "part": "p1"})),
-        Scene("shared", shared, lone),
-        Scene("linked", lone, shared, is_tallied=True),
-        Scene("bucket", one(bucket), one(replace(bucket, burst=2))),
-        Scene("once", one(LimitOf("once", 2), LimitOf("window", 6)), one(LimitOf("once", 1))),
-        Scene("strict", one(replace(window, strict=True)), one(replace(window, strict=True))),
-        Scene("tokens", one(tokens), one(tokens), costs=tuple({"tokens": n} for n in (1, 2, 4, 5))),
-        Scene("queues", {"r": queued}, {"r": queued}),
-        Scene("again", one(window, on_lost="retry"), one(window, on_lost="retry")),
-    ]
-
-
-def drawn(draw: random.Random) -> Scene:
-    return draw.choice(scenes())
+    named = scenes.named()
+    number = draw.randrange(len(named) + 4)
+    return named[number] if number < len(named) else scenes.mixed(draw)
 
 
 def callqueue_settings(rules: Rules) -> dict[str, Any]:
@@ -129,7 +116,8 @@ def callqueue_settings(rules: Rules) -> dict[str, Any]:
             read_timeout=1.2,
             total_timeout=1.5,
             on_lost=rule.on_lost,
-            **({"queues": list(rule.queues)} if rule.queues else {}),
+            queues=list(rule.queues) or None,
+            settle=_used if rule.settles else None,
         )
         for name, rule in rules.items()
     }
@@ -140,6 +128,11 @@ def callqueue_settings(rules: Rules) -> dict[str, Any]:
         "ALLOWED_NETWORKS": ["127.0.0.0/8"],
         "RETENTION": {},
     }
+
+
+def _used(response: Any) -> dict[str, int]:
+    """What an answer says that the call has cost."""
+    return {"tokens": response.json()["tokens"]}
 
 
 @dataclass
@@ -155,21 +148,31 @@ class CallOf:
     pk: int | None = None
     is_committed: bool = False
     may_repeat: bool = False  # its rule says so
+    expires: bool = False
     is_gone: bool = False  # deleted, or meddled with by other code
     requeued_at: list[int] = field(default_factory=list)
-    forecast: Any = None
 
     def value(self, per: str, queue: str) -> str:
         """For which value of a limit's `per` it counts."""
-        if per == "rule":
-            return ""
-        if per == "queue":
-            return queue
-        if isinstance(self.key, dict):
-            return str(self.key.get(per, ""))
-        return str(self.key) if per == "key" else ""
+        return value_of(self.key, per, queue)
 
     def charge(self, unit: str) -> int:
         if isinstance(self.cost, dict):
             return int(self.cost.get(unit, 1 if unit == "calls" else 0))
         return int(self.cost) if unit == "calls" else 0
+
+
+def value_of(key: Any, per: str, queue: str) -> str:
+    """For which value of a limit's `per` a call with this key counts. A mapping that has no part
+    of the name "key" is a key as a whole.
+    """
+    if per == "rule":
+        return ""
+    if per == "queue":
+        return queue
+    if isinstance(key, str) and key.startswith("{"):
+        key = json.loads(key)
+    if isinstance(key, dict):
+        whole = json.dumps(key, sort_keys=True) if per == "key" else ""
+        return str(key.get(per, whole))
+    return str(key) if per == "key" else ""

@@ -9,8 +9,8 @@ import sqlite3
 from datetime import datetime
 from typing import Any
 
-from tests.simulation.doors import START, Waiters
 from tests.simulation.scheduler import MICRO, Task
+from tests.simulation.simulated import START, Waiters
 
 
 class Sqlite:
@@ -20,7 +20,7 @@ class Sqlite:
 
     def __init__(self, path: str) -> None:
         self.doors: Any = None
-        self.rings = 0
+        self.rings = self.most = 0
         self._path = path
         self._locked: Waiters = None  # type: ignore[assignment]
         self._monitor = sqlite3.connect(path, isolation_level=None, timeout=20)
@@ -77,6 +77,9 @@ class Sqlite:
     def close(self, raw: Any) -> None:
         raw.rollback()  # a statement that nobody has read to its end would keep its lock
         raw.close()
+
+    def end(self) -> None:
+        """Sessions were closed one by one."""
 
     def wake_freed(self) -> None:
         """Whoever waits looks by himself."""

@@ -1,132 +1,71 @@
-"""Sets the stage: Django, a database of this run's own with a clock of the scheduler's, the doors."""
+"""Sets the stage: Django on a database of this process's own, with the doors put in."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg2
+from tests.simulation import databases
+from tests.simulation.settings_of_runs import Rules, callqueue_settings
 
-from tests.support import servers
+if TYPE_CHECKING:
+    from tests.simulation.broker import Broker
 
 LEFT_OUT = ("admin", "testing", "migrations", "management", "metrics", "backends")
-# No table is vacuumed but between two runs, and none is written to the log.
-UNDISTURBED = """
-DO $$ DECLARE name text; BEGIN
-    FOR name IN SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'callqueue\\_%' LOOP
-        EXECUTE format('ALTER TABLE %I SET (autovacuum_enabled = FALSE)', name);
-    END LOOP;
-END $$
-"""
-SESSIONS = {
-    "search_path": "sim, public, pg_catalog",
-    "synchronous_commit": "off",
-    "deadlock_timeout": "'10s'",  # rings are found here, not there
-    "jit": "off",
-}
 
 
-def connection(name: str) -> Any:
-    """A session of the driver's own."""
-    url = servers.postgresql_url()
-    return psycopg2.connect(
-        host=url.host, port=url.port, user=url.user, password=url.password, dbname=name
-    )
-
-
-@contextmanager
-def files(count: int) -> Iterator[list[str]]:
-    """As many SQLite databases with the tables in them."""
-    with tempfile.TemporaryDirectory(prefix="callqueue-sim-") as folder:
-        names = [f"{folder}/{number}.sqlite3" for number in range(count)]
-        _migrate(names[0])
-        for name in names[1:]:
-            shutil.copy(names[0], name)
-        yield names
-
-
-@contextmanager
-def databases(count: int) -> Iterator[list[str]]:
-    """As many databases with the tables in them, for as long as this is open."""
-    from tests.simulation.postgres import CLOCK
-
-    names = [f"callqueue_sim_{os.getpid()}_{number}" for number in range(count + 1)]
-    with _administrator() as run:
-        try:
-            _create(run, names[0], "")
-            with _session(names[0]) as run_there:
-                run_there(CLOCK)
-            _migrate(names[0])
-            with _session(names[0]) as run_there:
-                run_there(UNDISTURBED)
-            for name in names[1:]:
-                _create(run, name, f"TEMPLATE {names[0]}")
-            yield names[1:]
-        finally:
-            for name in names:
-                run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-
-
-@contextmanager
-def _administrator() -> Iterator[Any]:
-    with _session("postgres") as run:
-        yield run
-
-
-@contextmanager
-def _session(name: str) -> Iterator[Any]:
-    raw = connection(name)
-    raw.autocommit = True
-    with raw.cursor() as cursor:
-        yield cursor.execute
-    raw.close()
-
-
-def _create(run: Any, name: str, how: str) -> None:
-    run(f"CREATE DATABASE {name} {how}")
-    for setting, value in SESSIONS.items():
-        run(f"ALTER DATABASE {name} SET {setting} = {value}")
-
-
-def _migrate(name: str) -> None:
-    set_django_up(name)
-    from django.core.management import call_command
-    from django.db import connections
-
-    call_command("migrate", verbosity=0)
-    connections.close_all()
-
-
-def set_django_up(name: str) -> None:
-    """On this database."""
-    os.environ["CALLQUEUE_TEST_DATABASE"] = "sqlite" if os.sep in name else "postgresql"
-    os.environ["CALLQUEUE_TEST_DB_NAME"] = name
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.simulation.settings"
-    import django
-
-    django.setup()
-
-
-def set_stage(name: str) -> Any:
+def set_stage(name: str) -> Stage:
     """Everything that runs need, on this database. Once in a Python process."""
-    import logging
-
-    set_django_up(name)
+    databases.set_django_up(name)
     logging.disable(logging.CRITICAL)
     _import_all()
     from tests.simulation.postgres import Postgres
     from tests.simulation.sqlite import Sqlite
-    from tests.simulation.world import Stage
 
     if os.sep in name:
         return Stage(Sqlite(name))
-    return Stage(Postgres(lambda: connection(name)))
+    return Stage(Postgres(lambda: databases.connection(name)))
+
+
+class Stage:
+    """What all runs of this Python process share: the doors, and the database."""
+
+    broker: Broker  # the run's
+
+    def __init__(self, server: Any) -> None:
+        from tests.simulation.connections import OnDatabase
+        from tests.simulation.doors import Doors
+        from tests.simulation.provider import Wire
+
+        self.server, self.doors = server, Doors()
+        self.database = OnDatabase(self.doors, server)
+        self.wire = Wire(self.doors)
+        self.doors.install()
+        self.wire.install()
+        self.database.install()
+        self._install_broker()
+
+    def _install_broker(self) -> None:
+        from callqueue import broker, database
+
+        broker.send = lambda *given, **how: self.broker.send(*given, **how)
+        broker.send_by_name = lambda *given, **how: self.broker.callbacks.append(given)
+        # as behind a pooler, where nobody can listen: a dispenser looks by itself then
+        database.start_listening = lambda using: False
+
+    def config(self, rules: Rules) -> Any:
+        """The settings as a process has them that was started with these rules."""
+        from django.conf import settings
+
+        from callqueue import conf
+
+        settings.CALLQUEUE = callqueue_settings(rules)
+        config, wrong = conf._read()
+        assert not wrong, wrong
+        return config
 
 
 def _import_all() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
 import signal
 import sys
 import time
 from typing import Any
 
+from tests.simulation.lengths import LONG, SHORT
 from tests.simulation.scheduler import MICRO
 
 
 def work(options: argparse.Namespace) -> int:
     faulthandler.register(signal.SIGUSR1)
+    parent = os.getppid()
     seeds = json.loads(sys.stdin.read())
     if options.fault:
         from tests.simulation import faults
@@ -24,7 +27,12 @@ def work(options: argparse.Namespace) -> int:
 
     stage = set_stage(options.worker)
     for seed in seeds:
-        print(json.dumps(run(stage, seed, options)), flush=True)
+        found = run(stage, seed, options)
+        if os.getppid() != parent:
+            return 1  # nobody reads it any more, and its sessions are wanted by others
+        print(json.dumps(found), flush=True)
+        if options.until_found and found["complaints"]:
+            break
     return 0
 
 
@@ -32,15 +40,16 @@ def run(stage: Any, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     from tests.simulation import shrinking
     from tests.simulation.world import World
 
+    length = SHORT if options.short else LONG
     began = time.perf_counter()
-    one = World(stage, seed).run()
+    one = World(stage, seed, length).run()
     took = time.perf_counter() - began
     if options.twice:
-        again = World(stage, seed).run()
+        again = World(stage, seed, length).run()
         if (again.digest, len(again.story)) != (one.digest, len(one.story)):
             one.complaints.append("the second run differs: " + first_difference(one, again))
     if options.shrink and one.complaints:
-        one = shrinking.shrunk(stage, one)
+        one = shrinking.shrunk(stage, one, length)
     return {
         "seed": seed,
         "scene": one.scene,
@@ -49,6 +58,7 @@ def run(stage: Any, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "statements": one.statements,
         "requests": one.requests,
         "seconds": one.seconds,
+        "sessions": one.sessions,
         "took": round(took, 2),
         "digest": one.digest,
         "story": told(one) if options.story or (options.shrink and one.complaints) else "",

@@ -1,0 +1,90 @@
+"""What the application does: it sends calls in transactions of its own, and rolls some back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.cast import cuts_allowed
+from tests.simulation.settings_of_runs import CallOf
+from tests.simulation.simulated import START
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class _Undone(Exception):
+    """The host rolls its transaction back."""
+
+
+def arrange(world: World, calls: int | None) -> None:
+    """Who sends what, and when: `calls` in all, or as many as the scene has."""
+    draw, length = world.scheduler.stream("application"), world.length
+    left = calls or draw.randint(*length.calls)
+    is_burst = draw.random() < 0.4
+    number = 0
+    while left > 0:
+        count = min(left, draw.choice(length.senders))
+        left -= count
+        own = world.scheduler.stream(f"send {number}")
+        at = 0.0 if is_burst else own.choice([0.0, own.uniform(0, length.troubled)])
+        world.cast.act("sender", at, lambda own=own, count=count: _send(world, own, count))
+        number += 1
+
+
+def _send(world: World, own: Any, count: int) -> None:
+    with cuts_allowed():
+        send(world, own, count)
+
+
+def send(world: World, draw: Any, count: int = 1, **fixed: Any) -> list[CallOf]:
+    """Send calls in one transaction, which may be rolled back. `fixed`: what is not to be drawn."""
+    from django.db import transaction
+
+    made = [_drawn(world, draw, fixed) for _ in range(count)]
+    is_undone = not fixed and draw.random() < 0.08
+    priority = 0 if fixed else draw.choice([0, 0, 0, 5])
+    expires = None if fixed else draw.choice([None] * 7 + [0.3, 1.0, 2.0])
+    expires_at = None if expires is None else _later(world, expires)
+    try:
+        with transaction.atomic():
+            for call in made:
+                _insert(call, priority=priority, expires_at=expires_at)
+            if is_undone:
+                raise _Undone
+    except _Undone:
+        for call in made:
+            call.pk = None
+        return []
+    for call in made:
+        call.is_committed, call.expires = True, expires is not None
+        world.judge.by_pk[call.pk or 0] = call
+    return made
+
+
+def _drawn(world: World, draw: Any, fixed: dict[str, Any]) -> CallOf:
+    scene = world.scene
+    rule = fixed.get("rule") or draw.choice(sorted(scene.rules))
+    key = fixed["key"] if "key" in fixed else draw.choice(scene.keys)
+    cost = fixed["cost"] if "cost" in fixed else draw.choice(scene.costs)
+    method = fixed.get("method") or draw.choice(["get", "post", "post"])
+    may_repeat = scene.rules[rule].on_lost == "retry"
+    call = CallOf(
+        world.token("c"), rule, key, cost, method, world.scheduler.now, may_repeat=may_repeat
+    )
+    world.judge.calls[call.token] = call
+    return call
+
+
+def _insert(call: CallOf, **more: Any) -> None:
+    from callqueue.models import CallQueue
+
+    data = {"method": call.method, "params": {"url": f"http://127.0.0.1/{call.token}"}}
+    row = CallQueue.objects.send(data, rule=call.rule, key=call.key, cost=call.cost, **more)
+    assert row is not None
+    call.pk = row.pk
+
+
+def _later(world: World, seconds: float) -> Any:
+    """What hosts' clocks show after so many seconds."""
+    return START + timedelta(microseconds=world.scheduler.now, seconds=seconds)

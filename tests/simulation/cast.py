@@ -1,0 +1,178 @@
+"""The processes of a run: dispensers, workers, beats, those who take permits, and whoever does one
+thing for the application. They begin, die, and begin again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.scheduler import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+RECOVERS = 1.3  # seconds between two rounds of a beat's recovery
+
+
+class Cast:
+    """Who takes part in a run."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.scheduler = world, world.scheduler
+        self._count = 0
+
+    def enter(self) -> None:
+        """Those with whom a run begins."""
+        draw, length = self.scheduler.stream("cast"), self.world.length
+        for number in range(draw.choice(length.dispensers)):
+            # what a deploy has half done
+            is_other = number > 0 and draw.random() < 0.3
+            self.start("dispenser", is_other, slowness=draw.choice([1, 1, 5]))
+        for _ in range(draw.choice(length.workers)):
+            self.start("worker", slowness=draw.choice([1, 1, 5]))
+        if draw.random() < 0.4:
+            self.start("beat")
+
+    def start(self, kind: str, is_other: bool = False, slowness: float = 1.0) -> Process:
+        """One more process of this kind."""
+        judge, scene = self.world.judge, self.world.scene
+        process = self._made(kind, kind, is_other)
+        process.slowness = slowness
+        rules = scene.other if is_other else scene.rules
+        if kind == "dispenser":
+            judge.settings[process] = rules
+            self._start(process, self._dispense)
+        elif kind == "worker":
+            for _ in range(self.scheduler.stream("scene").choice([1, 2])):
+                self._start(process, self._work)
+        elif kind == "beat":
+            self._start(process, self._beat)
+        elif kind == "asker":
+            judge.own[process] = rules
+        return process
+
+    def act(self, name: str, after: float, work: Callable[[], None]) -> None:
+        """A process for one thing that somebody does."""
+        process = self._made(name, "host", False)
+        process.ahead = 77.0
+
+        def do() -> None:
+            work()
+            process.is_dead = True
+
+        self.scheduler.start(process, process.name, do, after)
+
+    def _made(self, name: str, kind: str, is_other: bool) -> Process:
+        self._count += 1
+        process = Process(f"{name}{self._count}", kind, ahead=1000.0 * self._count)
+        process.config, process.is_other = self.world.configs[is_other], is_other
+        process.messages, process.all_messages = [], []
+        return process
+
+    def _start(self, process: Process, work: Callable[[Process], None]) -> None:
+        name = f"{process.name}" + (f".{len(process.tasks)}" if process.tasks else "")
+        self.scheduler.start(process, name, lambda: work(process))
+
+    def alive(self, kind: str) -> list[Process]:
+        return [p for p in self.scheduler.processes if p.kind == kind and not p.is_dead]
+
+    def serving(self, kind: str) -> list[Process]:
+        """Those that are alive, and were not told to go."""
+        return [p for p in self.alive(kind) if not (hasattr(p, "stop") and p.stop.is_set())]
+
+    def asking(self) -> list[Process]:
+        """Those that still want a permit, or have one."""
+        return [p for p in self.alive("asker") if any(not task.is_over for task in p.tasks)]
+
+    def victims(self) -> list[Process]:
+        """Those that something may befall."""
+        return [p for p in self.scheduler.processes if not p.is_dead and p.kind != "host"]
+
+    # --- What they do
+
+    def _dispense(self, process: Process) -> None:
+        from callqueue.dispatch import dispenser
+
+        process.stop = dispenser.threading.Event()
+        one = dispenser.Dispenser("default", name=process.name)
+        one.run(stop=process.stop)
+        one.leave()
+        self.world.judge.left[process] = self.scheduler.now
+        process.is_dead = True
+
+    def _work(self, process: Process) -> None:
+        from callqueue import tasks
+
+        task = tasks.make_api_call
+        while True:
+            message = self.world.broker.take()
+            process.messages.append(message)
+            process.all_messages.append(message)
+            self.scheduler.tell(f"takes message {list(message.ids)}")
+            task.push_request(id="m", called_directly=False, is_eager=False, timelimit=(None, None))
+            try:
+                task.run(list(message.ids))
+            except Exception as error:
+                self.world.fell(self.scheduler.alive(), error)
+            finally:
+                task.pop_request()
+            process.messages.remove(message)
+
+    def _beat(self, process: Process) -> None:
+        from callqueue.maintenance import recovery
+
+        while True:
+            self.scheduler.sleep(RECOVERS)
+            with cuts_allowed():
+                recovery.recover("default")
+
+    def ask(self, draw: Any) -> None:
+        """A process that takes a permit, or several, one after the other."""
+        from tests.simulation import permits
+
+        process = self.start("asker")
+        after, count = draw.uniform(0, self.world.length.troubled), draw.choice([1, 1, 2, 3])
+
+        def work() -> None:
+            for _ in range(count):
+                permits.take(self.world, process, draw)
+            process.is_dead = True
+
+        self.scheduler.start(process, process.name, work, after)
+
+    # --- Death
+
+    def die(self, process: Process) -> None:
+        """It is gone, and what it had in hand goes to others; another one begins soon."""
+        world = self.world
+        for request in world.provider.requests:
+            if request.process is process and request.told_at is None:
+                request.died_at = self.scheduler.now
+        for message in process.messages:
+            world.broker.give_back(message)
+        process.messages = []
+        after = self.scheduler.stream("restarts").uniform(0.05, 1.0)
+        self.scheduler.later(after, lambda: self._restart(process))
+        try:
+            self.scheduler.kill(process)
+        finally:
+            world.stage.database.bury(process)
+
+    def _restart(self, process: Process) -> None:
+        if process.kind != "asker":
+            self.start(process.kind, process.is_other)
+
+
+@contextmanager
+def cuts_allowed() -> Iterator[None]:
+    """A lost connection is what a host, an operator or a chore expects."""
+    from django.db import DatabaseError, InterfaceError, connections
+
+    try:
+        yield
+    except (DatabaseError, InterfaceError) as error:
+        if "closed" not in str(error):
+            raise
+        connections["default"].close()

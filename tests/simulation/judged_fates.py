@@ -1,0 +1,89 @@
+"""Judges what became of each call, by the rows of two tables and by what the provider was sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.provider import Request
+from tests.simulation.scheduler import MICRO
+from tests.simulation.settings_of_runs import CallOf
+
+if TYPE_CHECKING:
+    from tests.simulation.oracle import Judge
+
+NEW, DONE = 0, 3
+FINAL = (3, 4, 5, 6, 7)
+RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+
+
+class Fates:
+    """What is wrong with the ends of calls."""
+
+    def __init__(self, facts: Judge) -> None:
+        self.facts = facts
+        self.is_pruned = False  # cleanup has deleted calls
+        # databases were cut or workers frozen: an answer may have been lost
+        self.is_lenient = False
+
+    def judge(
+        self, requests: list[Request], attempts: list[Any], calls: dict[int, tuple[int, str, bool]]
+    ) -> None:
+        outcome = {pk: said for pk, _, _, said in attempts}
+        of_call: dict[str, list[Request]] = defaultdict(list)
+        made: dict[int, int] = defaultdict(int)
+        for request in requests:
+            if request.counted_at is not None:
+                of_call[request.token].append(request)
+                made[request.attempt or 0] += 1
+                if outcome.get(request.attempt or 0) == "voided":
+                    self.facts.complain(f"attempt {request.attempt} was voided, and made")
+        for pk, count in made.items():
+            if pk and count > 1:
+                self.facts.complain(f"attempt {pk} was made {count} times")
+        for token, sent in of_call.items():
+            self._judge_repeats(self.facts.calls[token], sent)
+        for call in self.facts.calls.values():
+            if call.is_committed and not call.is_gone and call.pk is not None:
+                self._judge_end(call, calls.get(call.pk), of_call.get(call.token, []))
+
+    def _judge_repeats(self, call: CallOf, sent: list[Request]) -> None:
+        for before, after in pairwise(sent):
+            again = after.counted_at or 0
+            if again < before.over_at:
+                self.facts.complain(f"{call.token} is on the wire twice at {again / MICRO:.3f}")
+            if any((before.counted_at or 0) <= at <= again for at in call.requeued_at):
+                continue
+            if before.told_at is not None and before.status in RETRYABLE:
+                continue
+            is_safe = call.method in ("get", "put", "delete") or call.may_repeat
+            is_over = before.told_at is not None and before.status is not None
+            if not is_safe:
+                self.facts.complain(f"{call.method} {call.token} is made twice")
+            elif is_over and not before.process.is_dead and not self.is_lenient:
+                self.facts.complain(f"{call.token} was answered {before.status}, and is made again")
+
+    def _judge_end(
+        self, call: CallOf, row: tuple[int, str, bool] | None, sent: list[Request]
+    ) -> None:
+        if row is None and self.is_pruned:
+            return  # cleanup deletes what has ended
+        if row is None:
+            self.facts.complain(f"{call.token} (call {call.pk}) is lost: it has no row")
+            return
+        status, why, is_later = row
+        if status == NEW and is_later and self.facts.was_set:
+            return  # it was sent while the clock was ahead for a moment, and nobody saw that
+        if status not in FINAL:
+            self.facts.complain(
+                f"{call.token} (call {call.pk}) never ends: status {status}, {why!r}"
+            )
+        if status == DONE and not any(r.status and 200 <= r.status < 300 for r in sent):
+            self.facts.complain(f"{call.token} is done, and was never answered so")
+        good = [r for r in sent if r.told_at and r.status and r.status < 300]
+        is_heard = good and not any(r.process.is_dead for r in good) and not self.is_lenient
+        if status in FINAL and status != DONE and is_heard and not call.requeued_at:
+            self.facts.complain(
+                f"{call.token} was answered {good[0].status}, and is {status}: {why!r}"
+            )

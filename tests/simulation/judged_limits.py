@@ -1,0 +1,124 @@
+"""Judges limits by the provider's own instants.
+
+Of the requests in a window the one that was released last is looked at, under the limits in force
+at its release; those released before it must leave room for it (docs/explanation/ledger.md has the
+claim).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.provider import Request
+from tests.simulation.scheduler import MICRO
+from tests.simulation.settings_of_runs import CallOf, LimitOf
+
+if TYPE_CHECKING:
+    from tests.simulation.oracle import Judge, Release
+
+# seconds by which a clock that was set may bend a window, and the share of the time between looks
+BENT, DRIFT = 0.012, 0.0004
+
+
+class Limits:
+    """What is wrong with what the provider counted."""
+
+    def __init__(self, facts: Judge) -> None:
+        self.facts = facts
+        self.calendar = 0  # microseconds that the calendar shows at the beginning
+
+    def judge(self, requests: list[Request]) -> None:
+        counted = [
+            r for r in requests if r.counted_at is not None and r.attempt in self.facts.releases
+        ]
+        for x in counted:
+            own = self.facts.releases[x.attempt or 0]
+            for name, limit in own.limits:
+                self._judge_one(x, own, name, limit, counted)
+
+    def _judge_one(
+        self, x: Request, own: Release, name: str, limit: LimitOf, counted: list[Request]
+    ) -> None:
+        call = self.facts.calls[x.token]
+        value = call.value(limit.per, own.queue)
+        others = []
+        for y in counted:
+            release = self.facts.releases[y.attempt or 0]
+            is_before = (release.at, release.pk) <= (own.at, own.pk)
+            if is_before and name in release.charged:
+                other = self.facts.calls[y.token]
+                if other.value(limit.per, release.queue) == value:
+                    others.append((y, _charged(y, other, limit.unit)))
+        most = self._most(name, limit, own)
+        used = getattr(self, f"_in_{limit.kind}")(x, limit, others, most)
+        if used > most:
+            instants = sorted(y.counted_at / MICRO for y, _ in others if y.counted_at is not None)
+            self.facts.complain(
+                f"over the limit {name} ({limit.kind} {most}/{limit.seconds:g}s of {value!r}): "
+                f"{used} with attempt {own.pk} of {x.token} at {(x.counted_at or 0) / MICRO:.4f}; "
+                f"counted at {[round(one, 4) for one in instants]}"
+            )
+
+    def _most(self, name: str, limit: LimitOf, own: Release) -> int:
+        """The most that any rate allows which may be in force at the release."""
+        found = [limit.n]
+        for rate in (one for one in self.facts.rates if one.limit == name):
+            n = limit.n if rate.n is None else rate.n
+            if rate.must <= own.began_at:
+                found = [n]
+            elif rate.may <= own.at:
+                found.append(n)
+        return max(found)
+
+    @property
+    def _bend(self) -> int:
+        """By how much a window may be shorter at the provider, in microseconds."""
+        return round((BENT + DRIFT * 30) * MICRO) if self.facts.was_set else 2
+
+    def _in_window(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
+        width = round(limit.seconds * MICRO) - self._bend
+        at = x.counted_at or 0
+        near = sorted((y.counted_at, n) for y, n in others if abs(y.counted_at - at) < width)
+        ends = [end for end, _ in near if end >= at]
+        return max(sum(n for c, n in near if end - width < c <= end) for end in ends)
+
+    def _in_bucket(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
+        """Tokens taken in the worst interval that ends after x, less those that came in."""
+        at, rate = x.counted_at or 0, most / limit.seconds / MICRO
+        taken = sorted((y.counted_at, n) for y, n in others)
+        worst = 0.0
+        slack = self._bend * rate + 1e-6
+        for begin, _ in taken:
+            for end, _ in taken:
+                if begin <= at <= end:
+                    used = sum(n for c, n in taken if begin <= c <= end)
+                    worst = max(worst, used - (end - begin) * rate - slack)
+        return most + 1 if worst > limit.burst else 0
+
+    def _in_once(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
+        at = x.counted_at or 0
+        # Who takes a permit and is frozen does not hang up when its lease ends.
+        is_lenient = self.facts.fates.is_lenient
+        known = [(y, n) for y, n in others if not (is_lenient and y.process.kind == "asker")]
+        return sum(n for y, n in known if y.counted_at <= at < y.over_at)
+
+    def _in_calendar(self, x: Request, limit: LimitOf, others: Any, most: int) -> int:
+        """By the provider's own calendar, which may be off a little; not judged where the
+        database's clock was set.
+        """
+        if self.facts.was_set:
+            return 0
+        width, off = round(limit.seconds * MICRO), round(0.9 * limit.jitter * MICRO)
+
+        def number(y: Request, late: int) -> int:
+            return ((y.counted_at or 0) + self.calendar + late) // width
+
+        return max(
+            sum(n for y, n in others if number(y, late) == number(x, late))
+            for late in (0, off, -off)
+        )
+
+
+def _charged(request: Request, call: CallOf, unit: str) -> int:
+    """What the provider counted."""
+    return request.used if unit == "tokens" and request.used else call.charge(unit)

@@ -1,0 +1,104 @@
+"""The scenes that runs are drawn from: some with a name, for what two things do together, and mixed
+ones, in which any kinds of limits meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.settings_of_runs import LimitOf, RuleOf, Rules, Scene
+
+KEYS: tuple[Any, ...] = (
+    "k1",
+    {"key": "k1", "part": "p1"},
+    {"key": "k1", "part": "p2"},
+    {"key": "k2", "part": "p1"},
+)
+QUEUES = ("q1", "q2")
+
+
+def one(*limits: LimitOf, **more: Any) -> Rules:
+    return {"r": RuleOf(limits, **more)}
+
+
+def named() -> list[Scene]:
+    window = LimitOf("window", 3)
+    account = LimitOf("window", 4, name="account")
+    keyed = LimitOf("window", 2, per="key")
+    long = LimitOf("window", 3, 6, per="key")
+    bucket = LimitOf("bucket", 4, burst=3)
+    tokens = LimitOf("window", 9, unit="tokens")
+    calendar = LimitOf("calendar", 3, 2)
+    strict = LimitOf("window", 2, strict=True)
+    queued = RuleOf((LimitOf("window", 2, per="queue"),), queues=QUEUES)
+    lone = {"a": RuleOf((account,)), "b": RuleOf((LimitOf("window", 3),))}
+    shared = {"a": RuleOf((account,)), "b": RuleOf((account, window), priority=2)}
+    costs = tuple({"tokens": n} for n in (1, 2, 4, 5))
+    return [
+        Scene("window", one(window), one(replace(window, n=2))),
+        Scene("tallied", one(window), one(replace(window, n=4)), is_tallied=True),
+        Scene("two", one(window, LimitOf("window", 5, 2)), one(window)),
+        Scene("keys", one(keyed, LimitOf("window", 5)), one(keyed), ("k1", "k2", "k3")),
+        Scene("parts", one(long), one(replace(long, n=2)), KEYS),
+        Scene("shared", shared, lone),
+        Scene("linked", lone, shared, is_tallied=True),
+        Scene("bucket", one(bucket), one(replace(bucket, burst=2))),
+        Scene("once", one(LimitOf("once", 2), LimitOf("window", 6)), one(LimitOf("once", 1))),
+        Scene("strict", one(strict), one(strict)),
+        Scene("tokens", one(tokens), one(tokens), costs=costs),
+        Scene("settled", one(tokens, settles=True), one(tokens, settles=True), costs=costs),
+        Scene(
+            "counted", one(tokens, settles=True), one(tokens, settles=True), costs=costs,
+            is_tallied=True,
+        ),
+        Scene("queues", {"r": queued}, {"r": queued}),
+        Scene("again", one(window, on_lost="retry"), one(window, on_lost="retry")),
+        Scene("calendar", one(calendar), one(replace(calendar, n=2))),
+        Scene("quota", one(calendar), one(calendar), is_tallied=True),
+        Scene("tight", one(LimitOf("window", 2, tight=0.01)), one(LimitOf("window", 2, tight=0.01))),
+    ]  # fmt: skip
+
+
+def mixed(draw: Any) -> Scene:
+    """Two or three limits of any kinds, of one rule or shared by two."""
+    limits = [_limit(draw) for _ in range(draw.choice([1, 2, 2, 3]))]
+    first, rest = limits[0], tuple(limits[1:])
+    has_queues = any(limit.per == "queue" for limit in limits)
+    more = {"queues": QUEUES if has_queues else (), "on_lost": draw.choice(["auto", "retry"])}
+    rules: Rules = {"r": RuleOf(tuple(limits), **more)}
+    other: Rules = {"r": RuleOf((_another(first, draw), *rest), **more)}
+    if draw.random() < 0.3:
+        first = replace(first, name="account")
+        rules = {"a": RuleOf((first,), **more), "b": RuleOf((first, *rest), 2, **more)}
+        other = {"a": RuleOf((first,), **more), "b": RuleOf(rest or (_limit(draw),), **more)}
+    every = [one for some in (rules, other) for rule in some.values() for one in rule.limits]
+    calls = min((limit.n for limit in every if limit.unit == "calls"), default=1)
+    tokens = min((limit.capacity for limit in every if limit.unit == "tokens"), default=0)
+    costs: tuple[Any, ...] = (1, 1, 2) if calls > 1 else (1,)
+    if any(limit.kind == "bucket" and limit.burst < 2 for limit in every):
+        costs = (1,)
+    if tokens:
+        costs = tuple({"tokens": n} for n in range(1, tokens + 1))
+    return Scene("mixed", rules, other, KEYS, costs, draw.random() < 0.3)
+
+
+def _limit(draw: Any) -> LimitOf:
+    kind = draw.choice(["window", "window", "bucket", "calendar", "once"])
+    per = draw.choice(["rule", "rule", "key", "part", "queue"])
+    n = draw.randint(1, 4)
+    if kind == "once":
+        return LimitOf(kind, n, per=per)
+    is_tokens = draw.random() < 0.2
+    n += 4 if is_tokens else 0
+    return LimitOf(
+        kind, n, draw.choice([1, 1, 2]), per, unit="tokens" if is_tokens else "calls",
+        strict=draw.random() < 0.2, burst=draw.randint(1, n) if kind == "bucket" else 0,
+        tight=draw.choice([None, None, None, 0.01]),
+    )  # fmt: skip
+
+
+def _another(limit: LimitOf, draw: Any) -> LimitOf:
+    """The limit as other settings have it."""
+    n = max(1, limit.n + draw.choice([-1, 0, 1]))
+    return replace(limit, n=n, burst=min(limit.burst, n))

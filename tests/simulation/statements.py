@@ -1,0 +1,150 @@
+"""What happens at each statement of a run: how long it takes, what befalls its process there, and
+what the judge is told of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.simulation.scheduler import MICRO, Process, Task
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LONGEST = 2.0  # seconds that a statement takes at most
+LAGS = (0.004, 0.01, 0.03, 0.1, 0.3)
+# where in the product a process may be hit: the beginning of a module and function
+PLACES = (
+    "", "", "dispatch.", "dispatch.charging", "execution.claim", "execution.results",
+    "transitions.recording", "execution.telling", "permits.", "maintenance.recovery", "ledger.",
+)  # fmt: skip
+
+
+class Doom:
+    """What befalls a process at one of its next steps."""
+
+    def __init__(self, steps: int, kind: str, given: Any, place: str) -> None:
+        self.steps, self.kind, self.given, self.place = steps, kind, given, place
+
+
+class Statement(NamedTuple):
+    """Where it comes from in the product, and its text."""
+
+    place: str
+    text: str
+
+    def __str__(self) -> str:
+        who = f"{self.place}: " if self.place else ""
+        number = zlib.crc32(self.text.encode()) & 0xFFFF
+        return f"{who}{' '.join(self.text.split())[:90]} #{number:04x}"
+
+
+class Statements:
+    """The door of a run through which every statement goes."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.scheduler = world, world.scheduler
+        self.count = 0
+        draw = self.scheduler.stream("scene")
+        self._slow = draw.choice([0.02, 0.05, 0.15])  # how often a statement takes its time
+        self._began: dict[Any, int] = {}  # by connection, when its transaction began
+        self._inserted: set[Any] = set()  # connections whose transactions have released something
+        self._holding: set[Any] = set()  # and those that have laid a hold
+
+    def connect(self) -> None:
+        """From now on statements are told here."""
+        world, scheduler = self.world, self.scheduler
+        database, server = world.stage.database, world.stage.server
+        database.wrappers.clear()
+        database.before, database.after = self._before, self._after
+        scheduler.before_death = server.abandon
+        scheduler.on_death = database.part
+        scheduler.on_error = world.fell
+        server.on_waited = self._waited
+        scheduler.after_step = server.wake_freed
+
+    def _before(self, task: Task, text: str, wrapper: Any) -> None:
+        scheduler = self.scheduler
+        self.count += 1
+        one = Statement(_place(), text)
+        self._befall(task, wrapper, one)
+        draw = scheduler.stream("pace")
+        scheduler.sleep(min(LONGEST, self._lag(draw) * task.process.slowness))
+        scheduler.tell(str(one))
+        if wrapper.in_atomic_block and wrapper not in self._began:
+            self._began[wrapper] = scheduler.now
+        if text.startswith("INSERT INTO") and "callattempt" in text[:60]:
+            self._inserted.add(wrapper)
+        if "callqueue_hold" in text and text.startswith(("INSERT", "UPDATE")):
+            self._holding.add(wrapper)
+
+    def _after(self, task: Task, text: str, wrapper: Any) -> None:
+        if text in ("COMMIT", "ROLLBACK") or not wrapper.in_atomic_block:
+            self._note_end(task.process, wrapper, is_undone=text == "ROLLBACK")
+        draw = self.scheduler.stream("pace")
+        if text != "ROLLBACK":
+            self._befall(task, wrapper, Statement(_place(), text))
+        if draw.random() < 0.2:
+            self.scheduler.sleep(self._lag(draw))
+
+    def _note_end(self, process: Process, wrapper: Any, is_undone: bool) -> None:
+        world, now = self.world, self.scheduler.now
+        began = self._began.pop(wrapper, now)
+        has_inserted, has_held = wrapper in self._inserted, wrapper in self._holding
+        self._inserted.discard(wrapper)
+        self._holding.discard(wrapper)
+        if has_inserted and not is_undone:
+            found = world.stage.server.ask(
+                'SELECT id, call_id, rule, queue, "key" FROM callqueue_callattempt ORDER BY id'
+            )
+            # Not all that are newer than the newest: of two transactions the second may commit
+            # first.
+            rows = [row for row in found if row[0] not in world.judge.releases]
+            world.judge.note(rows, process, began, now)
+        if has_held and not is_undone:
+            world.judge.note_holds(world.provider.requests, process, now)
+
+    def _lag(self, draw: Any) -> float:
+        """Seconds that pass before or after a statement."""
+        if self.world.is_calm or draw.random() > self._slow:
+            return float(draw.uniform(0.0002, 0.0015))
+        return float(draw.choice(LAGS))
+
+    def _befall(self, task: Task, wrapper: Any, one: Statement) -> None:
+        """What was to happen to the process at one of its next steps."""
+        process = task.process
+        for doom in list(process.doom):
+            if not one.place.startswith(doom.place):
+                continue
+            doom.steps -= 1
+            if doom.steps > 0:
+                continue
+            process.doom.remove(doom)
+            self.scheduler.tell(f"{doom.kind} {doom.given or ''}", process.name)
+            if doom.kind == "kill":
+                self.world.cast.die(process)
+            elif doom.kind == "freeze":
+                process.thawed_at = self.scheduler.now + round(doom.given * MICRO)
+                self.scheduler.sleep(0)
+            else:
+                self.world.stage.database.cut(wrapper)
+
+    def _waited(self, task: Task, seconds: float, ahead: list[Process]) -> None:
+        """Nobody but hosts and operators waits for hosts. (Operators hold no row for long.)"""
+        hosts = [process.name for process in ahead if process.name.startswith("host")]
+        if task.process.kind != "host" and hosts and seconds > 0.25:
+            text = f"{task.name} waited {seconds:.2f} s for a row that {hosts} held"
+            self.world.judge.complain(text)
+
+
+def _place() -> str:
+    """The module and function of the product that makes the statement."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("callqueue.") and not name.startswith("callqueue.database"):
+            return f"{name.removeprefix('callqueue.')}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
