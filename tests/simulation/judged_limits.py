@@ -62,7 +62,8 @@ class Limits:
     def _most(self, name: str, limit: LimitOf, own: Release) -> int:
         """The most that any rate allows which may be in force at the release."""
         found = [limit.n]
-        for rate in (one for one in self.facts.rates if one.limit == name):
+        rates = (one for one in self.facts.rates if one.limit == name)
+        for rate in sorted(rates, key=lambda one: one.must):  # who asked first may be done last
             n = limit.n if rate.n is None else rate.n
             if rate.must <= own.began_at:
                 found = [n]
