@@ -25,6 +25,7 @@ KINDS = (
 PLOTS = (
     ("forget", "hold"), ("freeze", "hold"), ("freeze", "broker"), ("kill", "requeue"),
     ("freeze", "cancel"), ("deploy", "rate"), ("jump", "freeze"), ("deploy", "kill"),
+    ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"),
 )  # fmt: skip
 
 
