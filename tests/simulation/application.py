@@ -44,7 +44,7 @@ def send(world: World, draw: Any, count: int = 1, **fixed: Any) -> list[CallOf]:
     made = [_drawn(world, draw, fixed) for _ in range(count)]
     is_undone = not fixed and draw.random() < 0.08
     priority = 0 if fixed else draw.choice([0, 0, 0, 5])
-    expires = None if fixed else draw.choice([None] * 7 + [0.3, 1.0, 2.0])
+    expires = None if fixed else draw.choice([None] * 5 + [0.3, 1.0, 2.0])
     expires_at = None if expires is None else _later(world, expires)
     try:
         with transaction.atomic():

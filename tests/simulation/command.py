@@ -45,7 +45,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--story", action="store_true", help="print each statement of the run")
     parser.add_argument("--shrink", action="store_true", help="cut a failing run down")
-    parser.add_argument("--short", action="store_true", help="runs of some 200 statements")
     parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare")
     parser.add_argument("--fault", default="", help="one of the faults of faults.py, put back in")
     parser.add_argument("--faults", action="store_true", help="look for each of them")
@@ -104,9 +103,8 @@ def look_for_faults(options: argparse.Namespace) -> int:
     with servers.postgresql(), databases.postgresql(options.processes) as names:
         for name, seed, why in looked_for(options, names):
             missed += seed is None
-            kind = "long" if FAULTS[name].is_long else "short"
             where = "not found" if seed is None else f"found by seed {seed}"
-            print(f"{name}: {where} of {FAULTS[name].seeds} {kind} ones: {why[:200]}", flush=True)
+            print(f"{name}: {where} of {FAULTS[name].seeds}: {why[:200]}", flush=True)
     print(f"{missed} missed")
     return bool(missed)
 
@@ -135,7 +133,9 @@ def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def start(options: argparse.Namespace, name: str, seeds: list[int]) -> Any:
     command = [sys.executable, "-m", "tests.simulation", "--worker", name]
     command += [
-        flag for flag in ("--story", "--shrink", "--twice", "--short") if vars(options)[flag[2:]]
+        flag
+        for flag in ("--story", "--shrink", "--twice", "--until-found")
+        if vars(options)[flag[2:].replace("-", "_")]
     ]
     command += ["--fault", options.fault] if options.fault else []
     environment = {**os.environ, "PYTHONHASHSEED": "0"}

@@ -1,8 +1,7 @@
 """Faults that are put back into the product, one at a time, to see that the simulation finds them.
 
 Each is one change or several of the source of modules, made as they are imported (see
-`faults.py`). `seeds`: within how many it must be found, of short runs, or of long ones. A text that
-is not there exactly once any more is an error: whoever changes the line changes it here.
+`faults.py`). `seeds`: within how many it must be found. A text that is not there exactly once any more is an error: whoever changes the line changes it here.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class Change(NamedTuple):
 class Fault:
     """Changes that are made together; within how many seeds they must be found."""
 
-    def __init__(self, *changes: Change, seeds: int = 100, is_long: bool = False) -> None:
-        self.changes, self.seeds, self.is_long = changes, seeds, is_long
+    def __init__(self, *changes: Change, seeds: int = 100) -> None:
+        self.changes, self.seeds = changes, seeds
 
 
 def fault(module: str, old: str, new: str, **how: Any) -> Fault:

@@ -43,7 +43,7 @@ def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int |
     from tests.simulation.command import start
 
     fault = FAULTS[name]
-    own = {**vars(options), "fault": name, "short": not fault.is_long, "until_found": True}
+    own = {**vars(options), "fault": name, "until_found": True}
     process = start(argparse.Namespace(**own), database, list(range(fault.seeds)))
     lines = process.stdout.read().splitlines()
     if process.wait():

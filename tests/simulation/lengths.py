@@ -1,4 +1,4 @@
-"""How long a run is: short ones are many, long ones go further."""
+"""How long a run is: short ones are many, and every tenth seed is a long one, that goes further."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ LONG = Length(
     permits=(0, 0, 1, 2, 4), probed=1.0,
 )  # fmt: skip
 SHORT = Length(
-    troubled=0.8, quiet=0.1, misfortunes=(0, 1, 1, 2), kinds=(1, 2), dispensers=(1, 1, 1, 2),
+    troubled=0.8, quiet=0.1, misfortunes=(0, 1, 2, 2), kinds=(1, 2), dispensers=(1, 1, 1, 2),
     workers=(1, 1, 2), senders=(2, 3, 4), calls=(3, 6), permits=(0, 0, 0, 1), probed=0.1,
 )  # fmt: skip
+LONG_ONES = 10
+
+
+def of(seed: int) -> Length:
+    """How long the run of this seed is."""
+    return SHORT if seed % LONG_ONES else LONG

@@ -21,6 +21,12 @@ KINDS = (
     "kill", "freeze", "cut", "jump", "refuse", "broker", "hold", "cancel", "delete", "pause",
     "rate", "deploy", "requeue", "clean", "stall", "forget",
 )  # fmt: skip
+# What does harm together: a call's row is held while its attempt is lost, ...
+PLOTS = (
+    ("forget", "hold"), ("freeze", "hold"), ("freeze", "broker"), ("kill", "requeue"),
+    ("freeze", "cancel"), ("deploy", "rate"), ("jump", "freeze"), ("deploy", "kill"),
+    ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"),
+)  # fmt: skip
 
 
 @dataclass
@@ -41,9 +47,12 @@ def drawn(world: World, leave_out: Collection[int]) -> list[Misfortune]:
     draw, length = world.scheduler.stream("misfortunes"), world.length
     count = draw.choice(length.misfortunes)
     kinds = draw.sample(KINDS, draw.randint(*length.kinds))  # few kinds, but several of each
+    if count > 1 and draw.random() < 0.5:
+        kinds = draw.choice(PLOTS)
     found = []
     for number in range(count):
-        kind, at = draw.choice(kinds), draw.uniform(0.05, length.troubled)
+        kind = kinds[number] if number < len(kinds) else draw.choice(kinds)
+        at = draw.uniform(0.05, length.troubled)
         own = world.scheduler.stream(f"misfortune {number}")
         found.append(Misfortune(number, kind, at, own))
     return [one for one in found if one.number not in leave_out]

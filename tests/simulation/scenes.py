@@ -80,7 +80,9 @@ def mixed(draw: Any) -> Scene:
         costs = (1,)
     if tokens:
         costs = tuple({"tokens": n} for n in range(1, tokens + 1))
-    return Scene("mixed", rules, other, KEYS, costs, draw.random() < 0.3)
+    # a call must have each part that a limit of its rule is per
+    keys = KEYS[1:] if any(limit.per == "part" for limit in every) else KEYS
+    return Scene("mixed", rules, other, keys, costs, draw.random() < 0.3)
 
 
 def _limit(draw: Any) -> LimitOf:

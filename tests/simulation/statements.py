@@ -86,8 +86,9 @@ class Statements:
         draw = self.scheduler.stream("pace")
         if text != "ROLLBACK":
             self._befall(task, wrapper, Statement(_place(), text))
-        if draw.random() < 0.2:
-            self.scheduler.sleep(self._lag(draw))
+        # To some processes answers take long: by then what they read of the clock is old.
+        if draw.random() < 0.2 or task.process.slowness > 1:
+            self.scheduler.sleep(min(LONGEST, self._lag(draw) * task.process.slowness))
 
     def _note_end(self, process: Process, wrapper: Any, is_undone: bool) -> None:
         world, now = self.world, self.scheduler.now

@@ -15,7 +15,7 @@ from tests.simulation.command import ROOT
 from tests.simulation.fault_table import FAULTS
 from tests.support.length import examples
 
-SHORT, LONG = examples(200, 2000), examples(8, 200)
+SEEDS = examples(200, 2000)
 AGAIN = examples(3, 60)
 
 
@@ -25,13 +25,9 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("database", ["postgresql", "sqlite"])
-@pytest.mark.parametrize(("length", "seeds"), [("short", SHORT), ("long", LONG)])
-def test_no_seed_fails(database: str, length: str, seeds: int) -> None:
-    if database == "sqlite":
-        seeds //= 4
-    how = ["--short"] if length == "short" else []
-    ran = simulated("--seeds", f"0:{seeds}", "--processes", "1", "--database", database, *how)
+@pytest.mark.parametrize(("database", "seeds"), [("postgresql", SEEDS), ("sqlite", SEEDS // 4)])
+def test_no_seed_fails(database: str, seeds: int) -> None:
+    ran = simulated("--seeds", f"0:{seeds}", "--processes", "1", "--database", database)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{seeds} seeds, 0 failed" in ran.stdout
 
@@ -40,9 +36,7 @@ def test_no_seed_fails(database: str, length: str, seeds: int) -> None:
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"])
 def test_a_seed_is_the_same_run_twice(database: str) -> None:
     seeds = f"1000:{1000 + AGAIN}"
-    ran = simulated(
-        "--seeds", seeds, "--short", "--twice", "--processes", "1", "--database", database
-    )
+    ran = simulated("--seeds", seeds, "--twice", "--processes", "1", "--database", database)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{AGAIN} seeds, 0 failed" in ran.stdout
 

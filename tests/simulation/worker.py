@@ -11,7 +11,6 @@ import sys
 import time
 from typing import Any
 
-from tests.simulation.lengths import LONG, SHORT
 from tests.simulation.scheduler import MICRO
 
 
@@ -40,16 +39,15 @@ def run(stage: Any, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     from tests.simulation import shrinking
     from tests.simulation.world import World
 
-    length = SHORT if options.short else LONG
     began = time.perf_counter()
-    one = World(stage, seed, length).run()
+    one = World(stage, seed).run()
     took = time.perf_counter() - began
     if options.twice:
-        again = World(stage, seed, length).run()
+        again = World(stage, seed).run()
         if (again.digest, len(again.story)) != (one.digest, len(one.story)):
             one.complaints.append("the second run differs: " + first_difference(one, again))
     if options.shrink and one.complaints:
-        one = shrinking.shrunk(stage, one, length)
+        one = shrinking.shrunk(stage, one)
     return {
         "seed": seed,
         "scene": one.scene,

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from tests.simulation import application, misfortunes, moods, settings_of_runs
+from tests.simulation import application, lengths, misfortunes, moods, settings_of_runs
 from tests.simulation.broker import Broker
 from tests.simulation.cast import Cast
 from tests.simulation.ending import Ending
-from tests.simulation.lengths import LONG, Length
 from tests.simulation.misfortunes import Misfortune
 from tests.simulation.oracle import Judge
 from tests.simulation.probe import probe
@@ -52,11 +51,10 @@ class World:
         self,
         stage: Stage,
         seed: int,
-        length: Length = LONG,
         leave_out: Collection[int] = (),
         calls: int | None = None,
     ) -> None:
-        self.stage, self.seed, self.length, self._calls = stage, seed, length, calls
+        self.stage, self.seed, self.length, self._calls = stage, seed, lengths.of(seed), calls
         self.scheduler = Scheduler(seed)
         stage.doors.begin(self.scheduler)
         draw = self.scheduler.stream("scene")
