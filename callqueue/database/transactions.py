@@ -62,9 +62,8 @@ def again_after_deadlock(using: str, work: Callable[[], T]) -> T:
 
 def _is_deadlock(error: OperationalError) -> bool:
     cause = error.__cause__
-    code = getattr(cause, "sqlstate", None) or getattr(
-        cause, "pgcode", None
-    )  # psycopg 3's, and 2's
+    # psycopg 3's, and 2's
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     return error.args[:1] == (_MYSQL_DEADLOCK,) or code == _POSTGRESQL_DEADLOCK
 
 
@@ -77,7 +76,7 @@ def without_waiting_for_disk(using: str) -> str:
 
 
 def lazily_sql(using: str) -> str:
-    """The same for the columns of a SELECT."""
+    """SQL for the columns of a SELECT: the commit returns before it is on disk, or ""."""
     if connections[using].vendor == "postgresql":
         return ", set_config('synchronous_commit', 'off', true)"
     return ""

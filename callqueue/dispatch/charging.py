@@ -32,8 +32,8 @@ CLAIMED = 5.0
 class Released:
     """An attempt that is charged and may be published.
 
-    `waits`: whatever worker takes it, it is not made at once: its slot is still to open, or workers
-    are behind.
+    `waits`: no worker would make its call at once, since its slot is still to open, or workers are
+    behind.
     """
 
     attempt_id: int

@@ -14,9 +14,9 @@ import time
 
 from callqueue import database
 
-SHORT = 0.01  # seconds: whoever waits less than this may as well not be woken
+SHORT = 0.01  # seconds: a shorter wait is not worth being woken from
 DEAF = 0.2  # seconds for which it may not notice that it is to stop
-REST = 0.05  # seconds for which a dispenser that was woken for nothing is not to be woken again
+REST = 0.05  # seconds for which senders wake nobody after a dispenser was woken for nothing twice
 
 
 class Listener:

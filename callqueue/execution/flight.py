@@ -77,7 +77,7 @@ class Flight:
         try:
             if not message.settled.wait(seconds):
                 self._leave(message, seconds)
-        except BaseException:  # a time limit, or the process ends
+        except BaseException:  # a time limit strikes the task, or the process ends
             self._leave(message, LEAVING)
             self._void(message)
             raise
@@ -149,7 +149,7 @@ class Flight:
         return [result for result in ended if result.job.attempt_id not in self.back]
 
     def _record(self, results: Sequence[Result]) -> None:
-        """Record; what cannot be recorded until its lease ends is for whoever recovers."""
+        """Record. What cannot be recorded before its lease ends is left to recovery."""
         if not results:
             return
         told = telling.riding(self._under_way())

@@ -113,7 +113,7 @@ def _tell_to_go(**_: Any) -> None:
 
 @_when(signals.worker_process_shutdown)
 def _child_goes(**_: Any) -> None:
-    """A child of the prefork pool was told to go. Whoever tells it again is in a hurry."""
+    """A child of the prefork pool was told to go: it waits. Told once more, it goes at once."""
     try:
         land()
     except BaseException:

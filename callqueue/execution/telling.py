@@ -154,8 +154,9 @@ def _write(using: str, jobs: Sequence[Job], patience: _Patience) -> int:
 
 
 def _write_at_once(using: str, jobs: Sequence[Job], patience: _Patience) -> int:
-    """The same where one statement can read the clock, write by it and return it. The frame is
-    locked before any row is written, since every row is joined with it.
+    """Write when these were sent, in one statement that reads the clock, writes by it and returns
+    it: PostgreSQL's. The frame is locked before any row is written, since every row is joined
+    with it.
     """
     before = clocks.monotonic()
     values, params = [], list[Any]()

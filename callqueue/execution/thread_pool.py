@@ -22,9 +22,10 @@ from callqueue.transitions import Job, Result
 STALL = 0.003  # seconds without an end after which another thread joins
 # seconds without an end after which what has ended is handed over, when all jobs are begun
 QUIET = 0.004
-AGE = 0.012  # seconds after which it is handed over in any case
+AGE = 0.012  # seconds after which what has ended is handed over in any case
+# seconds after which it is while jobs are still to begin: fast calls are best recorded together
+PENDING_AGE = 0.05
 MINUTE = 60.0  # seconds between two lines that say that there are no more threads
-PENDING_AGE = 0.05  # the same before that: fast calls are best recorded together
 
 
 class Batch:
@@ -92,7 +93,7 @@ class Batch:
             try:
                 database.close_failed()
                 self.ended.append(self.work(job))
-            except BaseException as error:  # whoever waits for this job would wait for ever
+            except BaseException as error:  # else the job would never seem to have ended
                 self.raised.append(error)
 
 

@@ -35,9 +35,8 @@ from callqueue.limits.opinions import (
 # seconds without a sign of life, which comes every five, after which a dispenser's opinion counts
 # no more
 SILENCE = 20.0
-LONG_SILENCE = timedelta(
-    minutes=5
-)  # the same by the database's clock, for those that have not watched for so long
+# silence by the database's clock, by which those judge that have not watched for SILENCE seconds
+LONG_SILENCE = timedelta(minutes=5)
 PATIENCE = 5.0  # seconds that a changed limit waits for passes that go by the old one
 PAUSE = 0.01
 

@@ -22,9 +22,9 @@ from callqueue.limits.kinds import SECOND
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
 STEPS = 256  # pairs that one pass steps over to find new ones
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
-ANSWERED = 2 * SECOND  # the same of a key that waits for an answer
-LIFTED = 30 * SECOND  # the same of a key that is held
-UNLOCKED = SECOND // 2  # the same of a key whose calls somebody has locked
+ANSWERED = 2 * SECOND  # after which one is looked at that waits for an answer
+LIFTED = 30 * SECOND  # after which one is looked at that is held: the hold may be lifted
+UNLOCKED = SECOND // 2  # after which one is looked at whose calls somebody had locked
 # what was sent since then is looked at first, where there are too many pairs to see all
 RECENT = 5 * SECOND
 

@@ -7,7 +7,7 @@ from callqueue.ledger.tally import longest_gap
 from callqueue.limits.budgets import Book
 from callqueue.limits.kinds import SECOND, Limit
 
-MARGIN = 60 * SECOND
+MARGIN = 60 * SECOND  # that an attempt is kept beyond that
 
 
 def counted_for(book: Book) -> dict[str, int]:

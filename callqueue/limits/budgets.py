@@ -22,9 +22,8 @@ Cost = int | Mapping[str, int]
 REDIRECTS = "redirects"
 
 
-Former = tuple[
-    str, int | None
-]  # a rule, and the last instant (microseconds) at which what was released counts; None: all of it
+# a rule, and the last instant (microseconds) at which what it released counts; None: all counts
+Former = tuple[str, int | None]
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,8 @@ class Tally(models.Model):
     budget = models.CharField(max_length=150)
     value = models.CharField(max_length=255)
     used = models.BigIntegerField(default=0)
-    full_at = models.BigIntegerField(
-        default=0
-    )  # of a token bucket: when it would be full again; microseconds
+    # of a token bucket: when it would be full again, in microseconds
+    full_at = models.BigIntegerField(default=0)
 
     class Meta:
         default_permissions = ()
