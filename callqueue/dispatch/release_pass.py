@@ -21,7 +21,7 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, clock_jumps, holds
+from callqueue.ledger import agreement, clock_jumps, holds, ready_calls
 from callqueue.ledger.account import Account, Memo
 from callqueue.ledger.holds import Held
 from callqueue.ledger.ready_calls import Candidate
@@ -97,7 +97,7 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
         watch.look()
     group = book.groups[own.rule]
     with database.writing(using):
-        rows, now, reading = _lock(using, group, watch)
+        rows, now, reading = _lock(using, group, watch, looks_for_calls=True)
         if now is None or reading is None:
             return Answer()
         if any(row.agreement != book.agreement for row in rows.values()):
@@ -112,8 +112,14 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
         choice = choose(account, held, served, BATCH, asking)
         granted = charge(account, choice.releases).granted
         remember(account, rows, choice.releases)
-    answer = permit_answers.answer(own, held, book, choice, granted, reading)
-    return replace(answer, waiting=len(asking.permits))
+        answer = permit_answers.answer(own, held, book, choice, granted, reading)
+        return permit_answers.with_place(answer, own, account, _left(asking, choice))
+
+
+def _left(asking: Asking, choice: Choice) -> Asking:
+    """The permits that wait on after this pass."""
+    gone = {made.candidate.asked for made in choice.releases}
+    return Asking([one for one in asking.permits if one.asked not in gone], alone=True)
 
 
 def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
@@ -140,7 +146,8 @@ def _asking(
     others = [one for one in found if one.id != own.id]
     if own.id and len(others) == len(found) < permit_turns.MOST:
         return None
-    return Asking([*others, own], alone=True)
+    calls = frozenset(rule for rule, row in rows.items() if row.has_calls)
+    return Asking([*others, own], alone=True, rules_with_calls=calls)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
@@ -154,32 +161,33 @@ def ensure_states(using: str, rules: Sequence[str]) -> None:
 
 
 def _lock(
-    using: str, group: Sequence[str], watch: clock_jumps.Watch
+    using: str, group: Sequence[str], watch: clock_jumps.Watch, *, looks_for_calls: bool = False
 ) -> tuple[dict[str, LockedRule], int | None, Reading | None]:
     """Lock the rules' rows, and read them; and what the clock may be taken to show, by which
     reading: None where somebody else has locked one, or the clock has jumped, or may have.
     """
     before = clocks.monotonic()
-    found = database.rows(using, _lock_sql(using, group), group)
+    sql = _lock_sql(using, group, looks_for_calls=looks_for_calls)
+    found = database.rows(using, sql, group)
     if len(found) < len(group) or not watch.is_settled:
         return {}, None, None
     reading = clock_jumps.brought(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(
-            passes, served, database.loaded(memo), agreed, bool(is_corrected), bool(has_permits)
+            passes, served, database.loaded(memo), agreed, *map(bool, (corrected, permits, calls))
         )
-        for _, _, rule, passes, served, memo, agreed, is_corrected, has_permits, *_ in found
+        for _, _, rule, passes, served, memo, agreed, corrected, permits, calls, *_ in found
     }
     return rows, watch.credited(reading), reading
 
 
-def _lock_sql(using: str, group: Sequence[str]) -> str:
+def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str:
     """Locks the rules' rows that nobody else has locked, and reads them; and the clock, as it was
-    just before.
+    just before. Whether calls are ready is known to who makes a pass to release them.
     """
-    rules, attempts = (
+    rules, attempts, calls = (
         database.quoted(using, model._meta.db_table)
-        for model in (tables.RuleState, tables.CallAttempt)
+        for model in (tables.RuleState, tables.CallAttempt, tables.CallQueue)
     )
     requests = tables.name(using, "PermitRequest")
     is_corrected = (
@@ -188,9 +196,11 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
     has_permits = (
         f"EXISTS (SELECT 1 FROM {requests} p WHERE p.attempt_id IS NULL AND p.rule = {rules}.rule)"
     )
+    of_rule = ready_calls.of_rule_sql(f"{rules}.rule")
+    has_calls = f"EXISTS (SELECT 1 FROM {calls} c WHERE {of_rule})" if looks_for_calls else "1"
     return (
         f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
-        f"rule, passes, served, memo, agreement, {is_corrected}, {has_permits}"
+        f"rule, passes, served, memo, agreement, {is_corrected}, {has_permits}, {has_calls}"
         f"{database.within_idle_seconds(using, SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
