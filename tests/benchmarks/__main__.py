@@ -365,8 +365,8 @@ def permits(options: argparse.Namespace) -> None:
         for name, one in found.items()
     ]
     _show("permits", "Permits", ["until it may go", "median ms", "p95 ms", "worst ms"], rows, found)
-    rows = [[name, f"{asked:.1f}"] for name, asked in waits.items()]
-    head = ["", "statements a second of each"]
+    rows = [[name, f"{one['asked']:.1f}", f"{one['granted']:.1f}"] for name, one in waits.items()]
+    head = ["", "statements a second of each", "granted a second"]
     _show("permits", "Permits that wait", head, rows, {**found, "waits": waits})
 
 

@@ -28,9 +28,11 @@ TAKEN, BACKLOG, URGENT = 300, 100_000, 40
 WAITERS, WAITED = 50, 10.0  # permits that wait, and seconds for which their statements are counted
 
 
-def measure(backlog: int = BACKLOG) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """By name: milliseconds, the median and the 95th of a hundred; and of a permit that waits, the
-    statements a second.
+def measure(
+    backlog: int = BACKLOG,
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, float]]]:
+    """By name: milliseconds, the median and the 95th of a hundred; and what permits that wait ask,
+    and are granted.
     """
     with open_stage(SETTINGS) as stage:
         import callqueue
@@ -65,9 +67,10 @@ def measure(backlog: int = BACKLOG) -> tuple[dict[str, dict[str, Any]], dict[str
     return found, waits_ask
 
 
-def _asked_by_waiters(rule: str) -> float:
-    """Statements a second of each of the permits that wait; what is granted is ended at once, and
-    another waits in its place. One thread makes the steps of all, each when it is due.
+def _asked_by_waiters(rule: str) -> dict[str, float]:
+    """Statements a second of each of the permits that wait, and how many are granted a second: each
+    is ended at once, and another waits in its place. One thread makes the steps of all, each when
+    it is due.
     """
     from django.db import connection
 
@@ -81,7 +84,7 @@ def _asked_by_waiters(rule: str) -> float:
     for _ in range(50 if rule == "far" else 20):
         with callqueue.permit(rule):
             pass
-    asked = 0
+    asked = granted = 0
 
     def count(execute: Any, *args: Any) -> Any:
         nonlocal asked
@@ -99,14 +102,15 @@ def _asked_by_waiters(rule: str) -> float:
             if isinstance(found, Job):
                 permit = Permit(waiter.using, found)
                 permit.end_with(permit.ended(None))
-                found, waiter = 0.0, Waiter(wanted)
+                found, waiter, granted = 0.0, Waiter(wanted), granted + 1
             heapq.heappush(steps, (time.monotonic() + found, n, waiter))
             if began is None and all(at for at, *_ in steps):  # each has made its first step
-                began, asked, end = time.monotonic(), 0, time.monotonic() + WAITED
+                asked = granted = 0
+                began, end = time.monotonic(), time.monotonic() + WAITED
     spent = time.monotonic() - (began or 0.0)
     for _, _, waiter in steps:
         waiter.withdraw()
-    return asked / spent / WAITERS
+    return {"asked": asked / spent / WAITERS, "granted": granted / spent}
 
 
 def _begins() -> list[float]:
