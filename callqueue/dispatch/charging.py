@@ -57,7 +57,7 @@ class LockedRule:
     remember, and by which agreement they go.
 
     `is_corrected`: whether some of the rule's attempts cost something else than the tallies know;
-    `has_permits`: whether permits wait for their turn.
+    `has_permits`: whether permits wait for their turn; `has_calls`: whether calls are ready.
     """
 
     passes: int
@@ -66,6 +66,7 @@ class LockedRule:
     agreement: str
     is_corrected: bool
     has_permits: bool = False
+    has_calls: bool = True
 
 
 def charge(account: Account, releases: Sequence[Release]) -> Charged:

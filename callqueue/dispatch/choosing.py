@@ -171,8 +171,11 @@ class _Finder:
         budgets = self.account.book.budgets[rule]
         if any(budget.limit.is_keyed for budget in budgets) or self.held.on_keys(rule):
             return self.keys.candidates(rule, count)
-        least = self.asking.least(rule)
-        return ready_calls.first(self.account.using, rule, self.keys.due_by, count, least), Wait()
+        using, asking = self.account.using, self.asking
+        if asking.alone and rule not in asking.rules_with_calls:
+            return [], Wait()
+        args = using, rule, self.keys.due_by, count, asking.least(rule)
+        return ready_calls.first(*args, locks=not asking.alone), Wait()
 
 
 def _fit(

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from callqueue.ledger.charges import GLANCED
 
-# seconds until the next try where another pass has the rules; twice as long each time
-LOCKED = 0.005
+# seconds until the next try where another pass has the rules: at first, and at most, growing. Who
+# fails so many times is not up against passes: an operator has the rules.
+LOCKED, BUSY, TRIES = 0.005, 0.04, 40
 AGREE = 0.02  # seconds between two tries to agree with the other dispensers, at first
 # seconds after which a blocked group is looked at again whatever it waits for: limits and holds may
 # change
@@ -84,9 +85,12 @@ class NextLook:
 
 
 def when_locked(last: Streak) -> NextLook:
-    """Another dispenser's pass takes no longer than ours; a transaction of an operator's may."""
+    """Another pass takes no longer than ours, and many permits may make one each: who waits for
+    longer than they do never has a turn. A transaction of an operator's may take longer.
+    """
     streak = replace(last, locked=last.locked + 1, fruitless=last.fruitless + 1)
-    return NextLook(after=_growing(LOCKED, last.locked), streak=streak)
+    after = min(BUSY, _growing(LOCKED, last.locked)) if last.locked < TRIES else REVIEW
+    return NextLook(after=after, streak=streak)
 
 
 def when_outdated(last: Streak) -> NextLook:

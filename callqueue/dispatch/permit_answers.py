@@ -1,16 +1,19 @@
 """What a pass says to the permit for whose sake it was made.
 
-In: what the pass chose, and the holds. Out: an Answer. No statement is made here.
+In: what the pass chose, and the holds. Out: an Answer. No statement is made here but what a tallied
+limit asks that has no room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from callqueue import database
 from callqueue.clocks import Reading
 from callqueue.dispatch.choosing import Choice
+from callqueue.dispatch.permit_turns import Asking
+from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book
@@ -21,11 +24,12 @@ class Answer:
     """What a pass says to a permit. Granted: `attempt_id`, to begin at `send_at` (None: now).
 
     Else what it waits for: `reason`, and the instant at which that should end (None: nobody can
-    say). `is_behind`: others go before it, of `waiting` permits; `is_held`: an operator or the
-    provider keeps it back; `is_misfit`: no instant will ever admit it. Instants are microseconds.
-    Without a `reading` of the clock no pass was made: somebody else has the rules; or, where
-    `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the permit's
-    request.
+    say). `is_behind`: others go before it, of `waiting` permits; `is_first`: none of its rule and
+    key does; `earliest`: no pass has room for it before, for all that is known; `is_held`: an
+    operator or the provider keeps it back; `is_misfit`: no instant will ever admit it. Instants are
+    microseconds. Without a `reading` of the clock no pass was made: somebody else has the rules;
+    or, where `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the
+    permit's request.
     """
 
     reading: Reading | None = None
@@ -35,7 +39,9 @@ class Answer:
     until: int | None = None
     reason: str = ""
     is_behind: bool = False
+    is_first: bool = True
     waiting: int = 0
+    earliest: int | None = None
     is_held: bool = False
     is_misfit: bool = False
     is_outdated: bool = False
@@ -65,6 +71,41 @@ def answer(
         label = blocked.budget.limit.label
         return Answer(reading, until=blocked.instant, reason=f"{label} is used up")
     return Answer(reading, reason="others go before it", is_behind=True)
+
+
+def with_place(found: Answer, own: Candidate, account: Account, asking: Asking) -> Answer:
+    """The answer to a permit that is to wait, and its place among those that wait too."""
+    if found.attempt_id is not None or found.is_misfit:
+        return found
+    rivals = [one for one in asking.permits if one.rule == own.rule and one is not own]
+    ahead = [one for one in rivals if one.order <= own.order]
+    return replace(
+        found,
+        is_first=all(one.key != own.key for one in ahead),
+        waiting=len(asking.permits),
+        earliest=_earliest(account, own, ahead),
+    )
+
+
+def _earliest(account: Account, own: Candidate, ahead: Sequence[Candidate]) -> int | None:
+    """When the limits that all of its rule share have room for it and those ahead of it; for as
+    many of those as the ledger can say, and None where it cannot for any.
+    """
+    instants = []
+    for budget in account.book.budgets[own.rule]:
+        if not budget.limit.is_per_rule:
+            continue
+        meter, least = account.meter(budget), budget.charge_of(own.cost)
+        is_exact = budget.id not in account.tallies
+        more = sum(budget.charge_of(one.cost) for one in ahead) if is_exact else 0
+        instant = meter.free_at(min(budget.limit.capacity, least + more))
+        while instant is None and more:
+            more //= 2
+            instant = meter.free_at(min(budget.limit.capacity, least + more))
+        if instant is None:
+            return None
+        instants.append(instant)
+    return max(instants, default=None)
 
 
 def _hold_on(own: Candidate, held: Held, book: Book) -> InForce | None:

@@ -22,11 +22,13 @@ DEAD = 60_000_000  # microseconds after which a waiter that was taken for dead d
 @dataclass(frozen=True)
 class Asking:
     """The permits of a pass, in the order in which they go. `alone`: the pass grants these, and
-    releases no call: whoever makes it can publish none.
+    releases no call: whoever makes it can publish none. `rules_with_calls`: which have any that are
+    ready.
     """
 
     permits: Sequence[Candidate] = ()
     alone: bool = False
+    rules_with_calls: frozenset[str] = frozenset()
     by_rule: Mapping[str, list[Candidate]] = field(init=False)
 
     def __post_init__(self) -> None:

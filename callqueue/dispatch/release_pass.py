@@ -21,7 +21,7 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, agreement_rows, clock_jumps, holds
+from callqueue.ledger import agreement, agreement_rows, clock_jumps, holds, ready_calls
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo
@@ -87,7 +87,7 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
     """
     watch = _watch(using)
     with database.writing(using):
-        locked = _lock(using, book, book.groups[own.rule], watch)
+        locked = _lock(using, book, book.groups[own.rule], watch, looks_for_calls=True)
         if locked is None:
             return Answer()
         if locked.is_outdated:
@@ -97,9 +97,15 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
         if asking is None:
             return Answer(is_gone=True)
         made = _make(locked, asking, lead, BATCH)
-    granted = made.charged.granted
-    answer = permit_answers.answer(own, made.held, book, made.choice, granted, locked.reading)
-    return replace(answer, waiting=len(asking.permits))
+        granted = made.charged.granted
+        answer = permit_answers.answer(own, made.held, book, made.choice, granted, locked.reading)
+        return permit_answers.with_place(answer, own, made.account, _left(asking, made.choice))
+
+
+def _left(asking: Asking, choice: Choice) -> Asking:
+    """The permits that wait on after this pass."""
+    gone = {made.candidate.asked for made in choice.releases}
+    return Asking([one for one in asking.permits if one.asked not in gone], alone=True)
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
@@ -143,29 +149,40 @@ def _watch(using: str) -> clock_jumps.Watch:
     return watch
 
 
-def _lock(using: str, book: Book, group: Sequence[str], watch: clock_jumps.Watch) -> _Locked | None:
+def _lock(
+    using: str,
+    book: Book,
+    group: Sequence[str],
+    watch: clock_jumps.Watch,
+    *,
+    looks_for_calls: bool = False,
+) -> _Locked | None:
     """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
     or the clock has jumped, or may have.
     """
     before = clocks.monotonic()
-    found = database.rows(using, _lock_sql(using, group), group)
+    sql = _lock_sql(using, group, looks_for_calls=looks_for_calls)
+    found = database.rows(using, sql, group)
     if len(found) < len(group) or not watch.is_settled:
         return None
     reading = clock_jumps.brought(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(
-            passes, served, database.loaded(memo), agreed, bool(is_corrected), bool(has_permits)
+            passes, served, database.loaded(memo), agreed, *map(bool, (corrected, permits, calls))
         )
-        for _, _, rule, passes, served, memo, agreed, is_corrected, has_permits, *_ in found
+        for _, _, rule, passes, served, memo, agreed, corrected, permits, calls, *_ in found
     }
     now = watch.credited(reading)
     return None if now is None else _Locked(using, book, group, rows, now, reading)
 
 
-def _lock_sql(using: str, group: Sequence[str]) -> str:
-    """Lock and read the rules' rows that nobody else has locked, and the clock just before."""
-    rules, attempts, requests = (
-        tables.name(using, model) for model in ("RuleState", "CallAttempt", "PermitRequest")
+def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str:
+    """Lock and read the rules' rows that nobody else has locked, and the clock just before. Whether
+    calls are ready is known to who makes a pass to release them.
+    """
+    rules, attempts, calls, requests = (
+        tables.name(using, model)
+        for model in ("RuleState", "CallAttempt", "CallQueue", "PermitRequest")
     )
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
@@ -173,9 +190,11 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
     has_permits = (
         f"EXISTS (SELECT 1 FROM {requests} p WHERE p.attempt_id IS NULL AND p.rule = {rules}.rule)"
     )
+    of_rule = ready_calls.of_rule_sql(f"{rules}.rule")
+    has_calls = f"EXISTS (SELECT 1 FROM {calls} c WHERE {of_rule})" if looks_for_calls else "1"
     return (
         f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
-        f"rule, passes, served, memo, agreement, {is_corrected}, {has_permits}"
+        f"rule, passes, served, memo, agreement, {is_corrected}, {has_permits}, {has_calls}"
         f"{database.within_idle_seconds(using, SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
@@ -200,7 +219,8 @@ def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
     others = [one for one in found if one.id != own.id]
     if own.id and len(others) == len(found) < permit_turns.MOST:
         return None
-    return Asking([*others, own], alone=True)
+    calls = frozenset(rule for rule, row in locked.rows.items() if row.has_calls)
+    return Asking([*others, own], alone=True, rules_with_calls=calls)
 
 
 def _make(locked: _Locked, asking: Asking, lead: float, batch: int) -> _Made:

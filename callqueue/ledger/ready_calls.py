@@ -115,15 +115,22 @@ def rules_of_ready(using: str) -> list[str]:
     return found
 
 
-def first(using: str, rule: str, now: datetime, count: int, least: int = -TOP) -> list[Candidate]:
+def of_rule_sql(rule: str) -> str:
+    """The condition of the ready calls of the rule that an expression names."""
+    return READY.replace("%s", rule)
+
+
+def first(
+    using: str, rule: str, now: datetime, count: int, least: int = -TOP, *, locks: bool = True
+) -> list[Candidate]:
     """The next `count` calls of a rule, of priority `least` or higher, locked; calls that someone
-    else has locked are passed over.
+    else has locked are passed over. Without `locks`, for who will not release them, all.
     """
     where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
     if least > -TOP:
         where, params = f"{where} AND priority >= %s", [*params, least]
     where += f" ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
-    return _candidates(using, where, params)
+    return _candidates(using, where, params, locks=locks)
 
 
 def priorities(using: str, rule: str) -> list[int]:
@@ -195,10 +202,13 @@ def first_of_pairs(
     return sorted(candidates, key=lambda candidate: place[candidate.id]), last
 
 
-def _candidates(using: str, where: str, params: list[Any]) -> list[Candidate]:
+def _candidates(
+    using: str, where: str, params: list[Any], *, locks: bool = True
+) -> list[Candidate]:
     columns = _columns(using)
     source = f"{tables.name(using, 'CallQueue')} c"
-    sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{database.skip_locked(using)}"
+    locking = database.skip_locked(using) if locks else ""
+    sql = f"SELECT {columns.sql} FROM {source} WHERE {where}{locking}"
     return [Candidate(*row) for row in columns.rows(sql, params)]
 
 

@@ -70,6 +70,8 @@ class Options:
 
 def rule_of(url: str | None) -> str | None:
     """The rule whose hosts name the URL's, as for `send`; None where none does."""
+    if not isinstance(url, str | None):
+        raise InvalidCall("url", "must be a string")
     try:
         host = urlsplit(url or "").hostname or ""
     except ValueError:

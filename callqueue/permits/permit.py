@@ -79,6 +79,8 @@ class permit:
         """
         who = _who()
         own = [one for one in self._entered if one[0] == who] or self._entered
+        if not own:
+            raise RuntimeError("this permit is left more often than it was entered")
         ended = own[-1]
         self._entered.remove(ended)
         ended[1].end_with(ended[1].ended(error))

@@ -46,10 +46,21 @@ def beat(using: str, pk: int, within: float | None) -> bool:
     return bool(waiting.update(**_lives(database.clock(using), within))) or row.exists()
 
 
-def granted(using: str, pk: int) -> int | None:
-    """The attempt that a pass has granted the permit; None until then. One look-up."""
-    row = tables.permit_requests(using).filter(pk=pk).values_list("attempt_id", flat=True)
-    return row.first()
+def look(using: str, pk: int, now: int) -> tuple[int | None, bool]:
+    """The attempt that a pass has granted the permit, None until then; and whether no permit of its
+    rule and key goes before it, of those whose waiters live. One look-up.
+    """
+    own = "o.rule = r.rule AND o.{key} = r.{key} AND o.attempt_id IS NULL AND o.alive_until > %s"
+    table, key = tables.name(using, "PermitRequest"), database.quoted(using, "key")
+    found = database.rows(
+        using,
+        f"SELECT r.attempt_id, EXISTS (SELECT 1 FROM {table} o WHERE {own.format(key=key)} AND ("
+        "o.priority > r.priority OR (o.priority = r.priority AND (o.due_at_dt < r.due_at_dt OR"
+        " (o.due_at_dt = r.due_at_dt AND o.id < r.id))))) "
+        f"FROM {table} r WHERE r.id = %s",
+        [database.as_parameter(using, from_us(now)), pk],
+    )
+    return (None, False) if not found else (found[0][0], not found[0][1])
 
 
 def take_up(using: str, pk: int, attempt_id: int, owner: str, lease: float) -> Granted | None:

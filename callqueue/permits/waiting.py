@@ -4,7 +4,9 @@ every pass over the rule sees.
 In: what is wanted. Out: a begun attempt, or NotNow. `Waiter.step` does one thing and says how long
 to pause before the next, so that threads and coroutines wait each in their own way. Nobody polls
 the limits: a waiter sleeps until its slot is about to open. One that has others before it only
-looks at its own row, since those who go first, or a dispenser, grant it in its turn.
+looks at its own row, since those who go first, or a dispenser, grant it in its turn; the first of
+its line makes a pass once those before it are gone. A slot that opens before its time is found by
+one of all who wait: each makes a pass now and then, the less often the more they are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from django.db import router
 
-from callqueue import conf, database, tables, texts
+from callqueue import clocks, conf, database, tables, texts
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.permit_answers import Answer
@@ -36,9 +38,11 @@ from callqueue.permits.request_rows import BEAT
 from callqueue.transitions import Job
 
 LOOK = 0.06  # seconds between two looks at whether another pass has granted it
-BEHIND = 0.5  # seconds between two passes of a permit that others go before
-HELD = 1.0  # the same of one that waits for an operator
-REVIEW = 5.0  # seconds after which a blocked permit makes a pass whatever it waits for
+# While no pass has room for it, for all that is known, seconds between two looks, and between two
+# passes of all that wait together: a share of the time that is left, at least and at most.
+PART, REST, REVIEW = 20, (0.5, 2.0), (0.5, 5.0)
+LONGEST = 20.0  # seconds between two passes of one permit, however many wait
+PAUSED = 20.0  # seconds that are taken to be left where an operator alone knows how many
 ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
 BUSY = 0.002, 0.05  # seconds until the next try where another pass has the rules, likewise
 AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
@@ -63,6 +67,8 @@ class Waiter:
         self.due_at: datetime | None = None
         self.beat_at = self.pass_at = 0.0
         self.last: Answer | None = None
+        self.is_first = False  # no other of its rule and key goes before it
+        self.near_at = 0.0  # from when on a pass may have room for it
         self.in_vain = self.passes = 0
         # a pass is under way, or was, and its end is not known
         self.is_passing = self.has_given_up = False
@@ -96,19 +102,32 @@ class Waiter:
         return self._pause()
 
     @property
+    def _patience(self) -> float | None:
+        """Seconds until it gives up; None: never. What does not wait still gets an answer, from a
+        pass of its own or, where many are in each other's way, a slot from another's.
+        """
+        if self.wait is None or self.last is not None:
+            return self.left
+        return self.began + self.wait + AT_ONCE - now()
+
+    @property
     def _is_over(self) -> bool:
-        if self.left is None or self.left > 0:
-            return False
-        # what does not wait still gets an answer, from a pass of its own
-        return self.last is not None or now() - self.began > AT_ONCE + (self.wait or 0.0)
+        return self._patience is not None and self._patience <= 0
 
     # --- one step
 
     def _look(self) -> Job | None:
         """See whether a pass has granted it, and begin it then."""
         assert self.request is not None
-        attempt_id = request_rows.granted(self.using, self.request)
-        return None if attempt_id is None else self._take_up(attempt_id)
+        reading = self.last.reading if self.last is not None else None
+        now_us = 0 if reading is None else reading.latest(clocks.monotonic())
+        attempt_id, is_first = request_rows.look(self.using, self.request, now_us)
+        if attempt_id is not None:
+            return self._take_up(attempt_id)
+        if is_first and not self.is_first:
+            self.pass_at = 0.0
+        self.is_first = is_first
+        return None
 
     def _take_up(self, attempt_id: int) -> Job | None:
         assert self.request is not None
@@ -136,7 +155,8 @@ class Waiter:
             self._withdraw()
             self.has_given_up = True
             raise InvalidCall("cost", answer.reason.removeprefix("cost: "))
-        self.pass_at = now() + self._until_next_pass(answer)
+        self.is_first = answer.is_first
+        self.near_at, self.pass_at = self._next_times(answer)
         if answer.until is None:
             chores.end_overdue(self.using)
         return None
@@ -145,6 +165,7 @@ class Waiter:
         using, rule = self.using, self.wanted.rule_name
         book, own = _books.get(using), conf.current().book
         if book is None or book[0] is not own or self.in_vain:
+            conf.current().rule(rule)  # UnknownRule where the settings have it no more
             book = _books[using] = (own, agreement.book_of_guest(using, own))
             release_pass.ensure_states(using, book[1].groups[rule])
         if self.in_vain and self.in_vain % STAMP == 0:
@@ -178,36 +199,40 @@ class Waiter:
             self.beat_at = 0.0
         self.pass_at = now() + _growing(BUSY, self.in_vain)
 
-    def _until_next_pass(self, answer: Answer) -> float:
-        """Seconds: just before its slot opens, and where nobody knows when that is, ever later."""
-        if answer.is_behind:
-            return min(REVIEW, BEHIND * max(1.0, answer.waiting / 8)) * random.uniform(0.75, 1.25)
-        if answer.is_held and answer.until is None:
-            return HELD * random.uniform(0.75, 1.25)
-        if answer.until is None or answer.reading is None:
-            return _growing(ANSWERS, self.passes)
-        opens_in = (answer.until - answer.reading.at) / 1_000_000 - release_pass.LEAD / 2
-        return min(REVIEW, max(0.001, opens_in)) + random.uniform(0.0, 0.01)
+    def _next_times(self, answer: Answer) -> tuple[float, float]:
+        """From when on another pass may have room for it, and when its own next pass is: just
+        before its slot opens, and where nobody knows when that is, ever later.
+        """
+        assert answer.reading is not None
+        known = answer.until if answer.is_held else max(answer.until or 0, answer.earliest or 0)
+        left = (known - answer.reading.at) / 1_000_000 if known else 0.0
+        if answer.is_held and known is None:
+            left = PAUSED
+        pause = _within(REVIEW, left / PART) * max(1, answer.waiting) * random.uniform(0.75, 1.25)
+        if answer.until is not None:
+            pause = min(pause, max(0.001, left - release_pass.LEAD / 2) + random.uniform(0.0, 0.01))
+        elif not (answer.is_behind or answer.is_held):
+            pause = min(pause, _growing(ANSWERS, self.passes) * max(1.0, answer.waiting / 8))
+        return now() + left - release_pass.LEAD, now() + min(LONGEST, pause)
 
     def _keep_alive(self) -> None:
         """Have a request that passes see, and say that its waiter lives."""
-        if self.left is not None and self.left <= 0:
-            return
         if self.request is not None and now() < self.beat_at:
             return
-        if self.request is None or not request_rows.beat(self.using, self.request, self.left):
-            args = self._candidate(), self.due_at, self.left  # its old place
+        within = self._patience
+        if self.request is None or not request_rows.beat(self.using, self.request, within):
+            args = self._candidate(), self.due_at, within  # its old place
             self.request = request_rows.insert(self.using, *args)
         self.beat_at = now() + BEAT
 
     def _pause(self) -> float:
         """Seconds until the next step."""
-        until_pass = max(0.0, self.pass_at - now())
-        is_first = self.last is not None and not self.last.is_behind and self.in_vain == 0
-        until = until_pass if is_first else min(LOOK, until_pass)
+        left = self.near_at - now()
+        until_look = max(LOOK, min(left, _within(REST, left / PART)))
+        until = min(until_look, max(0.0, self.pass_at - now()))
         if self.left is not None and self.left > 0:
             until = min(until, self.left)
-        return max(0.001, min(until, BEAT))
+        return max(0.001, until)
 
     # --- the end of the wait
 
@@ -249,6 +274,10 @@ class Waiter:
 
 
 _books: dict[str, tuple[Any, Book]] = {}
+
+
+def _within(bounds: tuple[float, float], seconds: float) -> float:
+    return min(bounds[1], max(bounds[0], seconds))
 
 
 def _growing(bounds: tuple[float, float], times: int) -> float:

@@ -65,10 +65,10 @@ def _waits_of_permits() -> Iterator[None]:
     def sleep(seconds: float) -> None:
         active_clocks[-1].forward(seconds)
 
+    never = math.inf, math.inf
     with (
         mock.patch.object(permit, "sleep", sleep),
-        mock.patch.object(waiting, "REVIEW", math.inf),
-        mock.patch.object(waiting, "BEAT", math.inf),
+        mock.patch.multiple(waiting, REST=never, REVIEW=never, LONGEST=math.inf, BEAT=math.inf),
     ):
         yield
 

@@ -359,12 +359,15 @@ def _of_drain(found: dict[str, Any]) -> list[list[str]]:
 def permits(options: argparse.Namespace) -> None:
     from tests.benchmarks import permits as room
 
-    found = room.measure()
+    found, waits = room.measure()
     rows = [
-        [name, f"{one['median']:.2f}", f"{one['p95']:.2f}", f"{one['worst']:.2f}"]
+        [name, f"{one['median']:.3f}", f"{one['p95']:.3f}", f"{one['worst']:.2f}"]
         for name, one in found.items()
     ]
     _show("permits", "Permits", ["until it may go", "median ms", "p95 ms", "worst ms"], rows, found)
+    rows = [[name, f"{one['asked']:.1f}", f"{one['granted']:.1f}"] for name, one in waits.items()]
+    head = ["", "statements a second of each", "granted a second"]
+    _show("permits", "Permits that wait", head, rows, {**found, "waits": waits})
 
 
 EXPERIMENTS = {

@@ -52,32 +52,32 @@ def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
     """
     with open_stage(SETTINGS):
         say(f"flat: making {waiting:,} calls, {keys:,} keys and {counted:,} attempts")
-        _make_calls("backlog-small", SMALL, "''")
-        _make_calls("backlog-large", waiting, "''")
-        _make_calls("keys-small", 300 * 10, "'k' || i % 300")
-        _make_calls("keys-large", keys * 10, f"'k' || i % {keys}")
+        make_calls("backlog-small", SMALL, "''")
+        make_calls("backlog-large", waiting, "''")
+        make_calls("keys-small", 300 * 10, "'k' || i % 300")
+        make_calls("keys-large", keys * 10, f"'k' || i % {keys}")
         for rule in ("window-small", "window-large", "batch-small", "batch-large"):
-            _make_calls(rule, 70 * BATCH if "batch" not in rule else 30_000, "''")
+            make_calls(rule, 70 * BATCH if "batch" not in rule else 30_000, "''")
         _make_attempts("window-small", SMALL)
         _make_attempts("window-large", counted)
         for rule, attempts in (("named-small", SMALL), ("named-large", counted)):
             _make_attempts(rule, attempts, key=WORKSPACE % 400)
-            _make_calls(rule, 20 * 400, WORKSPACE % 400)
+            make_calls(rule, 20 * 400, WORKSPACE % 400)
         for rule, attempts in (("tokens-small", SMALL), ("tokens-large", counted)):
             _make_attempts(rule, attempts, cost=TOKENS)
             _make_attempts(rule.replace("tokens", "settled"), attempts, cost=TOKENS)
             for name in (rule, rule.replace("tokens", "settled")):
-                _make_calls(name, 70 * BATCH, "''", cost=TOKENS)
+                make_calls(name, 70 * BATCH, "''", cost=TOKENS)
         for rule, keys_used in (("used-small", 1), ("used-large", counted // 1000)):
             _make_attempts(rule, 1000 * keys_used, key=f"'k' || i % {keys_used}")
-            _make_calls(rule, 20 * keys_used, f"'k' || i % {keys_used}")
-            _make_calls(rule, 70 * BATCH, "'free' || i % 7")
+            make_calls(rule, 20 * keys_used, f"'k' || i % {keys_used}")
+            make_calls(rule, 70 * BATCH, "'free' || i % 7")
         for rule, workspaces in (("many-small", 1000), ("many-large", 4000)):
             _make_attempts(rule, counted, key=WORKSPACE % workspaces)
-            _make_calls(rule, 4 * workspaces, WORKSPACE % workspaces)
+            make_calls(rule, 4 * workspaces, WORKSPACE % workspaces)
         for rule, attempts in (("open-small", SMALL), ("open-large", counted)):
             _make_attempts(rule, attempts, is_open=True)
-            _make_calls(rule, 70 * BATCH, "''")
+            make_calls(rule, 70 * BATCH, "''")
         _sql("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
         found = {
             "waiting": {
@@ -181,7 +181,7 @@ def _pass(rule: str, batch: int, *, is_warm: bool) -> tuple[float, int]:
     return seconds, count
 
 
-def _make_calls(rule: str, count: int, key: str, cost: str = "1") -> None:
+def make_calls(rule: str, count: int, key: str, cost: str = "1") -> None:
     """Copies of one call that was sent in the ordinary way."""
     from callqueue.models import CallQueue
 

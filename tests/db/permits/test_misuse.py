@@ -12,9 +12,11 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 import callqueue
 from callqueue import Breaker, Concurrency, Rule, SlidingWindow
-from callqueue.exceptions import InvalidCall
+from callqueue.exceptions import InvalidCall, UnknownRule
 from callqueue.models import CallAttempt, Hold, PermitRequest
 from callqueue.permits import permit as permit_module
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 
 Rules = Callable[..., None]
 
@@ -169,6 +171,39 @@ def test_a_hold_is_laid_whatever_its_words_are(rules: Rules) -> None:
             permit.hold(wrong)  # type: ignore[arg-type]
 
 
+def test_a_rule_that_is_gone_by_the_time_of_the_block_is_named(rules: Rules) -> None:
+    """Settings that were changed in a running process, as tests do."""
+    rules(r=Rule(limits=[Concurrency(1)]), s=Rule())
+    before = callqueue.permit("r")
+    with before:
+        waiter = Waiter(Options("r").wanted())
+        waiter.step()
+        rules(s=Rule())
+        waiter.pass_at = 0.0
+        with pytest.raises(UnknownRule, match="'s'"):
+            waiter.step()
+        waiter.withdraw()
+    with pytest.raises(UnknownRule, match="'s'"), before:
+        pytest.fail("without a rule")
+    assert not PermitRequest.objects.exists() and not CallAttempt.objects.open().exists()
+
+
+def test_a_block_that_was_not_entered_is_not_left(rules: Rules) -> None:
+    rules(r=Rule())
+    permit = callqueue.permit("r")
+    with permit:
+        pass
+    with pytest.raises(RuntimeError, match="more often"):
+        permit.__exit__(None, None, None)
+
+
+def test_an_address_that_is_none_is_refused(rules: Rules) -> None:
+    rules(r=Rule())
+    for url in (5, b"https://api.example.com", ["https://api.example.com"], "http://[::1"):
+        with pytest.raises(InvalidCall, match="url"):
+            callqueue.permit(url=url)  # type: ignore[arg-type]
+
+
 def test_told_twice_or_too_late_changes_nothing(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r") as permit:
@@ -192,8 +227,6 @@ def test_a_cost_that_no_limit_admits_is_said_at_once(rules: Rules) -> None:
 def test_an_interrupted_wait_leaves_nothing_charged(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from callqueue.permits.waiting import Waiter
-
     rules(r=Rule(limits=[Concurrency(1)]))
     real = Waiter._job
 

@@ -5,9 +5,7 @@ permit. Those that are not installed are skipped; `nox -s sdks` installs them.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from asgiref.sync import async_to_sync
 import callqueue
 from callqueue import NotNow, Rule, SlidingWindow
 from callqueue.models import CallAttempt
+from tests.support.stub import serving
 
 httpx = pytest.importorskip("httpx")
 Rules = Callable[..., None]
@@ -37,40 +36,24 @@ ANSWERS = {
 }
 
 
-class _Provider(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    refusals = 0  # so many requests are refused first
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path = self.path.partition("?")[0]
-        found = next((body for end, body in ANSWERS.items() if path.endswith(end)), {})
-        is_refused, type(self).refusals = self.refusals > 0, max(0, self.refusals - 1)
-        body = json.dumps(found).encode()
-        self.send_response(503 if is_refused else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST
-
-    def log_message(self, *_: Any) -> None:
-        pass
+@pytest.fixture
+def refusals() -> list[int]:
+    """The statuses of the first answers, where a test wants others than 200."""
+    return []
 
 
 @pytest.fixture
-def provider(rules: Rules) -> Iterator[str]:
+def provider(rules: Rules, refusals: list[int]) -> Iterator[str]:
     limits = [SlidingWindow("4/h"), SlidingWindow("900/h", unit="tokens")]
     rules(r=Rule(hosts=["127.0.0.1"], limits=limits))
-    _Provider.refusals = 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Provider)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+
+    def answer(path: str, _: int) -> tuple[int, dict[str, str], bytes]:
+        found = next((body for end, body in ANSWERS.items() if path.endswith(end)), {})
+        status = refusals.pop() if refusals else 200
+        return status, {"Content-Type": "application/json"}, json.dumps(found).encode()
+
+    with serving(answer) as stub:
+        yield stub.url
 
 
 @pytest.fixture
@@ -84,7 +67,7 @@ def statuses() -> list[int | None]:
     return list(CallAttempt.objects.order_by("pk").values_list("response_status", flat=True))
 
 
-def test_stripe(provider: str, session: requests.Session) -> None:
+def test_stripe(provider: str, refusals: list[int], session: requests.Session) -> None:
     stripe = pytest.importorskip("stripe")
     client = stripe.StripeClient(
         "sk_test_1",
@@ -92,7 +75,7 @@ def test_stripe(provider: str, session: requests.Session) -> None:
         http_client=stripe.RequestsClient(session=session),
         max_network_retries=2,
     )
-    _Provider.refusals = 1
+    refusals.append(503)
     assert client.v1.refunds.create({"charge": "ch_1"}).id == "re_1"
     assert statuses() == [503, 200], "its own retry takes a permit too"
 
@@ -130,14 +113,14 @@ def complete(client: Any) -> Any:
     return client.chat.completions.create(model="m", messages=messages)
 
 
-def test_openai(provider: str) -> None:
+def test_openai(provider: str, refusals: list[int]) -> None:
     openai = pytest.importorskip("openai")
     transport = callqueue.PermitTransport(cost={"tokens": 300}, wait=0)
     with httpx.Client(transport=transport) as http_client:
         client = openai.OpenAI(
             api_key="k", base_url=provider, http_client=http_client, max_retries=2
         )
-        _Provider.refusals = 1
+        refusals.append(503)
         assert complete(client).usage.total_tokens == 12
         assert statuses() == [503, 200], "its own retry takes a permit too"
         complete(client)

@@ -5,9 +5,7 @@ answer is judged as a worker judges it.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -20,52 +18,36 @@ from callqueue import Breaker, Concurrency, HoldUntil, NotNow, Rule, SlidingWind
 from callqueue.exceptions import NotAllowed
 from callqueue.models import CallAttempt, Hold
 from callqueue.testing import travel
+from tests.support.stub import Stub, serving
 
 httpx = pytest.importorskip("httpx")
 Rules = Callable[..., None]
 
 
-class _Stub(BaseHTTPRequestHandler):
-    """Answers with the status that the path names; /redirect leads to /200, /flaky fails once."""
-
-    protocol_version = "HTTP/1.1"
-    seen: list[str] = []
-
-    def do_GET(self) -> None:
-        self.seen.append(self.path)
-        status = 200
-        headers = {}
-        if self.path == "/redirect":
-            status, headers = 302, {"Location": "/200"}
-        elif self.path == "/flaky":
-            status = 503 if self.seen.count("/flaky") == 1 else 200
-        elif self.path == "/429":
-            status, headers = 429, {"Retry-After": "30"}
-        elif self.path[1:].isdigit():
-            status = int(self.path[1:])
-        body = b'{"usage": 7}'
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_GET
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def answer(path: str, times: int) -> tuple[int, dict[str, str], bytes]:
+    """The status that the path names; /redirect leads to /200, /flaky fails once."""
+    status, headers = 200, {}
+    if path == "/redirect":
+        status, headers = 302, {"Location": "/200"}
+    elif path == "/flaky":
+        status = 503 if times == 1 else 200
+    elif path == "/429":
+        status, headers = 429, {"Retry-After": "30"}
+    elif path[1:].isdigit():
+        status = int(path[1:])
+    return status, headers, b'{"usage": 7}'
 
 
 @pytest.fixture
-def stub() -> Iterator[str]:
-    _Stub.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Stub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def provider() -> Iterator[Stub]:
+    with serving(answer) as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(provider: Stub) -> str:
+    """Its address."""
+    return provider.url
 
 
 def by_requests(stub: str, path: str, **options: Any) -> int:
@@ -110,11 +92,11 @@ def test_each_request_is_an_attempt_with_its_status(rules: Rules, stub: str, get
 
 @CLIENTS
 def test_a_redirect_that_the_client_follows_takes_a_permit(
-    rules: Rules, stub: str, get: Any
+    rules: Rules, provider: Stub, get: Any
 ) -> None:
     rules(r=Rule(hosts=["127.0.0.1"], limits=[SlidingWindow("9/h")]))
-    assert get(stub, "/redirect") == 200
-    assert [status for _, status in outcomes()] == [302, 200] and len(_Stub.seen) == 2
+    assert get(provider.url, "/redirect") == 200
+    assert [status for _, status in outcomes()] == [302, 200] and len(provider.seen) == 2
 
 
 def test_a_retry_of_the_adapter_takes_a_permit(rules: Rules, stub: str) -> None:
@@ -125,13 +107,13 @@ def test_a_retry_of_the_adapter_takes_a_permit(rules: Rules, stub: str) -> None:
 
 
 @CLIENTS
-def test_a_refusal_holds_the_rule(rules: Rules, stub: str, get: Any) -> None:
+def test_a_refusal_holds_the_rule(rules: Rules, provider: Stub, get: Any) -> None:
     rules(r=Rule(hosts=["127.0.0.1"]))
-    assert get(stub, "/429") == 429
+    assert get(provider.url, "/429") == 429
     assert outcomes() == [("throttled", 429)] and Hold.objects.get().source == "provider"
     with pytest.raises(NotNow, match="held"):
-        get(stub, "/200", wait=0)
-    assert _Stub.seen == ["/429"]
+        get(provider.url, "/200", wait=0)
+    assert provider.seen == ["/429"]
 
 
 @CLIENTS

@@ -8,9 +8,11 @@ import pytest
 
 from callqueue.dispatch.next_look import (
     AGREE,
+    BUSY,
     LOCKED,
     NO_STREAK,
     REVIEW,
+    TRIES,
     NextLook,
     Streak,
     Wait,
@@ -39,10 +41,11 @@ def test_two_waits_are_for_whatever_comes_first() -> None:
 
 def test_rules_that_are_locked_are_tried_ever_less_often() -> None:
     look, pauses = when_locked(NO_STREAK), []
-    for _ in range(12):
+    for _ in range(TRIES + 1):
         pauses.append(look.after)
         look = when_locked(look.streak)
     assert pauses[:3] == [LOCKED, 2 * LOCKED, 4 * LOCKED]
+    assert max(pauses[:-1]) == BUSY, "it has its turn among passes, however many make one"
     assert pauses[-1] == REVIEW
     assert passed(last=look.streak).streak.locked == 0
 

@@ -1,0 +1,189 @@
+"""How a permit waits: who makes a pass and when, and what a slot that opens early means to who
+waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+import callqueue
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow
+from callqueue.dispatch import release_pass
+from callqueue.dispatch.permit_answers import Answer
+from callqueue.models import CallAttempt, PermitRequest
+from callqueue.operations import control
+from callqueue.permits import begun
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter
+from callqueue.testing import travel
+from callqueue.transitions import Job
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+
+
+def waiter(**options: Any) -> Waiter:
+    """One that has made its first pass in vain."""
+    made = Waiter(Options("r", **options).wanted())
+    assert not isinstance(made.step(), Job)
+    return made
+
+
+def until_next_pass(one: Waiter) -> float:
+    return one.pass_at - begun.now()
+
+
+def test_who_becomes_the_first_makes_a_pass_at_once(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        first, other_key, second = waiter(), waiter(key="k"), waiter()
+        assert (first.is_first, other_key.is_first, second.is_first) == (True, True, False)
+        assert second.last is not None and second.last.is_behind
+        second.pass_at = begun.now() + 100
+        second.step()
+        assert second.passes == 1, "it only looks"
+        first.withdraw()
+        second.step()
+        assert second.passes == 2
+        second.pass_at = begun.now() + 100
+        second.step()
+        assert second.passes == 2, "it is no news any more"
+
+
+def test_one_that_died_keeps_nobody_from_being_the_first(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        dead, second = waiter(), waiter()
+        PermitRequest.objects.filter(owner=dead.asked.owner).update(
+            alive_until=CallAttempt.objects.get().released_at
+        )
+        second.pass_at = begun.now() + 100
+        second.step()
+        assert second.is_first and second.passes == 2
+
+
+def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with callqueue.permit("r"):
+        pass
+    waiters = [waiter() for _ in range(8)]
+    for one in waiters:
+        pause = one.step()
+        assert isinstance(pause, float) and pause >= REST[0]
+    last = waiters[-1]
+    assert 0.75 * 8 * REVIEW[0] < until_next_pass(last) < 8 * 1.25 * REVIEW[1]
+    with CaptureQueriesContext(connection) as asked:
+        last.step()
+    assert len(asked) == 1, "a look is one statement"
+
+
+def test_who_is_far_behind_looks_seldom_though_others_go(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/10s")]))
+    with travel() as clock:
+        for _ in range(2):
+            with callqueue.permit("r"):
+                pass
+            clock.forward(4)
+        near, _, _, far = (waiter() for _ in range(4))
+        assert near.near_at < begun.now() + 3 < begun.now() + 5 < far.near_at
+        near.withdraw()
+
+
+def test_one_that_may_be_granted_any_moment_looks_often(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/s")]))
+    with callqueue.permit("r"):
+        pass
+    one, behind = waiter(), waiter()
+    behind.near_at = begun.now()
+    pause = behind.step()
+    assert isinstance(pause, float) and pause <= LOOK
+    one.withdraw()
+
+
+@pytest.mark.parametrize("how", ["settled", "resumed", "cancelled ahead"])
+def test_a_slot_that_opens_early_is_found_soon(rules: Rules, how: str) -> None:
+    """Somebody of those who wait makes a pass every few seconds, though the slot is an hour off."""
+    rules(r=Rule(limits=[SlidingWindow("10/h", unit="tokens")]))
+    with callqueue.permit("r", cost={"tokens": 9}) as before:
+        pass
+    ahead = waiter(cost={"tokens": 2}) if how == "cancelled ahead" else None
+    if how == "resumed":
+        control.pause("default", "r")
+    one = waiter(cost={"tokens": 1 if how != "settled" else 2})
+    assert until_next_pass(one) <= 2 * 1.25 * REVIEW[1]
+    if ahead is not None:
+        ahead.withdraw()
+        assert isinstance(one.step(), Job), "it is the first now, and looks at once"
+        return
+    control.resume("default", "r")
+    before.settle({"tokens": 1})
+    one.pass_at = 0.0
+    assert isinstance(one.step(), Job)
+
+
+def test_not_now_says_what_a_permit_then_waits_for(rules: Rules) -> None:
+    """`until` of one that others go before: when it should have its turn after them."""
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with travel() as clock:
+        with callqueue.permit("r"):
+            taken = clock.now()
+        ahead = waiter(key="a")
+        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0):
+            pytest.fail("over the limit")
+        until = refused.value.until
+        assert until is not None
+        assert timedelta(hours=2) < until - taken < timedelta(hours=2.1)
+        ahead.withdraw()
+
+
+def test_a_permit_that_is_admitted_reads_no_call_where_none_is_ready(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/h")]))
+    with callqueue.permit("r"):
+        pass
+
+    def reads_calls() -> list[str]:
+        with CaptureQueriesContext(connection) as asked, callqueue.permit("r", priority=1):
+            pass
+        return [
+            one["sql"]
+            for one in asked
+            if 'callqueue_callqueue" c' in one["sql"] or "callqueue_callqueue` c" in one["sql"]
+        ]
+
+    assert len(reads_calls()) == 1, "what locks the rule says that there is none"
+    send("r", priority=2)
+    found = reads_calls()
+    assert len(found) == 2 and "FOR UPDATE" not in found[1]
+
+
+def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/h")]))
+    with monkeypatch.context() as patch:
+        patch.setattr(release_pass, "permit", lambda *_: Answer())
+        locked_out = Waiter(Options("r", wait=0).wanted())
+        assert not isinstance(locked_out.step(), Job)
+    with callqueue.permit("r", wait=0):
+        pass
+    locked_out.pass_at = begun.now() + 100
+    assert isinstance(locked_out.step(), Job)
+
+
+def test_one_that_does_not_wait_gives_up_soon_where_others_are_in_its_way(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/h")]))
+    monkeypatch.setattr(release_pass, "permit", lambda *_: Answer())
+    with travel() as clock:
+        before = clock.now()
+        with pytest.raises(NotNow, match="in the way"), callqueue.permit("r", wait=0):
+            pytest.fail("somebody else has the rule")
+        assert clock.now() - before < timedelta(seconds=1.5)
+    assert not PermitRequest.objects.exists()
