@@ -22,8 +22,8 @@ LATEST = 100  # attempts of that time whose mean is the latency
 @dataclass(frozen=True)
 class Rate:
     """A rule's attempts over the last minute: answered per second, mean seconds from release to
-    answer, and what share failed (None: none was answered). `is_stamped`: whether it is known when
-    they were sent.
+    answer, and what share failed (None: none was answered). `is_stamped`: False where some were
+    answered, and of none is known when it was sent.
     """
 
     per_second: float = 0.0
@@ -46,22 +46,25 @@ def rates(using: str, names: Sequence[str], now: int) -> dict[str, Rate]:
     params = [(name, states.SUCCEEDED, name, since, states.VOIDED) for name in names]
     counted = {name: figures for name, *figures in each(using, counts, params) if figures[0]}
     taken = (
-        "SELECT %s, released_at, finished_at, sent_at "
-        f"FROM (SELECT released_at, finished_at, sent_at {newest} {LATEST}) AS latest"
+        "SELECT %s, released_at, finished_at, sent_at, outcome "
+        f"FROM (SELECT released_at, finished_at, sent_at, outcome {newest} {LATEST}) AS latest"
     )
     latencies: dict[str, list[int]] = {name: [] for name in counted}
-    stamped: set[str] = set()
-    for name, begin, end, sent in each(
+    stamped, answered = set[str](), set[str]()
+    for name, begin, end, sent, outcome in each(
         using, taken, [(name, name, since, states.VOIDED) for name in counted]
     ):
         latencies[name].append(instant_us(end) - instant_us(begin))
         if sent is not None:
             stamped.add(name)
+        if outcome == states.SUCCEEDED:
+            answered.add(name)
     found = dict.fromkeys(names, Rate())
     for name, (count, first, failed) in counted.items():
         if latencies[name]:
             seconds = (now - instant_us(first)) / SECOND if count >= CAP else RECENT
             latency = mean(latencies[name]) / SECOND
             pace, failing = count / max(seconds, 0.001), int(failed) / count
-            found[name] = Rate(pace, latency, failing, name in stamped)
+            is_stamped = name in stamped or name not in answered  # those were perhaps never sent
+            found[name] = Rate(pace, latency, failing, is_stamped)
     return found
