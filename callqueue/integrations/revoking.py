@@ -9,9 +9,9 @@ import logging
 from typing import Any
 
 from celery.utils.functional import maybe_list
-from django.db import close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, connections, router
 
-from callqueue import states, tables
+from callqueue import database, tables
 from callqueue.integrations.queued_task import QueuedTask
 
 logger = logging.getLogger("callqueue")
@@ -38,17 +38,32 @@ def install(**_: Any) -> None:
 
 
 def cancel(app: Any, task_ids: set[str]) -> int:
-    """Cancel the calls of these tasks that no worker has begun; the count of them."""
-    found = {task.using for task in app.tasks.values() if isinstance(task, QueuedTask)}
-    aliases = {one or tables.CallQueue.objects.db for one in found}
+    """Cancel the calls of these tasks that no worker has begun, in whichever database they are; the
+    count of them.
+    """
+    named = {task.using for task in app.tasks.values() if isinstance(task, QueuedTask)}
+    named = {one or tables.CallQueue.objects.db_for_write for one in named}
     count = 0
-    for using in aliases:
-        is_own = connections[using].connection is None
-        close_old_connections()
-        calls = tables.calls(using).filter(task_id__in=task_ids, status__in=states.UNFINISHED)
+    for using in connections:
+        if using not in named and not router.allow_migrate_model(using, tables.CallQueue):
+            continue
+        connection = connections[using]
+        is_own = connection.connection is None
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
         try:
-            count += calls.cancel()
+            if using in named or _has_calls(using):
+                calls = tables.calls(using).filter(task_id__in=task_ids)
+                count += calls.cancel()
+        except (DatabaseError, InterfaceError):
+            logger.exception("callqueue: revoked tasks in the database %r go on", using)
         finally:
             if is_own:  # children that are forked later must not inherit it
-                connections[using].close()
+                connection.close()
     return count
+
+
+def _has_calls(using: str) -> bool:
+    """Whether calls can be cancelled there: it has the table, and follows no other server."""
+    names = connections[using].introspection.table_names()
+    return tables.CallQueue._meta.db_table in names and not database.is_standby(using)

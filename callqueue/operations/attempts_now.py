@@ -36,7 +36,8 @@ class InFlight:
 @dataclass(frozen=True)
 class Rate:
     """A rule's attempts over the last minute: answered per second, and mean seconds from release to
-    answer, 0 where none was. `is_stamped`: whether it is known when they were sent.
+    answer, 0 where none was. `is_stamped`: False where some were answered, and of none is known
+    when it was sent.
     """
 
     per_second: float = 0.0
@@ -68,8 +69,13 @@ def read(using: str, names: Sequence[str], now: int) -> AttemptsNow:
         f"MIN(CASE WHEN started_at IS NULL THEN {released} END) AS us "
         f"FROM {table} WHERE finished_at IS NULL GROUP BY rule"
     )
+    # what failed without an instant of sending was perhaps never sent
+    is_stamped = (
+        "CASE WHEN COUNT(sent_at) > 0 "
+        f"OR COUNT(CASE WHEN outcome = {states.SUCCEEDED} THEN 1 END) = 0 THEN 1 ELSE 0 END"
+    )
     answered = (
-        f"SELECT 1, rule, COUNT(*), COUNT(sent_at), SUM({ended} - {released}) FROM {table} "
+        f"SELECT 1, rule, COUNT(*), {is_stamped}, SUM({ended} - {released}) FROM {table} "
         f"WHERE rule IN ({places(names)}) AND finished_at > %s AND outcome <> %s GROUP BY rule"
     )
     newest = f"SELECT worker, started_at FROM {table} ORDER BY id DESC LIMIT {NEWEST}"

@@ -5,6 +5,7 @@ seconds.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from callqueue import conf, database, tables
 from callqueue.texts import host
@@ -12,11 +13,21 @@ from callqueue.texts import host
 BEAT = timedelta(seconds=120)  # without a run of beat's task after which no beat is taken to run
 
 
-def signs_of_life(using: str) -> list[tuple[str, datetime]]:
-    """The name of each dispenser that ran within a day or so, and when it was last seen; the newest
-    sign first.
-    """
-    return list(tables.dispensers(using).order_by("-seen_at").values_list("name", "seen_at"))
+class Seen(NamedTuple):
+    """A dispenser, and when it was last seen."""
+
+    name: str
+    at: datetime
+    has_ended: bool  # it took its leave: it was stopped, or ran only once
+
+
+def signs_of_life(using: str) -> list[Seen]:
+    """Each dispenser that ran within a day or so; the newest sign first."""
+    rows = tables.dispensers(using).order_by("-seen_at")
+    return [
+        Seen(name, at, has_ended=not digest and kind != "beat")
+        for name, at, digest, kind in rows.values_list("name", "seen_at", "digest", "kind")
+    ]
 
 
 def silence(using: str, now: datetime | None = None) -> timedelta | None:

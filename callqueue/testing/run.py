@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -40,7 +40,7 @@ def run_callqueue(
             " use it inside callqueue.testing.travel(), which puts it right again"
         )
     run = _Run(using)
-    with _in_this_process(), without_network():
+    with _in_this_process(), without_network(), closing(run):
         for _ in range(max_passes):
             made = run.make_pass()
             if not until_idle:
@@ -88,6 +88,10 @@ class _Run:
             for transport in active_transports:
                 transport.check()
         return True
+
+    def close(self) -> None:
+        """No dispenser runs any more."""
+        self.dispenser.leave()
 
     def waits_a_moment(self) -> bool:
         """Wait for what may go soon; False where nothing may."""

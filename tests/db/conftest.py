@@ -4,10 +4,13 @@ Django is set up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
+
+from tests.support.second_database import second_database
 
 if TYPE_CHECKING:
     from callqueue import Rule
@@ -43,3 +46,15 @@ def trusted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from callqueue.dispatch import backpressure
 
     monkeypatch.setattr(backpressure, "LEAST", 1_000_000)
+
+
+@pytest.fixture(scope="module")
+def calls_database(
+    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any
+) -> Iterator[str]:
+    """A second database, in a file of its own, with the app's tables."""
+    file = tmp_path_factory.mktemp("second") / "calls.sqlite3"
+    with second_database("calls", file) as alias:
+        with django_db_blocker.unblock():
+            call_command("migrate", "callqueue", database=alias, verbosity=0)
+        yield alias

@@ -14,15 +14,18 @@ from typing import Any
 import celery
 import django
 import pytest
+from celery.contrib.testing.manager import ManagerMixin
 from celery.result import AsyncResult, ResultSet
 
 django.setup()
 
 from callqueue import QueuedTask  # noqa: E402
+from callqueue.models import CallQueue  # noqa: E402
 
 REDIS = os.environ["CALLQUEUE_SUITE_REDIS"]
 EXPECTED_TO_DIFFER = set(json.loads(os.environ.get("CALLQUEUE_SUITE_DIFFERS", "[]")))
-TIMEOUT = 20
+TIMEOUT, LARGE = 20, 60  # seconds that a test waits for a result; the second, for a thousand calls
+patience = TIMEOUT
 
 
 class Queued(QueuedTask):
@@ -66,7 +69,7 @@ def bounded(kind: Any) -> None:
     unbounded = kind.get
 
     def get(self: Any, timeout: float | None = None, **options: Any) -> Any:
-        return unbounded(self, TIMEOUT if timeout is None else min(timeout, TIMEOUT), **options)
+        return unbounded(self, patience if timeout is None else min(timeout, patience), **options)
 
     kind.get = get
 
@@ -75,21 +78,40 @@ bounded(AsyncResult)
 bounded(ResultSet)
 
 
+def wait_until_idle(self: ManagerMixin) -> None:
+    """After each test they purge the broker. What they throw away with it are the tasks that wait;
+    here these are calls, and would go again.
+    """
+    _wait_until_idle(self)
+    CallQueue.objects.all().cancel()
+
+
+_wait_until_idle = ManagerMixin.wait_until_idle
+ManagerMixin.wait_until_idle = wait_until_idle
+
+
 @pytest.fixture(scope="session")
 def celery_worker_parameters() -> dict[str, Any]:
     return {"perform_ping_check": False, "shutdown_timeout": 30}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Their waits are shorter, so that what never comes is soon known; and what is not listed as
-    different may be tried again, as they allow too, for the machine may be busy.
+    """What is not listed as different may be tried again, as they allow too, for the machine may be
+    busy.
     """
     for item in items:
-        if hasattr(item.module, "TIMEOUT"):
-            item.module.TIMEOUT = TIMEOUT
         item.own_markers[:] = [
             mark for mark in item.own_markers if mark.name not in ("flaky", "timeout")
         ]
         name = item.nodeid.partition("::")[2]
         if not {name, name.partition("[")[0]} & EXPECTED_TO_DIFFER:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Their waits are shorter, so that what never comes is soon known."""
+    global patience
+    patience = LARGE if "large" in item.name else TIMEOUT
+    if hasattr(item.module, "TIMEOUT"):
+        item.module.TIMEOUT = patience

@@ -78,7 +78,7 @@ def check_clock(using: str) -> Check:
 
 
 def check_dispenser(using: str) -> Check:
-    """A dispenser has given a sign of life."""
+    """A dispenser has given a sign of life, and has not ended since."""
     now = database.clock(using)
     todo = (
         "run `manage.py callqueue_dispenser`, or a worker and beat with callqueue.beat_schedule()"
@@ -86,15 +86,15 @@ def check_dispenser(using: str) -> Check:
     seen = dispensers.signs_of_life(using)
     if not seen:
         return wrong("dispenser", "no dispenser has ever run, or not for a day", todo)
-    silent = (now - seen[0][1]).total_seconds()
-    if silent > SILENCE:
-        return wrong(
-            "dispenser",
-            f"the last sign of life, of {seen[0][0]}, is {silent:.0f} s old",
-            todo,
-        )
-    alive = [name for name, at in seen if (now - at).total_seconds() <= SILENCE]
-    return well("dispenser", f"running: {', '.join(alive)}")
+    alive = [
+        one.name for one in seen if not one.has_ended and (now - one.at).total_seconds() <= SILENCE
+    ]
+    if alive:
+        return well("dispenser", f"running: {', '.join(alive)}")
+    last, silent = seen[0], f"{(now - seen[0].at).total_seconds():.0f} s"
+    if last.has_ended:
+        return wrong("dispenser", f"none runs: the last, {last.name}, ended {silent} ago", todo)
+    return wrong("dispenser", f"the last sign of life, of {last.name}, is {silent} old", todo)
 
 
 def check_agreement(using: str) -> Check:

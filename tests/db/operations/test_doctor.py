@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 
 from callqueue import Rule, beat_schedule, checks, database
+from callqueue.dispatch.dispenser import Dispenser
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.operations import doctor
@@ -21,6 +22,7 @@ from callqueue.operations.doctor import (
 )
 from callqueue.operations.doctor.check import Check
 from callqueue.operations.doctor.worker_checks import Workers
+from callqueue.testing import run_callqueue
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support import servers
@@ -54,12 +56,30 @@ def assert_wrong(check: Check, detail: str, todo: str) -> None:
 
 def test_a_dispensers_sign_of_life_is_wanted_every_few_seconds() -> None:
     assert_wrong(database_checks.check_dispenser("default"), "no dispenser", "callqueue_dispenser")
-    recovery.beat("default", "host:1")
+    Dispenser(name="host:1").run_once()
     assert database_checks.check_dispenser("default") == Check("dispenser", True, "running: host:1")
     DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
     assert_wrong(
         database_checks.check_dispenser("default"), "of host:1, is 18", "callqueue_dispenser"
     )
+
+
+def test_a_dispenser_that_has_ended_does_not_run() -> None:
+    only = Dispenser(name="host:1")
+    only.run_once()
+    only.leave()
+    wrong = database_checks.check_dispenser("default")
+    assert_wrong(wrong, "none runs: the last, host:1, ended 0 s ago", "callqueue_dispenser")
+
+
+def test_a_run_of_the_test_kit_is_no_dispenser_that_runs() -> None:
+    run_callqueue()
+    assert not database_checks.check_dispenser("default").ok
+
+
+def test_beats_task_that_leaves_the_work_to_others_runs() -> None:
+    recovery.beat("default", "host:2", "beat")
+    assert database_checks.check_dispenser("default") == Check("dispenser", True, "running: host:2")
 
 
 def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., None]) -> None:

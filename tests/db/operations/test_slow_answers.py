@@ -133,3 +133,12 @@ def test_the_doctor_has_nothing_to_say_where_calls_age_from_when_they_were_sent(
     rules(r=Rule(limits=[SlidingWindow("20/s"), TokenBucket("20/s", burst=5), Concurrency(201)]))
     answered(10, 10.0)
     assert check_reach("default").ok
+
+
+def test_the_doctor_has_nothing_to_say_where_nothing_was_sent(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s")]))
+    answered(3, 0.2)
+    CallAttempt.objects.update(sent_at=None, outcome=CallAttempt.Outcome.ERRORED)
+    assert check_reach("default").ok
+    CallAttempt.objects.update(outcome=CallAttempt.Outcome.SUCCEEDED)  # as of a task
+    assert not check_reach("default").ok

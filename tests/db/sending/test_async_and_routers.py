@@ -14,7 +14,6 @@ import pytest
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
-from django.core.management import call_command
 from django.db import connections, router
 from django.http import HttpRequest, JsonResponse
 from django.test import override_settings
@@ -132,25 +131,6 @@ class Router:
         return "calls" if model._meta.app_label == "callqueue" else None
 
     db_for_write = db_for_read
-
-
-@pytest.fixture(scope="module")
-def calls_database(
-    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any
-) -> Iterator[str]:
-    """A second database, in a file of its own, with the app's tables."""
-    entry = {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": str(tmp_path_factory.mktemp("second") / "calls.sqlite3"),
-    }
-    before = connections.settings
-    connections.settings = connections.configure_settings({**before, "calls": entry})
-    with django_db_blocker.unblock():
-        call_command("migrate", "callqueue", database="calls", verbosity=0)
-    yield "calls"
-    connections["calls"].close()
-    del connections["calls"]
-    connections.settings = before
 
 
 def send(**more: Any) -> CallQueue:
