@@ -30,7 +30,6 @@ class Request:
     token: str  # names the call
     process: Process
     sent_at: int
-    task: Any = None
     counted_at: int | None = None  # None: it never arrived
     status: int | None = None  # None: no answer
     left_at: int | None = None  # when the answer left
@@ -79,8 +78,7 @@ class Provider:
     def accept(self, sock: Socket, token: str) -> None:
         """The last byte of a request was sent."""
         draw = self.scheduler.stream("provider")
-        task = self.scheduler.current
-        request = Request(token, task.process, self.scheduler.now, task)
+        request = Request(token, self.scheduler.current.process, self.scheduler.now)
         sock.request = request
         self.requests.append(request)
         transit = draw.uniform(0, self.transit_of(token))
