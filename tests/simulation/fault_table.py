@@ -249,6 +249,17 @@ FAULTS = {
         "job.arrived = None if not has_arrived else now if job.is_late else sent",
         "job.arrived = sent - 0.1",
     ),
+    "a key that is held goes all the same": fault(
+        "ledger.holds", 'return self.per not in ("rule", "queue") and', "return False and"
+    ),
+    "what answers tell of limits is not heard": fault(
+        "execution.judging", "if result.hold is None:", "if False:"
+    ),
+    "a calendar window ends at once for all clocks": fault(
+        "limits.kinds.fixed_window",
+        "if at >= first - self._jitter",
+        "if at >= first",
+    ),
     # --- answers
     "an answer spoils those beside it": Fault(
         Change(
