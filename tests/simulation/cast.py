@@ -31,7 +31,7 @@ class Cast:
             is_other = number > 0 and draw.random() < 0.3
             self.start("dispenser", is_other, slowness=draw.choice([1, 1, 5]))
         for _ in range(draw.choice(length.workers)):
-            self.start("worker", slowness=draw.choice([1, 1, 1, 5, 30]))
+            self.start("worker", slowness=draw.choice([1, 1, 5, 30]))
         if draw.random() < 0.4:
             self.start("beat")
 

@@ -28,7 +28,7 @@ LONG = Length(
 )  # fmt: skip
 SHORT = Length(
     troubled=0.8, quiet=0.1, misfortunes=(0, 1, 2, 2), kinds=(1, 2), dispensers=(1, 1, 1, 2),
-    workers=(1, 1, 2), senders=(2, 3, 4), calls=(3, 6), permits=(0, 0, 0, 1), probed=0.1,
+    workers=(1, 2, 2), senders=(2, 3, 4), calls=(3, 5), permits=(0, 0, 0, 1), probed=0.1,
 )  # fmt: skip
 LONG_ONES = 10
 
