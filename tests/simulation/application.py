@@ -45,10 +45,10 @@ def send(world: World, draw: Any, count: int = 1, **fixed: Any) -> list[CallOf]:
     is_undone = not fixed and draw.random() < 0.08
     priority = 0 if fixed else draw.choice([0, 0, 0, 5])
     expires = None if fixed else draw.choice([None] * 5 + [0.3, 1.0, 2.0])
-    expires_at = None if expires is None else _later(world, expires)
     try:
         with transaction.atomic():
             for call in made:
+                expires_at = None if expires is None else _later(world, expires)
                 _insert(call, priority=priority, expires_at=expires_at)
             if is_undone:
                 raise _Undone

@@ -16,7 +16,6 @@ class Message:
 
     ids: tuple[int, ...]
     ends: float
-    number: int = 0
 
 
 class Broker:
@@ -26,8 +25,6 @@ class Broker:
         self.doors, self.trouble = doors, trouble
         self.messages: list[Message] = []
         self.away_until = self.forgets_until = 0
-        self.sent = 0
-        self.callbacks: list[Any] = []
         self._waiters = Waiters(doors)
 
     def send(self, task: Any, args: Any, kwargs: Any = None, **how: Any) -> None:
@@ -35,7 +32,6 @@ class Broker:
         scheduler = self.doors.scheduler
         draw = scheduler.stream("broker")
         scheduler.sleep(draw.uniform(0.0005, 0.003))
-        self.sent += 1
         odds = draw.random(), draw.random(), draw.random()
         delay = draw.expovariate(1 / 0.004) if odds[1] > self.trouble else draw.uniform(0.1, 3.0)
         if scheduler.now < self.away_until:
@@ -47,11 +43,11 @@ class Broker:
             return
         lasts = how.get("lasts")
         ends = float("inf") if lasts is None else scheduler.now + lasts * MICRO
-        self._deliver(Message(ids, ends, self.sent), delay)
+        self._deliver(Message(ids, ends), delay)
         if odds[2] < self.trouble / 2:
             scheduler.tell(f"message {ids} comes twice")
             later = draw.choice([0.0, 0.02, 0.1, draw.uniform(0, 2.5)])
-            self._deliver(Message(ids, ends, self.sent), delay + later)
+            self._deliver(Message(ids, ends), delay + later)
         if odds[0] > 1 - self.trouble / 4:
             scheduler.tell(f"message {ids} is sent, and said not to be")
             raise ConnectionError("no confirmation came")

@@ -28,10 +28,10 @@ class Cast:
         draw, length = self.scheduler.stream("cast"), self.world.length
         for number in range(draw.choice(length.dispensers)):
             # what a deploy has half done
-            is_other = number > 0 and draw.random() < 0.3
+            is_other = number > 0 and draw.random() < 0.5
             self.start("dispenser", is_other, slowness=draw.choice([1, 1, 5]))
         for _ in range(draw.choice(length.workers)):
-            self.start("worker", slowness=draw.choice([1, 1, 1, 5, 30]))
+            self.start("worker", slowness=draw.choice([1, 1, 5, 30]))
         if draw.random() < 0.4:
             self.start("beat")
 

@@ -21,6 +21,17 @@ DO $$ DECLARE name text; BEGIN
     END LOOP;
 END $$
 """
+# The clock of each session is a sequence, behind functions that hide the server's own.
+CLOCK = """
+CREATE SCHEMA IF NOT EXISTS sim;
+CREATE UNLOGGED SEQUENCE sim.now MINVALUE 0 START 0;
+CREATE FUNCTION sim.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS
+$$ BEGIN RETURN timestamptz 'epoch' + pg_sequence_last_value('sim.now') * interval '1 microsecond';
+END $$;
+CREATE FUNCTION sim.statement_timestamp() RETURNS timestamptz LANGUAGE plpgsql STABLE AS
+$$ BEGIN RETURN timestamptz 'epoch' + pg_sequence_last_value('sim.now') * interval '1 microsecond';
+END $$;
+"""
 SESSIONS = {
     "search_path": "sim, public, pg_catalog",
     "synchronous_commit": "off",
@@ -51,8 +62,6 @@ def sqlite(count: int) -> Iterator[list[str]]:
 @contextmanager
 def postgresql(count: int) -> Iterator[list[str]]:
     """As many databases with the tables in them, for as long as this is open."""
-    from tests.simulation.postgres import CLOCK
-
     names = [f"callqueue_sim_{os.getpid()}_{number}" for number in range(count + 1)]
     with _administrator() as run:
         try:

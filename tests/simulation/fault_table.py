@@ -6,6 +6,7 @@ Each is one change or several of the source of modules, made as they are importe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -18,10 +19,12 @@ class Change(NamedTuple):
 
 
 class Fault:
-    """Changes that are made together; within how many seeds they must be found."""
+    """Changes that are made together; within how many seeds they must be found, where only seeds
+    count whose scene has one of these words in its name.
+    """
 
-    def __init__(self, *changes: Change, seeds: int = 100) -> None:
-        self.changes, self.seeds = changes, seeds
+    def __init__(self, *changes: Change, seeds: int = 100, scenes: Sequence[str] = ("",)) -> None:
+        self.changes, self.seeds, self.scenes = changes, seeds, scenes
 
 
 def fault(module: str, old: str, new: str, **how: Any) -> Fault:
@@ -78,6 +81,8 @@ FAULTS = {
         "limits.kinds.base",
         "(self.strict and finished_at is not None)",
         "(self.strict and finished_at is None)",
+        seeds=400,
+        scenes=["strict"],
     ),
     "what ends between two readings is in neither": fault(
         "ledger.account",
@@ -91,11 +96,15 @@ FAULTS = {
         "clocks",
         "return self.at + round((instant - self.before) * 1_000_000)",
         "return self.at + round((instant - self.after) * 1_000_000)",
+        seeds=400,
+        scenes=["tight"],
     ),
     "a slot is taken to open as early as it can": fault(
         "clocks",
         "return self.after + (instant - self.at) / 1_000_000",
         "return self.before + (instant - self.at) / 1_000_000",
+        seeds=400,
+        scenes=["tight"],
     ),
     "a key that has parts is no one's": fault(
         "limits.budgets",
@@ -107,9 +116,15 @@ FAULTS = {
         "ledger.tallies",
         "cost_of(database.loaded(charged), unit) - final,",
         "cost_of(database.loaded(charged), unit) - final + 1,",
+        seeds=800,
+        scenes=["counted"],
     ),
     "corrections are taken again and again": fault(
-        "ledger.tallies", "SET correction_pending = FALSE", "SET correction_pending = TRUE"
+        "ledger.tallies",
+        "SET correction_pending = FALSE",
+        "SET correction_pending = TRUE",
+        seeds=400,
+        scenes=["counted"],
     ),
     "a memo is believed, whoever had the last pass": fault(
         "ledger.memo",
@@ -118,6 +133,8 @@ FAULTS = {
             or any(memo.get("group") != own for _, memo in kept.values())
 """,
         "            not stored.get('group')\n",
+        seeds=800,
+        scenes=["linked"],
     ),
     "another limit's tally is believed": Fault(
         Change(
@@ -130,6 +147,8 @@ FAULTS = {
             'or any(memo.get("group") != own for _, memo in kept.values())',
             "",
         ),
+        seeds=800,
+        scenes=["linked"],
     ),
     # --- settings that differ
     "each dispenser goes by its own settings": fault(
@@ -248,6 +267,23 @@ FAULTS = {
         "execution.telling",
         "job.arrived = None if not has_arrived else now if job.is_late else sent",
         "job.arrived = sent - 0.1",
+    ),
+    "a key that is held goes all the same": fault(
+        "ledger.holds",
+        'return self.per not in ("rule", "queue") and',
+        "return False and",
+        seeds=400,
+        scenes=["keys"],
+    ),
+    "what answers tell of limits is not heard": fault(
+        "execution.judging", "if result.hold is None:", "if False:"
+    ),
+    "a calendar window ends at once for all clocks": fault(
+        "limits.kinds.fixed_window",
+        "if at >= first - self._jitter",
+        "if at >= first",
+        seeds=400,
+        scenes=["calendar"],
     ),
     # --- answers
     "an answer spoils those beside it": Fault(

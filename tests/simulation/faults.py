@@ -43,11 +43,13 @@ def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int |
     from tests.simulation.command import start
 
     fault = FAULTS[name]
-    own = {**vars(options), "fault": name, "until_found": True}
+    own = {**vars(options), "fault": name, "until_found": True, "scene": fault.scenes}
     process = start(argparse.Namespace(**own), database, list(range(fault.seeds)))
     lines = process.stdout.read().splitlines()
     if process.wait():
         return None, f"its process ended with {process.returncode}"
+    if not lines:
+        return None, "no such scene"
     last = json.loads(lines[-1])
     return (last["seed"], last["complaints"][0]) if last["complaints"] else (None, "not found")
 

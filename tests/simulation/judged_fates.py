@@ -39,6 +39,7 @@ class Fates:
                 made[request.attempt or 0] += 1
                 if outcome.get(request.attempt or 0) == "voided":
                     self.facts.complain(f"attempt {request.attempt} was voided, and made")
+            self._judge_rest(request, outcome.get(request.attempt or 0))
         for pk, count in made.items():
             if pk and count > 1:
                 self.facts.complain(f"attempt {pk} was made {count} times")
@@ -47,6 +48,12 @@ class Fates:
         for call in self.facts.calls.values():
             if call.is_committed and not call.is_gone and call.pk is not None:
                 self._judge_end(call, calls.get(call.pk), of_call.get(call.token, []))
+
+    def _judge_rest(self, request: Request, outcome: str | None) -> None:
+        """What an answer asked for was written down, where the answer was."""
+        is_recorded = outcome not in (None, "", "lost", "voided") and request.told_at is not None
+        if is_recorded and request.wants_rest and not (request.process.is_dead or self.is_lenient):
+            self.facts.complain(f"an answer to {request.token} asked for a rest, and nobody heard")
 
     def _judge_repeats(self, call: CallOf, sent: list[Request]) -> None:
         for before, after in pairwise(sent):

@@ -27,8 +27,8 @@ LONG = Length(
     permits=(0, 0, 1, 2, 4), probed=1.0,
 )  # fmt: skip
 SHORT = Length(
-    troubled=0.8, quiet=0.1, misfortunes=(0, 1, 2, 2), kinds=(1, 2), dispensers=(1, 1, 1, 2),
-    workers=(1, 1, 2), senders=(2, 3, 4), calls=(3, 6), permits=(0, 0, 0, 1), probed=0.1,
+    troubled=0.8, quiet=0.1, misfortunes=(0, 1, 2, 2), kinds=(1, 2), dispensers=(1, 1, 2, 2),
+    workers=(1, 2, 2), senders=(2, 3, 4), calls=(3, 5), permits=(0, 0, 0, 1), probed=0.1,
 )  # fmt: skip
 LONG_ONES = 10
 

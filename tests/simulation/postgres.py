@@ -24,16 +24,6 @@ KEPT = (
     6  # sessions that are left open for the next run: to open one takes longer than many statements
 )
 SOON = 0.003  # real seconds that an answer is awaited before the server is asked what it waits for
-CLOCK = """
-CREATE SCHEMA IF NOT EXISTS sim;
-CREATE UNLOGGED SEQUENCE sim.now MINVALUE 0 START 0;
-CREATE FUNCTION sim.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS
-$$ BEGIN RETURN timestamptz 'epoch' + pg_sequence_last_value('sim.now') * interval '1 microsecond';
-END $$;
-CREATE FUNCTION sim.statement_timestamp() RETURNS timestamptz LANGUAGE plpgsql STABLE AS
-$$ BEGIN RETURN timestamptz 'epoch' + pg_sequence_last_value('sim.now') * interval '1 microsecond';
-END $$;
-"""
 USED = """
 SELECT relname FROM pg_class
 WHERE relkind = 'r' AND relname LIKE 'callqueue\\_%' AND pg_relation_size(oid) > 0 ORDER BY relname
@@ -63,8 +53,6 @@ class _Deadlock(Exception):
 
 class Postgres:
     """The connections of one run's processes, and one of the judge's own."""
-
-    vendor = "postgresql"
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect

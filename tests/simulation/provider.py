@@ -30,7 +30,6 @@ class Request:
     token: str  # names the call
     process: Process
     sent_at: int
-    task: Any = None
     counted_at: int | None = None  # None: it never arrived
     status: int | None = None  # None: no answer
     left_at: int | None = None  # when the answer left
@@ -79,11 +78,11 @@ class Provider:
     def accept(self, sock: Socket, token: str) -> None:
         """The last byte of a request was sent."""
         draw = self.scheduler.stream("provider")
-        task = self.scheduler.current
-        request = Request(token, task.process, self.scheduler.now, task)
+        request = Request(token, self.scheduler.current.process, self.scheduler.now)
         sock.request = request
         self.requests.append(request)
-        transit = draw.uniform(0, self.transit_of(token))
+        most = self.transit_of(token)
+        transit = draw.choice([draw.uniform(0, most), 0.01 * most, 0.99 * most])
         request.confirmed_at = self.scheduler.now + round(draw.uniform(0, transit) * MICRO)
         self.scheduler.later(transit, lambda: self._count(sock, request))
 

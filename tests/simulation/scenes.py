@@ -16,6 +16,7 @@ KEYS: tuple[Any, ...] = (
     {"key": "k2", "part": "p1"},
 )
 QUEUES = ("q1", "q2")
+TIGHT = 0.01  # seconds of jitter
 
 
 def one(*limits: LimitOf, **more: Any) -> Rules:
@@ -30,7 +31,7 @@ def named() -> list[Scene]:
     bucket = LimitOf("bucket", 4, burst=3)
     tokens = LimitOf("window", 9, unit="tokens")
     calendar = LimitOf("calendar", 3, 2)
-    strict = LimitOf("window", 2, strict=True)
+    strict = LimitOf("window", 1, strict=True)
     queued = RuleOf((LimitOf("window", 2, per="queue"),), queues=QUEUES)
     lone = {"a": RuleOf((account,)), "b": RuleOf((LimitOf("window", 3),))}
     shared = {"a": RuleOf((account,)), "b": RuleOf((account, window), priority=2)}
@@ -56,8 +57,21 @@ def named() -> list[Scene]:
         Scene("again", one(window, on_lost="retry"), one(window, on_lost="retry")),
         Scene("calendar", one(calendar), one(replace(calendar, n=2))),
         Scene("quota", one(calendar), one(calendar), is_tallied=True),
-        Scene("tight", one(LimitOf("window", 2, tight=0.01)), one(LimitOf("window", 2, tight=0.01))),
     ]  # fmt: skip
+
+
+def tightened(scene: Scene) -> Scene:
+    """The scene where the network is quick, and every limit knows it."""
+
+    def tight(rules: Rules) -> Rules:
+        return {
+            name: replace(rule, limits=tuple(replace(one, tight=TIGHT) for one in rule.limits))
+            for name, rule in rules.items()
+        }
+
+    return replace(
+        scene, name=f"tight {scene.name}", rules=tight(scene.rules), other=tight(scene.other)
+    )
 
 
 def mixed(draw: Any) -> Scene:
@@ -96,7 +110,7 @@ def _limit(draw: Any) -> LimitOf:
     return LimitOf(
         kind, n, draw.choice([1, 1, 2]), per, unit="tokens" if is_tokens else "calls",
         strict=draw.random() < 0.2, burst=draw.randint(1, n) if kind == "bucket" else 0,
-        tight=draw.choice([None, None, None, 0.01]),
+        tight=draw.choice([None, None, None, TIGHT]),
     )  # fmt: skip
 
 

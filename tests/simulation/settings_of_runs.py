@@ -99,7 +99,8 @@ def drawn(draw: Any) -> Scene:
 
     named = scenes.named()
     number = draw.randrange(len(named) + 4)
-    return named[number] if number < len(named) else scenes.mixed(draw)
+    scene = named[number] if number < len(named) else scenes.mixed(draw)
+    return scenes.tightened(scene) if draw.random() < 0.3 else scene
 
 
 def callqueue_settings(rules: Rules) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from tests.simulation.simulated import START, Waiters
 class Sqlite:
     """The connections of one run's processes, and one of the judge's own."""
 
-    vendor = "sqlite"
-
     def __init__(self, path: str) -> None:
         self.doors: Any = None
         self.rings = self.most = 0

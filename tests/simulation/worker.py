@@ -25,7 +25,11 @@ def work(options: argparse.Namespace) -> int:
     from tests.simulation.stage import set_stage
 
     stage = set_stage(options.worker)
+    from tests.simulation.world import World
+
     for seed in seeds:
+        if not any(word in World(stage, seed).scene.name for word in options.scene or [""]):
+            continue
         found = run(stage, seed, options)
         if os.getppid() != parent:
             return 1  # nobody reads it any more, and its sessions are wanted by others

@@ -25,7 +25,6 @@ from tests.simulation.stage import Stage
 from tests.simulation.statements import Statements
 
 PATIENCE = 45.0  # seconds after the misfortunes within which every call must have ended
-BEFORE_MINUTE = 55.0  # seconds that the clock shows at first, where windows are of the calendar
 
 
 @dataclass
@@ -72,7 +71,7 @@ class World:
         self.ending = Ending(self)
         self.misfortunes = misfortunes.drawn(self, leave_out)
         if any(limit.kind == "calendar" for limit in self.scene.limits()):
-            stage.doors.clock_set = round((BEFORE_MINUTE + draw.uniform(0, 2)) * MICRO)
+            stage.doors.clock_set = round(draw.uniform(0, 2) * MICRO)
             self.judge.limits.calendar = stage.doors.clock_set
 
     def token(self, kind: str) -> str:
