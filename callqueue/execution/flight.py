@@ -40,7 +40,7 @@ class Message:
 
     def __init__(self, attempt_ids: Sequence[int]) -> None:
         self.waiting = list(attempt_ids)  # those that are still to be begun
-        self.count = 0
+        self.count = 0  # how many of them were begun
         self.here: list[Job] = []  # what its task makes
         self.error: Exception | None = None
         self.is_left = False  # its task went away
@@ -58,8 +58,8 @@ class Flight:
         self.boarding: list[Message] = []
         self.batches: list[Batch] = []
         self.live: set[Batch] = set()  # those that may have news: a slow answer costs no looks
-        self.back: set[int] = set()
-        self.told = 0.0
+        self.back: set[int] = set()  # attempts that were given back unsent
+        self.told = 0.0  # when the ledger was told last, in monotonic seconds
         self.is_hurried = False
         self.landed = threading.Event()
         self.landing = threading.Lock()  # whether it has landed is decided by one at a time

@@ -20,8 +20,6 @@ from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.sending.validation import check_cost
 from callqueue.transitions import Job, Result
 
-BODY_START = 4096  # bytes of a body that the default verdict reads
-
 
 def of_answer(job: Job, answer: Answer) -> Result:
     """The result of an HTTP request, however far it got."""
@@ -122,11 +120,10 @@ def _default(job: Job, response: Any) -> Outcome:
     return provider_limits.verdict(
         response.status_code,
         response.headers,
-        response.content[:BODY_START] if response.content else b"",
+        response.content or b"",
         retry_statuses=retry.statuses,
         now=job.now(),
         max_hold=retry.max_hold,
-        method=job.method,
     )
 
 

@@ -24,22 +24,20 @@ from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 
 _OVERLOADED = 529
 _THROTTLED_BODY = ("secondary rate limit", "rate limit exceeded", "abuse detection")
-_BODY_START = 4096
+_BODY_START = 4096  # bytes of a body that are read
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 
 
 def verdict(
     status: int,
     headers: Mapping[str, str],
-    body_start: bytes | str,
+    body: bytes,
     *,
     retry_statuses: Collection[int],
     now: datetime,
     max_hold: float,
-    method: str,
 ) -> Outcome:
-    """The default verdict on an answer: success, a hold, a retry or the end. It is the same for
-    every `method`.
+    """The default verdict on an answer: success, a hold, a retry or the end.
 
     A throttled answer is a 429 (RFC 6585 section 4), a 503 with Retry-After (RFC 9110 section
     15.6.4), a 529 (Anthropic's overloaded_error, Qualys SSL Labs), or GitHub's 403 ("Rate limits
@@ -49,7 +47,7 @@ def verdict(
     if 200 <= status < 300:
         return Succeeded()
     plain, why = plain_headers(headers), _phrase(status)
-    if _is_throttled(status, plain, body_start):
+    if _is_throttled(status, plain, body):
         return _hold(why, headers, now=now, max_hold=max_hold)
     if status in retry_statuses:
         return RetryLater(why)
@@ -71,7 +69,7 @@ def tightening(
     return HoldUntil(advice.until_s, f"nothing remains for {_text(advice)}")
 
 
-def _is_throttled(status: int, plain: Mapping[str, str], body_start: bytes | str) -> bool:
+def _is_throttled(status: int, plain: Mapping[str, str], body: bytes) -> bool:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, _OVERLOADED):
         return True
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -80,9 +78,8 @@ def _is_throttled(status: int, plain: Mapping[str, str], body_start: bytes | str
         return False
     if "retry-after" in plain or count_of(plain.get("x-ratelimit-remaining", "")) == 0:
         return True
-    start = (body_start or "")[:_BODY_START]
-    text = start.decode("utf-8", "ignore") if isinstance(start, bytes) else start
-    return any(words in text.lower() for words in _THROTTLED_BODY)
+    text = body[:_BODY_START].decode("utf-8", "ignore").lower()
+    return any(words in text for words in _THROTTLED_BODY)
 
 
 def _hold(why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float) -> HoldUntil:

@@ -9,8 +9,8 @@ was a secret: values are scrubbed and headers redacted before they arrive here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -50,22 +50,14 @@ def without_texts(result: Result, error: Exception) -> Result:
     """The result without its texts, which this error kept from being stored."""
     why = f"what it said could not be stored ({type(error).__name__})"
     status = getattr(result.response, "status_code", None)
-    result.response = _Bare(status) if isinstance(status, int) and 100 <= status < 1000 else None
+    has_status = isinstance(status, int) and 100 <= status < 1000
+    bare = SimpleNamespace(status_code=status, content=b"", encoding=None, headers={})
+    result.response = bare if has_status else None
     result.value, result.error, result.cost, result.is_bare = None, why, None, True
     result.why = why if result.why else ""
     if result.hold is not None:
         result.hold["reason"] = why
     return result
-
-
-@dataclass(frozen=True)
-class _Bare:
-    """An answer of which only the status is kept."""
-
-    status_code: int
-    content: bytes = b""
-    encoding: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Announce = Callable[[str, Sequence[int], int], None]  # as callbacks.announce
