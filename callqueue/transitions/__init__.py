@@ -6,6 +6,7 @@ conditions from it.
 """
 
 from callqueue.transitions.attempt_ends import (
+    STALE,
     after_expiry,
     after_failure,
     after_giving_up,
@@ -16,6 +17,7 @@ from callqueue.transitions.attempt_ends import (
     after_void,
     backoff,
     is_idempotent,
+    is_key_stale,
 )
 from callqueue.transitions.deferred import end_deferred
 from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
@@ -37,6 +39,7 @@ from callqueue.transitions.recording import astray, end_attempts, end_calls, los
 
 __all__ = [
     "LONGEST_MESSAGE",
+    "STALE",
     "Job",
     "Result",
     "after_expiry",
@@ -57,6 +60,7 @@ __all__ = [
     "end_overdue",
     "fail",
     "is_idempotent",
+    "is_key_stale",
     "lose",
     "postpone",
     "requeue",

@@ -17,12 +17,23 @@ from callqueue.limits.backoff import delay
 from callqueue.limits.rules import Retry, Rule
 from callqueue.transitions.job import Job, Result
 
+STALE = "not retried: its idempotency key would be older than idempotency_ttl"
+
 
 def is_idempotent(method: str) -> bool:
     """Whether HTTP defines the method as idempotent (RFC 9110 section 9.2.2); handlers' methods are
     not.
     """
     return method in IDEMPOTENT
+
+
+def is_key_stale(job: Job, rule: Rule, at: datetime) -> bool:
+    """Whether the provider may have forgotten the key of this call's first request by then, so that
+    a retry could be made twice.
+    """
+    if is_idempotent(job.method) or job.method not in HTTP_METHODS or job.first_sent_dt is None:
+        return False
+    return rule.idempotency_header is not None and at - job.first_sent_dt > rule.idempotency_ttl
 
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
@@ -34,16 +45,15 @@ def after_failure(
     job: Job, rule: Rule | None, why: str, now: datetime, after: float | None = None
 ) -> Result:
     """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, or the
-    idempotency key too old.
+    idempotency key too old by then.
     """
     failed = job.failed_count + 1
     if rule is None or failed >= rule.retry.max_attempts:
         return _failed(job, states.ERRORED, why)
-    if _key_is_stale(job, rule, now):
-        late = f"{why}; not retried: its idempotency key is older than idempotency_ttl"
-        return _failed(job, states.ERRORED, late, error=why)
     seconds = backoff(rule.retry, failed, random.random()) if after is None else after
     due_at = now + timedelta(seconds=max(0.0, seconds))
+    if is_key_stale(job, rule, due_at):
+        return _failed(job, states.ERRORED, f"{why}; {STALE}", error=why)
     return _result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
 
 
@@ -116,9 +126,3 @@ def _result(
     counts = {name: getattr(job, name) for name in ("failed_count", "throttled_count")}
     columns = {**counts, "due_at": job.due_at_dt, **changed}
     return Result(job, outcome, status, why=why, error=why if error is None else error, **columns)
-
-
-def _key_is_stale(job: Job, rule: Rule, now: datetime) -> bool:
-    if is_idempotent(job.method) or job.method not in HTTP_METHODS or job.first_sent_dt is None:
-        return False
-    return rule.idempotency_header is not None and now - job.first_sent_dt > rule.idempotency_ttl
