@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from callqueue.texts import in_one_line
@@ -62,13 +63,28 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     A task with an `apply_async` of its own, and any while tasks run eagerly, is left to it, and may
     take its time.
     """
-    task = app.tasks.get(name)
+    task = registered(app, name) if app.conf.task_always_eager else app.tasks.get(name)
     if task is None:
         _within_patience(app, lambda **how: app.send_task(name, args, **how))
     elif is_its_own(app, name):
         task.apply_async(args)
     else:
         _within_patience(app, lambda **how: task.apply_async(args, **how))
+
+
+def registered(app: Any, name: str) -> Any:
+    """The task of this name, to be run in this process; None where the project has none. The
+    project's tasks are imported first where no worker has done so.
+    """
+    if name not in app.tasks:
+        _import_tasks(app)
+    return app.tasks.get(name)
+
+
+@cache
+def _import_tasks(app: Any) -> None:
+    """Import what the application imports and discovers, as its workers do when they start."""
+    app.loader.import_default_modules()
 
 
 def is_its_own(app: Any, name: str) -> bool:

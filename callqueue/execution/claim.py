@@ -237,6 +237,8 @@ def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | N
         return EXPIRED
     if job.rule is None:
         return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
+    if job.failed_count and transitions.is_key_stale(job, job.rule, from_us(job.clock.at)):
+        return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
     if not readable:
         return (
             "its call_data cannot be read; "

@@ -20,6 +20,7 @@ from celery.app.trace import ExceptionInfo, TraceInfo, build_tracer
 from celery.exceptions import MaxRetriesExceededError
 from kombu.exceptions import EncodeError
 
+from callqueue import broker
 from callqueue.handlers import celery_json, task_run
 from callqueue.handlers.task_request import request_of
 from callqueue.handlers.task_run import Asked, TaskGaveUp
@@ -39,7 +40,7 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     A task may return an outcome of callqueue's, such as HoldUntil, as any handler may.
     """
     app = current_app._get_current_object()
-    task = app.tasks.get(params["name"])
+    task = broker.registered(app, params["name"])
     if task is None:
         return GiveUp(
             f"this worker has no task {params['name']!r}; is its module imported by the worker?"

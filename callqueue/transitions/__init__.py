@@ -9,6 +9,7 @@ conditions from it.
 # mypy: implicit-reexport
 
 from callqueue.transitions.attempt_ends import (
+    STALE,
     after_expiry,
     after_failure,
     after_giving_up,
@@ -17,6 +18,7 @@ from callqueue.transitions.attempt_ends import (
     after_throttle,
     after_unfitness,
     after_void,
+    is_key_stale,
 )
 from callqueue.transitions.deferred import end_deferred
 from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result

@@ -17,6 +17,17 @@ from callqueue.limits.backoff import backoff
 from callqueue.limits.rules import Rule
 from callqueue.transitions.job import Job, Result
 
+STALE = "not retried: its idempotency key would be older than idempotency_ttl"
+
+
+def is_key_stale(job: Job, rule: Rule, at: datetime) -> bool:
+    """Whether the provider may have forgotten the key of this call's first request by then, so that
+    a retry could be made twice.
+    """
+    if job.method in IDEMPOTENT or job.method not in HTTP_METHODS or job.first_sent_dt is None:
+        return False
+    return rule.idempotency_header is not None and at - job.first_sent_dt > rule.idempotency_ttl
+
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
     """The call is done. `value`: what a handler returned; `note`: what was odd about the answer."""
@@ -27,16 +38,15 @@ def after_failure(
     job: Job, rule: Rule | None, why: str, now: datetime, after: float | None = None
 ) -> Result:
     """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, or the
-    idempotency key too old.
+    idempotency key too old by then.
     """
     failed = job.failed_count + 1
     if rule is None or failed >= rule.retry.max_attempts:
         return _failed(job, states.ERRORED, why)
-    if _key_is_stale(job, rule, now):
-        late = f"{why}; not retried: its idempotency key is older than idempotency_ttl"
-        return _failed(job, states.ERRORED, late, error=why)
     seconds = backoff(rule.retry, failed, random.random()) if after is None else after
     due_at = now + timedelta(seconds=max(0.0, seconds))
+    if is_key_stale(job, rule, due_at):
+        return _failed(job, states.ERRORED, f"{why}; {STALE}", error=why)
     return _result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
 
 
@@ -95,9 +105,3 @@ def _result(
     counts = {name: getattr(job, name) for name in ("failed_count", "throttled_count")}
     columns = {**counts, "due_at": job.due_at_dt, **changed}
     return Result(job, outcome, status, why=why, error=why if error is None else error, **columns)
-
-
-def _key_is_stale(job: Job, rule: Rule, now: datetime) -> bool:
-    if job.method in IDEMPOTENT or job.method not in HTTP_METHODS or job.first_sent_dt is None:
-        return False
-    return rule.idempotency_header is not None and now - job.first_sent_dt > rule.idempotency_ttl

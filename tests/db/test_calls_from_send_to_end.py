@@ -120,11 +120,46 @@ def test_no_retry_once_the_idempotency_key_is_too_old(rules: Rules, remote: Vend
     remote.answers["/"] = 500
     call = send("r")
     run()
-    CallQueue.objects.filter(pk=call.pk).update(first_sent_dt=timezone.now() - timedelta(hours=2))
+    _grow_old(call)
     run()
     call = fresh(call)
     assert call.status == Status.FAILED
     assert "idempotency" in call.error_message
+    assert len(remote.requests) == 1, "the retry that waited too long was made"
+
+
+def test_no_retry_is_planned_for_when_the_idempotency_key_is_too_old(
+    rules: Rules, remote: Vendor
+) -> None:
+    slow = Retry(base=2 * 3600.0, cap=1e6, jitter=False)
+    rules(r=Rule(retry=slow, idempotency_ttl=timedelta(hours=1)))
+    remote.answers["/"] = 500
+    post, put = send("r"), send("r", method="put")
+    run()
+    assert fresh(post).status == Status.FAILED
+    assert "idempotency" in fresh(post).error_message
+    assert fresh(put).status == Status.ERROR
+
+
+def test_an_old_idempotency_key_stops_neither_a_person_nor_a_call_that_was_refused(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(retry=QUICK, idempotency_ttl=timedelta(hours=1)))
+    answers = iter([500, (429, {"Retry-After": "0"}, b""), 200])
+    remote.answers["/"] = lambda: next(answers)
+    call = send("r")
+    run()
+    _grow_old(call)
+    fresh(call).requeue()
+    run()
+    assert fresh(call).status == Status.ERROR
+    run()
+    assert fresh(call).status == Status.DONE
+    assert len(remote.requests) == 3
+
+
+def _grow_old(call: CallQueue) -> None:
+    CallQueue.objects.filter(pk=call.pk).update(first_sent_dt=timezone.now() - timedelta(hours=2))
 
 
 def test_a_call_refused_nineteen_times_is_still_alive(rules: Rules, remote: Vendor) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import current_app
+from celery.signals import import_modules
 from django.db import transaction
 from django.test import TestCase, override_settings
 
-from callqueue import Retry, Rule, SlidingWindow, handlers
+from callqueue import Retry, Rule, SlidingWindow, broker, handlers
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.operations import control
 from callqueue.testing import (
@@ -171,3 +176,53 @@ class DjangosOwnTestCase(TestCase):
             clock.forward(hours=1, seconds=1)
             assert run_callqueue() == 1
         assert [call.status for call in sent] == [Status.DONE, Status.DONE]
+
+
+LATE = """
+from celery import shared_task
+
+told = []
+
+
+@shared_task(name="{name}.add")
+def add(one, other):
+    return one + other
+
+
+@shared_task(name="{name}.ended")
+def ended(call_id, status):
+    told.append((call_id, status))
+"""
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_tasks_that_nobody_but_a_worker_has_imported_run_here_too(
+    is_eager: bool, rules: Rules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(default=Rule())
+    name = f"tasks_imported_late_{is_eager}".lower()
+    (tmp_path / f"{name}.py").write_text(LATE.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    broker._import_tasks.cache_clear()
+    data = {"method": "celery_task", "params": {"name": f"{name}.add", "args": [1, 2]}}
+    call = CallQueue.objects.send(data, callback=f"{name}.ended")
+    with _discovered_by_workers(name, is_eager):
+        run_callqueue()
+    assert call.attempts.get().response_body == "3"
+    assert __import__(name).told == [(call.pk, "done")]
+
+
+@contextmanager
+def _discovered_by_workers(name: str, is_eager: bool) -> Iterator[None]:
+    """A module that the application's autodiscovery finds, in workers when they start."""
+
+    def discover(**_: object) -> None:
+        import_module(name)
+
+    import_modules.connect(discover)
+    current_app.conf.task_always_eager = is_eager
+    try:
+        yield
+    finally:
+        current_app.conf.task_always_eager = False
+        import_modules.disconnect(discover)
