@@ -187,3 +187,16 @@ def test_one_that_does_not_wait_gives_up_soon_where_others_are_in_its_way(
             pytest.fail("somebody else has the rule")
         assert clock.now() - before < timedelta(seconds=1.5)
     assert not PermitRequest.objects.exists()
+
+
+def test_one_that_died_stands_in_nobodys_way_for_longer_than_it_would_have_waited(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/s")]))
+    with travel() as clock:
+        with callqueue.permit("r"):
+            pass
+        waiter(wait=0.3)
+        send("r")
+        clock.forward(1.5)
+        assert len(release_pass.release("default", ["r"]).released) == 1
