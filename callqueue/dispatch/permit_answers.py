@@ -79,11 +79,14 @@ def with_place(found: Answer, own: Candidate, account: Account, asking: Asking) 
         return found
     rivals = [one for one in asking.permits if one.rule == own.rule and one is not own]
     ahead = [one for one in rivals if one.order <= own.order]
+    of_key = [one for one in ahead if one.key == own.key]
+    # Those of other keys may wait for something else, and take no room.
+    by_key = any(budget.limit.is_keyed for budget in account.book.budgets[own.rule])
     return replace(
         found,
-        is_first=all(one.key != own.key for one in ahead),
+        is_first=not of_key,
         waiting=len(asking.permits),
-        earliest=_earliest(account, own, ahead),
+        earliest=_earliest(account, own, of_key if by_key else ahead),
     )
 
 

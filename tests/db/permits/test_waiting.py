@@ -95,6 +95,24 @@ def test_who_is_far_behind_looks_seldom_though_others_go(rules: Rules) -> None:
         near.withdraw()
 
 
+def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
+    """Those of another key before it are blocked by that, and take nothing of the limit of all."""
+    rules(r=Rule(limits=[SlidingWindow("3/10s"), SlidingWindow("1/h", per="key")]))
+    with travel() as clock:
+        with callqueue.permit("r", key="a"):
+            pass
+        clock.forward(9)
+        with callqueue.permit("r", key="b"):
+            pass
+        waiters = [waiter(key="a") for _ in range(3)]
+        with callqueue.permit("r", key="c", wait=0):
+            pass
+        one = waiter(key="d")
+        assert until_next_pass(one) < 2
+        for other in waiters:
+            other.withdraw()
+
+
 def test_one_that_may_be_granted_any_moment_looks_often(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/s")]))
     with callqueue.permit("r"):
