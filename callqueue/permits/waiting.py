@@ -267,6 +267,8 @@ class Waiter:
         )
         call._state.db = self.using
         found = forecast.forecast(call)
+        if found.position == 1 and last.until is not None:
+            return from_us(last.until), last.reason
         return found.release_at, found.reason or last.reason
 
     def _job(self, granted: Granted) -> Job:

@@ -218,3 +218,23 @@ def test_one_that_died_stands_in_nobodys_way_for_longer_than_it_would_have_waite
         send("r")
         clock.forward(1.5)
         assert len(release_pass.release("default", ["r"]).released) == 1
+
+
+@pytest.mark.parametrize("waits", ["permits", "calls", "both"])
+def test_not_now_counts_what_waits_for_the_same_key(rules: Rules, waits: str) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", per="key"), SlidingWindow("50/h")]))
+    with travel() as clock:
+        with callqueue.permit("r", key="a"):
+            taken = clock.now()
+        ahead = [waiter(key="a")] if waits != "calls" else []
+        if waits != "permits":
+            send("r", key="a")
+        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0):
+            pytest.fail("over the limit")
+        until, hours = refused.value.until, 3 if waits == "both" else 2
+        assert until is not None
+        assert timedelta(hours=hours) < until - taken < timedelta(hours=1.05 * hours)
+        with callqueue.permit("r", key="b", wait=0):
+            pass
+        for one in ahead:
+            one.withdraw()
