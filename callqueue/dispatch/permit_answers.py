@@ -24,12 +24,14 @@ class Answer:
     """What a pass says to a permit. Granted: `attempt_id`, to begin at `send_at` (None: now).
 
     Else what it waits for: `reason`, and the instant at which that should end (None: nobody can
-    say). `is_behind`: others go before it, of `waiting` permits; `is_first`: none of its rule and
-    key does; `earliest`: no pass has room for it before, for all that is known; `is_held`: an
-    operator or the provider keeps it back; `is_misfit`: no instant will ever admit it. Instants are
-    microseconds. Without a `reading` of the clock no pass was made: somebody else has the rules;
-    or, where `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the
-    permit's request.
+    say). `is_behind`: others go before it, of `waiting` permits, or may, where `until` is known;
+    `is_first`: none of its rule and key does; `earliest`: no pass has room for it before, for all
+    that is known; `is_held`: an operator or the provider keeps it back; `is_misfit`: no instant
+    will ever admit it. Instants are microseconds.
+
+    Without a `reading` of the clock no pass was made: somebody else has the rules; or, where
+    `is_outdated`, the book is not what all agree on; or `is_gone`: no pass sees the permit's
+    request.
     """
 
     reading: Reading | None = None
@@ -79,11 +81,16 @@ def with_place(found: Answer, own: Candidate, account: Account, asking: Asking) 
         return found
     rivals = [one for one in asking.permits if one.rule == own.rule and one is not own]
     ahead = [one for one in rivals if one.order <= own.order]
+    of_key = [one for one in ahead if one.key == own.key]
+    # Those of other keys may wait for something else, and take no room.
+    by_key = any(budget.limit.is_keyed for budget in account.book.budgets[own.rule])
+    may_be_behind = bool(of_key) or (by_key and own.rule in asking.rules_with_calls)
     return replace(
         found,
-        is_first=all(one.key != own.key for one in ahead),
+        is_behind=found.is_behind or (may_be_behind and not found.is_held),
+        is_first=not of_key,
         waiting=len(asking.permits),
-        earliest=_earliest(account, own, ahead),
+        earliest=_earliest(account, own, of_key if by_key else ahead),
     )
 
 

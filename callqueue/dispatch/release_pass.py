@@ -105,7 +105,7 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
 def _left(asking: Asking, choice: Choice) -> Asking:
     """The permits that wait on after this pass."""
     gone = {made.candidate.asked for made in choice.releases}
-    return Asking([one for one in asking.permits if one.asked not in gone], alone=True)
+    return replace(asking, permits=[one for one in asking.permits if one.asked not in gone])
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:

@@ -66,16 +66,17 @@ def _in_order(call: CallQueue, using: str) -> int:
             if not ready:  # what becomes due later than this one does not go before it
                 part &= Q(due_at_dt__lte=call.due_at_dt)
             count += found.filter(part)[: CAP + 1].count()
-    return count + _permits(call, using)
+    return count + _permits(call, using).total()
 
 
-def _permits(call: CallQueue, using: str) -> int:
-    """The permits of the rule that wait, and go before it."""
+def _permits(call: CallQueue, using: str) -> Counter[str]:
+    """The permits of the rule that wait, and go before it: how many each key has."""
     waiting = tables.permit_requests(using).filter(
         rule=call.rule, attempt_id__isnull=True, alive_until__gt=ClockNow()
     )
     earlier = Q(priority=call.priority, due_at_dt__lt=call.due_at_dt)
-    return waiting.filter(Q(priority__gt=call.priority) | earlier).count()
+    found = waiting.filter(Q(priority__gt=call.priority) | earlier)
+    return Counter(found.values_list("key", flat=True))
 
 
 def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
@@ -87,7 +88,7 @@ def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[st
     own = _waiting(call, using).filter(priority=call.priority, key=call.key)
     before = Q(due_at_dt__lt=call.due_at_dt) | Q(due_at_dt=call.due_at_dt, pk__lt=call.pk)
     mine = own.filter(before)[: CAP + 1].count()
-    ahead = Counter(higher)
+    ahead = Counter(higher) + _permits(call, using)
     for key, count in same.items():
         ahead[key] += mine if key == call.key else min(count, mine + 1)
     of_value = {}

@@ -15,8 +15,8 @@ from callqueue.ledger import clock_jumps
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.permits.begun import Granted
 
-# seconds for which passes mind a permit whose waiter has not said that it lives, and after which it
-# says so again
+# seconds for which passes mind a permit whose waiter has not said that it lives, if it waits for as
+# long, and after which it says so again
 ALIVE, BEAT = 8.0, 2.0
 
 
@@ -107,6 +107,6 @@ def withdraw(using: str, rule: str, owner: str, pk: int | None) -> None:
 
 def _lives(now: datetime, within: float | None) -> dict[str, datetime | None]:
     return {
-        "alive_until": now + timedelta(seconds=ALIVE),
+        "alive_until": now + timedelta(seconds=ALIVE if within is None else min(ALIVE, within)),
         "until": None if within is None else now + timedelta(seconds=within),
     }

@@ -204,7 +204,7 @@ class Waiter:
         before its slot opens, and where nobody knows when that is, ever later.
         """
         assert answer.reading is not None
-        known = answer.until if answer.is_held else max(answer.until or 0, answer.earliest or 0)
+        known = answer.until if answer.until or answer.is_held else answer.earliest
         left = (known - answer.reading.at) / 1_000_000 if known else 0.0
         if answer.is_held and known is None:
             left = PAUSED
@@ -267,6 +267,8 @@ class Waiter:
         )
         call._state.db = self.using
         found = forecast.forecast(call)
+        if found.position == 1 and last.until is not None:
+            return from_us(last.until), last.reason
         return found.release_at, found.reason or last.reason
 
     def _job(self, granted: Granted) -> Job:

@@ -95,6 +95,24 @@ def test_who_is_far_behind_looks_seldom_though_others_go(rules: Rules) -> None:
         near.withdraw()
 
 
+def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
+    """Those of another key before it are blocked by that, and take nothing of the limit of all."""
+    rules(r=Rule(limits=[SlidingWindow("3/10s"), SlidingWindow("1/h", per="key")]))
+    with travel() as clock:
+        with callqueue.permit("r", key="a"):
+            pass
+        clock.forward(9)
+        with callqueue.permit("r", key="b"):
+            pass
+        waiters = [waiter(key="a") for _ in range(3)]
+        with callqueue.permit("r", key="c", wait=0):
+            pass
+        one = waiter(key="d")
+        assert until_next_pass(one) < 2
+        for other in waiters:
+            other.withdraw()
+
+
 def test_one_that_may_be_granted_any_moment_looks_often(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/s")]))
     with callqueue.permit("r"):
@@ -187,3 +205,36 @@ def test_one_that_does_not_wait_gives_up_soon_where_others_are_in_its_way(
             pytest.fail("somebody else has the rule")
         assert clock.now() - before < timedelta(seconds=1.5)
     assert not PermitRequest.objects.exists()
+
+
+def test_one_that_died_stands_in_nobodys_way_for_longer_than_it_would_have_waited(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/s")]))
+    with travel() as clock:
+        with callqueue.permit("r"):
+            pass
+        waiter(wait=0.3)
+        send("r")
+        clock.forward(1.5)
+        assert len(release_pass.release("default", ["r"]).released) == 1
+
+
+@pytest.mark.parametrize("waits", ["permits", "calls", "both"])
+def test_not_now_counts_what_waits_for_the_same_key(rules: Rules, waits: str) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", per="key"), SlidingWindow("50/h")]))
+    with travel() as clock:
+        with callqueue.permit("r", key="a"):
+            taken = clock.now()
+        ahead = [waiter(key="a")] if waits != "calls" else []
+        if waits != "permits":
+            send("r", key="a")
+        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0):
+            pytest.fail("over the limit")
+        until, hours = refused.value.until, 3 if waits == "both" else 2
+        assert until is not None
+        assert timedelta(hours=hours) < until - taken < timedelta(hours=1.05 * hours)
+        with callqueue.permit("r", key="b", wait=0):
+            pass
+        for one in ahead:
+            one.withdraw()
