@@ -20,7 +20,7 @@ from tests.support.processes import ROOT, Processes
 
 VERSION = "5.6.3"
 LEAST = 190
-SECONDS = 1500
+SECONDS = 2700
 FILES = ["t/integration/test_tasks.py", "t/integration/test_canvas.py"]
 OPTIONS = [
     "-p",
@@ -35,7 +35,7 @@ OPTIONS = [
     "no:cacheprovider",
     "-o",
     "junit_family=xunit1",
-    "-q",
+    "-v",
 ]
 SETTINGS = """
 CELERY_TASK_IGNORE_RESULT = False
