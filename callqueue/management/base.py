@@ -112,6 +112,11 @@ class CallQueueCommand(BaseCommand):
             raise ReaderLeft from None
 
 
+def counted(number: int, noun: str = "call") -> str:
+    """The number with its noun, which ends in "s" where there is not one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def problem(why: str) -> CommandError:
     """The command found a problem."""
     return CommandError(printable(why), returncode=PROBLEM)

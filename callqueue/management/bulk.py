@@ -10,7 +10,14 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, duration, key_of, problem, wrong_use
+from callqueue.management.base import (
+    CallQueueCommand,
+    counted,
+    duration,
+    key_of,
+    problem,
+    wrong_use,
+)
 from callqueue.management.progress import progress
 from callqueue.operations import bulk
 from callqueue.operations.bulk import Pick
@@ -77,19 +84,19 @@ class BulkCommand(CallQueueCommand):
     ) -> None:
         """Ask where somebody is there to answer, do it with a progress bar, and say how many."""
         if options["dry_run"]:
-            self.say(f"would {self.verb} {bulk.count(using, pick)} calls; nothing was changed")
+            self.say(f"would {self.verb} {counted(bulk.count(using, pick))}; nothing was changed")
             return
         if self.may_ask(options):
             self._ask(bulk.count(using, pick), warning)
         with progress(f"{self.verb}ing") as update:
             count = do(using, pick, progress=update)
-        self.say(f"{self.past} {count} calls")
+        self.say(f"{self.past} {counted(count)}")
 
     def may_ask(self, options: dict[str, Any]) -> bool:
         """Whether somebody is there to answer, and wants to be asked."""
         return bool(options["interactive"]) and sys.stderr.isatty() and sys.stdin.isatty()
 
     def _ask(self, count: int, warning: str) -> None:
-        answer = input(f"{warning}{self.verb} {count} calls? [y/N] ")
+        answer = input(f"{warning}{self.verb} {counted(count)}? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):
             raise problem("nothing was changed")

@@ -49,9 +49,10 @@ def shared_task(*arguments: Any, **options: Any) -> Any:
 
 
 def redis_connection() -> Any:
+    """Theirs. They wait for 10 seconds and more; since redis-py 8 a socket gives up before that."""
     from redis import Redis
 
-    return Redis.from_url(REDIS)
+    return Redis.from_url(REDIS, socket_timeout=None)
 
 
 _shared_task, _task = celery.shared_task, celery.Task

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.suites import judged, published
-from tests.suites.celery_differences import DIFFERENCES, LEFT_OUT
+from tests.suites.celery_differences import DIFFERENCES, LEFT_OUT, MAY_DIFFER
 from tests.support import brokers, servers
 from tests.support.processes import ROOT, Processes
 
 VERSION = "5.6.3"
 LEAST = 190
-SECONDS = 1500
+SECONDS = 2700
 FILES = ["t/integration/test_tasks.py", "t/integration/test_canvas.py"]
 OPTIONS = [
     "-p",
@@ -35,7 +35,7 @@ OPTIONS = [
     "no:cacheprovider",
     "-o",
     "junit_family=xunit1",
-    "-q",
+    "-v",
 ]
 SETTINGS = """
 CELERY_TASK_IGNORE_RESULT = False
@@ -65,8 +65,9 @@ def test_celerys_integration_suite(
     with brokers.broker("redis") as results:
         configure(SETTINGS.format(queue=processes.broker.queue(), results=results.url))
         verdicts = run(processes, tmp_path, beside, results.url)
-    print(f"Celery {VERSION}: {verdicts.counts()}\n{judged.by_reason(verdicts, DIFFERENCES)}")
-    assert not judged.complaints(verdicts, DIFFERENCES)
+    reasons = judged.by_reason(verdicts, {**DIFFERENCES, **MAY_DIFFER})
+    print(f"Celery {VERSION}: {verdicts.counts()}\n{reasons}")
+    assert not judged.complaints(verdicts, DIFFERENCES, MAY_DIFFER)
     assert len(verdicts.passed) >= LEAST
 
 
@@ -82,7 +83,7 @@ def run(processes: Processes, folder: Path, beside: Path, redis: str) -> judged.
     processes.environment |= {
         "PYTHONPATH": f"{folder}:{ROOT}:{processes.folder}:{beside}",
         "CALLQUEUE_SUITE_REDIS": redis,
-        "CALLQUEUE_SUITE_DIFFERS": json.dumps(list(DIFFERENCES)),
+        "CALLQUEUE_SUITE_DIFFERS": json.dumps([*DIFFERENCES, *MAY_DIFFER]),
     }
     processes.dispenser()
     report = folder / "report.xml"

@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 
 from callqueue import database
 from callqueue.maintenance import cleanup, recovery
-from callqueue.management.base import CallQueueCommand, duration, wrong_use
+from callqueue.management.base import CallQueueCommand, counted, duration, wrong_use
 from callqueue.management.progress import progress
 
 LOCKS = (
@@ -71,7 +71,7 @@ class Command(CallQueueCommand):
             self.say(f"would delete {_counts(cleaned)}; nothing was changed")
         else:
             self.say(
-                f"recovered {recovered} calls, deleted {_counts(cleaned)}{_reclaimed(options)}"
+                f"recovered {counted(recovered)}, deleted {_counts(cleaned)}{_reclaimed(options)}"
             )
 
     def _recover(self, using: str, wanted: bool) -> int:
@@ -94,8 +94,8 @@ def _label(options: dict[str, Any]) -> str:
 
 def _counts(cleaned: cleanup.Cleaned) -> str:
     return (
-        f"{cleaned.calls} calls, {cleaned.attempts} attempts of calls that are gone, "
-        f"{cleaned.holds} ended holds"
+        f"{counted(cleaned.calls)}, {counted(cleaned.attempts, 'attempt')} of calls that are gone, "
+        f"{counted(cleaned.holds, 'ended hold')}"
     )
 
 

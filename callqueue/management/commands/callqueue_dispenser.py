@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError
 from callqueue import conf
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.management.base import CallQueueCommand, problem, wrong_use
+from callqueue.management.base import CallQueueCommand, counted, problem, wrong_use
 from callqueue.operations import dispensers, doctor
 from callqueue.texts import in_one_line
 
@@ -90,7 +90,7 @@ class Command(CallQueueCommand):
             dispenser.leave()
         if refused:
             raise problem(f"the broker is away: {refused[0]}; what was released waits again")
-        self.say(f"released {count} calls")
+        self.say(f"released {counted(count)}")
 
     def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
         stop = threading.Event()

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, problem, wrong_use
+from callqueue.management.base import CallQueueCommand, counted, problem, wrong_use
 from callqueue.management.progress import progress
 from callqueue.security.redaction import printable
 from callqueue.sending import importer, json_lines
@@ -60,7 +60,7 @@ class Command(CallQueueCommand):
                 "nothing was sent (--skip-bad sends the others)"
             )
         discarded = f", {fed.discarded} discarded by the router" if fed.discarded else ""
-        self.say(f"sent {fed.sent} calls{discarded}")
+        self.say(f"sent {counted(fed.sent)}{discarded}")
         if fed.refused:
             raise problem(f"{fed.refused} of {fed.lines} lines were skipped")
 

@@ -1,7 +1,8 @@
-"""callqueue_simulate: what draining so many calls under a rule would take."""
+"""callqueue_simulate: what draining a number of calls under a rule would take."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from datetime import timedelta
 from typing import Any
 
@@ -10,13 +11,13 @@ from django.core.management.base import CommandParser
 from callqueue import conf, database
 from callqueue.ledger import agreement
 from callqueue.limits.simulation import simulate
-from callqueue.management.base import CallQueueCommand, wrong_use
+from callqueue.management.base import CallQueueCommand, counted, wrong_use
 from callqueue.operations import latency as pacing
 
 
 class Command(CallQueueCommand):
     help = (
-        "Say how long so many calls under a rule would take, "
+        "Say how long a number of calls under a rule would take, "
         "from an idle start, with workers enough, and what limits them."
     )
 
@@ -51,6 +52,7 @@ class Command(CallQueueCommand):
             )
         conf.current().rule(rule)
         book = agreement.book_in_force(using)
+        units = {budget.limit.unit for budget in book.budgets.get(rule, ())}
         start = database.to_us(database.clock(using))
         delivery, notice = pacing.observed(using)
         try:
@@ -60,7 +62,7 @@ class Command(CallQueueCommand):
                 calls,
                 latency=latency,
                 start=start,
-                cost=_cost(options["cost"]),
+                cost=_cost(options["cost"], units),
                 keys=options["keys"],
                 delivery=delivery,
                 notice=notice,
@@ -83,15 +85,18 @@ class Command(CallQueueCommand):
             if found.binding_limit
             else "no limit binds"
         )
-        self.say(f"{calls} calls under {rule} take {_length(found.seconds)}; {binds}")
+        takes = "takes" if calls == 1 else "take"
+        self.say(f"{counted(calls)} under {rule} {takes} {_length(found.seconds)}; {binds}")
 
 
 def _length(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{timedelta(seconds=round(seconds))} (h:mm:ss)"
 
 
-def _cost(text: str) -> Any:
+def _cost(text: str, units: Set[str]) -> Any:
     unit, _, amount = text.rpartition("=")
     if not amount.isdecimal():
         raise ValueError(f"{text!r} is neither a whole number nor unit=n")
+    if unit and unit not in units:
+        raise ValueError(f"no limit of the rule counts {unit!r}")
     return {unit: int(amount)} if unit else int(amount)

@@ -146,7 +146,11 @@ def is_eager() -> bool:
 
 def _transport() -> str:
     """The scheme of the broker's URL, without what comes after "+"."""
-    return str(celery_app().connection_for_write().transport_cls).partition("+")[0].lower()
+    try:
+        named = str(celery_app().connection_for_write().transport_cls)
+    except ImportError:  # of its package: see _missing_package
+        named = str(celery_app().conf.broker_write_url).partition(":")[0]
+    return named.partition("+")[0].lower()
 
 
 def _broker_name() -> str:

@@ -26,7 +26,7 @@ def two_rules(rules: Rules) -> None:
 def test_requeue_takes_the_failed_ones_unless_told_which() -> None:
     calls = ended(Status.FAILED), ended(Status.UNKNOWN), ended(Status.CANCELLED), ended(Status.DONE)
     ran = run("requeue")
-    assert (ran.code, ran.out) == (0, "requeued 1 calls\n")
+    assert (ran.code, ran.out) == (0, "requeued 1 call\n")
     assert statuses(*calls) == [Status.NEW, Status.UNKNOWN, Status.CANCELLED, Status.DONE]
 
 
@@ -45,7 +45,7 @@ def test_done_calls_are_made_again_only_where_that_is_said() -> None:
     assert refused.code == 2
     assert "--again" in refused.error
     assert statuses(call) == [Status.DONE]
-    assert run("requeue", "--status", "done", "--again").out == "requeued 1 calls\n"
+    assert run("requeue", "--status", "done", "--again").out == "requeued 1 call\n"
 
 
 def test_requeued_calls_come_due_at_a_pace_and_not_before() -> None:
@@ -71,7 +71,7 @@ def test_only_one_rule_and_one_key() -> None:
 def test_a_key_of_several_names_is_json() -> None:
     call = ended(Status.FAILED, rule="other", key={"workspace": "T1", "channel": "C9"})
     assert (
-        run("requeue", "--key", '{"workspace": "T1", "channel": "C9"}').out == "requeued 1 calls\n"
+        run("requeue", "--key", '{"workspace": "T1", "channel": "C9"}').out == "requeued 1 call\n"
     )
     assert statuses(call) == [Status.NEW]
     assert run("requeue", "--key", "{nonsense").code == 2
@@ -79,10 +79,10 @@ def test_a_key_of_several_names_is_json() -> None:
 
 def test_a_dry_run_counts_and_changes_nothing() -> None:
     call = ended(Status.FAILED)
-    assert run("requeue", "--dry-run").out == "would requeue 1 calls; nothing was changed\n"
+    assert run("requeue", "--dry-run").out == "would requeue 1 call; nothing was changed\n"
     assert statuses(call) == [Status.FAILED]
     waiting = send("r")
-    assert run("cancel", "--dry-run").out == "would cancel 1 calls; nothing was changed\n"
+    assert run("cancel", "--dry-run").out == "would cancel 1 call; nothing was changed\n"
     assert statuses(waiting) == [Status.NEW]
 
 
@@ -121,13 +121,13 @@ def test_cancel_wants_to_be_told_which_where_nobody_can_be_asked() -> None:
         assert "--all" in refused.error
     assert run("cancel", "--all", "--rule", "r").code == 2
     assert statuses(call) == [Status.NEW]
-    assert run("cancel", "--all").out == "cancelled 1 calls\n"
+    assert run("cancel", "--all").out == "cancelled 1 call\n"
 
 
 def test_cancel_without_options_asks_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     call = send("r")
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: "n" if "1 calls" in question else "y")
+    monkeypatch.setattr("builtins.input", lambda question: "n" if "1 call" in question else "y")
     assert run("cancel").code == 1
     assert statuses(call) == [Status.NEW]

@@ -72,7 +72,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing() -> None:
     release()
     CallAttempt.objects.open().update(lease_until=timezone.now() - timedelta(hours=1))
     ran = run("cleanup", "--dry-run")
-    assert ran.out.startswith("would delete 1 calls")
+    assert ran.out.startswith("would delete 1 call")
     assert CallQueue.objects.count() == 2
     assert CallAttempt.objects.open().count() == 1
 
@@ -81,7 +81,7 @@ def test_lost_calls_are_recovered_first() -> None:
     call = send("r")
     release()
     CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
-    assert run("cleanup").out.startswith("recovered 1 calls")
+    assert run("cleanup").out.startswith("recovered 1 call")
     call.refresh_from_db()
     assert call.status == Status.NEW
 

@@ -74,10 +74,10 @@ def test_an_envelope_has_the_arguments_of_send(send_file: Send) -> None:
 
 
 def test_one_document_over_several_lines_is_one_call(send_file: Send) -> None:
-    assert send_file(json.dumps(GOOD, indent=2)).out == "sent 1 calls\n"
+    assert send_file(json.dumps(GOOD, indent=2)).out == "sent 1 call\n"
     assert (
         send_file("\n\n" + json.dumps({"call_data": GOOD}, indent="\t") + "\n\n").out
-        == "sent 1 calls\n"
+        == "sent 1 call\n"
     )
 
 
@@ -88,7 +88,7 @@ def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter
         send_file(b"\xef\xbb\xbf" + f"\r\n\r\n{LINE}\r\n   \r\n{LINE}".encode()).out
         == "sent 2 calls\n"
     )
-    assert send_file(b"\xef\xbb\xbf" + json.dumps(GOOD, indent=1).encode()).out == "sent 1 calls\n"
+    assert send_file(b"\xef\xbb\xbf" + json.dumps(GOOD, indent=1).encode()).out == "sent 1 call\n"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_standard_input_is_read_even_if_it_is_a_pipe(
 
 def test_standard_input_is_the_default(two_rules: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINE.encode())))
-    assert run("send").out == "sent 1 calls\n"
+    assert run("send").out == "sent 1 call\n"
 
 
 def test_wrong_use_is_2(send_file: Send, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
         ("--rule", "r", "--calls", "1", "--keys", "0"),
         ("--rule", "r", "--calls", "1", "--cost", "21"),
         ("--rule", "r", "--calls", "1", "--cost", "many"),
+        ("--rule", "r", "--calls", "1", "--cost", "tokens=1"),
     ],
 )
 def test_a_simulation_of_nonsense_is_wrong_use(rules: Rules, arguments: tuple[str, ...]) -> None:

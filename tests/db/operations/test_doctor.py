@@ -177,13 +177,17 @@ def test_a_package_that_the_broker_needs_is_named(
 ) -> None:
     import kombu
 
-    def fails(self: Any) -> None:
+    def fails(*_: Any) -> None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
-    monkeypatch.setattr(kombu.Connection, "transport", property(fails))
     celery(broker_url="redis://127.0.0.1:1")
-    check = broker_checks.check_broker()
-    assert_wrong(check, f"the package {package} is not", 'pip install "django-callqueue[redis]"')
+    todo = 'pip install "django-callqueue[redis]"'
+    with monkeypatch.context() as missing:
+        missing.setattr(kombu.Connection, "transport", property(fails))
+        assert_wrong(broker_checks.check_broker(), f"the package {package} is not", todo)
+    monkeypatch.setattr("kombu.connection.get_transport_cls", fails)  # as a connection is made
+    assert_wrong(broker_checks.check_broker(), f"the package {package} is not", todo)
+    assert "3600 s" in broker_checks.check_visibility().detail
 
 
 def test_a_project_that_forgot_its_celery_application_is_told(
