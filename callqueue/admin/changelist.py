@@ -109,6 +109,9 @@ class MergedList(OwnList):
             self.count_text = _("about %s") % count(self.paginator.count)
         else:
             self.count_text = count(self.result_count) + ("+" if self.paginator.is_more else "")
+        if not self.query or self.paginator.is_more:
+            # Beside the search, Django says how many there are as if that were all.
+            self.full_result_count = self.result_count
 
     def _in_order(self, found: Stretches) -> list[Any]:
         """The rows of the page."""
