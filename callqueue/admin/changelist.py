@@ -27,11 +27,12 @@ PAGES = 1000  # pages that can be turned; further back, by date
 
 @dataclass(frozen=True)
 class Stretches:
-    """What a list shows: querysets each of which an index has in `order`. Those that `overlap` may
-    have rows in common. `newest`: the same among the newest rows, where these are looked at first.
+    """What a list shows: rows of which an index has each stretch in `order`. Those that `overlap`
+    may have rows in common. `newest`: the same among the newest rows, where these are looked at
+    first.
     """
 
-    rows: Sequence[QuerySet[Any]]
+    rows: Sequence[database.Stretch]
     order: tuple[str, ...]
     overlap: bool = False
     newest: Sequence[QuerySet[Any]] = ()

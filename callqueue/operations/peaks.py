@@ -105,9 +105,12 @@ class Peaks:
             if one.rule in self.of_rule and one.is_charged:
                 self._number += 1
                 seen = _seen(one)
-                for instant, *event in events_of(seen, self._number, one.rule in self._in_flight):
+                for instant, what, number, _ in events_of(
+                    seen, self._number, one.rule in self._in_flight
+                ):
                     # What comes later than any timeout allows is counted as of now.
-                    heapq.heappush(self._upcoming, (max(instant, self._horizon), *event))
+                    at = max(instant, self._horizon)
+                    heapq.heappush(self._upcoming, (at, what, number, seen))
 
     def advance(self, horizon: int, since: int) -> dict[tuple[str, int], Use]:
         """Count all that happened before the horizon, before which nothing else can have; the use
