@@ -46,9 +46,11 @@ class AttemptList(MergedList):
         found = self._found(rows.order_by()) if rows.query.where else None
         return None if found is None else Stretches(found, BY_TIME)
 
-    def _found(self, rows: QuerySet[Any]) -> list[QuerySet[Any]] | None:
+    def _found(self, rows: QuerySet[Any]) -> list[database.Stretch] | None:
         outcome, answer = self._asked(OUTCOME), self._asked(ANSWER)
-        began = [rows.filter(finished_at__isnull=True).annotate(at=F("released_at"))]
+        began: list[database.Stretch] = [
+            rows.filter(finished_at__isnull=True).annotate(at=F("released_at"))
+        ]
         ended = rows.filter(finished_at__isnull=False).annotate(at=F("finished_at"))
         if outcome == OPEN:
             return began
@@ -57,7 +59,7 @@ class AttemptList(MergedList):
         more = self._unusual(ended) if is_unusual else self._by_rule(ended)
         return None if more is None else [*([] if outcome else began), *more]
 
-    def _unusual(self, ended: QuerySet[Any]) -> list[QuerySet[Any]] | None:
+    def _unusual(self, ended: QuerySet[Any]) -> list[database.Stretch] | None:
         """By rule, outcome and answer, each combination that there is; and by rule and outcome what
         had no answer.
         """
@@ -68,18 +70,16 @@ class AttemptList(MergedList):
         each = self._combinations(ended, columns, given, IS_UNUSUAL)
         if pairs is None or each is None:
             return None
-        unanswered = [
-            ended.filter(rule=rule, outcome=outcome, response_status__isnull=True)
-            for rule, outcome in pairs
-        ]
-        answered = [ended.filter(**dict(zip(columns, one, strict=True))) for one in each]
+        without = ended.filter(response_status__isnull=True)
+        unanswered = database.Alike(without, columns[:2], pairs)
+        answered = database.Alike(ended, columns, each)
         answer = self._asked(ANSWER)
-        return unanswered if answer == NONE else answered if answer else [*unanswered, *answered]
+        return [unanswered] if answer == NONE else [answered] if answer else [unanswered, answered]
 
-    def _by_rule(self, ended: QuerySet[Any]) -> list[QuerySet[Any]] | None:
+    def _by_rule(self, ended: QuerySet[Any]) -> list[database.Stretch] | None:
         given = {"rule": self._asked(RULE)} if self._asked(RULE) else {}
         each = self._combinations(ended, ("rule",), given, HAS_ENDED)
-        return None if each is None else [ended.filter(rule=rule) for (rule,) in each]
+        return None if each is None else [database.Alike(ended, ("rule",), each)]
 
     def _combinations(
         self, rows: QuerySet[Any], columns: tuple[str, ...], given: dict[str, str], where: str

@@ -78,9 +78,12 @@ class OwnAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         common = {
             **self.admin_site.each_context(request),
             "title": title,
-            "opts": self.opts,
+            "app_name": self.opts.app_config.verbose_name,
             "media": self.media,
         }
+        # Themes head a page by its model, if it has one, else by its title.
+        is_of_calls = template.startswith("callqueue/")
+        common |= {"opts": self.opts} if is_of_calls else {"content_title": title}
         path = f"admin/callqueue/{template}"
         return TemplateResponse(request, path, {**common, **context}, status=status)
 

@@ -6,6 +6,7 @@ from django.contrib import admin
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.text import Truncator
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from callqueue import states
@@ -41,13 +42,13 @@ class CallColumns(OwnAdmin):
         if call.status not in states.WAITING:
             return ""
         seconds = (call.due_at_dt - timezone.now()).total_seconds()
-        return format_html('<span class="cq-time">{}</span>', formatting.from_now(seconds))
+        return format_html('<span class="cq-time">{}</span>', _ago_or_in(seconds))
 
     @admin.display(description=gettext_lazy("age"), ordering="created_dt")
     def age(self, call: CallQueue) -> str:
         made = call.created_dt
         made = timezone.localtime(made) if timezone.is_aware(made) else made
-        age = formatting.duration(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
+        age = formatting.short(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
         return format_html(
             '<time class="cq-time" datetime="{0}" title="{0}">{1}</time>',
             made.isoformat(" ", "seconds"),
@@ -57,3 +58,9 @@ class CallColumns(OwnAdmin):
     @admin.display(description=gettext_lazy("last error"))
     def last_error(self, call: CallQueue) -> str:
         return Truncator(redact_text(call.error_message[:2000])).chars(80)
+
+
+def _ago_or_in(seconds: float) -> str:
+    """ "4 min ago", "in 2 h": shorter than elsewhere, in a narrow column."""
+    taken = formatting.short(abs(seconds))
+    return (_("in %s") if seconds > 0 else _("%s ago")) % taken

@@ -52,11 +52,7 @@ class CallList(DatedList, MergedList):
         each = database.combinations(rows.db, table, COLUMNS, given)
         if each is None:
             return None
-        unordered = rows.order_by()
-        return Stretches(
-            [unordered.filter(**dict(zip(COLUMNS, one, strict=True))) for one in each],
-            BY_CREATION,
-        )
+        return Stretches([database.Alike(rows.order_by(), COLUMNS, each)], BY_CREATION)
 
     def _has_dates(self) -> bool:
         return any(name.startswith(CREATED) for name in self.get_filters_params())

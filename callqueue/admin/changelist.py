@@ -27,11 +27,12 @@ PAGES = 1000  # pages that can be turned; further back, by date
 
 @dataclass(frozen=True)
 class Stretches:
-    """What a list shows: querysets each of which an index has in `order`. Those that `overlap` may
-    have rows in common. `newest`: the same among the newest rows, where these are looked at first.
+    """What a list shows: rows of which an index has each stretch in `order`. Those that `overlap`
+    may have rows in common. `newest`: the same among the newest rows, where these are looked at
+    first.
     """
 
-    rows: Sequence[QuerySet[Any]]
+    rows: Sequence[database.Stretch]
     order: tuple[str, ...]
     overlap: bool = False
     newest: Sequence[QuerySet[Any]] = ()
@@ -109,6 +110,9 @@ class MergedList(OwnList):
             self.count_text = _("about %s") % count(self.paginator.count)
         else:
             self.count_text = count(self.result_count) + ("+" if self.paginator.is_more else "")
+        if not self.query or self.paginator.is_more:
+            # Beside the search, Django says how many there are as if that were all.
+            self.full_result_count = self.result_count
 
     def _in_order(self, found: Stretches) -> list[Any]:
         """The rows of the page."""

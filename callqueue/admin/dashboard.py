@@ -66,7 +66,7 @@ COLUMNS = (
            gettext_lazy("19 of 20 calls waited no longer, from due to sent; last 15 minutes"),
            lambda r: r.p95 or 0),
     Column("rate", gettext_lazy("Sent/s"),
-           gettext_lazy("sent a second, over the last whole minute"), lambda r: r.rate),
+           gettext_lazy("attempts answered a second, over the last minute"), lambda r: r.rate),
     Column("limit", gettext_lazy("Limit"),
            gettext_lazy("the highest use of any of its windows in the last hour"),
            lambda r: share_of(tightest(r))),
@@ -145,8 +145,10 @@ def _row(board: Board, rule: Standing, request: HttpRequest) -> dict[str, Any]:
         "kind": KINDS[rule.state],
         "why": _why(rule, may_see_holds(request)),
         "waiting": formatting.count(rule.backlog.waiting),
-        "oldest": "" if oldest is None else short(max(0.0, (board.now - oldest) / SECOND)),
-        "p95": "" if rule.p95 is None else short(rule.p95),
+        "oldest": ""
+        if oldest is None
+        else formatting.short(max(0.0, (board.now - oldest) / SECOND)),
+        "p95": "" if rule.p95 is None else formatting.short(rule.p95),
         "rate": health.number(rule.rate) if rule.rate else "",
         "limit": "" if budget is None else budget[0].limit.rate_text,
         "use": "" if budget is None else use_of(budget[1], rule.in_flight.count),
@@ -210,18 +212,6 @@ def use_of(peak: PeakUse | None, charged: int = 0) -> SafeString:
         f'<svg viewBox="0 0 60 8"><path class="{kind}" d="M0 0h{wide}v8H0z"/>{charged_part}</svg>'
         f" {says}"
     )
-
-
-def short(seconds: float) -> str:
-    """A duration where there is little room: "850 ms", "12 s", "4 min", "3 h", "2 d"."""
-    if seconds < 1:
-        return f"{round(1000 * seconds)} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for unit, length in (("s", 1), ("min", 60), ("h", 3600)):
-        if seconds < 120 * length and not (unit == "h" and seconds >= 48 * 3600):
-            return f"{round(seconds / length)} {unit}"
-    return f"{round(seconds / 86400)} d"
 
 
 def _count(number: int) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -79,13 +80,14 @@ def number(rate: float) -> str:
     """A rate a second: "7.9", "1,234"."""
     if rate >= 100 or rate == int(rate):
         return formatting.count(rate)
-    return f"{rate:.1f}" if rate >= 0.1 else f"{rate:.2f}"
+    digits = 1 if rate >= 0.1 else 2
+    return str(number_format(round(rate, digits), decimal_pos=digits))
 
 
 def _said(board: Board) -> Iterator[Said]:
     yield from _dispensers(board)
     rate = sum(rule.rate for rule in board.rules)
-    if board.is_counting:
+    if rate or board.is_counting:
         yield Said(_("Sending %s a second.") % number(rate))
     yield from _troubles(board)
     yield from _failures(board)
@@ -149,6 +151,11 @@ def _troubles(board: Board) -> Iterator[Said]:
         text = ngettext("%(count)d rule is failing (%(names)s).",
                         "%(count)d rules are failing (%(names)s).", len(failing))  # fmt: skip
         yield _about(text, failing, _names(failing))
+    if stuck := by_state.get("stuck"):
+        text = ngettext("Nothing is sent of %(count)d rule, though calls are due (%(names)s).",
+                        "Nothing is sent of %(count)d rules, though calls are due (%(names)s).",
+                        len(stuck))  # fmt: skip
+        yield _about(text, stuck, _names(stuck))
 
 
 def _about(text: str, rules: list[Standing], names: str) -> Said:
@@ -212,7 +219,7 @@ def _end(board: Board) -> Said:
     unknown = [rule for rule in waiting if rule.drained_s is None]
     if unknown:
         return Said(
-            _("When all is done cannot be said: %s.") % _names(unknown), "odd",
+            (_("When all is done cannot be said: %s.") % _names(unknown)).replace("….", "…"), "odd",
             rule_url(unknown[0].name),
         )  # fmt: skip
     last = max(waiting, key=lambda rule: rule.drained_s or 0)

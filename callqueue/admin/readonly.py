@@ -50,9 +50,13 @@ class _ViewOnly(OwnAdmin):
 class HoldAdmin(_ViewOnly):
     """Holds, in force and past."""
 
-    list_display = ("rule", "per", "value", "source", "reason", "began_at", "until", "in_force")
+    list_display = ("rule", "per", "value", "placed_by", "reason", "began_at", "until", "in_force")
     ordering = ("rule", "per", "value")
     list_filter = ("source",)
+
+    @admin.display(description=_("placed by"), ordering="source")
+    def placed_by(self, hold: Hold) -> str:
+        return hold.get_source_display()
 
     @admin.display(description=_("in force"), boolean=True)
     def in_force(self, hold: Hold) -> bool:
@@ -158,7 +162,7 @@ class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
         begin = attempt.sent_at or attempt.started_at
         if begin is None or attempt.finished_at is None:
             return ""
-        return formatting.duration(max(0.0, (attempt.finished_at - begin).total_seconds()))
+        return formatting.short(max(0.0, (attempt.finished_at - begin).total_seconds()))
 
     @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:

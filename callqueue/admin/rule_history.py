@@ -100,7 +100,7 @@ def sums(rule: Standing, now: int) -> list[tuple[str, list[str], str, str]]:
         waits, answers = counts.waits, counts.answers
         shown = [
             "–" if (taken := histograms.percentile(histogram, share)) is None
-            else dashboard.short(taken)
+            else formatting.short(taken)
             for histogram in (waits, answers)
             for share in (histograms.P50, histograms.P95)
         ]  # fmt: skip
@@ -126,8 +126,8 @@ def charts_of(board: Board, rule: Standing, shown: Range) -> list[dict[str, Any]
     values = {"width": WIDTHS[shown.name]}
     listed = [
         _chart(_("Attempts per %(width)s") % values, starts, sent, formatting.count, charts.bars),
-        _chart(_("Wait, from due to sent"), starts, waits, dashboard.short, charts.lines),
-        _chart(_("Answer time, from sent to answered"), starts, answers, dashboard.short,
+        _chart(_("Wait, from due to sent"), starts, waits, formatting.short, charts.lines),
+        _chart(_("Answer time, from sent to answered"), starts, answers, formatting.short,
                charts.lines),
     ]  # fmt: skip
     for budget in board.book.budgets[rule.name]:

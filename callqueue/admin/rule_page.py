@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from callqueue import conf
 from callqueue.admin import charts, dashboard, health, rule_actions, rule_history
@@ -96,10 +97,10 @@ def _figures(board: Board, rule: Standing) -> list[tuple[str, str]]:
         (_("Waiting"), formatting.count(rule.backlog.ready)),
         (_("Due later"), formatting.count(rule.backlog.later)),
         (_("In flight"), flight),
-        (_("Oldest due for"), "–" if oldest is None
+        (_("Oldest waiting"), "–" if oldest is None
          else formatting.duration(max(0.0, (board.now - oldest) / SECOND))),
         (_("Sent a second"), health.number(rule.rate)),
-        (_("p95 of the wait, 15 min"), "–" if rule.p95 is None else dashboard.short(rule.p95)),
+        (_("p95 of the wait, 15 min"), "–" if rule.p95 is None else formatting.short(rule.p95)),
         (_("Done by"), dashboard.done_of(board, rule) or "–"),
     ]  # fmt: skip
 
@@ -217,10 +218,18 @@ def _asked(
     return drain, ", ".join(words)
 
 
+def _calls(count: int) -> str:
+    return ngettext("%s call", "%s calls", count) % formatting.count(count)
+
+
 def _ends(board: Board, rule: Standing, drain: Drain | None) -> str:
     if drain is None:
         return _("nothing waits")
-    seconds = drain.seconds()
+    seconds, kept = drain.seconds(), drain.kept_back
+    if 0 < kept < drain.calls and (rest := drain.seconds(drain.calls - kept)) is not None:
+        return _("%(held)s are held until someone resumes them; the others take %(in)s.") % {
+            "held": _calls(kept), "in": formatting.duration(rest)
+        }  # fmt: skip
     if seconds is None and (math.isinf(drain.held) or drain.belated):
         return _("No estimate: held until someone resumes it.")
     if seconds is None:

@@ -27,6 +27,8 @@ from callqueue.database.index_scans import distinct_next, first_of_each, pairs_n
 from callqueue.database.json_form import FORM, forgets_form, in_form, with_form, without_form_sql
 from callqueue.database.merged_scans import (
     MOST,
+    Alike,
+    Stretch,
     begins_with,
     combinations,
     merged_count,

@@ -8,9 +8,11 @@ and not what the table holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Q, QuerySet
 
@@ -73,8 +75,22 @@ def begins_with(using: str, column: str, text: str) -> Q:
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + LAST_CHARACTER})
 
 
+@dataclass(frozen=True)
+class Alike:
+    """Stretches that differ in the values of some columns only: the rows that have one combination
+    of values each. Their SQL is made once, however many there are.
+    """
+
+    rows: QuerySet[Any]
+    columns: Sequence[str]
+    values: Sequence[tuple[Any, ...]]
+
+
+Stretch = QuerySet[Any] | Alike
+
+
 def merged_pks(
-    stretches: Sequence[QuerySet[Any]],
+    stretches: Sequence[Stretch],
     order: Sequence[str],
     start: int,
     stop: int,
@@ -86,26 +102,92 @@ def merged_pks(
 
     Stretches that `overlap` may have rows in common.
     """
-    each = [
-        rows.order_by().values_list(*(name.lstrip("-") for name in order)) for rows in stretches
-    ]
-    if not each:
+
+    def first(found: QuerySet[Any]) -> QuerySet[Any]:
+        found = found.order_by().values_list(*(name.lstrip("-") for name in order))
+        # told to sort each, PostgreSQL merges them
+        return found.order_by(*order)[:stop] if _may_nest(found.db) else found
+
+    using, union, params = _union(stretches, first, overlap=overlap)
+    if not union:
         return []
-    merged = each[0]
-    if len(each) > 1:  # told to sort each, PostgreSQL merges them
-        if connections[merged.db].features.supports_slicing_ordering_in_compound:
-            each = [rows.order_by(*order)[:stop] for rows in each]
-        merged = each[0].union(*each[1:], all=not overlap)
-    return [row[-1] for row in merged.order_by(*order)[start:stop]]
+    places = ", ".join(
+        f"{place} {'DESC' if name.startswith('-') else 'ASC'}"
+        for place, name in enumerate(order, start=1)
+    )
+    sql = f"{union} ORDER BY {places} LIMIT {stop - start} OFFSET {start}"
+    return [int(row[-1]) for row in rows(using, sql, params)]
 
 
-def merged_count(stretches: Sequence[QuerySet[Any]], most: int, *, overlap: bool = False) -> int:
+def merged_count(stretches: Sequence[Stretch], most: int, *, overlap: bool = False) -> int:
     """How many rows all stretches have, counted up to `most` + 1."""
-    each = [rows.order_by().values_list("pk") for rows in stretches]
-    if not each:
+    using, union, params = _union(
+        stretches, lambda found: found.order_by().values_list("pk"), overlap=overlap
+    )
+    if not union:
         return 0
-    merged = each[0].union(*each[1:], all=not overlap) if len(each) > 1 else each[0]
-    return int(merged[: most + 1].count())
+    sql = f"SELECT COUNT(*) FROM ({union} LIMIT {most + 1}) AS few"
+    ((count,),) = rows(using, sql, params)
+    return int(count)
+
+
+def _may_nest(using: str) -> bool:
+    """Whether the parts of a union may be in parentheses, sorted and limited."""
+    return bool(connections[using].features.supports_slicing_ordering_in_compound)
+
+
+def _union(
+    stretches: Sequence[Stretch],
+    prepare: Callable[[QuerySet[Any]], QuerySet[Any]],
+    *,
+    overlap: bool,
+) -> tuple[str, str, list[Any]]:
+    """The database, the union of all stretches as SQL, and its parameters; no SQL where none has
+    any rows.
+    """
+    using, parts, params = "", list[str](), list[Any]()
+    for one in stretches:
+        base = one.rows if isinstance(one, Alike) else one
+        using = base.db
+        for sql, own in _statements(one, prepare):
+            parts.append(sql)
+            params += own
+    if len(parts) == 1:
+        return using, f"SELECT * FROM ({parts[0]}) AS one", params
+    if parts and _may_nest(using):
+        parts = [f"({part})" for part in parts]
+    return using, (" UNION " if overlap else " UNION ALL ").join(parts), params
+
+
+def _statements(
+    stretch: Stretch, prepare: Callable[[QuerySet[Any]], QuerySet[Any]]
+) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The SQL of a stretch, or of each of those that are alike, with its parameters."""
+    if not isinstance(stretch, Alike):
+        yield from _compiled(prepare(stretch))
+        return
+    if not stretch.values:
+        return
+    marks = [_mark(place, value) for place, value in enumerate(stretch.values[0])]
+    marked = stretch.rows.filter(**dict(zip(stretch.columns, marks, strict=True)))
+    for sql, params in _compiled(prepare(marked)):
+        for values in stretch.values:
+            meant = dict(zip(marks, values, strict=True))
+            yield sql, [meant.get(p, p) if isinstance(p, str | int) else p for p in params]
+
+
+def _mark(place: int, value: Any) -> Any:
+    """What stands for the value of a column while the SQL is made: nothing that anybody asks
+    for.
+    """
+    return 32_000 + place if isinstance(value, int) else f"\x00{place}"
+
+
+def _compiled(found: QuerySet[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    try:
+        yield found.query.get_compiler(found.db).as_sql()
+    except EmptyResultSet:
+        return
 
 
 def _that_are(

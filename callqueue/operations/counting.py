@@ -147,6 +147,8 @@ class Counter:
             horizon = min(horizon, until - peaks.lag)
         elif (first := ended_attempts.first_begun(self.using, rules, until)) is not None:
             horizon = min(horizon, first)
+        # However long a call is in flight: what is kept of what came after it is bounded.
+        horizon = max(horizon, until - peaks.lag)
         uses = peaks.advance(horizon, row.peaks_until)
         self._uses.add(rolled(uses, tuple(KEPT)))
         row.peaks_until = max(row.peaks_until, horizon)

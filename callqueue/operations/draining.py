@@ -94,8 +94,15 @@ class Drain:
         known = [one for one in taken if one is not None]
         return seconds + max(known, default=0.0) + self.latency
 
+    @property
+    def kept_back(self) -> int:
+        """The calls that holds on keys keep back until somebody resumes them."""
+        return sum(calls for seconds, calls in self.belated if math.isinf(seconds))
+
     def curve(self) -> list[tuple[float, int]]:
-        """How many calls are left after so many seconds; empty where nobody can say."""
+        """How many calls are left after so many seconds, as long as somebody can say; empty where
+        nobody can.
+        """
         points = [(0.0, self.calls)]
         if self.held and not math.isinf(self.held):
             points.append((self.held, self.calls))
@@ -103,7 +110,7 @@ class Drain:
             gone = -(-self.calls * part // POINTS)
             seconds = self.seconds(gone)
             if seconds is None:
-                return []
+                return points if part > 1 else []
             points.append((max(seconds, points[-1][0]), self.calls - gone))
         return points
 

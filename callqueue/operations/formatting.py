@@ -85,3 +85,15 @@ def _locale(language: str) -> Locale:
         except ValueError:
             continue
     return get_locale("en")
+
+
+def short(seconds: float) -> str:
+    """A duration where there is little room: "850 ms", "12 s", "4 min", "3 h", "2 d"."""
+    if seconds < 1:
+        return f"{round(1000 * seconds)} ms"
+    if seconds < 10:
+        return f"{number_format(round(seconds, 1), decimal_pos=1)} s"
+    for unit, length in (("s", 1), ("min", 60), ("h", 3600)):
+        if seconds < 120 * length and not (unit == "h" and seconds >= 48 * 3600):
+            return f"{round(seconds / length)} {unit}"
+    return f"{round(seconds / 86400)} d"

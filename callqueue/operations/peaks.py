@@ -25,12 +25,13 @@ from callqueue.operations.audited_budgets import (
     events_of,
     rules_in_flight,
 )
-from callqueue.operations.ended_attempts import Ended, ended, next_end
+from callqueue.operations.ended_attempts import Ended, ended
 from callqueue.operations.history import kept_name
 
 MOST = 200_000  # calls that a budget's windows may hold to be followed; an audit has no such bound
 LARGE = 600 * SECOND  # windows that may hold more
-STRETCH = 20 * SECOND  # what is read again at a time
+STRETCH = 20 * SECOND  # what is read again at a time; more, where that is little
+LITTLE, MUCH = 1000, 4000  # attempts
 MINUTE = 60 * SECOND
 
 
@@ -67,9 +68,14 @@ class Peaks:
         }
         self.of_rule = by_rule(self.budgets.values())
         self._in_flight = rules_in_flight(self.of_rule)
-        oldest = min((one.limit.horizon(until) for one in self.budgets.values()), default=until)
         self.lag = audit.longest_lag(book)
-        self.cursor = min(until, oldest) - self.lag
+        # By rule, from when on its attempts are read again: no longer ago than its windows reach.
+        self._since = {
+            rule: min(until, *(one.limit.horizon(until) for one in listed)) - self.lag
+            for rule, listed in self.of_rule.items()
+        }
+        self.cursor = min(self._since.values(), default=until - self.lag)
+        self._stretch = STRETCH
         self._horizon = self._number = 0
         self._upcoming: list[Event] = []
         self._amounts: dict[str, tuple[float, float]] = {}
@@ -81,11 +87,14 @@ class Peaks:
         whether it is all read.
         """
         while self.cursor < until and time.monotonic() < late:
-            end = min(until, self.cursor + STRETCH)
-            if found := ended(self.using, sorted(self.of_rule), self.cursor, end):
-                self.take(found)
-            else:
-                end = min(until, next_end(self.using, sorted(self.of_rule), end) or until)
+            end = min(until, self.cursor + self._stretch)
+            rules = sorted(rule for rule, since in self._since.items() if since < end)
+            found = ended(self.using, rules, self.cursor, end)
+            self.take(found)
+            if len(found) < LITTLE:
+                self._stretch *= 2
+            elif len(found) > MUCH:
+                self._stretch = max(SECOND, self._stretch // 4)
             self.cursor = end
             self.advance(end - self.lag, end)
         return self.cursor >= until
@@ -96,8 +105,12 @@ class Peaks:
             if one.rule in self.of_rule and one.is_charged:
                 self._number += 1
                 seen = _seen(one)
-                for event in events_of(seen, self._number, one.rule in self._in_flight):
-                    heapq.heappush(self._upcoming, event)
+                for instant, what, number, _ in events_of(
+                    seen, self._number, one.rule in self._in_flight
+                ):
+                    # What comes later than any timeout allows is counted as of now.
+                    at = max(instant, self._horizon)
+                    heapq.heappush(self._upcoming, (at, what, number, seen))
 
     def advance(self, horizon: int, since: int) -> dict[tuple[str, int], Use]:
         """Count all that happened before the horizon, before which nothing else can have; the use

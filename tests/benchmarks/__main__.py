@@ -137,8 +137,30 @@ def parts(options: argparse.Namespace) -> None:
         [name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}", f"{one['functions']:.0f}"]
         for name, one in found.items()
     ]
+    shares = [f"{room.share_of_counting(found, one):.1%}" for one in found[room.COUNTING]]
+    rows.append(["counting's share of a call", *shares])
     heads = ["one process, full messages", "CPU ms", "wall ms", "functions called"]
     _show("parts", "Parts of a call", heads, rows, found)
+
+
+def indexes(options: argparse.Namespace) -> None:
+    from tests.benchmarks import indexes as room
+
+    found = room.measure(options.calls, options.rounds)
+    whole = found[room.ALL]
+    rows = [
+        [
+            name,
+            f"{one['us']:.1f}",
+            f"{one['us'] / whole['us']:.3f}",
+            f"{one['wal']:.0f}",
+            f"{one['wal'] / whole['wal']:.3f}",
+            f"{one['bytes']:.0f}",
+        ]
+        for name, one in found.items()
+    ]
+    head = ["one call's rows", "us", "of all", "bytes of WAL", "of all", "bytes of index"]
+    _show("indexes", "Indexes of the lists", head, rows, found)
 
 
 def exact(options: argparse.Namespace) -> None:
@@ -268,15 +290,17 @@ def dashboard(options: argparse.Namespace) -> None:
             f"{one['worst_ms']:.0f}",
             f"{one['database_ms']:.0f}",
             f"{one['statements']:.0f}",
+            f"{one['bytes'] / 1000:.0f}" if one["bytes"] else "",
         ]
         for one in found.values()
     ]
     head = [
-        f"{options.rows:,} calls, as many attempts",
+        f"{options.rows:,} calls, as many attempts, 250 rules",
         "median ms",
         "worst ms",
         "of it the database",
         "statements",
+        "kB",
     ]
     _show("dashboard", "Dashboard", head, rows, found, f"--rows {options.rows}")
 
@@ -376,6 +400,7 @@ EXPERIMENTS = {
     "flat": flat,
     "sending": sending,
     "parts": parts,
+    "indexes": indexes,
     "exact": exact,
     "slow": slow,
     "hostile": hostile,

@@ -1,10 +1,10 @@
-"""What operators wait for: the dashboard, status and a call's forecast over large tables, cold and
-warm.
+"""What operators wait for: the dashboard of 250 rules, a rule's page, lists, status and a call's
+forecast over large tables.
 
-In: how many rows each table has. Out: milliseconds and statements of each page and command,
+In: how many rows each table has. Out: milliseconds, statements and bytes of each page and command,
 medians; `slowest` names the statement that took longest. Rows are made in the database by the
-hundred thousand; nothing is sent. Cold means that Django's cache is empty; PostgreSQL's own is what
-it is after a vacuum.
+hundred thousand; nothing is sent. Nothing is cached but by PostgreSQL: its own cache is what it is
+after a vacuum.
 """
 
 from __future__ import annotations
@@ -36,9 +36,34 @@ CALLQUEUE = {
         "day": Rule(limits=[SlidingWindow("300000/d"), SlidingWindow("1500/m")]),
         "mail": Rule(limits=[SlidingWindow("40000/h")]),
         "default": Rule(limits=[SlidingWindow("100/s")]),
+        **{f"provider-{i}": Rule(limits=[SlidingWindow("10/s"), SlidingWindow("20000/d")]) for i in range(242)},
     },
 }
 """
+OTHERS = "'provider-' || i / 5 % 242"  # every fifth call's rule
+# The lists' queries: what an operator asks for, alone and combined.
+CALLS = (
+    "",
+    "status__exact=0",
+    "status__exact=4",
+    "rule__exact=pay",
+    "rule__exact=provider-17&status__exact=4",
+    "rule__exact=chat&status__exact=0&method__exact=post",
+    "q=k77",
+    "q=k77&status__exact=4",
+    "q=api.example.com",
+    "q=/v1/",
+    "p=3&status__exact=3",
+)
+ATTEMPTS = (
+    "",
+    "rule__exact=chat",
+    "outcome__exact=succeeded&rule__exact=provider-17",
+    "answer=402",
+    "outcome__exact=throttled",
+    "ended=1h",
+    "q=k77",
+)
 
 
 def measure(rows: int) -> dict[str, Any]:
@@ -82,7 +107,7 @@ def count() -> dict[str, Any]:
     }
     return {
         name: {
-            "what": name, "median_ms": us, "worst_ms": us, "statements": sent, "database_ms": 0.0
+            "what": name, "median_ms": us, "worst_ms": us, "statements": sent, "database_ms": 0.0, "bytes": 0
         }
         for name, us in each.items()
     }  # fmt: skip
@@ -109,11 +134,11 @@ def fill(rows: int) -> None:
 
 
 def look() -> dict[str, Any]:
-    """Each page and command as an operator asks for it."""
+    """Each page, list and command as an operator asks for it."""
     from django.contrib.auth.models import User
-    from django.core.cache import cache
     from django.test import Client, override_settings
 
+    from callqueue.metrics import CallQueueCollector
     from callqueue.models import CallQueue
     from callqueue.operations import status_report
 
@@ -129,11 +154,21 @@ def look() -> dict[str, Any]:
         "/admin/callqueue/callqueue/dashboard/live/",
     )
     asked: dict[str, Callable[[], Any]] = {
-        "dashboard, cold": lambda: (cache.clear(), _get(client, page)),
-        "dashboard, warm": lambda: _get(client, page),
+        "dashboard": lambda: _get(client, page),
         "its next look": lambda: _get(client, live),
         "the page of a rule": lambda: _get(client, f"{page}rules/chat/"),
-        "changelist": lambda: _get(client, "/admin/callqueue/callqueue/"),
+        "its next look ": lambda: _get(client, f"{page}rules/chat/?live=1"),
+        **{
+            f"{title}, {query or 'all'}": (
+                lambda model=model, query=query: _get(client, f"/admin/callqueue/{model}/?{query}")
+            )
+            for title, model, queries in (
+                ("calls", "callqueue", CALLS),
+                ("attempts", "callattempt", ATTEMPTS),
+            )
+            for query in queries
+        },
+        "metrics": lambda: list(CallQueueCollector().collect()),
         "callqueue_status --json": lambda: status_report.overview("default"),
         "forecast, 1,000 calls ahead": near.forecast,
         **{f"forecast, last of {rule}": call.forecast for rule, call in last.items()},
@@ -157,7 +192,7 @@ def _timed(ask: Callable[[], Any]) -> dict[str, Any]:
     for _ in range(ROUNDS):
         began = time.perf_counter()
         with connection.execute_wrapper(watched):
-            ask()
+            answer = ask()
         taken.append(1000 * (time.perf_counter() - began))
     seconds, sql = max(statements)
     return {
@@ -167,39 +202,44 @@ def _timed(ask: Callable[[], Any]) -> dict[str, Any]:
         "database_ms": 1000 * sum(seconds for seconds, _ in statements) / ROUNDS,
         "slowest_ms": 1000 * seconds,
         "slowest": sql[:300],
+        "bytes": answer if isinstance(answer, int) else 0,
     }
 
 
-def _get(client: Any, path: str) -> None:
+def _get(client: Any, path: str) -> int:
+    """The answer's length in bytes."""
     response = client.get(path)
     if response.status_code != 200:
         raise AssertionError(f"{path}: {response.status_code}")
+    return len(response.content)
 
 
 def _make_calls(count: int, state: str, attempts: str) -> None:
-    """Calls of every rule in turn, of a thousand keys where the rule has limits per key."""
+    """Calls of every rule in turn, of a thousand keys where the rule has limits per key; a fifth of
+    them of the 242 others.
+    """
     columns = (
         "status, ready, finished_at_dt, failed_count, last_attempt, rule, key, queue, priority, cost, created_dt, due_at_dt, "
-        "call_data, method, host, throttled_count, error_message, callback_pending, reconcile_count, idempotency_key"
+        "call_data, method, host, path, throttled_count, error_message, callback_pending, reconcile_count, idempotency_key"
     )
     data = """'{"method": "post", "params": {"url": "https://api.example.com/v1/", "data": "' || repeat('x', 200) || '"}}'"""
-    rules = f"(ARRAY{list(RULES)})[1 + i % {len(RULES)}]"
+    rules = f"CASE WHEN i % 5 = 3 THEN {OTHERS} ELSE (ARRAY{list(RULES)})[1 + i % {len(RULES)}] END"
     for start in range(0, count, 100_000):
         _sql(
             f"INSERT INTO callqueue_callqueue ({columns}) SELECT {state}, {attempts}, {rules}, "
             f"CASE WHEN i % {len(RULES)} IN (0, 2) THEN 'k' || i % 1000 ELSE '' END, '', "
             f"CASE WHEN i % {len(RULES)} = 0 THEN 5 ELSE 0 END, '1', now() - i * interval '1 ms', now() - i * interval '1 ms', "
-            f"({data})::jsonb, 'post', 'api.example.com', 0, '', false, 0, gen_random_uuid() "
+            f"({data})::jsonb, 'post', 'api.example.com', '/v1/' || i % 1000, 0, '', false, 0, gen_random_uuid() "
             f"FROM generate_series({start}, {min(count, start + 100_000) - 1}) AS i"
         )
 
 
 def _make_attempts(count: int, over: str) -> None:
-    """Answered attempts spread evenly over this time: half of them under the rule of a million a
-    day, the others in turn.
+    """Answered attempts spread evenly over this time: a fifth of them under the 242 others, four
+    tenths under the rule of a million a day, the rest in turn.
     """
     listed = [*RULES, *["bulk"] * (len(RULES) - 2)]
-    rules = f"(ARRAY{listed})[1 + i % {len(listed)}]"
+    rules = f"CASE WHEN i % 5 = 3 THEN {OTHERS} ELSE (ARRAY{listed})[1 + i % {len(listed)}] END"
     _sql(
         "INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at, started_at, sent_at, "
         "finished_at, outcome, response_status, response_body, error_message, worker) "

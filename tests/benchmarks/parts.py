@@ -22,6 +22,8 @@ from tests.benchmarks.contestants import SETTINGS
 from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
 
+COUNTING = "counting what ended, for the dashboard"
+
 
 class Parts:
     """CPU and wall seconds by part: `parts.take("begin", work)` returns what the work returns."""
@@ -78,7 +80,11 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, recorder, request
         from callqueue.models import CallQueue
+        from callqueue.operations import counting
 
+        counting.MARGIN = counting.EVERY = 0  # what ends is counted at once, and not seconds later
+        counter = counting.Counter("default")
+        _count(counter)
         say(f"parts: {calls} calls")
         messages = list[Any]()
         url, body = on.api.url("/call"), "x" * 200
@@ -97,6 +103,7 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
                     parts.take(
                         "record", lambda reports=reports: recorder.record("default", reports)
                     )
+                parts.take(COUNTING, lambda: _count(counter))
         made = CallQueue.objects.done().count()
         if made != calls:
             raise RuntimeError(f"{made} of {calls} calls were made: the figures are of those alone")
@@ -107,3 +114,14 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
                 lambda: [session.post(url, data=body).content for _ in range(calls)],
             )
     return parts.per_call(calls)
+
+
+def share_of_counting(found: dict[str, dict[str, float]], what: str) -> float:
+    """What counting takes, as a share of all that a call costs: of CPU, time or functions."""
+    own = [one for name, one in found.items() if "bare" not in name]
+    return found[COUNTING][what] / sum(one[what] for one in own)
+
+
+def _count(counter: Any) -> None:
+    while counter.count():
+        pass

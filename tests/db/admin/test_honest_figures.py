@@ -5,6 +5,7 @@ nothing that was not counted for none, and no promise is made that something in 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from callqueue import FixedWindow, Rule, SlidingWindow
-from callqueue.admin import charts, health
+from callqueue.admin import changelist, charts, health
 from callqueue.models import CallQueue, Counted, DispenserState, Hold, Peak, Total
 from callqueue.operations import backlog, history
 from callqueue.operations import board as boards
@@ -258,3 +259,36 @@ def test_a_rule_that_is_held_without_end_is_promised_no_end(rules: Rules, root: 
     assert said == "in 0 seconds once a dispenser runs"
     limit = {"do": "limit", "rule": "pay", "limit": "pay#0", "rate": "1/s"}
     assert "No dispenser runs" in text_of(root.post(reverse(DASHBOARD), limit))
+
+
+def test_a_held_key_keeps_its_own_calls_back_and_the_others_are_estimated(
+    rules: Rules, root: Client
+) -> None:
+    rules(chat=Rule(limits=[SlidingWindow("1/s", per="key")]))
+    wait("chat", *["a"] * 60, "b", "b")
+    Hold.objects.create(rule="chat", per="key", value="b")
+    page = root.get(reverse("admin:callqueue_rule", args=["chat"]))
+    ((_, _, said),) = page.context["drain_rows"]
+    assert re.fullmatch(
+        r"2 calls are held until someone resumes them; the others take (59|6\d) seconds.", said
+    )
+    assert "<svg" in page.context["drain"], "what is known of the curve is drawn"
+
+
+def test_rules_of_which_nothing_is_sent_are_in_the_health_line(rules: Rules, root: Client) -> None:
+    rules(pay=Rule(), idle=Rule())
+    wait("pay", "")
+    assert "Nothing is sent of 1 rule, though calls are due (pay)." in said(root)
+
+
+def test_as_many_as_are_counted_are_not_said_to_be_all(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelist, "COUNTED", 3)
+    rules(pay=Rule())
+    wait("pay", *["a"] * 5)
+    for query in ("", "?rule__exact=pay", "?q=a"):
+        page = text_of(root.get(f"{reverse(CHANGELIST)}{query}"))
+        assert "3 results" not in page, query
+        if query:
+            assert "3+ calls" in page, query

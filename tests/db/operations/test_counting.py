@@ -280,6 +280,24 @@ def test_a_limit_that_is_lowered_makes_no_excess_of_what_was_allowed(
     assert (last.highest, last.allowed) == (51, 50), "a real excess is one"
 
 
+def test_a_call_in_flight_for_hours_keeps_nothing_waiting(clock: Any, rules: Any) -> None:
+    """What went meanwhile is in the peaks, and no longer in memory; it counts as it ends."""
+    rules(pay=Rule(limits=[SlidingWindow("7/s")]), slow=Rule(limits=[Concurrency(5)]))
+    counter = count()
+    slow = attempt(clock.now, rule="slow")
+    for _ in range(60):
+        now = clock.go_on(10)
+        end(attempt(now), now)
+        count(counter)
+    assert counter._peaks is not None
+    assert len(counter._peaks._upcoming) < 30
+    assert Peak.objects.filter(budget="pay#0", width=60).count() >= 7
+    end(slow, clock.now)
+    clock.go_on(30)
+    count(counter)
+    assert history.peaks("default", 60, 0)["slow#0"].highest == 1
+
+
 def test_a_limit_may_have_a_long_name(clock: Any, rules: Any) -> None:
     """A name is no reason for counting to end."""
     names = ["n" * 150 + "a", "n" * 150 + "b"]
