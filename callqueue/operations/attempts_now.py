@@ -71,8 +71,8 @@ def read(using: str, names: Sequence[str], now: int) -> AttemptsNow:
     )
     # what failed without an instant of sending was perhaps never sent
     is_stamped = (
-        "CASE WHEN COUNT(sent_at) > 0 "
-        f"OR COUNT(CASE WHEN outcome = {states.SUCCEEDED} THEN 1 END) = 0 THEN 1 ELSE 0 END"
+        "CASE WHEN COUNT(sent_at) > 0 OR COUNT(CASE WHEN outcome = %s THEN 1 END) = 0 "
+        "THEN 1 ELSE 0 END"
     )
     answered = (
         f"SELECT 1, rule, COUNT(*), {is_stamped}, SUM({ended} - {released}) FROM {table} "
@@ -87,7 +87,8 @@ def read(using: str, names: Sequence[str], now: int) -> AttemptsNow:
     flights: dict[str, InFlight] = {}
     rates, workers = dict.fromkeys(names, Rate()), list[tuple[str, datetime]]()
     sql = " UNION ALL ".join((is_open, answered, by_worker))
-    for kind, name, many, some, us in rows(using, sql, [*names, minute, states.VOIDED]):
+    params = [states.SUCCEEDED, *names, minute, states.VOIDED]
+    for kind, name, many, some, us in rows(using, sql, params):
         if kind == 0:
             flights[name] = InFlight(int(many), int(some), None if us is None else int(us))
         elif kind == 1:
