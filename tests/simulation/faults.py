@@ -16,6 +16,7 @@ from types import CodeType
 from typing import Any
 
 from tests.simulation.fault_table import FAULTS, Change
+from tests.simulation.unseen_faults import UNSEEN
 
 
 def looked_for(
@@ -57,7 +58,7 @@ def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int |
 def put_back(name: str) -> None:
     """Put a fault into the product, which nobody has imported yet."""
     by_module: dict[str, list[Change]] = {}
-    for change in FAULTS[name].changes:
+    for change in (FAULTS | UNSEEN)[name].changes:
         by_module.setdefault(f"callqueue.{change.module}", []).append(change)
     sys.meta_path.insert(0, _Finder(by_module))
 

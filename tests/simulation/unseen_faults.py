@@ -1,0 +1,163 @@
+"""Faults that no seed was seen to find yet, or that nobody has looked for since the simulation
+changed: `python -m tests.simulation --fault NAME --until-found` looks for one. What is found goes
+into `fault_table.py`.
+"""
+
+from __future__ import annotations
+
+from tests.simulation.fault_table import Change, Fault, fault
+
+UNSEEN = {
+    "expiry waits for the calls that hosts have": fault(
+        "transitions.moves",
+        'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))',
+        'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"), wait=True)',
+    ),
+    "an instant is taken for the earliest that it can be": fault(
+        "clocks",
+        "return self.at + round((instant - self.before) * 1_000_000)",
+        "return self.at + round((instant - self.after) * 1_000_000)",
+        seeds=400,
+        scenes=["tight"],
+    ),
+    "a slot is taken to open as early as it can": fault(
+        "clocks",
+        "return self.after + (instant - self.at) / 1_000_000",
+        "return self.before + (instant - self.at) / 1_000_000",
+        seeds=400,
+        scenes=["tight"],
+    ),
+    "tallies give back too much": fault(
+        "ledger.tallies",
+        "cost_of(database.loaded(charged), unit) - final,",
+        "cost_of(database.loaded(charged), unit) - final + 1,",
+        seeds=800,
+        scenes=["counted"],
+    ),
+    "a memo is believed, whoever had the last pass": fault(
+        "ledger.memo",
+        """            stored.get("version") != version
+            or set(kept) != set(group)
+            or any(memo.get("group") != own for _, memo in kept.values())
+""",
+        "            not stored.get('group')\n",
+        seeds=800,
+        scenes=["linked"],
+    ),
+    "another limit's tally is believed": Fault(
+        Change(
+            "ledger.window_tallies",
+            'if kept is None or kept["print"] != self.print:',
+            "if kept is None:",
+        ),
+        Change(
+            "ledger.memo",
+            'or any(memo.get("group") != own for _, memo in kept.values())',
+            "",
+        ),
+        seeds=800,
+        scenes=["linked"],
+    ),
+    "each dispenser goes by its own settings": fault(
+        "limits.agreements",
+        "[mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement",
+        "[mine], agreement",
+    ),
+    "whatever a message names is begun": fault(
+        "execution.claim",
+        "CASE WHEN (a.started_at IS NULL OR a.worker = %s)",
+        "CASE WHEN (TRUE OR a.worker = %s)",
+    ),
+    "what was begun is voided": fault(
+        "ledger.row_locks",
+        "if one.finished_at is None and (one.started_at is not None) == begun",
+        "if one.finished_at is None",
+    ),
+    "what was begun is cancelled": fault(
+        "ledger.row_locks", "if started is None and finished is None", "if finished is None"
+    ),
+    "what is out is requeued": fault(
+        "transitions.moves",
+        "for pk, unique_key, status in found if status in move.sources]",
+        "for pk, unique_key, status in found]",
+    ),
+    "what is out expires": Fault(
+        Change(
+            "maintenance.recovery",
+            "tables.calls(using).waiting().filter(expires_at_dt__lte",
+            "tables.calls(using).filter(finished_at_dt=None, expires_at_dt__lte",
+        ),
+        Change("transitions.moves", "if status in move.sources and value ==", "if value =="),
+    ),
+    "an attempt that is another's is recorded": fault(
+        "transitions.recording",
+        '"t.finished_at IS NULL AND t.worker = v.v1"',
+        '"t.worker IS NOT NULL"',
+    ),
+    "a worker sends after its lease": fault(
+        "execution.request",
+        "        if left <= 0:\n",
+        "        left = 1e9\n        if left <= 0:\n",
+    ),
+    "no answer is taken for nothing sent": fault(
+        "execution.request",
+        "return judging.lost(job, why) if gate.sent_at is not None",
+        "return transitions.after_void(job, why) if gate.sent_at is not None",
+    ),
+    "a reading in passing swallows a jump": fault(
+        "ledger.clock_jumps",
+        "return reading if jumped else self._keep(reading), self.steady_from",
+        "self._suspicious &= not jumped\n            return self._keep(reading), self.steady_from",
+    ),
+    "a hold gets shorter": fault(
+        "ledger.holds",
+        "(shorter.filter(until__lt=until) if until is not None else shorter).update(",
+        "shorter.update(",
+    ),
+    "what is told of is not sent yet": Fault(
+        Change("execution.telling", "if sent is None or now - sent < SLOW:", "if False:"),
+        Change("execution.telling", "sent = gate.sent_at\n", "sent = gate.sent_at or now\n"),
+        Change("execution.telling", "or not gate.is_whole:", "or False:"),
+    ),
+    "what has not arrived is told of": fault(
+        "execution.telling",
+        "job.arrived = None if not has_arrived else now if job.is_late else sent",
+        "job.arrived = sent - 0.1",
+    ),
+    "a key that is held goes all the same": fault(
+        "ledger.holds",
+        'return self.per not in ("rule", "queue") and',
+        "return False and",
+        seeds=400,
+        scenes=["keys"],
+    ),
+    "what answers tell of limits is not heard": fault(
+        "execution.judging", "if result.hold is None:", "if False:"
+    ),
+    "a calendar window ends at once for all clocks": fault(
+        "limits.kinds.fixed_window",
+        "if at >= first - self._jitter",
+        "if at >= first",
+        seeds=400,
+        scenes=["calendar"],
+    ),
+    "an answer spoils those beside it": Fault(
+        Change(
+            "execution.recorder", "return _record_apart(using, ended, error, announce)", "raise"
+        ),
+        Change("texts", "codec = charset(label)\n", "codec = label or 'utf-8'\n"),
+    ),
+    "a permit's turn is taken up though it was taken back": fault(
+        "permits.request_rows",
+        "filter(pk=attempt_id, worker=owner).unbegun()",
+        "filter(pk=attempt_id, worker=owner)",
+    ),
+    "a permit waits for dispensers with the settings of its process": fault(
+        "ledger.agreement",
+        "return book if book.agreement else replace(book, agreement=_books[using][0])",
+        "return book",
+    ),
+    "a waiter whose row is gone waits on": fault(
+        "permits.request_rows", "or row.exists()", "or True"
+    ),
+}
