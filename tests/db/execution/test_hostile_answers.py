@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def test_every_attempt_of_a_message_ends_as_its_own_answer_says(
     """The connection of such a message is never taken for one that is away: nothing waits, nothing
     is tried again.
     """
-    rules(r=Rule(classify=f"{NAME}.classify"))
+    rules(r=Rule(classify=f"{NAME}.classify", idempotency_ttl=timedelta.max))
     Hold.objects.all().delete()
     CallQueue.objects.all().delete()
     CallAttempt.objects.all().delete()
