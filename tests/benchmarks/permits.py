@@ -54,7 +54,7 @@ def measure(
             "50 wait, 20 slots a second": _asked_by_waiters("near"),
         }
         say(f"{backlog} calls that wait ...")
-        make_calls("busy", backlog, "")
+        make_calls("busy", backlog, "''")
         stage.processes.dispenser()
         time.sleep(3.0)
         waits = []
