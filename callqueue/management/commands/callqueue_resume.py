@@ -1,4 +1,4 @@
-"""callqueue_resume: ends the holds on a rule, or on one key of it, whoever laid them."""
+"""callqueue_resume: ends all holds on a rule, or on one key of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, key_of
+from callqueue.management.base import CallQueueCommand, counted, key_of
 from callqueue.operations import control
 
 
 class Command(CallQueueCommand):
-    help = "End the holds on a rule and its keys, or on one key, whoever laid them."
+    help = (
+        "End all holds on a rule and its keys, or on one key: of providers, the breaker and people."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -24,4 +26,5 @@ class Command(CallQueueCommand):
         rule, key = options["rule"], key_of(options["key"])
         count = control.resume(using, rule, key=key)
         scope = f"{rule}, key {options['key']}" if key else rule
-        self.say(f"resumed {scope}: {count} holds ended" if count else f"{scope} was not held")
+        ended = f"resumed {scope}: {counted(count, 'hold')} ended"
+        self.say(ended if count else f"{scope} was not held")

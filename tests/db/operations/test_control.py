@@ -26,7 +26,7 @@ def test_a_paused_rule_releases_nothing_until_it_is_resumed() -> None:
     hold = Hold.objects.get()
     assert (hold.rule, hold.per, hold.until, hold.reason) == ("r", "rule", None, "they asked us to")
     assert release() == []
-    assert run("resume", "r").out == "resumed r: 1 holds ended\n"
+    assert run("resume", "r").out == "resumed r: 1 hold ended\n"
     assert release() == [call]
 
 
