@@ -153,11 +153,4 @@ FAULTS = {
     "a permit that was not used is not charged": fault(
         "permits.ending", '"outcome": result.outcome,', '"outcome": states.VOIDED,'
     ),
-    "an instant is taken for the earliest that it can be": fault(
-        "clocks",
-        "return self.at + round((instant - self.before) * 1_000_000)",
-        "return self.at + round((instant - self.after) * 1_000_000)",
-        seeds=400,
-        scenes=["tight"],
-    ),
 }

@@ -153,4 +153,11 @@ UNSEEN = {
     "a waiter whose row is gone waits on": fault(
         "permits.request_rows", "or row.exists()", "or True"
     ),
+    "an instant is taken for the earliest that it can be": fault(
+        "clocks",
+        "return self.at + round((instant - self.before) * 1_000_000)",
+        "return self.at + round((instant - self.after) * 1_000_000)",
+        seeds=400,
+        scenes=["tight"],
+    ),
 }
