@@ -82,13 +82,18 @@ class Judge:
 
     def note(self, rows: list[Any], by: Process, began_at: int, now: int) -> None:
         """Attempts that were just committed: (id, call, rule, queue, key)."""
-        alive = [p for p in self.settings if not p.is_dead and p not in self.left]
+        # Who has not released anything yet may not have joined: nobody goes by its settings then.
+        joined = [
+            p
+            for p in self.settings
+            if not p.is_dead and p not in self.left and self.released_first.get(p, now) < began_at
+        ]
         for pk, call, rule, queue, key in rows:
             in_force = list(self._limits(by, rule))
-            for other in alive:
-                if other is not by and self.released_first.get(other, now) < began_at:
+            for other in joined:
+                if other is not by:
                     in_force += [one for one in self._limits(other, rule) if one not in in_force]
-            charged = {name for p in {*alive, by} for name, _ in self._limits(p, rule)}
+            charged = {name for p in {*joined, by} for name, _ in self._limits(p, rule)}
             self.releases[pk] = Release(pk, call, rule, queue, began_at, now, by, in_force, charged)
             for hold in self.holds:
                 is_held = rule == hold.rule and value_of(key, hold.per, queue) == hold.value

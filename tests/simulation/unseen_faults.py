@@ -13,13 +13,6 @@ UNSEEN = {
         'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))',
         'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"), wait=True)',
     ),
-    "an instant is taken for the earliest that it can be": fault(
-        "clocks",
-        "return self.at + round((instant - self.before) * 1_000_000)",
-        "return self.at + round((instant - self.after) * 1_000_000)",
-        seeds=400,
-        scenes=["tight"],
-    ),
     "a slot is taken to open as early as it can": fault(
         "clocks",
         "return self.after + (instant - self.at) / 1_000_000",
@@ -159,5 +152,12 @@ UNSEEN = {
     ),
     "a waiter whose row is gone waits on": fault(
         "permits.request_rows", "or row.exists()", "or True"
+    ),
+    "an instant is taken for the earliest that it can be": fault(
+        "clocks",
+        "return self.at + round((instant - self.before) * 1_000_000)",
+        "return self.at + round((instant - self.after) * 1_000_000)",
+        seeds=400,
+        scenes=["tight"],
     ),
 }
