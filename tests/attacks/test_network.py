@@ -224,7 +224,7 @@ def test_no_location_leads_inside(
         more=more,
     )
     call = redirected(honest, f"http://2130706434:{honest.port}/")
-    assert trap.connections == call.attempts.count() > 0, "it hears what is allowed"
+    assert len(trap.heard) == call.attempts.count() > 0, f"it hears what is allowed: {trap.heard}"
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def look_for_faults(options: argparse.Namespace) -> int:
         for name, seed, why in looked_for(options, names):
             missed += seed is None
             where = "not found" if seed is None else f"found by seed {seed}"
-            print(f"{name}: {where} of {FAULTS[name].seeds}: {why[:200]}", flush=True)
+            print(f"{name}: {where} ({FAULTS[name].runs} runs at most): {why[:200]}", flush=True)
     print(f"{missed} missed")
     return bool(missed)
 

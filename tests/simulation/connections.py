@@ -128,6 +128,7 @@ class OnDatabase:
         """A thread has ended: nobody has the connection that it leaves open."""
         from django.db import connections
 
+        self.server.bury(task)
         own = task.locals.get(id(connections._connections), {})
         for wrapper in own.values():
             if wrapper.connection is not None:

@@ -1,7 +1,8 @@
 """Faults that are put back into the product, one at a time, to see that the simulation finds them.
 
 Each is one change or several of the source of modules, made as they are imported (see
-`faults.py`). `seeds`: within how many it must be found. A text that is not there exactly once any more is an error: whoever changes the line changes it here.
+`faults.py`). `runs`: within how many long runs it must be found. A text that is not there exactly
+once any more is an error: whoever changes the line changes it here.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ class Change(NamedTuple):
 
 
 class Fault:
-    """Changes that are made together; within how many seeds they must be found, where only seeds
-    count whose scene has one of these words in its name.
+    """Changes that are made together; within how many long runs they must be found, where only
+    those are made whose scene has one of these words in its name.
     """
 
-    def __init__(self, *changes: Change, seeds: int = 300, scenes: Sequence[str] = ("",)) -> None:
-        self.changes, self.seeds, self.scenes = changes, seeds, scenes
+    def __init__(self, *changes: Change, runs: int = 60, scenes: Sequence[str] = ("",)) -> None:
+        self.changes, self.runs, self.scenes = changes, runs, scenes
 
 
 def fault(module: str, old: str, new: str, **how: Any) -> Fault:
@@ -74,7 +75,7 @@ FAULTS = {
         "limits.kinds.base",
         "(self.strict and finished_at is not None)",
         "(self.strict and finished_at is None)",
-        seeds=400,
+        runs=200,
         scenes=["strict"],
     ),
     "what ends between two readings is in neither": fault(
@@ -94,7 +95,7 @@ FAULTS = {
         "ledger.tallies",
         "SET correction_pending = FALSE",
         "SET correction_pending = TRUE",
-        seeds=400,
+        runs=200,
         scenes=["counted"],
     ),
     "a pass goes by an agreement of the past": fault(

@@ -16,14 +16,15 @@ from types import CodeType
 from typing import Any
 
 from tests.simulation.fault_table import FAULTS, Change
+from tests.simulation.lengths import LONG_ONES
 from tests.simulation.unseen_faults import UNSEEN
 
 
 def looked_for(
     options: argparse.Namespace, databases: Sequence[str]
 ) -> Iterator[tuple[str, int | None, str]]:
-    """Each fault, with the first seed that finds it, or None where none does that the table allows,
-    and what the judge says.
+    """Each fault, with the first long run's seed that finds it, or None where none does of those
+    that the table allows, and what the judge says.
     """
     free: SimpleQueue[str] = SimpleQueue()
     for database in databases:
@@ -43,9 +44,10 @@ def looked_for(
 def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int | None, str]:
     from tests.simulation.command import start
 
-    fault = FAULTS[name]
+    fault = (FAULTS | UNSEEN)[name]
     own = {**vars(options), "fault": name, "until_found": True, "scene": fault.scenes}
-    process = start(argparse.Namespace(**own), database, list(range(fault.seeds)))
+    seeds = range(0, fault.runs * LONG_ONES, LONG_ONES)
+    process = start(argparse.Namespace(**own), database, list(seeds))
     lines = process.stdout.read().splitlines()
     if process.wait():
         return None, f"its process ended with {process.returncode}"

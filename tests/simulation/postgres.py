@@ -60,6 +60,7 @@ class Postgres:
         self.monitor = connect()
         self.monitor.autocommit = True
         self.waiting: dict[Task, Any] = {}
+        self._dying: dict[Task, tuple[Any, int]] = {}  # who waits for a lock, and is to die
         self.rings = 0  # how often tasks waited for each other
         self._free: list[Any] = []
         self._used: set[Any] = set()
@@ -276,16 +277,22 @@ class Postgres:
                     self.scheduler.wake(task)
 
     def abandon(self, task: Task) -> None:
-        """The process of a task that waits for a lock has died."""
+        """The process of a task that waits for a lock is about to die. The driver has the session
+        locked until the task has left it.
+        """
         raw = self.waiting.pop(task, None)
         self._may_have_freed = True
         if raw is None:
             return
-        pid = raw.info.backend_pid
-        with self._of_the_hub(), suppress(psycopg2.Error):
+        self._dying[task] = raw, raw.info.backend_pid
+        with suppress(psycopg2.Error):
             raw.cancel()
-            while raw.poll() != driver.POLL_OK:
-                select.select([raw.fileno()], [], [], 1)
+
+    def bury(self, task: Task) -> None:
+        """A task is over. If it waited for a lock, its session goes with it."""
+        if task not in self._dying:
+            return
+        raw, pid = self._dying.pop(task)
         raw.close()
         self._used.discard(raw)
         while self.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]):

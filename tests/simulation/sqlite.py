@@ -85,6 +85,9 @@ class Sqlite:
     def abandon(self, task: Task) -> None:
         """Nobody waits inside the driver."""
 
+    def bury(self, task: Task) -> None:
+        """Nobody waited inside the driver."""
+
 
 def _iso(microseconds: int) -> str:
     from datetime import timedelta

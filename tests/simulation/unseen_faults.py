@@ -17,14 +17,14 @@ UNSEEN = {
         "clocks",
         "return self.after + (instant - self.at) / 1_000_000",
         "return self.before + (instant - self.at) / 1_000_000",
-        seeds=400,
+        runs=200,
         scenes=["tight"],
     ),
     "tallies give back too much": fault(
         "ledger.tallies",
         "cost_of(database.loaded(charged), unit) - final,",
         "cost_of(database.loaded(charged), unit) - final + 1,",
-        seeds=800,
+        runs=400,
         scenes=["counted"],
     ),
     "a memo is believed, whoever had the last pass": fault(
@@ -34,7 +34,7 @@ UNSEEN = {
             or any(memo.get("group") != own for _, memo in kept.values())
 """,
         "            not stored.get('group')\n",
-        seeds=800,
+        runs=400,
         scenes=["linked"],
     ),
     "another limit's tally is believed": Fault(
@@ -48,7 +48,7 @@ UNSEEN = {
             'or any(memo.get("group") != own for _, memo in kept.values())',
             "",
         ),
-        seeds=800,
+        runs=400,
         scenes=["linked"],
     ),
     "each dispenser goes by its own settings": fault(
@@ -121,7 +121,7 @@ UNSEEN = {
         "ledger.holds",
         'return self.per not in ("rule", "queue") and',
         "return False and",
-        seeds=400,
+        runs=200,
         scenes=["keys"],
     ),
     "what answers tell of limits is not heard": fault(
@@ -131,7 +131,7 @@ UNSEEN = {
         "limits.kinds.fixed_window",
         "if at >= first - self._jitter",
         "if at >= first",
-        seeds=400,
+        runs=200,
         scenes=["calendar"],
     ),
     "an answer spoils those beside it": Fault(
@@ -157,7 +157,7 @@ UNSEEN = {
         "clocks",
         "return self.at + round((instant - self.before) * 1_000_000)",
         "return self.at + round((instant - self.after) * 1_000_000)",
-        seeds=400,
+        runs=200,
         scenes=["tight"],
     ),
 }
