@@ -55,6 +55,7 @@ def measure(
         }
         say(f"{backlog} calls that wait ...")
         make_calls("busy", backlog, "''")
+        stage.processes.worker()  # without one, what is released keeps its charge
         stage.processes.dispenser()
         time.sleep(3.0)
         waits = []
