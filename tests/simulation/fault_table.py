@@ -40,13 +40,13 @@ FAULTS = {
     "a pass takes no locks": fault("dispatch.release_pass", _PASS_LOCK, '"ORDER BY rule"'),
     "a pass waits for the calls that hosts have": fault(
         "ledger.ready_calls",
-        "FROM {source} WHERE {where}{database.skip_locked(using)}",
-        "FROM {source} WHERE {where} FOR UPDATE",
+        'locking = database.skip_locked(using) if locks else ""',
+        'locking = " FOR UPDATE" if locks else ""',
     ),
     "a pass goes by calls that it has not locked": fault(
         "ledger.ready_calls",
-        "FROM {source} WHERE {where}{database.skip_locked(using)}",
-        "FROM {source} WHERE {where}",
+        'locking = database.skip_locked(using) if locks else ""',
+        'locking = ""',
     ),
     "a record waits for the calls that hosts have": fault(
         "ledger.row_locks",
@@ -100,10 +100,8 @@ FAULTS = {
     ),
     "a pass goes by an agreement of the past": fault(
         "dispatch.release_pass",
-        """        if any(row.agreement != book.agreement for row in rows.values()):
-            return Pass(""",
-        """        if False:
-            return Pass(""",
+        "return any(row.agreement != self.book.agreement for row in self.rows.values())",
+        "return False",
     ),
     "an operator's limit is forgotten": fault(
         "limits.agreements",

@@ -6,13 +6,17 @@ and the faults that are put back are found.
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.simulation.command import ROOT
-from tests.simulation.fault_table import FAULTS
+from tests.simulation.fault_table import FAULTS, Change
+from tests.simulation.faults import changed
+from tests.simulation.unseen_faults import UNSEEN
 from tests.support.length import examples
 
 SEEDS = examples(200, 2000)
@@ -39,6 +43,18 @@ def test_a_seed_is_the_same_run_twice(database: str) -> None:
     ran = simulated("--seeds", seeds, "--twice", "--processes", "1", "--database", database)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{AGAIN} seeds, 0 failed" in ran.stdout
+
+
+@pytest.mark.parametrize("name", FAULTS | UNSEEN)
+def test_a_fault_can_be_put_back(name: str) -> None:
+    """Its text is in the product exactly once."""
+    by_module: dict[str, list[Change]] = {}
+    for change in (FAULTS | UNSEEN)[name].changes:
+        by_module.setdefault(change.module, []).append(change)
+    for module, changes in by_module.items():
+        found = importlib.util.find_spec(f"callqueue.{module}")
+        assert found is not None and found.origin is not None
+        changed(changes, Path(found.origin).read_text(encoding="utf-8"))
 
 
 @pytest.mark.fault

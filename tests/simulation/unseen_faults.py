@@ -22,8 +22,8 @@ UNSEEN = {
     ),
     "tallies give back too much": fault(
         "ledger.tallies",
-        "cost_of(database.loaded(charged), unit) - final,",
-        "cost_of(database.loaded(charged), unit) - final + 1,",
+        "return cost_of(self.charged, unit) - final",
+        "return cost_of(self.charged, unit) - final + 1",
         runs=400,
         scenes=["counted"],
     ),
