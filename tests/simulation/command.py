@@ -49,6 +49,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fault", default="", help="one of the faults of faults.py, put back in")
     parser.add_argument("--faults", action="store_true", help="look for each of them")
     parser.add_argument("--scene", action="append", metavar="WORD", help="only such scenes")
+    parser.add_argument("--runs", type=int, default=0, help="end after so many of such scenes")
     parser.add_argument("--until-found", action="store_true", help="end at the first failure")
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
     parser.add_argument("--each", action="store_true", help="print a line for each seed")
@@ -140,6 +141,7 @@ def start(options: argparse.Namespace, name: str, seeds: list[int]) -> Any:
     ]
     command += ["--fault", options.fault] if options.fault else []
     command += [f"--scene={word}" for word in options.scene or ()]
+    command += [f"--runs={options.runs}"] if options.runs else []
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -24,7 +24,7 @@ class Fault:
     those are made whose scene has one of these words in its name.
     """
 
-    def __init__(self, *changes: Change, runs: int = 60, scenes: Sequence[str] = ("",)) -> None:
+    def __init__(self, *changes: Change, runs: int = 100, scenes: Sequence[str] = ("",)) -> None:
         self.changes, self.runs, self.scenes = changes, runs, scenes
 
 
@@ -142,7 +142,7 @@ FAULTS = {
         "return 0",
     ),
     "a hold is not minded": fault(
-        "dispatch.choosing", "and not held.blocking(rule)\n", "and True\n"
+        "ledger.holds", "for hold in self.by_rule.get(rule, ()):", "for hold in ():"
     ),
     "a permit begins before its slot": fault(
         "permits.begun",

@@ -19,6 +19,8 @@ from tests.simulation.fault_table import FAULTS, Change
 from tests.simulation.lengths import LONG_ONES
 from tests.simulation.unseen_faults import UNSEEN
 
+MOST = 20_000  # seeds whose scene is looked at
+
 
 def looked_for(
     options: argparse.Namespace, databases: Sequence[str]
@@ -45,8 +47,11 @@ def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int |
     from tests.simulation.command import start
 
     fault = (FAULTS | UNSEEN)[name]
-    own = {**vars(options), "fault": name, "until_found": True, "scene": fault.scenes}
-    seeds = range(0, fault.runs * LONG_ONES, LONG_ONES)
+    own = {
+        **vars(options), "fault": name, "until_found": True, "scene": fault.scenes,
+        "runs": fault.runs,
+    }  # fmt: skip
+    seeds = range(0, MOST * LONG_ONES, LONG_ONES)
     process = start(argparse.Namespace(**own), database, list(seeds))
     lines = process.stdout.read().splitlines()
     if process.wait():

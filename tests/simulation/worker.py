@@ -27,6 +27,7 @@ def work(options: argparse.Namespace) -> int:
     stage = set_stage(options.worker)
     from tests.simulation.world import World
 
+    done = 0
     for seed in seeds:
         if not any(word in World(stage, seed).scene.name for word in options.scene or [""]):
             continue
@@ -34,7 +35,8 @@ def work(options: argparse.Namespace) -> int:
         if os.getppid() != parent:
             return 1  # nobody reads it any more, and its sessions are wanted by others
         print(json.dumps(found), flush=True)
-        if options.until_found and found["complaints"]:
+        done += 1
+        if (options.until_found and found["complaints"]) or done == options.runs:
             break
     return 0
 
