@@ -91,13 +91,6 @@ FAULTS = {
         'return queue if per == "queue" else key_part(key, per)',
         'return queue if per == "queue" else key',
     ),
-    "corrections are taken again and again": fault(
-        "ledger.tallies",
-        "SET correction_pending = FALSE",
-        "SET correction_pending = TRUE",
-        runs=200,
-        scenes=["counted"],
-    ),
     "a pass goes by an agreement of the past": fault(
         "dispatch.release_pass",
         "return any(row.agreement != self.book.agreement for row in self.rows.values())",
@@ -151,5 +144,44 @@ FAULTS = {
     ),
     "a permit that was not used is not charged": fault(
         "permits.ending", '"outcome": result.outcome,', '"outcome": states.VOIDED,'
+    ),
+    "expiry waits for the calls that hosts have": fault(
+        "transitions.moves",
+        'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))',
+        'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"), wait=True)',
+    ),
+    "each dispenser goes by its own settings": fault(
+        "limits.agreements",
+        "[mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement",
+        "[mine], agreement",
+    ),
+    "whatever a message names is begun": fault(
+        "execution.claim",
+        "CASE WHEN (a.started_at IS NULL OR a.worker = %s)",
+        "CASE WHEN (TRUE OR a.worker = %s)",
+    ),
+    "what was begun is voided": fault(
+        "ledger.row_locks",
+        "if one.finished_at is None and (one.started_at is not None) == begun",
+        "if one.finished_at is None",
+    ),
+    "what has not arrived is told of": fault(
+        "execution.telling",
+        "job.arrived = None if not has_arrived else now if job.is_late else sent",
+        "job.arrived = sent - 0.1",
+    ),
+    "a key that is held goes all the same": fault(
+        "ledger.holds",
+        'return self.per not in ("rule", "queue") and',
+        "return False and",
+        scenes=["keys"],
+    ),
+    "what answers tell of limits is not heard": fault(
+        "execution.judging", "if result.hold is None:", "if False:"
+    ),
+    "a permit waits for dispensers with the settings of its process": fault(
+        "ledger.agreement",
+        "return book if book.agreement else replace(book, agreement=_books[using][0])",
+        "return book",
     ),
 }

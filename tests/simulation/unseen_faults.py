@@ -8,11 +8,6 @@ from __future__ import annotations
 from tests.simulation.fault_table import Change, Fault, fault
 
 UNSEEN = {
-    "expiry waits for the calls that hosts have": fault(
-        "transitions.moves",
-        'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))',
-        'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"), wait=True)',
-    ),
     "a slot is taken to open as early as it can": fault(
         "clocks",
         "return self.after + (instant - self.at) / 1_000_000",
@@ -50,21 +45,6 @@ UNSEEN = {
         ),
         runs=400,
         scenes=["linked"],
-    ),
-    "each dispenser goes by its own settings": fault(
-        "limits.agreements",
-        "[mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement",
-        "[mine], agreement",
-    ),
-    "whatever a message names is begun": fault(
-        "execution.claim",
-        "CASE WHEN (a.started_at IS NULL OR a.worker = %s)",
-        "CASE WHEN (TRUE OR a.worker = %s)",
-    ),
-    "what was begun is voided": fault(
-        "ledger.row_locks",
-        "if one.finished_at is None and (one.started_at is not None) == begun",
-        "if one.finished_at is None",
     ),
     "what was begun is cancelled": fault(
         "ledger.row_locks", "if started is None and finished is None", "if finished is None"
@@ -112,21 +92,6 @@ UNSEEN = {
         Change("execution.telling", "sent = gate.sent_at\n", "sent = gate.sent_at or now\n"),
         Change("execution.telling", "or not gate.is_whole:", "or False:"),
     ),
-    "what has not arrived is told of": fault(
-        "execution.telling",
-        "job.arrived = None if not has_arrived else now if job.is_late else sent",
-        "job.arrived = sent - 0.1",
-    ),
-    "a key that is held goes all the same": fault(
-        "ledger.holds",
-        'return self.per not in ("rule", "queue") and',
-        "return False and",
-        runs=200,
-        scenes=["keys"],
-    ),
-    "what answers tell of limits is not heard": fault(
-        "execution.judging", "if result.hold is None:", "if False:"
-    ),
     "a calendar window ends at once for all clocks": fault(
         "limits.kinds.fixed_window",
         "if at >= first - self._jitter",
@@ -145,11 +110,6 @@ UNSEEN = {
         "filter(pk=attempt_id, worker=owner).unbegun()",
         "filter(pk=attempt_id, worker=owner)",
     ),
-    "a permit waits for dispensers with the settings of its process": fault(
-        "ledger.agreement",
-        "return book if book.agreement else replace(book, agreement=_books[using][0])",
-        "return book",
-    ),
     "a waiter whose row is gone waits on": fault(
         "permits.request_rows", "or row.exists()", "or True"
     ),
@@ -159,5 +119,12 @@ UNSEEN = {
         "return self.at + round((instant - self.after) * 1_000_000)",
         runs=200,
         scenes=["tight"],
+    ),
+    "corrections are taken again and again": fault(
+        "ledger.tallies",
+        "SET correction_pending = FALSE",
+        "SET correction_pending = TRUE",
+        runs=200,
+        scenes=["counted"],
     ),
 }
