@@ -91,6 +91,7 @@ from callqueue.database.transactions import (
     in_transaction,
     is_nested,
     lazily_sql,
+    one_view,
     within_idle_seconds,
     without_waiting_for_disk,
     writing,

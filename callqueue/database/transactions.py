@@ -33,15 +33,49 @@ def writing(using: str) -> Iterator[None]:
         with transaction.atomic(using=using):
             yield
         return
+    with _in_mode(connection, "IMMEDIATE"):
+        yield
+
+
+@contextmanager
+def one_view(using: str) -> Iterator[None]:
+    """Statements that only read, and see what was committed before the first of them: so nothing
+    that changes between two of them is counted by both, or by none. Inside a transaction of the
+    caller's they see what it lets them see.
+    """
+    connection: Any = connections[using]
+    if connection.in_atomic_block or not connection.get_autocommit():
+        yield
+    elif connection.vendor == "sqlite":
+        with _in_mode(connection, "DEFERRED"):
+            yield
+    elif connection.vendor == "mysql":
+        _isolate(connection)  # the next transaction
+        with transaction.atomic(using=using):
+            yield
+    else:
+        with transaction.atomic(using=using):
+            _isolate(connection)
+            yield
+
+
+def _isolate(connection: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+@contextmanager
+def _in_mode(connection: Any, mode: str) -> Iterator[None]:
+    """A transaction that SQLite begins in this mode."""
     # Connecting sets transaction_mode, and a thread's first statement may be this one.
     connection.ensure_connection()
-    mode, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
+    usual, connection.transaction_mode = connection.transaction_mode, mode
     try:
-        with transaction.atomic(using=using):
-            connection.transaction_mode = mode
+        with transaction.atomic(using=connection.alias):
+            connection.transaction_mode = usual
             yield
     finally:
-        connection.transaction_mode = mode
+        connection.transaction_mode = usual
 
 
 def again_after_deadlock(using: str, work: Callable[[], T]) -> T:

@@ -197,7 +197,9 @@ def _reason(ahead: Ahead, label: str | None, is_used_up: bool, is_soon: bool) ->
         return (
             _("%(limit)s is used up, and %(before)s") if before else _("%(limit)s is used up")
         ) % values
-    return _("%(before)s, as fast as %(limit)s allows") % values if label else before
+    if before:
+        return _("%(before)s, as fast as %(limit)s allows") % values if label else before
+    return _("%(limit)s is used up") % values if label else _("it goes at the next pass")
 
 
 def _in_flight(call: CallQueue, account: Account, binding: Budget | None, pace: Pace | None) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext as _
 
-from callqueue import conf, states, tables
+from callqueue import conf, database, states, tables
 from callqueue.database import clock, from_us, to_us
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, holds
@@ -47,13 +47,13 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     config = conf.current()
     text = check_key(key)
     config.rule(rule)
-    now = to_us(clock(using))
-    book = agreement.book_in_force(using)
-    group = book.groups[rule]
-    account = _account(using, book, group, now, text)
-    if holds.in_force(using, group, from_us(now)).blocking(rule, text):
-        return False
-    return _fits(account, rule, text, 1)
+    with database.one_view(using):
+        now = to_us(clock(using))
+        book = agreement.book_in_force(using)
+        group = book.groups[rule]
+        account = _account(using, book, group, now, text)
+        is_held = holds.in_force(using, group, from_us(now)).blocking(rule, text)
+    return not is_held and _fits(account, rule, text, 1)
 
 
 def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
@@ -63,6 +63,11 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until
     when, is said to all.
     """
+    with database.one_view(call._state.db or "default"):
+        return _forecast(call, tells_why_held)
+
+
+def _forecast(call: CallQueue, tells_why_held: bool) -> Forecast:
     using = call._state.db or "default"
     if call.status == states.DISPATCHED:
         return Forecast(_dispatched(call, using))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from callqueue import conf
+from callqueue import conf, database
 from callqueue.limits.kinds import SECOND
 from callqueue.operations import board as boards
 from callqueue.operations import limit_usage, not_queued
@@ -81,9 +81,11 @@ def overview(using: str) -> dict[str, Any]:
     """`{"rules": {NAME: {...}}, "dispensers": ..., "disagreements": [...]}` as `callqueue_status
     --json` prints it.
     """
-    board = boards.read(using)
+    with database.one_view(using):
+        board = boards.read(using)
+        rules = _rules(using, board)
     return {
-        "rules": {rule.name: rule.as_json() for rule in _rules(using, board)},
+        "rules": {rule.name: rule.as_json() for rule in rules},
         "dispensers": len(board.dispensers),
         "last_dispenser_seen": None if board.last_seen is None else board.last_seen.isoformat(),
         "disagreements": [
@@ -99,7 +101,8 @@ def overview(using: str) -> dict[str, Any]:
 
 def look(using: str) -> list[RuleStatus]:
     """Every rule of the settings, in their order."""
-    return _rules(using, boards.read(using))
+    with database.one_view(using):
+        return _rules(using, boards.read(using))
 
 
 def _rules(using: str, board: Board) -> list[RuleStatus]:

@@ -53,9 +53,11 @@ class Cast:
             judge.own[process] = rules
         return process
 
-    def act(self, name: str, after: float, work: Callable[[], None]) -> None:
+    def act(
+        self, name: str, after: float, work: Callable[[], None], is_other: bool = False
+    ) -> None:
         """A process for one thing that somebody does."""
-        process = self._made(name, "host", False)
+        process = self._made(name, "host", is_other)
         process.ahead = 77.0
 
         def do() -> None:
@@ -132,7 +134,7 @@ class Cast:
         """A process that takes a permit, or several, one after the other."""
         from tests.simulation import permits
 
-        process = self.start("asker")
+        process = self.start("asker", draw.random() < 0.3)
         after, count = draw.uniform(0, self.world.length.troubled), draw.choice([1, 1, 2, 3])
 
         def work() -> None:

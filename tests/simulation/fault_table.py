@@ -179,9 +179,9 @@ FAULTS = {
     "what answers tell of limits is not heard": fault(
         "execution.judging", "if result.hold is None:", "if False:"
     ),
-    "a permit waits for dispensers with the settings of its process": fault(
-        "ledger.agreement",
-        "return book if book.agreement else replace(book, agreement=_books[using][0])",
-        "return book",
+    "a forecast counts each wait twice": fault(
+        "operations.expected_release",
+        "instant = start + round(made.last_release * SECOND)",
+        "instant = start + round(made.last_release * SECOND * 2)",
     ),
 }

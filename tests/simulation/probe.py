@@ -1,5 +1,6 @@
 """After a run all is quiet: what the limits have room for, once nothing counts any more, must go at
-once. Whatever a run has left behind that keeps room taken shows here.
+once, and one call more when its forecast says. Whatever a run has left behind that keeps room taken
+shows here.
 """
 
 from __future__ import annotations
@@ -7,12 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import application
+from tests.simulation.doors import START_US
 from tests.simulation.scheduler import MICRO
+from tests.simulation.settings_of_runs import CallOf
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PROBED = 2.5  # seconds
+WAITED = 20.0
+# Seconds by which a call may go sooner than its forecast says: as the slots of jittery clocks may.
+# Where limits wait for answers, the last ones took up to a second longer than those of quiet times.
+LATE, ANSWERED = 0.4, 1.2
+# Seconds by which it may go later: a dispenser looks every 0.4 s, and has to publish it.
+EARLY = 1.5
 
 
 def probe(world: World) -> None:
@@ -24,19 +33,10 @@ def probe(world: World) -> None:
     scheduler.run(scheduler.now / MICRO + 1.1 * longest + 0.2)
     rule = sorted(world.scene.rules)[0]
     count = min(_room(world, rule), 6)
-    key = world.scene.keys[0]
     if count < 1:
         return
-    draw = scheduler.stream("probe")
-    sent: list[Any] = []
-
-    def send() -> None:
-        cost = {limit.unit: 1 for limit in world.scene.rules[rule].limits if limit.unit != "calls"}
-        sent.extend(
-            application.send(world, draw, count, rule=rule, key=key, cost=cost or 1, method="get")
-        )
-
-    world.cast.act("prober", 0.0, send)
+    sent: list[CallOf] = []
+    world.cast.act("prober", 0.0, lambda: sent.extend(_send(world, rule, count)))
     begun = scheduler.now
 
     def have_arrived() -> bool:
@@ -50,9 +50,63 @@ def probe(world: World) -> None:
         world.judge.complain(
             f"there is room for {count} of {rule}, and {late} did not arrive in {PROBED} s"
         )
+    else:
+        _foresee(world, rule)
     scheduler.run(scheduler.now / MICRO + 3.0, world.ending.is_done)
     for call in sent:
         call.is_gone = True  # judged here, and may be on its way
+
+
+def _send(world: World, rule: str, count: int) -> list[CallOf]:
+    """Calls that cost as little as they can, all with one key."""
+    cost = {limit.unit: 1 for limit in world.scene.rules[rule].limits if limit.unit != "calls"}
+    key, draw = world.scene.keys[0], world.scheduler.stream("probe")
+    return application.send(world, draw, count, rule=rule, key=key, cost=cost or 1, method="get")
+
+
+def _foresee(world: World, rule: str) -> None:
+    """Send one call more, ask when it will go, and see when it does."""
+    from callqueue.models import CallQueue
+
+    scheduler, doors = world.scheduler, world.stage.doors
+    found: list[Any] = []
+
+    def ask() -> None:
+        (call,) = _send(world, rule, 1)
+        call.is_gone = True
+        found.append(call)
+        found.append(CallQueue.objects.get(pk=call.pk).forecast())
+
+    # A process that goes by settings which no dispenser has would foresee by these.
+    world.cast.act("prober", 0.0, ask, world.cast.serving("dispenser")[0].is_other)
+    begun = scheduler.now
+
+    def counted() -> int | None:
+        token = found[0].token if found else None
+        return next((r.counted_at for r in world.provider.requests if r.token == token), None)
+
+    scheduler.run(begun / MICRO + WAITED, lambda: counted() is not None and len(found) == 2)
+    at, forecast = counted(), found[1]
+    if at is None:
+        world.judge.complain(f"{found[0].token} does not go in {WAITED} s: {forecast.reason}")
+        return
+    if forecast.release_at is None:
+        return
+    foreseen = round(forecast.release_at.timestamp() * MICRO) - START_US - doors.clock_set
+    if not -EARLY <= (foreseen - at) / MICRO <= _late(world, rule):
+        world.judge.complain(
+            f"{found[0].token} went at {at / MICRO:.3f}, and its forecast said "
+            f"{foreseen / MICRO:.3f}: {forecast.reason}"
+        )
+
+
+def _late(world: World, rule: str) -> float:
+    """By how many seconds a forecast may be too late. By how long an answer takes it may hang which
+    calendar window a call counts in.
+    """
+    limits = list(world.scene.limits(rule))
+    late = ANSWERED if any(one.strict or one.kind == "once" for one in limits) else LATE
+    return late + max((one.seconds for one in limits if one.kind == "calendar"), default=0.0)
 
 
 def _room(world: World, rule: str) -> int:

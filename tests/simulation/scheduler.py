@@ -68,7 +68,7 @@ class Task:
 class Scheduler:
     """The agenda of one run."""
 
-    def __init__(self, seed: int, most_steps: int = 12_000) -> None:
+    def __init__(self, seed: int, most_steps: int = 30_000) -> None:
         self.seed, self.most_steps = seed, most_steps
         self.now = 0
         self.steps = 0

@@ -58,6 +58,7 @@ class Sqlite:
                     raise
                 doors.scheduler.tell("waits for the lock")
                 doors.scheduler.sleep(0.003)
+                doors.scheduler.steps -= 1  # a look at the lock is none
                 continue
             return result
 

@@ -117,7 +117,7 @@ class Statements:
         """What was to happen to the process at one of its next steps."""
         process = task.process
         for doom in list(process.doom):
-            if not one.place.startswith(doom.place):
+            if not one.place.startswith(doom.place) or doom not in process.doom:
                 continue
             doom.steps -= 1
             if doom.steps > 0:

@@ -127,4 +127,9 @@ UNSEEN = {
         runs=200,
         scenes=["counted"],
     ),
+    "a permit waits for dispensers with the settings of its process": fault(
+        "ledger.agreement",
+        "return book if book.agreement else replace(book, agreement=_books[using][0])",
+        "return book",
+    ),
 }

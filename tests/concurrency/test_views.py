@@ -1,0 +1,85 @@
+"""What is shown is of one moment: an attempt that ends while somebody looks is not counted twice,
+as one that is open and as one that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from callqueue import Rule, SlidingWindow, database
+from callqueue.ledger import account, charges
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.operations import status_report
+from tests.support.behaviour import release, send
+
+Rules = Callable[..., None]
+Meanwhile = Callable[[], list[int]]
+
+
+@pytest.fixture
+def ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """From now on another process records an answer just after the open attempts were read."""
+    ended: list[int] = []
+
+    def end() -> None:
+        try:
+            open_ones = CallAttempt.objects.filter(finished_at=None)
+            now = database.clock("default")
+            ended.append(open_ones.update(started_at=now, finished_at=now, outcome="succeeded"))
+        finally:
+            connections.close_all()
+
+    def open_sums(using: str, rules: Any, *args: Any, **more: Any) -> Iterator[charges.Open]:
+        yield from list(charges.open_sums(using, rules, *args, **more))
+        if "pay" in rules:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(end).result()
+
+    def begin() -> list[int]:
+        monkeypatch.setattr(account, "charges", _With(open_sums=open_sums))
+        return ended
+
+    return begin
+
+
+class _With:
+    """A module with other functions in the place of some of its own."""
+
+    def __init__(self, **others: Any) -> None:
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(charges, name)
+
+
+@pytest.fixture(autouse=True)
+def one_of_two_is_under_way(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("2/h", jitter=1)]))
+    send("pay")
+    assert len(release()) == 1
+
+
+def test_the_use_of_a_limit(ends_meanwhile: Meanwhile) -> None:
+    ended = ends_meanwhile()
+    (rule,) = [one for one in status_report.look("default") if one.name == "pay"]
+    assert (rule.limits[0].used, rule.limits[0].free) == (1, 1)
+    assert ended == [1]
+
+
+def test_whether_there_is_room(ends_meanwhile: Meanwhile) -> None:
+    ended = ends_meanwhile()
+    assert CallQueue.objects.under_threshold("pay")
+    assert ended == [1]
+
+
+def test_a_forecast(ends_meanwhile: Meanwhile) -> None:
+    send("pay")
+    call = CallQueue.objects.latest("pk")
+    ended = ends_meanwhile()
+    assert call.forecast().reason == "it goes at the next pass"
+    assert ended == [1]
