@@ -29,12 +29,14 @@ from callqueue.limits.opinions import (
     differences,
     digest_of,
     kinds_of,
+    named,
     opinion_of,
 )
 
 # seconds without a sign of life, which comes every five, after which a dispenser's opinion counts
 # no more
 SILENCE = 20.0
+SILENCE_US = round(SILENCE * 1_000_000)
 # silence by the database's clock, by which those judge that have not watched for SILENCE seconds
 LONG_SILENCE = timedelta(minutes=5)
 PATIENCE = 5.0  # seconds that a changed limit waits for passes that go by the old one
@@ -53,6 +55,7 @@ class Seat:
         self.is_complete = False
         self._digests: Sequence[str] = ()
         self._is_settled = True
+        self._guests_since: int | None = None  # microseconds
         self._signs: dict[str, _Sign] = {}
 
     def join(self, own: Book) -> Book:
@@ -73,10 +76,13 @@ class Seat:
             agreement_rows.ensure_states(
                 self.using, {rule for one in opinions.values() for rule in one}, before.token
             )
-            after = renewed(before, opinions, kinds_of(own), self._settled_at(before, opinions))
+            agreed = before.without_guests(to_us(now) - SILENCE_US)
+            settled_at = self._settled_at(before, agreed, opinions)
+            after = renewed(agreed, opinions, kinds_of(own), settled_at)
             after = agreement_rows.renew(self.using, before, after)
             self.is_complete = agreement_rows.stamp(self.using, after.token)
         self._digests, self._is_settled = after.digests, is_settled(after, opinions)
+        self._guests_since = min((at for at, _ in after.guests.values()), default=None)
         _tell(self.using, before, after)
         self.book = in_force(own, after, opinions, to_us(now))
         return self.book
@@ -86,13 +92,15 @@ class Seat:
         silent. Two statements.
         """
         token = agreement_rows.token(self.using)
-        heard = {digest for _, digest in self._heard(database.clock(self.using))}
+        now = database.clock(self.using)
+        heard = {digest for _, digest in self._heard(now)}
         return (
             self.book is None
             or token != self.book.agreement
             or not heard.issuperset(self._digests)
             or not self._is_settled
             or not self.is_complete
+            or (self._guests_since is not None and to_us(now) - self._guests_since >= SILENCE_US)
         )
 
     def look_afresh(self) -> None:
@@ -124,10 +132,13 @@ class Seat:
             now = database.clock(self.using)
             rows.create(name=self.name, started_at=now, seen_at=now, opinion=opinion, digest=digest)
 
-    def _settled_at(self, before: Agreement, opinions: Mapping[str, Opinion]) -> int | None:
+    def _settled_at(
+        self, before: Agreement, agreed: Agreement, opinions: Mapping[str, Opinion]
+    ) -> int | None:
         """Now, where every pass that goes by more than the present opinions has ended."""
         if (
-            set(opinions) != set(before.digests)
+            agreed.holders != before.holders
+            or set(opinions) != set(before.digests)
             or is_settled(before, opinions)
             or agreement_rows.behind(self.using, before.token).exists()
         ):
@@ -199,12 +210,36 @@ def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, 
 def book_of_guest(using: str, own: Book) -> Book:
     """What is in force for a process that is no dispenser and charges all the same: its own limits,
     and those of all dispensers, though none of these may have its settings: in a deploy it is older
-    than they, or newer.
+    than they, or newer. It states its opinion for SILENCE seconds, so that what it charges counts
+    for them; when a dispenser has taken that away, its passes are in vain until it has come again.
 
     It locks what they lock, and perhaps more; of what it counts else they believe nothing.
     """
-    book = book_in_force(using, own)
-    return book if book.agreement else replace(book, agreement=_books[using][0])
+    while True:
+        token = _let_guest_in(using, own)
+        book = book_in_force(using, own)
+        if _books[using][0] == token:
+            return replace(book, agreement=token)
+
+
+def _let_guest_in(using: str, own: Book) -> str:
+    """The token of the agreement, once that says what a process with these settings charges. Nobody
+    has to know of settings without named limits before there is any agreement.
+    """
+    found, opinion = agreement_rows.read(using), opinion_of(own)
+    digest = digest_of(opinion)
+    if digest in found.holders or not (found.token or any(named(opinion))):
+        return found.token
+    with database.writing(using):
+        before = agreement_rows.locked(using)
+        now = to_us(database.clock(using))
+        opinions = agreement_rows.opinions(using, before.digests)
+        after = renewed(before.with_guest(digest, opinion, now), opinions, kinds_of(own))
+        # A dispenser's opinion counts until another dispenser has found that it is gone.
+        after = replace(after, digests=before.digests, differ=before.differ)
+        after = agreement_rows.renew(using, before, after)
+        agreement_rows.stamp(using, after.token)
+    return after.token
 
 
 def set_rate(using: str, limit: str, rate: str | None) -> None:
@@ -267,7 +302,10 @@ def shift(using: str, by: int) -> None:
             for name, rules in past.items()
         }
 
-    after = replace(before, charged=moved(before.charged), names=moved(before.names))
+    guests = {digest: (at + by, opinion) for digest, (at, opinion) in before.guests.items()}
+    after = replace(
+        before, charged=moved(before.charged), names=moved(before.names), guests=guests
+    )
     agreement_rows.stamp(using, agreement_rows.renew(using, before, after).token)
 
 

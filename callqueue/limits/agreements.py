@@ -43,7 +43,9 @@ class Agreement:
     `digests` are those of their opinions; `differ`: whether these differ in a limit. `charged`: by
     a named limit, the rules that were ever charged to it. `names`: by rule, the names it had
     besides; `kinds` tell by which definition a rule was last known. `rates` are those that
-    operators changed, by the limit's id in the settings.
+    operators changed, by the limit's id in the settings. `guests`: by digest, the opinions of
+    processes that are no dispensers and charge all the same, each with the instant at which it was
+    let in: what they charge counts, and dispensers do not go by their limits.
     """
 
     token: str = ""
@@ -53,6 +55,7 @@ class Agreement:
     names: Past = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     rates: Mapping[str, str] = field(default_factory=dict)
+    guests: Mapping[str, tuple[int, Opinion]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, token: str, memo: Mapping[str, Any], rates: Mapping[str, str]) -> Agreement:
@@ -75,7 +78,24 @@ class Agreement:
 
     def says_the_same(self, other: Agreement) -> bool:
         """Whether the same is in force by both, whichever definitions they know."""
-        return replace(self, token="", kinds={}) == replace(other, token="", kinds={})
+        return self._in_force == other._in_force
+
+    @property
+    def _in_force(self) -> Agreement:
+        return replace(self, token="", kinds={}, guests=dict.fromkeys(self.guests, (0, {})))
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """The digests of all opinions by which anybody charges."""
+        return frozenset(self.digests) | frozenset(self.guests)
+
+    def with_guest(self, digest: str, opinion: Opinion, now: int) -> Agreement:
+        return replace(self, guests={**self.guests, digest: (now, opinion)})
+
+    def without_guests(self, until: int) -> Agreement:
+        """Without those that were let in up to an instant."""
+        left = {digest: guest for digest, guest in self.guests.items() if guest[0] > until}
+        return replace(self, guests=left)
 
 
 def renewed(
@@ -84,18 +104,20 @@ def renewed(
     kinds: Mapping[str, str] | None = None,
     settled_at: int | None = None,
 ) -> Agreement:
-    """The agreement of those that hold these opinions, by digest; its token is still the old one.
+    """The agreement of the dispensers that hold these opinions, by digest, and of its guests; its
+    token is still the old one.
 
     `kinds` are those of the rules of a dispenser that joins. `settled_at`: an instant by which no
     pass goes by an agreement other than the present one any more, so that what was not charged
     together under it is not from then on; None: not known.
     """
     kinds = kinds or {}
-    alive = {rule for opinion in opinions.values() for rule in opinion}
+    every = [*opinions.values(), *(opinion for _, opinion in agreement.guests.values())]
+    alive = {rule for opinion in every for rule in opinion}
     names = _names_with(agreement, kinds)
     for others in names.values():
         _end(others, alive, settled_at)
-    together = {(limit, rule) for opinion in opinions.values() for limit, rule in named(opinion)}
+    together = {(limit, rule) for opinion in every for limit, rule in named(opinion)}
     charged: dict[str, dict[str, int | None]] = {
         limit: dict(rules) for limit, rules in agreement.charged.items()
     }

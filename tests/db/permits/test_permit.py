@@ -11,9 +11,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
+from callqueue.ledger import agreement, agreement_rows
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
 from callqueue.operations import audit, status_report
@@ -184,6 +185,64 @@ def test_permits_go_on_while_dispensers_have_other_settings(rules: Rules, own: s
     assert "is used up" in refused.value.reason
     send("r")
     assert other.goes() == ({} if own == "3/h" else {"r": 1})
+
+
+ACCOUNT = SlidingWindow("1/h", name="account")
+TOGETHER = {"a": Rule(limits=[ACCOUNT]), "b": Rule(limits=[ACCOUNT])}
+APART = {"a": Rule(limits=[ACCOUNT]), "b": Rule()}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.usefixtures("trusted_workers")
+def test_what_only_a_process_that_takes_permits_charges_counts_for_dispensers(
+    rules: Rules, is_first: bool
+) -> None:
+    """In a deploy a rule leaves a shared limit, and a process that does not know takes a permit."""
+    rules(**TOGETHER)
+    apart = Process("apart", **APART)
+    if not is_first:
+        apart.joins()
+    with callqueue.permit("b", wait=0):
+        pass
+    send("a")
+    assert apart.goes() == {}
+
+
+@pytest.mark.usefixtures("trusted_workers")
+def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(**TOGETHER)
+    monkeypatch.setattr(agreement, "SILENCE_US", 0)
+    apart = Process("apart", **APART)
+    apart.joins()
+    first = Waiter(Options("b", wait=0).wanted())
+    assert isinstance(first.step(), Job)
+    CallAttempt.objects.all().delete()
+    for _ in range(3):  # one is to take the guest away, one to see that nobody goes by it any more
+        assert apart.goes() == {}
+    agreed = agreement_rows.read("default")
+    assert not agreed.guests and agreed.charged["account"]["b"] is not None
+    again = Waiter(Options("b", wait=0).wanted())
+    assert not isinstance(again.step(), Job), "its settings do not count any more"
+    again.pass_at = 0.0
+    assert isinstance(again.step(), Job)
+    agreed = agreement_rows.read("default")
+    assert len(agreed.guests) == 1 and agreed.charged["account"]["b"] is None
+    send("a")
+    assert apart.goes() == {}
+
+
+@pytest.mark.usefixtures("trusted_workers")
+def test_a_process_with_the_dispensers_settings_is_no_guest(rules: Rules) -> None:
+    rules(**TOGETHER)
+    together = Process("together")
+    together.book = conf.current().book
+    together.joins()
+    before = agreement_rows.read("default")
+    with callqueue.permit("b", wait=0):
+        pass
+    assert agreement_rows.read("default") == before and not before.guests
 
 
 def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules) -> None:
