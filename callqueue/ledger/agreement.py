@@ -303,9 +303,7 @@ def shift(using: str, by: int) -> None:
         }
 
     guests = {digest: (at + by, opinion) for digest, (at, opinion) in before.guests.items()}
-    after = replace(
-        before, charged=moved(before.charged), names=moved(before.names), guests=guests
-    )
+    after = replace(before, charged=moved(before.charged), names=moved(before.names), guests=guests)
     agreement_rows.stamp(using, agreement_rows.renew(using, before, after).token)
 
 
