@@ -233,8 +233,9 @@ def _let_guest_in(using: str, own: Book) -> str:
     with database.writing(using):
         before = agreement_rows.locked(using)
         now = to_us(database.clock(using))
+        agreed = before.without_guests(now - SILENCE_US).with_guest(digest, opinion, now)
         opinions = agreement_rows.opinions(using, before.digests)
-        after = renewed(before.with_guest(digest, opinion, now), opinions, kinds_of(own))
+        after = renewed(agreed, opinions, kinds_of(own))
         # A dispenser's opinion counts until another dispenser has found that it is gone.
         after = replace(after, digests=before.digests, differ=before.differ)
         after = agreement_rows.renew(using, before, after)

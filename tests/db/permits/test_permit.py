@@ -233,6 +233,17 @@ def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     assert apart.goes() == {}
 
 
+def test_guests_of_the_past_are_forgotten_without_any_dispenser(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "SILENCE_US", 0)
+    for number in range(3):
+        rules(a=Rule(limits=[SlidingWindow(f"{number + 5}/h", name="account")]))
+        waiter = Waiter(Options("a", wait=0).wanted())
+        waiter.step()
+        assert len(agreement_rows.read("default").guests) == 1
+
+
 @pytest.mark.usefixtures("trusted_workers")
 def test_a_process_with_the_dispensers_settings_is_no_guest(rules: Rules) -> None:
     rules(**TOGETHER)
