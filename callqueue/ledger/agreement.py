@@ -235,6 +235,7 @@ def _let_guest_in(using: str, own: Book) -> str:
         now = to_us(database.clock(using))
         agreed = before.without_guests(now - SILENCE_US).with_guest(digest, opinion, now)
         opinions = agreement_rows.opinions(using, before.digests)
+        agreement_rows.ensure_states(using, set(opinion), before.token)
         after = renewed(agreed, opinions, kinds_of(own))
         # A dispenser's opinion counts until another dispenser has found that it is gone.
         after = replace(after, digests=before.digests, differ=before.differ)

@@ -241,6 +241,7 @@ def test_guests_of_the_past_are_forgotten_without_any_dispenser(
         rules(a=Rule(limits=[SlidingWindow(f"{number + 5}/h", name="account")]))
         waiter = Waiter(Options("a", wait=0).wanted())
         waiter.step()
+        assert waiter.in_vain == 0, "the rows of its rules have the agreement's token"
         assert len(agreement_rows.read("default").guests) == 1
 
 
