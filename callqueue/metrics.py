@@ -9,7 +9,7 @@ the extra `metrics`. Names rules and limits; never a key, a call or a secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,12 @@ SAID_LATELY = timedelta(minutes=10)  # for which a provider's word on what is le
 # The histograms' stretches (each a tenth longer than the one before) that end its buckets: about
 # 0.05 s, 0.1 s, 0.2 s, and so on up to a day.
 BOUNDS = tuple(range(41, 196, 7))
-OUTCOMES = {"done": "succeeded", "failed": "failed", "throttled": "throttled"}
+OUTCOMES: Mapping[str, Callable[[Counts], int]] = {
+    "succeeded": lambda counts: counts.done,
+    "failed": lambda counts: counts.failed - counts.lost,
+    "throttled": lambda counts: counts.throttled,
+    "lost": lambda counts: counts.lost,
+}
 KEPT = {states.FAILED: "callqueue_failed_calls", states.UNKNOWN: "callqueue_unknown_calls"}
 
 # name: what it says, and what gives its value for a rule (None: there is none)
@@ -181,8 +186,8 @@ def _of_outcomes(found: Mapping[str, Counts]) -> Iterator[Any]:
         "callqueue_answer_seconds", "From sent to answered, of attempts", labels=["rule"]
     )
     for rule, counts in found.items():
-        for column, outcome in OUTCOMES.items():
-            attempts.add_metric([rule, outcome], getattr(counts, column))
+        for outcome, value in OUTCOMES.items():
+            attempts.add_metric([rule, outcome], value(counts))
         for family, histogram in ((waits, counts.waits), (answers, counts.answers)):
             family.add_metric([rule], _buckets(histogram), _sum(histogram))
     yield from (attempts, waits, answers)

@@ -23,7 +23,8 @@ class Total(Stretch):
     """What ended in `width` seconds from `start` on (seconds since the epoch): of a rule, where
     `key` is empty, or of one of its keys.
 
-    Attempts that reached the wire: `sent` of them, which came to `done`, `failed` or `throttled`.
+    Attempts that reached the wire: `sent` of them, which came to `done`, `failed` or `throttled`;
+    of those that failed, `lost` had no answer that anybody knows of.
     `waits` and `answers` are histograms: see operations.histograms. Those of keys have none.
     """
 
@@ -33,6 +34,7 @@ class Total(Stretch):
     done = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     throttled = models.PositiveIntegerField(default=0)
+    lost = models.PositiveIntegerField(default=0, db_default=0)
     waits = models.JSONField(default=dict)
     answers = models.JSONField(default=dict)
 

@@ -167,6 +167,7 @@ def totals_of(attempts: Iterable[Ended]) -> dict[Scope, Counts]:
             one.outcome == states.SUCCEEDED,
             one.outcome in FAILED,
             one.outcome == states.THROTTLED,
+            one.outcome == states.LOST,
         )
         if one.key:
             scope = (one.rule, one.key, QUARTER, at // QUARTER * QUARTER)

@@ -48,13 +48,15 @@ RANGES = (Range("hour", HOUR, MINUTE), Range("day", DAY, QUARTER), Range("week",
 @dataclass
 class Counts:
     """What attempts came to that reached the wire: `sent` of them, `done`, `failed` or `throttled`;
-    histograms of how long their calls waited from when they were due, and of their answer times.
+    of those that failed, `lost`: nobody knows of an answer. Histograms of how long their calls
+    waited from when they were due, and of their answer times.
     """
 
     sent: int = 0
     done: int = 0
     failed: int = 0
     throttled: int = 0
+    lost: int = 0
     waits: dict[str, int] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
 
@@ -64,6 +66,7 @@ class Counts:
         self.done += other.done
         self.failed += other.failed
         self.throttled += other.throttled
+        self.lost += other.lost
         histograms.add(self.waits, other.waits)
         histograms.add(self.answers, other.answers)
 
@@ -105,7 +108,7 @@ def of_rule(using: str, rule: str, shown: Range, now: int) -> list[tuple[int, Co
     return sorted(found.items())
 
 
-COLUMNS = ("sent", "done", "failed", "throttled", "waits", "answers")
+COLUMNS = ("sent", "done", "failed", "throttled", "lost", "waits", "answers")
 
 
 def of_keys(
@@ -124,7 +127,7 @@ def of_keys(
     return [(key, Counts(*counts)) for key, *counts in grouped[:most]], whole or 0
 
 
-COUNTED = ("sent", "done", "failed", "throttled")
+COUNTED = ("sent", "done", "failed", "throttled", "lost")
 
 
 def quarter_before(now: int, seconds: int) -> int:

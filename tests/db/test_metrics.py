@@ -152,7 +152,7 @@ def test_what_ended_is_counted_upwards_with_its_times() -> None:
             for name, value in found.items()
             if name[0] == "callqueue_attempts_total" and name[2] == "r"
         }
-        assert of == {"succeeded": 2, "failed": 2, "throttled": 1}
+        assert of == {"succeeded": 2, "failed": 1, "throttled": 1, "lost": 1}
         count()
     found = {name: value for name, value in found.items() if "idle" not in name}
     assert found["callqueue_failed_calls", "r"] == 1
