@@ -27,6 +27,7 @@ WIDTHS = {
     "day": gettext_lazy("15 minutes"),
     "week": gettext_lazy("2 hours"),
 }
+SHOWN = ("sent", "done", "failed", "throttled")
 NAMES = {
     "hour": gettext_lazy("last hour"),
     "day": gettext_lazy("last 24 hours"),
@@ -104,7 +105,7 @@ def sums(rule: Standing, now: int) -> list[tuple[str, list[str], str, str]]:
             for histogram in (waits, answers)
             for share in (histograms.P50, histograms.P95)
         ]  # fmt: skip
-        numbers = [formatting.count(getattr(counts, name)) for name in history.COUNTED]
+        numbers = [formatting.count(getattr(counts, name)) for name in SHOWN]
         listed.append((str(NAMES[one.name]), numbers, " / ".join(shown[:2]), " / ".join(shown[2:])))
     return listed
 

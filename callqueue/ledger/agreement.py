@@ -69,6 +69,9 @@ class Seat:
         digest = digest_of(opinion)
         with database.writing(self.using):
             before = agreement_rows.locked(self.using)
+            if before.guests and not agreement_rows.opinions(self.using, [digest]):
+                # It was away, and guests that came meanwhile could not read its opinion.
+                before = replace(before, digests=tuple(d for d in before.digests if d != digest))
             self._state(digest, opinion)
             now = database.clock(self.using)
             heard = {d for name, d in self._heard(now) if name != self.name and d in before.digests}
@@ -212,14 +215,18 @@ def book_of_guest(using: str, own: Book) -> Book:
     and those of all dispensers, though none of these may have its settings: in a deploy it is older
     than they, or newer. It states its opinion for SILENCE seconds, so that what it charges counts
     for them; when a dispenser has taken that away, its passes are in vain until it has come again.
+    Guests go by each other's limits, too.
 
     It locks what they lock, and perhaps more; of what it counts else they believe nothing.
     """
     while True:
         token = _let_guest_in(using, own)
-        book = book_in_force(using, own)
-        if _books[using][0] == token:
-            return replace(book, agreement=token)
+        found, now = agreement_rows.read(using), to_us(database.clock(using))
+        if found.token == token:
+            opinions = agreement_rows.opinions(using, found.digests)
+            if digest_of(opinion_of(own)) not in found.digests:
+                opinions |= {digest: opinion for digest, (_, opinion) in found.guests.items()}
+            return replace(in_force(own, found, opinions, now), agreement=token)
 
 
 def _let_guest_in(using: str, own: Book) -> str:

@@ -47,7 +47,9 @@ ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at fi
 BUSY = 0.002, 0.05  # seconds until the next try where another pass has the rules, likewise
 AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
 LAST = 2**62  # the number of a call that all others of its due time go before
-STAMP = 25  # passes in vain after which the rules' rows are brought up to date here
+# passes in vain after which the rules' rows are brought up to date here: any, and those that met
+# such a row
+STAMP, OUTDATED = 25, 2
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Waiter:
         self.is_first = False  # no other of its rule and key goes before it
         self.near_at = 0.0  # from when on a pass may have room for it
         self.in_vain = self.passes = 0
+        self.is_outdated = False  # its last pass was in vain since not all rows have the token
         # a pass is under way, or was, and its end is not known
         self.is_passing = self.has_given_up = False
 
@@ -168,7 +171,7 @@ class Waiter:
             conf.current().rule(rule)  # UnknownRule where the settings have it no more
             book = _books[using] = (own, agreement.book_of_guest(using, own))
             release_pass.ensure_states(using, book[1].groups[rule])
-        if self.in_vain and self.in_vain % STAMP == 0:
+        if self.in_vain and self.in_vain % (OUTDATED if self.is_outdated else STAMP) == 0:
             chores.stamp(using)
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
         if self.is_passing:  # the answer to its commit was lost
@@ -195,6 +198,7 @@ class Waiter:
     def _put_off(self, answer: Answer) -> None:
         """No pass was made: the next try is soon, and ever later."""
         self.in_vain += 1
+        self.is_outdated = answer.is_outdated
         if answer.is_gone:
             self.beat_at = 0.0
         self.pass_at = now() + _growing(BUSY, self.in_vain)

@@ -15,6 +15,7 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
 from callqueue.ledger import agreement, agreement_rows
+from callqueue.limits.budgets import Book, bind
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
 from callqueue.operations import audit, status_report
@@ -243,6 +244,50 @@ def test_guests_of_the_past_are_forgotten_without_any_dispenser(
         waiter.step()
         assert waiter.in_vain == 0, "the rows of its rules have the agreement's token"
         assert len(agreement_rows.read("default").guests) == 1
+
+
+@pytest.mark.usefixtures("trusted_workers")
+def test_guests_hear_of_a_dispenser_that_was_away(rules: Rules) -> None:
+    strict = Rule(limits=[ACCOUNT])
+    before = Process("before", a=strict)
+    before.joins()
+    assert before.goes() == {}
+    before.leave()
+    rules(a=Rule(limits=[SlidingWindow("5/h", name="account")]))
+    with callqueue.permit("a", wait=0):
+        pass
+    again = Process("again", a=strict)
+    again.joins()
+    assert again.goes() == {}
+    with pytest.raises(NotNow), callqueue.permit("a", wait=0):
+        pytest.fail("a dispenser that is alive allows one")
+
+
+def test_guests_of_one_limit_lock_the_same_rows_and_go_by_all_limits(rules: Rules) -> None:
+    def guest(rule: str, rate: str) -> Book:
+        book = bind({rule: Rule(limits=[SlidingWindow(rate, name="account")])})
+        return agreement.book_of_guest("default", book)
+
+    guest("b", "1/h")
+    one, other = guest("c", "2/h"), guest("b", "1/h")
+    assert one.agreement == other.agreement
+    assert one.groups["c"] == other.groups["b"] == ("b", "c")
+    for book in (one, other):
+        limits = [budget.limit.capacity for budget in book.budgets["c"]]
+        assert sorted(limits) == [1, 2]
+
+
+def test_a_guest_whose_rows_were_held_has_its_permit_soon(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("8/h", name="account")]))
+    with monkeypatch.context() as patched:
+        patched.setattr(agreement_rows, "stamp", lambda *_: False)
+        agreement.book_of_guest("default", conf.current().book)
+    waiter = Waiter(Options("r", wait=0).wanted())
+    while not isinstance(waiter.step(), Job):
+        assert waiter.in_vain < 5
+        waiter.pass_at = 0.0
 
 
 @pytest.mark.usefixtures("trusted_workers")
