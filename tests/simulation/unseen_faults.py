@@ -129,7 +129,7 @@ UNSEEN = {
     ),
     "a permit waits for dispensers with the settings of its process": fault(
         "ledger.agreement",
-        "return replace(book, agreement=token)",
-        "return book",
+        "return replace(in_force(own, found, opinions, now), agreement=token)",
+        "return in_force(own, found, opinions, now)",
     ),
 }
