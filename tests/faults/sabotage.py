@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -61,7 +62,15 @@ def _kill_group() -> None:
 
 
 def _stop_group() -> None:
-    os.killpg(os.getpgrp(), signal.SIGSTOP)
+    """Stop the others, and then this process by this very thread: a signal to the process may be
+    another thread's to take, and this one would go on for a moment.
+    """
+    own, group = os.getpid(), os.getpgrp()
+    for pid in [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]:
+        with suppress(ProcessLookupError):
+            if pid != own and os.getpgid(pid) == group:
+                os.kill(pid, signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 DEEDS: dict[str, Callable[[], None]] = {
