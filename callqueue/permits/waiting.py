@@ -26,7 +26,7 @@ from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.exceptions import InvalidCall, NotNow
-from callqueue.ledger import agreement
+from callqueue.ledger import guests
 from callqueue.ledger.ready_calls import Asked, Candidate
 from callqueue.limits.budgets import Book
 from callqueue.operations import forecast
@@ -169,7 +169,7 @@ class Waiter:
         book, own = _books.get(using), conf.current().book
         if book is None or book[0] is not own or self.in_vain:
             conf.current().rule(rule)  # UnknownRule where the settings have it no more
-            book = _books[using] = (own, agreement.book_of_guest(using, own))
+            book = _books[using] = (own, guests.book_of_guest(using, own))
             release_pass.ensure_states(using, book[1].groups[rule])
         if self.in_vain and self.in_vain % (OUTDATED if self.is_outdated else STAMP) == 0:
             chores.stamp(using)

@@ -128,7 +128,7 @@ UNSEEN = {
         scenes=["counted"],
     ),
     "a permit waits for dispensers with the settings of its process": fault(
-        "ledger.agreement",
+        "ledger.guests",
         "return replace(in_force(own, found, opinions, now), agreement=token)",
         "return in_force(own, found, opinions, now)",
     ),

@@ -14,7 +14,7 @@ import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
-from callqueue.ledger import agreement, agreement_rows
+from callqueue.ledger import agreement, agreement_rows, guests
 from callqueue.limits.budgets import Book, bind
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
@@ -266,7 +266,7 @@ def test_guests_hear_of_a_dispenser_that_was_away(rules: Rules) -> None:
 def test_guests_of_one_limit_lock_the_same_rows_and_go_by_all_limits(rules: Rules) -> None:
     def guest(rule: str, rate: str) -> Book:
         book = bind({rule: Rule(limits=[SlidingWindow(rate, name="account")])})
-        return agreement.book_of_guest("default", book)
+        return guests.book_of_guest("default", book)
 
     guest("b", "1/h")
     one, other = guest("c", "2/h"), guest("b", "1/h")
@@ -283,7 +283,7 @@ def test_a_guest_whose_rows_were_held_has_its_permit_soon(
     rules(r=Rule(limits=[SlidingWindow("8/h", name="account")]))
     with monkeypatch.context() as patched:
         patched.setattr(agreement_rows, "stamp", lambda *_: False)
-        agreement.book_of_guest("default", conf.current().book)
+        guests.book_of_guest("default", conf.current().book)
     waiter = Waiter(Options("r", wait=0).wanted())
     while not isinstance(waiter.step(), Job):
         assert waiter.in_vain < 5
