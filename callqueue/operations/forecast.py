@@ -63,12 +63,12 @@ def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
     `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until
     when, is said to all.
     """
-    with database.one_view(call._state.db or "default"):
-        return _forecast(call, tells_why_held)
-
-
-def _forecast(call: CallQueue, tells_why_held: bool) -> Forecast:
     using = call._state.db or "default"
+    with database.one_view(using):
+        return _forecast(call, using, tells_why_held)
+
+
+def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     if call.status == states.DISPATCHED:
         return Forecast(_dispatched(call, using))
     if call.status not in states.WAITING:

@@ -167,9 +167,11 @@ class Waiter:
     def _made_pass(self) -> Answer:
         using, rule = self.using, self.wanted.rule_name
         book, own = _books.get(using), conf.current().book
-        if book is None or book[0] is not own or self.in_vain:
+        is_stale = book is None or book[0] is not own or (self.in_vain and self.is_outdated)
+        if book is None or is_stale:
             conf.current().rule(rule)  # UnknownRule where the settings have it no more
             book = _books[using] = (own, guests.book_of_guest(using, own))
+        if is_stale or self.in_vain:
             release_pass.ensure_states(using, book[1].groups[rule])
         if self.in_vain and self.in_vain % (OUTDATED if self.is_outdated else STAMP) == 0:
             chores.stamp(using)

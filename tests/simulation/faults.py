@@ -64,10 +64,15 @@ def _found(options: argparse.Namespace, name: str, database: str) -> tuple[int |
 
 def put_back(name: str) -> None:
     """Put a fault into the product, which nobody has imported yet."""
+    sys.meta_path.insert(0, _Finder(changes_of(name)))
+
+
+def changes_of(name: str) -> dict[str, list[Change]]:
+    """The changes of a fault, by the modules' full names."""
     by_module: dict[str, list[Change]] = {}
     for change in (FAULTS | UNSEEN)[name].changes:
         by_module.setdefault(f"callqueue.{change.module}", []).append(change)
-    sys.meta_path.insert(0, _Finder(by_module))
+    return by_module
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.command import ROOT
-from tests.simulation.fault_table import FAULTS, Change
-from tests.simulation.faults import changed
+from tests.simulation.fault_table import FAULTS
+from tests.simulation.faults import changed, changes_of
 from tests.simulation.unseen_faults import UNSEEN
 from tests.support.length import examples
 
@@ -48,11 +48,8 @@ def test_a_seed_is_the_same_run_twice(database: str) -> None:
 @pytest.mark.parametrize("name", FAULTS | UNSEEN)
 def test_a_fault_can_be_put_back(name: str) -> None:
     """Its text is in the product exactly once."""
-    by_module: dict[str, list[Change]] = {}
-    for change in (FAULTS | UNSEEN)[name].changes:
-        by_module.setdefault(change.module, []).append(change)
-    for module, changes in by_module.items():
-        found = importlib.util.find_spec(f"callqueue.{module}")
+    for module, changes in changes_of(name).items():
+        found = importlib.util.find_spec(module)
         assert found is not None and found.origin is not None
         changed(changes, Path(found.origin).read_text(encoding="utf-8"))
 
