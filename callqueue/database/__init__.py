@@ -70,6 +70,7 @@ from callqueue.database.server_clock import (
 )
 from callqueue.database.statements import (
     Columns,
+    all_loaded,
     is_mysql,
     joined_sql,
     json_number_sql,

@@ -8,6 +8,7 @@ and not what the table holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,13 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Q, QuerySet
 
-from callqueue.database.statements import quoted, rows
+from callqueue.database.statements import places, quoted, rows
 
 LAST_CHARACTER = "\U0010ffff"
-MOST = 400  # stretches that one statement merges: SQLite takes 500, and PostgreSQL plans each
+MOST = 400  # stretches that one statement merges: SQLite takes 500
+# Rows of each stretch up to which PostgreSQL may as well read and sort them all. To merge them, it
+# plans each by itself, which takes longer than to read so few.
+FEW = 200
 
 
 def combinations(
@@ -34,8 +38,9 @@ def combinations(
     found: list[tuple[Any, ...]] = [()]
     for place, column in enumerate(columns):
         if column in given:
-            values = [(*before, given[column]) for before in found]
-            found = _that_are(using, table, columns[: place + 1], values, where)
+            found = [(*before, given[column]) for before in found]
+            if place == len(columns) - 1:  # a step to the next column finds those that there are
+                found = _that_are(using, table, columns, found, where)
         else:
             found = _stepped(using, table, (columns[:place], column), found, where)
         if len(found) > MOST:
@@ -52,7 +57,7 @@ def values_that_begin(
     name, table = quoted(using, column), quoted(using, table)
     where = f"NOT ({name} = '') AND {name} LIKE %s"
     like = connections[using].ops.prep_for_like_query(prefix) + "%"
-    if connections[using].vendor == "postgresql":
+    if _is_postgresql(using):
         step = (
             f"(SELECT {name} FROM {table} WHERE {where}{{past}} ORDER BY {name} USING ~<~ LIMIT 1)"
         )
@@ -70,7 +75,7 @@ def values_that_begin(
 
 def begins_with(using: str, column: str, text: str) -> Q:
     """A condition on a text column, as an index on it can use it: it begins with this text."""
-    if connections[using].vendor == "postgresql":
+    if _is_postgresql(using):
         return Q(**{f"{column}__startswith": text})
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + LAST_CHARACTER})
 
@@ -108,7 +113,7 @@ def merged_pks(
         # told to sort each, PostgreSQL merges them
         return found.order_by(*order)[:stop] if _may_nest(found.db) else found
 
-    using, union, params = _union(stretches, first, overlap=overlap)
+    using, union, params = _union(stretches, first, overlap=overlap, at_once=stop <= FEW)
     if not union:
         return []
     places = ", ".join(
@@ -122,7 +127,10 @@ def merged_pks(
 def merged_count(stretches: Sequence[Stretch], most: int, *, overlap: bool = False) -> int:
     """How many rows all stretches have, counted up to `most` + 1."""
     using, union, params = _union(
-        stretches, lambda found: found.order_by().values_list("pk"), overlap=overlap
+        stretches,
+        lambda found: found.order_by().values_list("pk"),
+        overlap=overlap,
+        at_once=True,
     )
     if not union:
         return 0
@@ -141,15 +149,16 @@ def _union(
     prepare: Callable[[QuerySet[Any]], QuerySet[Any]],
     *,
     overlap: bool,
+    at_once: bool,
 ) -> tuple[str, str, list[Any]]:
     """The database, the union of all stretches as SQL, and its parameters; no SQL where none has
-    any rows.
+    any rows. `at_once`: those that are alike may be one part of it.
     """
     using, parts, params = "", list[str](), list[Any]()
     for one in stretches:
         base = one.rows if isinstance(one, Alike) else one
         using = base.db
-        for sql, own in _statements(one, prepare):
+        for sql, own in _statements(one, prepare, at_once=at_once):
             parts.append(sql)
             params += own
     if len(parts) == 1:
@@ -160,9 +169,11 @@ def _union(
 
 
 def _statements(
-    stretch: Stretch, prepare: Callable[[QuerySet[Any]], QuerySet[Any]]
+    stretch: Stretch, prepare: Callable[[QuerySet[Any]], QuerySet[Any]], *, at_once: bool
 ) -> Iterator[tuple[str, Sequence[Any]]]:
-    """The SQL of a stretch, or of each of those that are alike, with its parameters."""
+    """The SQL of a stretch, with its parameters; of those that are alike that of each, or one for
+    all.
+    """
     if not isinstance(stretch, Alike):
         yield from _compiled(prepare(stretch))
         return
@@ -171,9 +182,42 @@ def _statements(
     marks = [_mark(place, value) for place, value in enumerate(stretch.values[0])]
     marked = stretch.rows.filter(**dict(zip(stretch.columns, marks, strict=True)))
     for sql, params in _compiled(prepare(marked)):
+        if at_once and len(stretch.values) > 1 and _is_postgresql(marked.db):
+            yield _lateral(sql, params, marks, stretch.values)
+            continue
         for values in stretch.values:
             meant = dict(zip(marks, values, strict=True))
             yield sql, [meant.get(p, p) if isinstance(p, str | int) else p for p in params]
+
+
+def _lateral(
+    sql: str, params: Sequence[Any], marks: Sequence[Any], values: Sequence[tuple[Any, ...]]
+) -> tuple[str, list[Any]]:
+    """SQL in which marks stand for values, as one statement for all of those: PostgreSQL plans it
+    once. With an offset it is run for each, and not joined with the values.
+    """
+    names = {mark: f"v.c{place}" for place, mark in enumerate(marks)}
+    kept, parts, given = list[Any](), list[str](), iter(params)
+    for part in re.split("(%%|%s)", sql):
+        param = next(given) if part == "%s" else None
+        if isinstance(param, str | int) and param in names:
+            parts.append(names[param])
+            continue
+        parts.append(part)
+        kept += [param] if part == "%s" else []
+    source = f"{_listed(values)} CROSS JOIN LATERAL ({''.join(parts)} OFFSET 0) AS found"
+    return f"SELECT found.* FROM {source}", [*(value for row in values for value in row), *kept]
+
+
+def _listed(values: Sequence[tuple[Any, ...]]) -> str:
+    """Rows of values as PostgreSQL's table "v" of the columns c0, c1 and so on."""
+    row = f"({places(values[0])})"
+    names = ", ".join(f"c{place}" for place in range(len(values[0])))
+    return f"(VALUES {', '.join([row] * len(values))}) AS v({names})"
+
+
+def _is_postgresql(using: str) -> bool:
+    return str(connections[using].vendor) == "postgresql"
 
 
 def _mark(place: int, value: Any) -> Any:
@@ -200,11 +244,19 @@ def _that_are(
     """Those of these combinations that some row has."""
     if not values:
         return []
-    same = " AND ".join(f"{quoted(using, column)} = %s" for column in columns)
-    picked = f"SELECT 1 FROM {quoted(using, table)} WHERE {where} AND {same}"
-    one = f"SELECT %s WHERE EXISTS ({picked})"
     params = [part for place, row in enumerate(values) for part in (place, *row)]
-    sql = " UNION ALL ".join([one] * len(values))
+    picked = f"SELECT 1 FROM {quoted(using, table)} WHERE {where}"
+    names = [quoted(using, column) for column in columns]
+    if _is_postgresql(using):
+        numbered = [(place, *row) for place, row in enumerate(values)]
+        same = " AND ".join(f"{name} = v.c{place}" for place, name in enumerate(names, start=1))
+        # with its limit it is looked up for each, and not joined with the whole table
+        exists = f"({picked} AND {same} LIMIT 1) IS NOT NULL"
+        sql = f"SELECT v.c0 FROM {_listed(numbered)} WHERE {exists}"
+    else:
+        same = " AND ".join(f"{name} = %s" for name in names)
+        one = f"SELECT %s WHERE EXISTS ({picked} AND {same})"
+        sql = " UNION ALL ".join([one] * len(values))
     return [values[int(place)] for (place,) in rows(using, sql, params)]
 
 
@@ -226,15 +278,17 @@ def _stepped(
         same = [f" AND {quoted(using, b)} = {v}" for b, v in zip(before, values, strict=True)]
         return f"({pick}{''.join(same)}{past} ORDER BY {name} LIMIT 1)"
 
-    each = ["%s"] * len(before)
-    first = f"SELECT {', '.join([*each, step(each)])}"
+    params = [part for row in known for part in row]
+    if keys and _is_postgresql(using):
+        each = [f"v.{key}" for key in keys]
+        first = f"SELECT {', '.join([*each, step(each)])} FROM {_listed(known)}"
+    else:
+        each, params = ["%s"] * len(keys), [part for row in known for part in (*row, *row)]
+        first = " UNION ALL ".join([f"SELECT {', '.join([*each, step(each)])}"] * len(known))
     further = step([f"k.{key}" for key in keys], f" AND {name} > k.v")
     sql = (
         f"WITH RECURSIVE k({', '.join([*keys, 'v'])})"
-        f" AS ({' UNION ALL '.join([first] * len(known))}"
-        f" UNION ALL SELECT {', '.join([*keys, further])} FROM k WHERE k.v IS NOT NULL)"
+        f" AS ({first} UNION ALL SELECT {', '.join([*keys, further])} FROM k WHERE k.v IS NOT NULL)"
         f" SELECT * FROM k WHERE v IS NOT NULL LIMIT {MOST + 1}"
     )
-    return [
-        tuple(row) for row in rows(using, sql, [part for row in known for part in (*row, *row)])
-    ]
+    return [tuple(row) for row in rows(using, sql, params)]

@@ -17,7 +17,7 @@ from callqueue.ledger import charges, levels
 from callqueue.ledger.charges import Aged, Open
 from callqueue.ledger.charges import open_counts as open_counts
 from callqueue.ledger.memo import Memo as Memo
-from callqueue.ledger.tallies import Scope, is_tallied, take_corrections, tallies_of
+from callqueue.ledger.tallies import Scope, advance, is_tallied, take_corrections, tallies_of
 from callqueue.ledger.window_tallies import Tallies
 from callqueue.limits.budgets import Book, Budget
 from callqueue.limits.kinds import Meter, Usage
@@ -113,9 +113,7 @@ class Account:
                 self.tallies[budget.id] = tallies_of(self.using, budget, self.now, kept, self.until)
         if self.tallies and has_corrections:
             take_corrections(self.using, self.rules, self.tallies.values())
-        for one in self.tallies.values():
-            if one.limit.is_keyed:
-                one.advance()
+        advance(self.using, (one for one in self.tallies.values() if one.limit.is_keyed))
 
     def read_values(self, budget: Budget, values: Sequence[str]) -> None:
         """Read what a tallied budget is charged with for these values."""
@@ -135,12 +133,12 @@ class Account:
         """
         budgets = [b for b in self.budgets if b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former}, key=str)
-        columns = self._columns_told_apart(budgets)
+        columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
         for found in charges.open_sums(
             self.using, self.rules, columns, formers, samples=not budgets
         ):
             self._oldest_open = min(self._oldest_open, found.released_at)
-            self._charge_open(found, budgets)
+            self._charge_open(found, by_rule[found.rule])
             if found.former is None:
                 self._count_open(found)
 
@@ -195,6 +193,7 @@ class Account:
             for b in fine
             if _ages_unanswered(b)
         ]
+        by_rule = _by_rule(fine)
         for found in charges.aged_since(
             self.using,
             self._rules_by_since(fine),
@@ -202,7 +201,7 @@ class Account:
             by_units=any(b.limit.unit != "calls" for b in fine),
             by_release=any(b.former for b in fine),
         ):
-            self._charge_aged(found, fine)
+            self._charge_aged(found, by_rule[found.rule])
 
     def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[int, list[str]]:
         """Since when the attempts of which rules are wanted: no rule's are read for the sake of a
@@ -269,6 +268,15 @@ def save(account: Account) -> None:
         one.save()
     account.memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
     levels.forget_others(account.memo, {budget.id for budget in account.budgets})
+
+
+def _by_rule(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
+    """By rule, those that count what it releases, or released."""
+    found: dict[str, list[Budget]] = defaultdict(list)
+    for budget in budgets:
+        for rule in {*budget.rules, *(name for name, _ in budget.former)}:
+            found[rule].append(budget)
+    return found
 
 
 def _ages_unanswered(budget: Budget) -> bool:

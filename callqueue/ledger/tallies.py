@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from callqueue import database, states
 from callqueue.database import loaded, places, quoted, rows
+from callqueue.ledger import tally_rows
 from callqueue.ledger.bucket_tallies import BucketTallies
-from callqueue.ledger.tally_rows import attempts_table
 from callqueue.ledger.window_tallies import CalendarTallies, Tallies
 from callqueue.limits.budgets import Book, Budget, cost_of, costs_more
 from callqueue.limits.kinds import FixedWindow, Limit, SlidingWindow, TokenBucket
@@ -51,13 +51,23 @@ def tallied_rules(book: Book) -> frozenset[str]:
     )
 
 
+def advance(using: str, tallies: Iterable[Tallies]) -> None:
+    """Take away from each what has left it since the last pass: see `Tallies.advance`. One
+    statement for most of them together.
+    """
+    behind = [one for one in tallies if one.is_behind]
+    found = tally_rows.left(using, [one.leaving() for one in behind])
+    for one, left in zip(behind, found, strict=True):
+        one.let_leave(left)
+
+
 def take_corrections(using: str, group: Sequence[str], tallies: Iterable[Tallies]) -> None:
     """Tell the tallies what attempts of these rules cost less than they were charged. One
     statement, and one if there are any.
 
     To be called after recounts: those count what is still to be corrected as it was charged.
     """
-    table, key = attempts_table(using), quoted(using, "key")
+    table, key = tally_rows.attempts_table(using), quoted(using, "key")
     found = rows(
         using,
         f"SELECT id, rule, {key}, queue, cost, charged, outcome FROM {table} "
@@ -107,7 +117,7 @@ def _mark_as_taken(using: str, corrections: Sequence[_Correction]) -> None:
     ]
     kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
     ids = database.listed(one.id for one in corrections)
-    table = attempts_table(using)
+    table = tally_rows.attempts_table(using)
     database.run(
         using,
         f"UPDATE {table} SET correction_pending = FALSE, charged = {kept} WHERE id IN ({ids})",

@@ -6,32 +6,53 @@ microseconds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.limits.budgets import Budget, Former, cost_of
 
+PARTS = 100  # budgets that one statement asks about
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
 
 
-def left(
-    using: str, budget: Budget, begin: int, end: int, ahead: int
-) -> list[tuple[str, int, int]]:
-    """What ended in (begin, ahead]: (value, ended, cost). What ended by `end` is summed up."""
+class Leaving(NamedTuple):
+    """What is asked about a budget: what ended in (begin, ahead]; what did by `end` is summed
+    up.
+    """
+
+    budget: Budget
+    begin: int
+    end: int
+    ahead: int
+
+
+def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int, int]]]:
+    """What left each of these budgets: (value, ended, cost). A statement for PARTS of them."""
+    found: list[list[tuple[str, int, int]]] = [[] for _ in asked]
+    for first in range(0, len(asked), PARTS):
+        parts, params = list[str](), list[Any]()
+        for place, one in enumerate(asked[first : first + PARTS], start=first):
+            sql, own = _left_sql(using, one, place)
+            parts.append(sql)
+            params += own
+        for place, told, ended, spent in rows(using, " UNION ALL ".join(parts), params):
+            value = _value(asked[place].budget, told)
+            found[place].append((value, instant_us(ended), int(spent or 0)))
+    return found
+
+
+def _left_sql(using: str, asked: Leaving, place: int) -> tuple[str, list[Any]]:
+    budget = asked.budget
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
     sql = (
-        f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
+        f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE rule IN ({places(budget.rules)}) "
         "AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
         f"GROUP BY {column}, CASE WHEN finished_at > %s THEN finished_at END"
     )
-    since, by, told_apart = _parameters(using, begin, ahead, end)
-    params = [*of_cost, *budget.rules, since, by, states.VOIDED, told_apart]
-    return [
-        (value, instant_us(ended), int(spent or 0))
-        for value, ended, spent in _by_value(using, budget, sql, params)
-    ]
+    since, by, told_apart = _parameters(using, asked.begin, asked.ahead, asked.end)
+    return sql, [*of_cost, *budget.rules, since, by, states.VOIDED, told_apart]
 
 
 def charged(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
@@ -133,8 +154,13 @@ def _by_value(
 ) -> Iterable[tuple[Any, ...]]:
     """The rows, with the budget's value in the place of `_column`, their first."""
     for told, *rest in rows(using, sql, params):
-        is_queue = budget.limit.is_per_queue
-        yield budget.value_of("" if is_queue else told, told if is_queue else ""), *rest
+        yield _value(budget, told), *rest
+
+
+def _value(budget: Budget, told: str) -> str:
+    """The budget's value of rows with this in `_column`."""
+    is_queue = budget.limit.is_per_queue
+    return budget.value_of("" if is_queue else told, told if is_queue else "")
 
 
 def _column(using: str, budget: Budget) -> str:

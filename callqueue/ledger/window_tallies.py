@@ -4,7 +4,7 @@ charged with, and when how much of it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -90,11 +90,24 @@ class Tallies:
 
     def advance(self) -> None:
         """Take away what has left since the last pass, and see what leaves next. Once a pass."""
-        if self._has_advanced or not self.leaves_one_by_one:
-            return
+        if self.is_behind:
+            (found,) = tally_rows.left(self.using, [self.leaving()])
+            self.let_leave(found)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is still to be advanced."""
+        return self.leaves_one_by_one and not self._has_advanced
+
+    def leaving(self) -> tally_rows.Leaving:
+        """What is to be asked to advance."""
+        end = self.horizon()
+        return tally_rows.Leaving(self.budget, self.kept.left, end, self.looks_ahead_to(end))
+
+    def let_leave(self, found: Sequence[tuple[str, int, int]]) -> None:
+        """Advance by what was found."""
         self._has_advanced = True
         begin, end = self.kept.left, self.horizon()
-        found = tally_rows.left(self.using, self.budget, begin, end, self.looks_ahead_to(end))
         self.load(value for value, _, _ in found)
         for value, ended, cost in found:
             if ended <= end:

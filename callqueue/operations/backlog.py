@@ -6,7 +6,7 @@ two where much is due later; they read an index entry for each call that waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,62 +21,74 @@ CHUNK = 250  # SELECTs that one statement joins
 
 @dataclass
 class Backlog:
-    """Calls of a rule that wait. `sizes`: how many keys have so many calls ready, by pairs (calls,
-    keys). `later`: those that are due later. `oldest_due`: in microseconds.
+    """Calls of a rule that wait. `ready`: for nothing but their turn; `later`: those that are due
+    later. `sizes`: of a rule with a limit per key, how many keys have so many calls ready, by pairs
+    (calls, keys). `oldest_due`: in microseconds.
     """
 
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    ready: int = 0
     later: int = 0
+    sizes: list[tuple[int, int]] = field(default_factory=list)
     oldest_due: int | None = None
-
-    @property
-    def ready(self) -> int:
-        """Calls that wait for nothing but their turn."""
-        return sum(calls * keys for calls, keys in self.sizes)
 
     @property
     def waiting(self) -> int:
         """All calls that wait."""
         return self.ready + self.later
 
-    @property
-    def keys(self) -> int:
-        """How many keys have calls ready; a call without a key counts as one with the key ""."""
-        return sum(keys for _, keys in self.sizes)
 
-
-def backlogs(using: str, names: Sequence[str]) -> dict[str, Backlog]:
-    """The backlog of each of these rules."""
-    table, key = tables.name(using, "CallQueue"), quoted(using, "key")
-    by_key = (
-        f"SELECT rule, {key}, COUNT(*) AS calls, MIN(due_at_dt) AS first_due FROM {table} "
-        f"WHERE {WAITING} AND ready AND rule IN ({places(names)}) GROUP BY rule, {key}"
-    )
-    later = (
-        f"SELECT rule, due_at_dt FROM {table} WHERE {WAITING} AND NOT ready "
-        f"ORDER BY due_at_dt LIMIT {CAP + 1}"
-    )
-    sql = (
-        "SELECT 1, rule, calls, COUNT(*), MIN(first_due) "
-        f"FROM ({by_key}) AS of_keys GROUP BY rule, calls UNION ALL "
-        f"SELECT 0, rule, COUNT(*), 1, MIN(due_at_dt) FROM ({later}) AS later GROUP BY rule"
-    )
+def backlogs(using: str, names: Sequence[str], keyed: Collection[str]) -> dict[str, Backlog]:
+    """The backlog of each of these rules; of `keyed` ones also how it is spread over keys, which
+    takes thrice as long to count.
+    """
     found = {name: Backlog() for name in names}
     counted = 0
-    for is_ready, rule, calls, keys, first in rows(using, sql, list(names)):
+    for is_ready, rule, calls, keys, first in rows(using, *_counts_sql(using, names, keyed)):
         counted += 0 if is_ready else calls
         one, due = found.get(rule), instant_us(first)
         if one is None:
             continue
-        if is_ready:
-            one.sizes.append((int(calls), int(keys)))
-            one.oldest_due = min(one.oldest_due or due, due)
-        else:
+        if not is_ready:
             one.later = int(calls)
+            continue
+        one.ready += int(calls) * int(keys)
+        one.oldest_due = min(one.oldest_due or due, due)
+        if rule in keyed:
+            one.sizes.append((int(calls), int(keys)))
     if counted > CAP:
         for rule, waiting in _waiting(using, names):
             found[rule].later = max(0, waiting - found[rule].ready)
     return found
+
+
+def _counts_sql(
+    using: str, names: Sequence[str], keyed: Collection[str]
+) -> tuple[str, Sequence[str]]:
+    """The statement and its parameters. Its rows: whether the calls are ready, a rule, so many
+    calls, of how many keys each, and when the oldest was due.
+    """
+    table, key = tables.name(using, "CallQueue"), quoted(using, "key")
+    later = (
+        f"SELECT rule, due_at_dt FROM {table} WHERE {WAITING} AND NOT ready "
+        f"ORDER BY due_at_dt LIMIT {CAP + 1}"
+    )
+    parts = [f"SELECT 0, rule, COUNT(*), 1, MIN(due_at_dt) FROM ({later}) AS later GROUP BY rule"]
+    by_key, plain = [n for n in names if n in keyed], [n for n in names if n not in keyed]
+    ready = f"FROM {table} WHERE {WAITING} AND ready AND rule IN"
+    if plain:
+        parts.append(
+            f"SELECT 1, rule, COUNT(*), 1, MIN(due_at_dt) {ready} ({places(plain)}) GROUP BY rule"
+        )
+    if by_key:
+        of_keys = (
+            f"SELECT rule, {key}, COUNT(*) AS calls, MIN(due_at_dt) AS first_due "
+            f"{ready} ({places(by_key)}) GROUP BY rule, {key}"
+        )
+        parts.append(
+            "SELECT 1, rule, calls, COUNT(*), MIN(first_due) "
+            f"FROM ({of_keys}) AS of_keys GROUP BY rule, calls"
+        )
+    return " UNION ALL ".join(parts), [*plain, *by_key]
 
 
 def _waiting(using: str, names: Sequence[str]) -> list[tuple[str, int]]:

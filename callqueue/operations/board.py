@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from django.db.models import Q
 
-from callqueue import conf, tables
+from callqueue import conf, database, tables
 from callqueue.database import from_us, to_us
 from callqueue.ledger import agreement
 from callqueue.limits.budgets import Book
@@ -60,11 +60,16 @@ class Board:
 
 
 def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
-    """Read where all rules stand. `rates`: as if these limits had other rates (id in the settings
-    -> rate).
+    """Read where all rules stand, as of one moment. `rates`: as if these limits had other rates (id
+    in the settings -> rate).
     """
+    with database.one_view(using):
+        return _read(using, rates or {})
+
+
+def _read(using: str, rates: Mapping[str, str]) -> Board:
     now, counted_until, peaks_until = history.counted_until(using)
-    book = agreement.book_in_force(using).with_rates(rates or {})
+    book = agreement.book_in_force(using).with_rates(rates)
     names = tuple(conf.current().rules)
     seen = _dispensers(using)
     alive = [one for one in seen if _is_alive(one, now)]
@@ -73,7 +78,8 @@ def read(using: str, *, rates: Mapping[str, str] | None = None) -> Board:
         name: standing.hold_on_all(held.get(name, ()), book.rules[name].queue_names, now)
         for name in names
     }
-    waits = backlog.backlogs(using, names)
+    keyed = {name for name in names if any(one.limit.per == "key" for one in book.budgets[name])}
+    waits = backlog.backlogs(using, names, keyed)
     attempts = attempts_now.read(using, names, now)
     lately = history.lately(using, names, now)
     peaks = history.peaks(using, history.QUARTER, history.quarter_before(now, history.HOUR))
@@ -128,8 +134,9 @@ def drained_with(board: Board, rule: Standing, more: int) -> float | None:
     """Seconds until the rule's backlog is gone, had it so many calls more, each of a key of its
     own; None where nobody can say.
     """
-    sizes = [*rule.backlog.sizes, (1, more)]
-    waits = {**board.known.backlogs, rule.name: replace(rule.backlog, sizes=sizes)}
+    of_rule = rule.backlog
+    added = replace(of_rule, ready=of_rule.ready + more, sizes=[*of_rule.sizes, (1, more)])
+    waits = {**board.known.backlogs, rule.name: added}
     return drains(replace(board.known, backlogs=waits))[rule.name].seconds()
 
 

@@ -19,7 +19,7 @@ from callqueue.operations import histograms, window_use
 from callqueue.operations.attempts_now import InFlight, Rate
 from callqueue.operations.backlog import Backlog, each
 from callqueue.operations.draining import Drain, Gate
-from callqueue.operations.history import Lately
+from callqueue.operations.history import DAY, Lately
 from callqueue.operations.standing import HoldNow, belated
 
 SAMPLE = 100  # waiting calls of a rule whose mean cost is taken for all
@@ -43,13 +43,14 @@ class Known:
 
 def drains(known: Known) -> dict[str, Drain]:
     """By rule, how its backlog drains; rules that have none are left out. Three statements at most:
-    what windows hold; where limits are in other units than calls, what calls cost; where limits or
-    holds are on parts of keys, which keys wait.
+    what windows hold that the backlog may fill; where limits are in other units than calls, what
+    calls cost; where limits or holds are on parts of keys, which keys wait.
     """
     book, now = known.book, known.now
     names = [name for name, one in known.backlogs.items() if one.ready]
     long = {b.id: b for name in names for b in book.budgets[name] if _is_long(b)}
-    used = window_use.stretches(known.using, long.values(), now)
+    narrow = [budget for budget in long.values() if _may_fill(known, budget)]
+    used = window_use.stretches(known.using, narrow, now)
     keys = waiting.of_keys(known.using, [name for name in names if _wants_keys(known, name)])
     costs = _mean_costs(known, names)
     found = {}
@@ -78,6 +79,25 @@ def drains(known: Known) -> dict[str, Drain]:
 
 def _is_long(budget: Budget) -> bool:
     return budget.limit.is_plain and budget.limit.window_us > 60 * SECOND
+
+
+def _may_fill(known: Known, budget: Budget) -> bool:
+    """Whether all that was sent within a day, is in flight and waits may be more than the limit's
+    window allows. If not, nothing waits for it, and it does not matter when its calls were sent.
+    """
+    rules = window_use.charging(budget)
+    if budget.limit.horizon(known.now) < known.now - DAY * SECOND or not all(
+        rule in known.lately for rule in rules
+    ):
+        return True
+    waits = sum(known.backlogs[rule].ready for rule in budget.rules if rule in known.backlogs)
+    sent = sum(known.lately[rule].day.sent for rule in rules)
+    return sent + waits + _charged(known.flights, budget) > budget.limit.capacity
+
+
+def _charged(flights: Mapping[str, InFlight], budget: Budget) -> int:
+    """How many calls in flight charge it."""
+    return sum(flights.get(rule, InFlight()).count for rule in budget.rules)
 
 
 def _latency(known: Known, name: str) -> float:
@@ -133,8 +153,7 @@ def _meter(
     stretches what its window holds.
     """
     limit = budget.limit
-    is_open = sum(flights.get(rule, InFlight()).count for rule in budget.rules)
-    charged = min(is_open, limit.capacity) if limit.is_plain else 0
+    charged = min(_charged(flights, budget), limit.capacity) if limit.is_plain else 0
     return limit.meter(Usage(charged, used, limit.horizon(now)), now)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.db.models import Sum
 
 from callqueue import database, tables
-from callqueue.database import ClockNow, loaded, quoted, to_us
+from callqueue.database import ClockNow, all_loaded, quoted, to_us
 from callqueue.database import rows as read
 from callqueue.limits.kinds import SECOND
 from callqueue.maintenance.history import DAY as DAY
@@ -160,12 +160,16 @@ def lately(using: str, rules: Sequence[str], now: int) -> dict[str, Lately]:
         f"WHERE (width = {MINUTE} AND start >= {hour} OR width = {QUARTER} AND start >= {day}) "
         f"AND {no_key} GROUP BY width, rule"
     )
-    for width, rule, *counts, waits, answers in read(using, sql):
-        if rule in found:
-            one = found[rule]
-            values: list[Any] = [*map(int, counts), loaded(waits) or {}, loaded(answers) or {}]
-            part = Counts(**dict(zip(COLUMNS, values, strict=True)))
-            {0: one.quarter, MINUTE: one.hour, QUARTER: one.day}[width].add(part)
+    listed = [row for row in read(using, sql) if row[1] in found]
+    for (width, rule, *counts), waits, answers in zip(
+        (row[:-2] for row in listed),
+        all_loaded([row[-2] for row in listed]),
+        all_loaded([row[-1] for row in listed]),
+        strict=True,
+    ):
+        values: list[Any] = [*map(int, counts), waits or {}, answers or {}]
+        one = found[rule]
+        {0: one.quarter, MINUTE: one.hour, QUARTER: one.day}[width].add(Counts(*values))
     return found
 
 

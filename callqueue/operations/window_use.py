@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from callqueue import tables
 from callqueue.database import from_us, to_us
@@ -25,23 +25,32 @@ def stretches(using: str, budgets: Iterable[Budget], now: int) -> dict[str, Stre
     """By budget, the calls that its window holds, the oldest first. One statement, if there are
     any budgets.
     """
-    wanted = {budget.id: (budget, _width(budget.limit.window_us // SECOND)) for budget in budgets}
+    wanted = [(budget, _width(budget.limit.window_us // SECOND)) for budget in budgets]
     if not wanted:
         return {}
-    asked = Q()
-    for budget, width in wanted.values():
-        since = budget.limit.horizon(now) // SECOND - width
-        asked |= Q(rule__in=_charging(budget), width=width, start__gt=since)
-    rows = tables.totals(using).filter(asked, key="").order_by("start")
     by_rule: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    rows = _totals(using, wanted, now).order_by("start")
     for rule, width, start, sent in rows.values_list("rule", "width", "start", "sent"):
         at = min(now, (start + width) * SECOND)
         by_rule.setdefault((rule, width), []).append((at, sent))
     found: dict[str, Stretches] = {}
-    for name, (budget, width) in wanted.items():
-        listed = [one for rule in _charging(budget) for one in by_rule.get((rule, width), ())]
-        found[name] = sorted(one for one in listed if one[0] > budget.limit.horizon(now))
+    for budget, width in wanted:
+        listed = [one for rule in charging(budget) for one in by_rule.get((rule, width), ())]
+        found[budget.id] = sorted(one for one in listed if one[0] > budget.limit.horizon(now))
     return found
+
+
+def _totals(using: str, wanted: Sequence[tuple[Budget, int]], now: int) -> QuerySet[Any]:
+    """The totals of all that charges these budgets: of each width since the earliest horizon."""
+    since: dict[int, int] = {}
+    for budget, width in wanted:
+        start = budget.limit.horizon(now) // SECOND - width
+        since[width] = min(start, since.get(width, start))
+    asked = Q()
+    for width, start in since.items():
+        asked |= Q(width=width, start__gt=start)
+    rules = {rule for budget, _ in wanted for rule in charging(budget)}
+    return tables.totals(using).filter(asked, key="", rule__in=sorted(rules))
 
 
 def usage(account: Account, budget: Budget, value: str) -> Usage:
@@ -90,7 +99,7 @@ def _attempts(using: str, budget: Budget, value: str) -> Any:
     """The attempts that may be charged for this value. Those of a part of keys are found among all
     keys that mention it.
     """
-    rows = tables.attempts(using).charged().filter(rule__in=_charging(budget)).order_by()
+    rows = tables.attempts(using).charged().filter(rule__in=charging(budget)).order_by()
     if not budget.limit.is_keyed or not value:
         return rows
     part = json.dumps({budget.limit.per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1]
@@ -118,6 +127,6 @@ def _width(seconds: int) -> int:
     return QUARTER if seconds <= 30 * HOUR else LONG
 
 
-def _charging(budget: Budget) -> list[str]:
+def charging(budget: Budget) -> list[str]:
     """The rules that charge it, and those that did and still count."""
     return [*budget.rules, *(name for name, _ in budget.former)]

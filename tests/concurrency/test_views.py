@@ -14,7 +14,8 @@ from django.db import connections
 from callqueue import Rule, SlidingWindow, database
 from callqueue.ledger import account, charges
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import status_report
+from callqueue.operations import attempts_now, status_report
+from callqueue.operations import board as boards
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -83,3 +84,25 @@ def test_a_forecast(ends_meanwhile: Meanwhile) -> None:
     ended = ends_meanwhile()
     assert call.forecast().reason == "it goes at the next pass"
     assert ended == [1]
+
+
+def test_where_a_rule_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is released between two statements either waits or is in flight."""
+    send("pay")
+    read, released = attempts_now.read, []
+
+    def then(*args: Any) -> attempts_now.AttemptsNow:
+        def release_one() -> None:
+            try:
+                released.append(len(release()))
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(release_one).result()
+        return read(*args)
+
+    monkeypatch.setattr(attempts_now, "read", then)
+    (rule,) = [one for one in boards.read("default").rules if one.name == "pay"]
+    assert (rule.backlog.waiting, rule.in_flight.count) == (1, 1)
+    assert released == [1]

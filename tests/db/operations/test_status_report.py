@@ -10,11 +10,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket
-from callqueue.ledger import window_tallies
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
+from callqueue.ledger import agreement, window_tallies
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.operations import board as boards
-from callqueue.operations import control, status_report
+from callqueue.operations import control, limit_usage, status_report
 from callqueue.operations.status_report import RuleStatus, look
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, run, send
@@ -228,3 +228,59 @@ def test_the_fullest_key_is_found_behind_those_that_have_left(
     with travel(minutes=61):
         (shown,) = of("pay").limits
         assert (shown.used, shown.value) == (2, "late")
+
+
+def test_rules_that_are_read_together_have_the_use_that_each_has_alone(
+    rules: Rules, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SlidingWindow("40/m", name="account")
+    of_kinds = {
+        "keyed": Rule(limits=[SlidingWindow("3/m", per="key"), TokenBucket("20/m", burst=6)]),
+        "tallied": Rule(limits=[SlidingWindow("5000/d"), FixedWindow("9000/d"), shared]),
+        "by_part": Rule(
+            limits=[SlidingWindow("7/h", per="user"), TokenBucket("50/h", burst=5, per="key")]
+        ),
+        "in_flight": Rule(limits=[Concurrency(6), SlidingWindow("900/h", unit="tokens")]),
+        "by_queue": Rule(
+            limits=[
+                SlidingWindow("9/m", per="queue"),
+                SlidingWindow("5000/h", per="queue"),
+                shared,
+            ],
+            queues=["q1", "q2"],
+        ),
+        "strict": Rule(limits=[SlidingWindow("8/m", strict=True), SlidingWindow("2/s")]),
+        "free": Rule(),
+    }
+    rules(**of_kinds)
+    for make in (run, release):
+        for name in of_kinds:
+            for number in range(4):
+                cost = {"calls": 1, "tokens": 30 + number}
+                send(name, key={"user": f"u{number % 2}"}, cost=cost)
+        make()
+    names, now = [*of_kinds, "default"], database.to_us(timezone.now())
+    book = agreement.book_in_force("default")
+    together = limit_usage.of_rules("default", book, names, now)
+    monkeypatch.setattr(limit_usage, "TOGETHER", 1)
+    assert limit_usage.of_rules("default", book, names, now) == together
+    assert [limit.used for limit in together["tallied"]] == [8, 8, 16]
+    assert [limit.used for limit in together["in_flight"]] == [4, 252]
+    assert [limit.used for limit in together["by_queue"]] == [8, 8, 16]
+
+
+def test_statements_do_not_grow_with_rules(rules: Rules, vendor: Vendor) -> None:
+    """Of rules that had a pass, and that share no limit."""
+
+    def asked(count: int) -> int:
+        limits = [SlidingWindow("10/s"), SlidingWindow("20000/d"), TokenBucket("5/s", burst=9)]
+        rules(**{f"p{n}": Rule(limits=limits) for n in range(count)})
+        for n in range(count):
+            send(f"p{n}")
+        run()
+        look("default")
+        with CaptureQueriesContext(connection) as found:
+            assert [rule.limits[1].used for rule in look("default")[:count]][-1] >= 1
+        return len(found)
+
+    assert asked(40) == asked(4)
