@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse
 
 from callqueue import conf, database, states, tables
 from callqueue.execution.limit_headers import rate_limit_headers
-from callqueue.operations import dispensers, histograms, history, status_report
+from callqueue.operations import backlog, dispensers, histograms, history, status_report
 from callqueue.operations.history import Counts
 from callqueue.operations.status_report import RuleStatus
 
@@ -214,16 +214,22 @@ def _kept(using: str, names: Iterable[str]) -> dict[int, list[tuple[list[str], f
 
 
 def _left_at_providers(using: str, names: Iterable[str]) -> list[tuple[list[str], float]]:
-    """Of rules whose newest answer says what is left of the provider's limit: that count. One row
-    of an index for each rule.
+    """Of rules whose newest answer says what is left of the provider's limit: that count. Reads an
+    index entry of each rule.
     """
-    now, found = database.clock(using), []
-    for name in names:
-        ended = tables.attempts(using).filter(rule=name, finished_at__gt=now - SAID_LATELY)
-        row = ended.order_by("-finished_at").values_list("response_headers", flat=True).first()
-        said = rate_limit_headers(row or {}, now=now, max_hold=0.0)
+    now = database.clock(using)
+    since = database.as_parameter(using, now - SAID_LATELY)
+    newest = (
+        f"SELECT id FROM (SELECT id FROM {tables.name(using, 'CallAttempt')} "
+        "WHERE rule = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT 1) AS newest"
+    )
+    ids = [pk for (pk,) in backlog.each(using, newest, [(name, since) for name in names])]
+    answers = tables.attempts(using).filter(pk__in=ids).order_by("rule")
+    found = []
+    for rule, headers in answers.values_list("rule", "response_headers"):
+        said = rate_limit_headers(headers or {}, now=now, max_hold=0.0)
         if said.remaining is not None:
-            found.append(([name], float(said.remaining)))
+            found.append(([rule], float(said.remaining)))
     return found
 
 

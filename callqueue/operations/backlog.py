@@ -120,9 +120,7 @@ def of_keys(using: str, names: Sequence[str]) -> dict[str, list[tuple[str, int]]
 
 
 def each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
-    """What a SELECT returns for each of these parameters, CHUNK of them in a statement. The first
-    parameter names what the row is about.
-    """
+    """What a SELECT returns for each of these parameters, CHUNK of them in a statement."""
     found: list[Any] = []
     for chunk in (params[at : at + CHUNK] for at in range(0, len(params), CHUNK)):
         sql = " UNION ALL ".join([select] * len(chunk))

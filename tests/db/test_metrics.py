@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -235,3 +236,17 @@ def test_every_alert_says_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
+
+
+def test_a_scrape_takes_as_many_statements_for_forty_rules_as_for_four(rules: Rules) -> None:
+    def asked(count: int) -> int:
+        rules(**{f"p{n}": Rule(limits=[SlidingWindow("10/s")]) for n in range(count)})
+        for n in range(count):
+            send(f"p{n}")
+        release()
+        scraped()
+        with CaptureQueriesContext(connection) as found:
+            assert scraped()["callqueue_in_flight_calls", f"p{count - 1}"] >= 1
+        return len(found)
+
+    assert asked(40) == asked(4) < 35
