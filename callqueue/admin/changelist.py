@@ -39,7 +39,7 @@ class Stretches:
 
     def count(self) -> int:
         """How many rows there are, up to COUNTED + 1."""
-        return database.merged_count(self.rows, COUNTED, overlap=self.overlap)
+        return database.merged_count(self.rows, self.order, COUNTED, overlap=self.overlap)
 
     def pks(self, start: int, stop: int) -> list[int]:
         """The primary keys of these rows, in order."""

@@ -24,17 +24,9 @@ from callqueue.database.connections import (
     raw_connection,
 )
 from callqueue.database.index_scans import distinct_next, first_of_each, pairs_next
+from callqueue.database.index_values import MOST, begins_with, combinations, values_that_begin
 from callqueue.database.json_form import FORM, forgets_form, in_form, with_form, without_form_sql
-from callqueue.database.merged_scans import (
-    MOST,
-    Alike,
-    Stretch,
-    begins_with,
-    combinations,
-    merged_count,
-    merged_pks,
-    values_that_begin,
-)
+from callqueue.database.merged_scans import Alike, Stretch, merged_count, merged_pks
 from callqueue.database.notify import (
     TOLD,
     let_calls_be_silent,

@@ -105,6 +105,13 @@ def places(values: Sequence[Any]) -> str:
     return ", ".join(["%s"] * len(values))
 
 
+def values_table(values: Sequence[tuple[Any, ...]]) -> str:
+    """Rows of values as PostgreSQL's table "v" of the columns c0, c1 and so on."""
+    row = f"({places(values[0])})"
+    names = ", ".join(f"c{place}" for place in range(len(values[0])))
+    return f"(VALUES {', '.join([row] * len(values))}) AS v({names})"
+
+
 def listed(ids: Iterable[int]) -> str:
     """Integers as SQL lists them, NULL for none. Binding hundreds of them one by one takes longer
     than finding their rows.
@@ -130,6 +137,11 @@ def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]
     else:
         number = f"CAST({number} AS INTEGER)"
     return number, ["$." + json.dumps(name, ensure_ascii=False)]
+
+
+def is_postgresql(using: str) -> bool:
+    """Whether the database is PostgreSQL."""
+    return str(connections[using].vendor) == "postgresql"
 
 
 def is_mysql(using: str) -> bool:

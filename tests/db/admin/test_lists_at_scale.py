@@ -91,6 +91,66 @@ FROM callqueue_callqueue WHERE status > 2
 """
 
 
+# Few rules, of which one has nearly all, and combinations that are rare or not there at all.
+RARE = """
+INSERT INTO callqueue_callqueue (status, rule, queue, key, priority, cost, created_dt, due_at_dt,
+ finished_at_dt, call_data, method, host, path, failed_count, throttled_count, last_attempt,
+ error_message, ready, idempotency_key, callback_pending)
+SELECT CASE WHEN i %% 10000 = 9 THEN 4 WHEN i > 0.5 * COUNT THEN 0 ELSE 3 END,
+ CASE WHEN i %% 10000 = 1 THEN 'rule1' WHEN i %% 10000 = 2 AND RULES > 1 THEN 'rule2' ELSE 'default' END,
+ '', '', 0, '1', at, at, CASE WHEN i <= 0.5 * COUNT THEN at END, '{}',
+ CASE WHEN i %% 2 = 0 THEN 'post' ELSE 'get' END, 'api', '/v1', 0, 0, 1, '', i > 0.5 * COUNT, gen_random_uuid(), false
+FROM (SELECT i, now() - (COUNT - i) * interval '0.1 s' AS at FROM generate_series(1, COUNT) i) x
+"""
+RARE_ATTEMPTS = """
+INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at,
+ started_at, sent_at, finished_at, outcome, response_status, response_body, error_message, worker)
+SELECT id, 1, rule, '', '', '1', 1, created_dt, created_dt, created_dt, created_dt,
+ CASE WHEN id %% 20 = 0 THEN 'throttled' WHEN id %% 21 = 0 THEN 'gave up' ELSE 'succeeded' END,
+ CASE WHEN id %% 20 = 0 THEN 429 WHEN id %% 21 = 0 THEN 402 ELSE 200 END, '', '', ''
+FROM callqueue_callqueue
+"""
+RARE_LISTS = {
+    "callqueue_callqueue": [
+        "status__exact=4",
+        "status__exact=7",
+        "method__exact=put",
+        "status__exact=0&method__exact=put",
+        "status__exact=4&method__exact=get",
+        "rule__exact=rule1&status__exact=3",
+        "rule__exact=default&status__exact=0&method__exact=put",
+        "rule__exact=gone",
+        "created_dt__gte=2020-01-01+00:00:00%2B00:00&method__exact=put",
+        "created_dt__lt=2020-01-01+00:00:00%2B00:00",
+    ],
+    "callqueue_callattempt": [
+        "answer=none",
+        "answer=none&ended=24h",
+        "answer=none&rule__exact=default",
+        "answer=402&ended=10m",
+        "outcome__exact=lost",
+        "outcome__exact=succeeded&rule__exact=rule1",
+        "outcome__exact=succeeded",
+        "rule__exact=gone",
+        "ended=10m",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def lopsided(request: Any, django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Tables of which one rule has nearly all."""
+    if connection.vendor != "postgresql":
+        pytest.skip("reads PostgreSQL's plans")
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        made = RARE.replace("COUNT", str(CALLS)).replace("RULES", str(request.param))
+        cursor.execute(made.replace("%%", "%"))
+        cursor.execute(RARE_ATTEMPTS.replace("%%", "%"))
+        cursor.execute("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
+        yield
+        cursor.execute("TRUNCATE callqueue_callqueue, callqueue_callattempt")
+
+
 @pytest.fixture(scope="module")
 def many(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """The tables full, committed so that what is dead and visible is as in service."""
@@ -146,8 +206,25 @@ def test_any_filter_reads_little_more_than_what_it_shows(
         monkeypatch.setattr(changelist, "COUNTED", COUNTED)
         monkeypatch.setattr(search, "NEWEST", COUNTED)
     rules(**{f"rule{n}": Rule() for n in range(25)}, payments=Rule())
+    assert _read_too_much(root, LISTS, MOST) == []
+
+
+def test_what_is_rare_or_not_there_is_looked_up(
+    lopsided: None, root: Client, rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL plans for any value, and takes none for rare."""
+    if not AT_LENGTH:
+        monkeypatch.setattr(changelist, "COUNTED", COUNTED)
+    rules(default=Rule(), rule1=Rule(), rule2=Rule())
+    assert _read_too_much(root, RARE_LISTS, COUNTED * 8 if not AT_LENGTH else 130_000) == []
+
+
+def _read_too_much(
+    root: Client, lists: dict[str, list[str]], most: int
+) -> list[tuple[str, int, set[str]]]:
+    """The pages that read more rows than that, or a table from end to end."""
     wrong, explained = [], 0
-    for table, queries in LISTS.items():
+    for table, queries in lists.items():
         address = reverse(f"admin:{table}_changelist")
         for query in queries:
             root.get(f"{address}?{query}")
@@ -157,12 +234,12 @@ def test_any_filter_reads_little_more_than_what_it_shows(
             with connection.execute_wrapper(watched):
                 assert root.get(f"{address}?{query}").status_code == 200, query
             explained += watched.statements
-            if watched.scanned or watched.rows > MOST:
+            if watched.scanned or watched.rows > most:
                 wrong.append((query, watched.rows, watched.scanned))
             if AT_LENGTH:
                 print(f"{table}?{query}: {1000 * took:.0f} ms, {watched.rows} rows")
-    assert explained > 60
-    assert wrong == []
+    assert explained > 2 * sum(map(len, lists.values()))
+    return wrong
 
 
 def _timed(client: Client, path: str) -> float:

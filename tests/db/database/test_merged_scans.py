@@ -5,6 +5,7 @@ not grow with the rules on PostgreSQL.
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -63,8 +64,8 @@ def test_pages_and_counts_are_those_of_the_table(calls: list[int], given: dict[s
     stretches = alike(given)
     assert database.merged_pks(stretches, ORDER, 0, 20) == expected[:20]
     assert database.merged_pks(stretches, ORDER, 20, 40) == expected[20:40]
-    assert database.merged_count(stretches, 1000) == len(expected)
-    assert database.merged_count(stretches, 10) == min(11, len(expected))
+    assert database.merged_count(stretches, ORDER, 1000) == len(expected)
+    assert database.merged_count(stretches, ORDER, 10) == min(11, len(expected))
 
 
 @pytest.mark.django_db
@@ -83,7 +84,21 @@ def test_what_narrows_further_keeps_its_values(calls: list[int]) -> None:
     stretches = alike({"status": DONE}, pk__in=sorted(chosen), rule__contains="100%")
     found = database.merged_pks(stretches, ORDER, 0, 100)
     assert found == [pk for pk in reversed(calls[1::2]) if pk in chosen]
-    assert database.merged_count(stretches, 100) == len(found) == 30
+    assert database.merged_count(stretches, ORDER, 100) == len(found) == 30
+
+
+@pytest.mark.django_db
+def test_numbers_of_calls_are_not_taken_for_what_stands_for_a_value(calls: list[int]) -> None:
+    """Whatever number stands for a state while the SQL is made."""
+    call = CallQueue.objects.get(pk=calls[1])
+    numbers = [1, 2, 100, 101, 102, 200, 201, 202, 31_999, 32_000, 32_001, 32_002]
+    for number in numbers:
+        CallQueue.objects.filter(pk=number).delete()
+        call.pk = number
+        call.idempotency_key = uuid4()
+        call.save(force_insert=True)
+    found = database.merged_pks(alike({}, pk__in=numbers), ("-pk",), 0, 50)
+    assert found == sorted(numbers, reverse=True)
 
 
 @pytest.mark.django_db
@@ -93,5 +108,5 @@ def test_postgresql_plans_the_stretches_of_all_rules_once(calls: list[int]) -> N
     with CaptureQueriesContext(connection) as asked:
         stretches = alike({"status": DONE})
         database.merged_pks(stretches, ORDER, 0, 50)
-        database.merged_count(stretches, 1000)
+        database.merged_count(stretches, ORDER, 1000)
     assert [one["sql"].count(f'FROM "{TABLE}"') for one in asked.captured_queries] == [2, 2, 1, 1]
