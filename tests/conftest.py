@@ -94,7 +94,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 # no turn in time, such a test is tried again where it said that, and nothing else: see
 # tests/support/verdicts.py. How often is printed at the end.
 
-WITH_PROCESSES = {"processes"}
+WITH_PROCESSES = {"processes", "staged"}
 WITH_A_BROWSER = {"live_server"}
 AGAIN = pytest.mark.flaky(
     reruns=2, only_rerun=list(verdicts.FORGIVEN), rerun_except=[verdicts.Verdict]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tests.support import servers
+from tests.support import length, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
@@ -73,6 +73,8 @@ def main(arguments: list[str]) -> int:
     answering = servers.answering()
     faults = "--faults" in arguments
     arguments = [argument for argument in arguments if argument != "--faults"]
+    if faults:
+        os.environ[length.WHOLE] = "1"
     with servers.postgresql():
         phases = plan(answering, arguments, faults)
         for sessions in phases:

@@ -144,6 +144,7 @@ def test_a_process_that_has_run_its_last_task_takes_no_other_while_calls_are_in_
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_needs_too_much_memory_takes_no_other_task_while_calls_are_in_flight(
     stage: Stage, tmp_path: Path
 ) -> None:

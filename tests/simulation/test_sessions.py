@@ -17,6 +17,7 @@ MOST = 10  # sessions of the processes of these runs at a time
 SEEDS = 21
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_process_that_has_ended_keeps_no_session() -> None:
     command = [sys.executable, "-m", "tests.simulation", "--seeds", f"0:{SEEDS}", "--each"]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 AT_LENGTH = "CALLQUEUE_TEST_AT_LENGTH"
+WHOLE = "CALLQUEUE_TEST_WHOLE"
 
 
 def examples(short: int, long: int) -> int:
@@ -25,6 +26,11 @@ def examples(short: int, long: int) -> int:
 def is_at_length(config: pytest.Config) -> bool:
     """Whether this is `make faults`."""
     return "fault" in (config.option.markexpr or "")
+
+
+def is_whole() -> bool:
+    """Whether this is `make faults`, its runs of whole suites without a mark among them."""
+    return bool(os.environ.get(WHOLE))
 
 
 def note(config: pytest.Config) -> None:

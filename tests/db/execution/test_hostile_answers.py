@@ -239,7 +239,7 @@ def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules
         "/long": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(long), long),
         "/interim": b"HTTP/1.1 103 Hints\r\n\r\n" * 30 + answer_bytes(b"ok"),
     }
-    rules(r=Rule(), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
+    rules(r=Rule(read_timeout=3), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
     with Peer(answering(lambda seen: served[seen.target])) as peer:
         calls = {
             path: CallQueue.objects.send(

@@ -456,6 +456,7 @@ def test_a_dispenser_is_struck_at_every_moment(deed: str, told: list[tuple[int, 
     assert at_every_moment(deed, prepare, work, judge) >= 10
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_single_round_is_struck_at_every_moment() -> None:
     until: dict[str, Until] = {}

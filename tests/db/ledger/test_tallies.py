@@ -95,10 +95,10 @@ def test_a_named_part_is_counted_whatever_the_others_are(rules: Rules, rate: str
 
 
 def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_released(
-    rules: Rules,
+    rules: Rules, thousand: int
 ) -> None:
     """A rule joins the budget, releases, and leaves again: a deployment that is rolled back."""
-    account = SlidingWindow("4000/d", name="account")
+    account = SlidingWindow(f"{4 * thousand}/d", name="account")
     alone, both = (
         {"b": Rule(limits=[account])},
         {"a": Rule(limits=[account]), "b": Rule(limits=[account])},
@@ -111,34 +111,37 @@ def test_what_was_remembered_of_a_group_is_not_believed_after_another_group_rele
         )
         for settings in (first, then, first, then):
             rules(**settings)
-            waiting_calls("b", 1500)
+            waiting_calls("b", 3 * thousand // 2)
             release_all("b")
-        assert CallAttempt.objects.filter(rule="b").count() == 4000
+        assert CallAttempt.objects.filter(rule="b").count() == 4 * thousand
 
 
-def test_a_budget_that_two_rules_come_to_share_counts_both(rules: Rules) -> None:
-    rules(a=Rule(limits=[SlidingWindow("4000/d")]), b=Rule(limits=[SlidingWindow("4000/d")]))
+def test_a_budget_that_two_rules_come_to_share_counts_both(rules: Rules, thousand: int) -> None:
+    day = SlidingWindow(f"{4 * thousand}/d")
+    rules(a=Rule(limits=[day]), b=Rule(limits=[day]))
     for rule in "ab":
-        waiting_calls(rule, 1900)
+        waiting_calls(rule, 19 * thousand // 10)
         release_all(rule)
-    account = SlidingWindow("4000/d", name="account")
+    account = SlidingWindow(f"{4 * thousand}/d", name="account")
     rules(a=Rule(limits=[account]), b=Rule(limits=[account]))
-    waiting_calls("a", 1500)
+    waiting_calls("a", thousand)
     release_all("a")
-    assert CallAttempt.objects.count() == 4000
+    assert CallAttempt.objects.count() == 4 * thousand
 
 
-def test_two_rules_that_were_linked_for_a_while_keep_their_counts(rules: Rules) -> None:
+def test_two_rules_that_were_linked_for_a_while_keep_their_counts(
+    rules: Rules, thousand: int
+) -> None:
     """An unrelated shared limit makes them a group, and then no more."""
     link = SlidingWindow("100000/h", name="link")
-    day = SlidingWindow("4000/d")
+    day = SlidingWindow(f"{4 * thousand}/d")
     apart = {"a": Rule(), "b": Rule(limits=[day])}
     together = {"a": Rule(limits=[link]), "b": Rule(limits=[day, link])}
     for settings in (apart, together, apart, together, apart):
         rules(**settings)
-        waiting_calls("b", 1000)
+        waiting_calls("b", thousand)
         release_all("b")
-    assert CallAttempt.objects.filter(rule="b").count() == 4000
+    assert CallAttempt.objects.filter(rule="b").count() == 4 * thousand
 
 
 def test_what_a_linked_rule_alone_had_taken_away_is_not_taken_away_twice(
@@ -184,33 +187,33 @@ def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(ru
 
 
 @pytest.mark.parametrize("names", ["bcbc", "bcbcbcb", "abcabca"])
-@pytest.mark.parametrize("rate", ["2100/d", "2500/30d"])
+@pytest.mark.parametrize(("thousands", "per"), [(2.1, "d"), (2.5, "30d")])
 def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_whole(
-    rules: Rules, names: str, rate: str
+    rules: Rules, names: str, thousands: float, per: str, thousand: int
 ) -> None:
     """Its two names share no row, and a dispenser that makes one round settles no agreement."""
-    account = SlidingWindow(rate, name="account")
+    account = SlidingWindow(f"{int(thousands * thousand)}/{per}", name="account")
     for name in names:
         rules(**{name: Rule(limits=[account])})
-        waiting_calls(name, 700)
+        waiting_calls(name, 7 * thousand // 10)
         Dispenser(name="short-lived", publish=lambda using, messages: True).run_once()
         answer_open()
     assert CallAttempt.objects.count() <= account.n
 
 
-def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules) -> None:
+def test_a_limit_that_was_another_for_a_while_is_counted_anew(rules: Rules, thousand: int) -> None:
     """Of the same rule, in the same group: what is kept of it knows nothing of what was released
     meanwhile.
     """
     first, then = (
-        {"r": Rule(limits=[SlidingWindow("2500/d")])},
+        {"r": Rule(limits=[SlidingWindow(f"{5 * thousand // 2}/d")])},
         {"r": Rule(limits=[SlidingWindow("100000/h", name="n")])},
     )
     for settings in (first, then, first):
         rules(**settings)
-        waiting_calls("r", 1000)
+        waiting_calls("r", thousand)
         release_all("r")
-    assert CallAttempt.objects.count() == 2500
+    assert CallAttempt.objects.count() == 5 * thousand // 2
 
 
 def test_a_changed_unit_or_scope_is_counted_anew(rules: Rules) -> None:
@@ -257,14 +260,18 @@ def test_room_of_undone_releases_is_there_at_once(rules: Rules, limit: Limit) ->
     assert release() == []
 
 
-def test_room_of_undone_releases_is_there_at_once_in_a_window_of_thousands(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2500/30d")]))
-    waiting_calls("r", 3000)
+def test_room_of_undone_releases_is_there_at_once_in_a_window_of_thousands(
+    rules: Rules, thousand: int
+) -> None:
+    most = 5 * thousand // 2
+    rules(r=Rule(limits=[SlidingWindow(f"{most}/30d")]))
+    waiting_calls("r", 3 * thousand)
     release_all("r", answered=False)
-    assert CallAttempt.objects.count() == 2500
-    transitions.undo("default", list(CallAttempt.objects.open().values_list("pk", flat=True)[:900]))
+    assert CallAttempt.objects.count() == most
+    undone = CallAttempt.objects.open().values_list("pk", flat=True)[: thousand - 10]
+    transitions.undo("default", list(undone))
     release_all("r", answered=False)
-    assert CallAttempt.objects.charged().count() == 2500
+    assert CallAttempt.objects.charged().count() == most
 
 
 def test_what_a_call_did_not_cost_is_there_at_once(rules: Rules, remote: Any) -> None:

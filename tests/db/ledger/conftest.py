@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from callqueue.ledger import window_tallies
+from callqueue.operations import window_use
+from tests.support import length
+
+
+@pytest.fixture
+def thousand(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many calls stand for a thousand where a window is so long that it is tallied.
+
+    A tenth of it on the other databases than PostgreSQL, of the thresholds too, unless their whole
+    suite runs: there the same passes take four times as long.
+    """
+    if connection.vendor == "postgresql" or length.is_whole():
+        return 1000
+    coarse = window_tallies.COARSE // 10
+    monkeypatch.setattr(window_tallies, "COARSE", coarse)
+    monkeypatch.setattr(window_use, "COARSE", coarse)
+    monkeypatch.setattr(window_tallies, "ROOMY", window_tallies.ROOMY // 10)
+    return 100
