@@ -27,36 +27,40 @@ from tests.support import length, servers
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
 # a part of it that takes as long as the rest
-PART = [f"tests/db/{name}" for name in ("execution", "management", "operations", "testing")]
+PART = [
+    f"tests/db/{name}" for name in ("admin", "execution", "management", "operations", "testing")
+]
 COMPUTING = ["tests/unit"]  # runs behind all others: it waits for nothing
 SIMULATION = ["tests/simulation"]
 # these may run beside any others: they judge nothing by the time it takes
 PATIENT = [*COMPUTING, *SIMULATION, *BEHAVIOUR]
 # Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
-# runs on SQLite and MariaDB. `make faults` runs it whole.
+# runs on SQLite and MariaDB, in two sessions. `make faults` runs it whole.
 OWN_SQL = [
-    *(
+    [
         f"tests/db/{name}"
         for name in (
             "admin/test_lists_at_scale.py",
             "database",
             "dispatch",
-            "execution/test_claim.py",
-            "execution/test_restarts.py",
             "ledger",
             "maintenance",
             "operations/test_audit.py",
             "operations/test_bulk.py",
             "operations/test_control.py",
             "operations/test_counting.py",
-            "permits",
             "sending",
             "test_calls_from_send_to_end.py",
             "test_fields.py",
             "test_transitions.py",
         )
-    ),
-    "tests/concurrency",
+    ],
+    [
+        "tests/concurrency",
+        "tests/db/execution/test_claim.py",
+        "tests/db/execution/test_restarts.py",
+        "tests/db/permits",
+    ],
 ]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
 INTERRUPTED = 130
@@ -127,7 +131,11 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
             Session("postgresql", PART, marks),
             Session("postgresql", BEHAVIOUR, marks, without=PART),
             Session("postgresql", SIMULATION, marks),
-            *(Session(name, BEHAVIOUR if faults else OWN_SQL, marks) for name in others),
+            *(
+                Session(name, folders, marks)
+                for name in others
+                for folders in ([BEHAVIOUR] if faults else OWN_SQL)
+            ),
         ],
     ]
     return [*phases, [Session(name, BEHAVIOUR) for name in others]] if faults else phases
