@@ -30,7 +30,8 @@ BEHAVIOUR = ["tests/db", "tests/concurrency"]
 PART = [
     f"tests/db/{name}" for name in ("admin", "execution", "management", "operations", "testing")
 ]
-COMPUTING = ["tests/unit"]  # runs behind all others: it waits for nothing
+# these run behind all others: they wait for nothing
+COMPUTING = ["tests/unit"]
 SIMULATION = ["tests/simulation"]
 # these may run beside any others: they judge nothing by the time it takes
 PATIENT = [*COMPUTING, *SIMULATION, *BEHAVIOUR]
@@ -59,7 +60,7 @@ OWN_SQL = [
         "tests/concurrency",
         "tests/db/execution/test_claim.py",
         "tests/db/execution/test_restarts.py",
-        "tests/db/permits",
+        *(f"tests/db/permits/test_{name}.py" for name in ("permit", "settling", "waiting")),
     ],
 ]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
@@ -120,17 +121,19 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
     marks = "fault" if faults else ""
     if any(argument.startswith("tests") for argument in arguments):
         return [[Session("postgresql", [], marks)]]
+    # at length it would keep the tests of processes from theirs
+    computing = [COMPUTING] if faults else [COMPUTING, SIMULATION]
     others = ["sqlite", *(["mariadb"] if "mariadb" in answering else [])]
     phases = [
         [
             *(Session("postgresql", [folder], marks) for folder in PROCESSES),
             Session("postgresql", all_others(), marks),
-            Session("postgresql", COMPUTING, marks, behind=True),
+            *(Session("postgresql", folders, marks, behind=True) for folders in computing),
         ],
         [
             Session("postgresql", PART, marks),
             Session("postgresql", BEHAVIOUR, marks, without=PART),
-            Session("postgresql", SIMULATION, marks),
+            *([Session("postgresql", SIMULATION, marks)] if faults else []),
             *(
                 Session(name, folders, marks)
                 for name in others
