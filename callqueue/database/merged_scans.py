@@ -14,7 +14,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Value
 
 from callqueue.database.statements import is_postgresql, rows, values_table
 
@@ -73,13 +73,21 @@ def merged_pks(
 def merged_count(
     stretches: Sequence[Stretch], order: Sequence[str], most: int, *, overlap: bool = False
 ) -> int:
-    """How many rows all stretches have, counted up to `most` + 1; an index has them in `order`."""
+    """How many rows all stretches have, counted up to `most` + 1; an index has them in `order`, but
+    for its last column, "pk" or "-pk".
+    """
+
+    def rows_of(found: QuerySet[Any]) -> QuerySet[Any]:
+        """What tells rows apart, where they overlap; or a 1 for each, for which no row is read."""
+        found = found.order_by() if overlap else found.order_by().annotate(one=Value(1))
+        return found.values_list("pk" if overlap else "one")
+
     using, union, params = _union(
         stretches,
-        lambda found: found.order_by().values_list("pk"),
+        rows_of,
         overlap=overlap,
         # In order and limited it takes the index, however rare the values are.
-        at_once=lambda found: found.order_by(*order).values_list("pk")[: most + 1],
+        at_once=lambda found: rows_of(found).order_by(*order[:-1])[: most + 1],
     )
     if not union:
         return 0
