@@ -72,7 +72,7 @@ class AttemptList(MergedList):
         pairs = self._combinations(ended, ("rule", "outcome"), given, IS_UNUSUAL)
         columns = ("rule", "outcome", "response_status")
         each = self._combinations(ended, columns, given, IS_UNUSUAL)
-        if pairs is None or each is None:
+        if pairs is None or each is None or len(pairs) + len(each) > database.MOST:
             return None
         without = ended.filter(response_status__isnull=True)
         unanswered = database.Alike(without, columns[:2], pairs)

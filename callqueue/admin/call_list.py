@@ -4,7 +4,7 @@ as indexes have it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -21,9 +21,7 @@ COLUMNS = ("rule", "status", "method")  # what the index callqueue_listed begins
 
 
 class CallList(DatedList, MergedList):
-    """The change list of calls. `found`: what is searched for."""
-
-    found: Found | None = None
+    """The change list of calls."""
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
         self._request = request
@@ -42,9 +40,9 @@ class CallList(DatedList, MergedList):
         return str(self.get_ordering(self._request, self.root_queryset)[0])
 
     def stretches(self, rows: QuerySet[CallQueue]) -> Stretches | None:
-        found: Found | None = getattr(self._request, "callqueue_found", None)
+        found, among = getattr(self._request, "callqueue_found", (None, rows))
         if found is not None:
-            return found.stretches(rows, BY_CREATION)
+            return cast(Found, found).stretches(among, BY_CREATION)
         given, is_sorted = self._given(), self._first_column().endswith("created_dt")
         if not given and not is_sorted and not self._has_dates():
             return None

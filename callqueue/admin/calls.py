@@ -64,7 +64,8 @@ class CallQueueAdmin(KeepsPaginator, CallColumns, CallActions, CallViews):
         self, request: HttpRequest, queryset: QuerySet[CallQueue], search_term: str
     ) -> Any:
         found = search(queryset.db, search_term)
-        request.callqueue_found = found  # type: ignore[attr-defined]
+        # beside what else the list is filtered by, for the list to merge
+        request.callqueue_found = (found, queryset)  # type: ignore[attr-defined]
         return (queryset if found is None else found.filtered(queryset)), False
 
     def changelist_view(

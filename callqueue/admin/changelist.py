@@ -115,10 +115,12 @@ class MergedList(OwnList):
             self.full_result_count = self.result_count
 
     def _in_order(self, found: Stretches) -> list[Any]:
-        """The rows of the page."""
-        start = (self.page_num - 1) * self.list_per_page
+        """The rows of the page; all of them where they are no more than a page."""
+        start = (self.page_num - 1) * self.list_per_page if self.multi_page else 0
         pks = found.pks(start, start + self.list_per_page)
-        by_pk = self.queryset.order_by().in_bulk(pks)
+        rows = self.queryset.order_by()
+        rows.query.clear_where()  # beside the keys, what they were found by may mislead a database
+        by_pk = rows.in_bulk(pks)
         return [by_pk[pk] for pk in pks if pk in by_pk]
 
 

@@ -41,7 +41,7 @@ class Found:
         return rows.filter(every)
 
     def stretches(self, rows: QuerySet[CallQueue], order: tuple[str, ...]) -> Stretches:
-        """The same as a list shows them; `rows` are filtered by `filtered` and more."""
+        """The same among these rows, as a list shows them."""
         unordered, overlap = rows.order_by(), len(self.places) > 1
         if not self.by_number:
             return Stretches([unordered.filter(place) for place in self.places], order, overlap)
@@ -63,7 +63,8 @@ def search(using: str, term: str) -> Found | None:
     every = CallQueue.objects.using(using).order_by()
     points = [place for place in _points(term) if every.filter(place).exists()]
     targets = tuple(_targets(using, term))
-    return Found((*points, *_keys(using, term), *targets), by_number=bool(targets))
+    keys = _keys(using, term, database.MOST - len(targets))
+    return Found((*points, *keys, *targets), by_number=bool(targets))
 
 
 def _points(term: str) -> Iterator[Q]:
@@ -77,10 +78,12 @@ def _points(term: str) -> Iterator[Q]:
         return
 
 
-def _keys(using: str, term: str) -> Iterator[Q]:
-    """Where keys begin with a word: each key that does, or all of them where they are too many."""
-    found = database.values_that_begin(using, TABLE, "key", term)
-    if len(found) > database.MOST:
+def _keys(using: str, term: str, most: int) -> Iterator[Q]:
+    """Where keys begin with a word: each key that does, or all of them where they are more than
+    `most`.
+    """
+    found = database.values_that_begin(using, TABLE, "key", term, most)
+    if len(found) > most:
         yield database.begins_with(using, "key", term) & ~Q(key="")
     else:
         yield from (Q(key=key) for key in found)

@@ -119,6 +119,26 @@ def test_an_attempt_whose_call_is_gone_is_still_listed(
     assert root.get(page).status_code == 200
 
 
+def test_a_list_of_more_stretches_than_a_database_merges_is_shown_too(root: Client) -> None:
+    """Those with an answer and those without are few enough by themselves."""
+    now = timezone.now()
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=1 + number,
+            number=1,
+            rule=f"r{number}",
+            released_at=now,
+            finished_at=now,
+            outcome="failed",
+            response_status=status,
+        )
+        for number in range(260)
+        for status in (None, 500)
+    )
+    assert len(listed(root, "outcome__exact=failed")) == 50
+    assert len(listed(root, "outcome__exact=failed&ended=1h")) == 50
+
+
 def test_only_those_who_may_view_attempts_see_the_list(attempts: dict[str, CallAttempt]) -> None:
     assert log_in("view_callqueue").get(reverse(LIST)).status_code == 403
     assert log_in("view_callattempt").get(reverse(LIST)).status_code == 200

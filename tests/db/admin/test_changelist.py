@@ -7,7 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -122,6 +124,37 @@ def test_dates_are_offered_between_the_first_call_and_the_last(rules: Rules, roo
 def test_nonsense_in_the_address_is_no_error(rules: Rules, root: Client, query: str) -> None:
     send()
     assert root.get(f"{reverse(CHANGELIST)}?{query}", follow=True).status_code == 200
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "2", "1001", "9" * 20])
+def test_a_list_of_one_page_is_shown_whole_whatever_page_is_asked_for(
+    rules: Rules, root: Client, number: str
+) -> None:
+    rules(pay=Rule())
+    calls = [send("pay"), send("pay")]
+    answer = root.get(f"{reverse(CHANGELIST)}?rule__exact=pay&p={number}", follow=True)
+    assert answer.status_code == 200
+    assert all(page_of(call) in text_of(answer) for call in calls)
+
+
+def test_a_word_that_many_keys_and_many_hosts_have_is_searched(rules: Rules, root: Client) -> None:
+    """By itself each would have few enough places to look at, and each place is said once."""
+    CallQueue.objects.bulk_create(
+        CallQueue(
+            rule="default",
+            method="get",
+            call_data={},
+            key=f"t{n}",
+            host=f"t{n}.example" if n < 210 else "",
+            path="/",
+        )
+        for n in range(320)
+    )
+    for word, count in (("t", 320), ("t1", 111)):
+        with CaptureQueriesContext(connection) as asked:
+            text = text_of(root.get(f"{reverse(CHANGELIST)}?q={word}"))
+        assert f"{count} calls" in text
+        assert max(len(one["sql"]) for one in asked) < 1_000_000
 
 
 def test_search_finds_a_call_by_its_idempotency_key(rules: Rules, root: Client) -> None:
