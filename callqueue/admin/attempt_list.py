@@ -15,6 +15,7 @@ from callqueue import database, states
 from callqueue.admin.attempt_filters import ANSWER, CLASSES, NONE, OPEN, OUTCOME, RULE
 from callqueue.admin.changelist import MergedList, Stretches
 from callqueue.models import CallAttempt
+from callqueue.models.attempts import UNUSUAL
 
 BY_TIME = ("-at", "-pk")
 TABLE = CallAttempt._meta.db_table
@@ -63,10 +64,7 @@ class AttemptList(MergedList):
         """By rule, outcome and answer, each combination that there is; and by rule and outcome what
         had no answer.
         """
-        # by which PostgreSQL sees that the index has them all
-        ended = ended.filter(
-            Q(outcome__in=states.FAULTY) | Q(response_status__gte=states.BEYOND_SUCCESS)
-        )
+        ended = ended.filter(UNUSUAL)  # by which PostgreSQL sees that the index has them all
         given = {"rule": self._asked(RULE), "outcome": self._asked(OUTCOME)}
         given = {column: value for column, value in given.items() if value}
         pairs = self._combinations(ended, ("rule", "outcome"), given, IS_UNUSUAL)

@@ -4,7 +4,7 @@ as indexes have it.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -40,9 +40,11 @@ class CallList(DatedList, MergedList):
         return str(self.get_ordering(self._request, self.root_queryset)[0])
 
     def stretches(self, rows: QuerySet[CallQueue]) -> Stretches | None:
-        found, among = getattr(self._request, "callqueue_found", (None, rows))
+        searched: tuple[Found | None, QuerySet[CallQueue]]
+        searched = getattr(self._request, "callqueue_found", (None, rows))
+        found, among = searched
         if found is not None:
-            return cast(Found, found).stretches(among, BY_CREATION)
+            return found.stretches(among, BY_CREATION)
         given, is_sorted = self._given(), self._first_column().endswith("created_dt")
         if not given and not is_sorted and not self._has_dates():
             return None

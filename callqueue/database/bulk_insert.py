@@ -16,7 +16,7 @@ from django.db import connections, models
 from django.db.models.expressions import DatabaseDefault
 
 from callqueue.database.bulk_values import shape
-from callqueue.database.statements import rows
+from callqueue.database.statements import is_postgresql, rows
 
 M = TypeVar("M", bound=models.Model)
 
@@ -52,7 +52,7 @@ def insert_each(
     Every field without a database default is to be given. A database that does not return what it
     inserts gives None for each.
     """
-    if connections[using].vendor != "postgresql" or not records:
+    if not is_postgresql(using) or not records:
         objects = [model(**record) for record in records]
         return [made.pk for made in model._default_manager.using(using).bulk_create(objects)]
     values = [list(record.values()) for record in records]
@@ -72,7 +72,7 @@ def insert_objects(
     for at in range(0, len(objects), batch_size):
         batch = objects[at : at + batch_size]
         left_out, given = _fields(model, batch)
-        if connections[using].vendor != "postgresql" or _has_expressions(given, batch):
+        if not is_postgresql(using) or _has_expressions(given, batch):
             made += model._default_manager.using(using).bulk_create(batch)
             continue
         back = [model._meta.pk, *left_out]
@@ -94,7 +94,7 @@ def passes_over_conflicts(using: str) -> bool:
     """Whether `insert_objects` knows `unless_there` here. A conflict that a snapshot hides is a
     serialization error then.
     """
-    return connections[using].vendor == "postgresql"
+    return is_postgresql(using)
 
 
 def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:

@@ -14,7 +14,7 @@ from django.db import OperationalError, connections, models
 
 from callqueue.database.bulk_values import Shape, shape
 from callqueue.database.row_locks import free_ids
-from callqueue.database.statements import is_mysql, listed, places, quoted, rows, run
+from callqueue.database.statements import is_mysql, is_postgresql, listed, places, quoted, rows, run
 from callqueue.database.transactions import writing
 
 LOCK_WAIT_TIMEOUT = 1205  # MariaDB's and MySQL's code
@@ -82,7 +82,7 @@ def update_free(
 
 def returns_updated(using: str) -> bool:
     """Whether an UPDATE can return columns of all tables that it joins."""
-    return connections[using].vendor == "postgresql"
+    return is_postgresql(using)
 
 
 def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> int:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.db import connections
-
-from callqueue.database.statements import quoted, rows
+from callqueue.database.statements import is_postgresql, quoted, rows
 
 PAIRS_A_STATEMENT = 200
 
@@ -35,7 +33,7 @@ def distinct_next(
     """
     name, table = quoted(using, column), quoted(using, table)
     than, order = ("<", "DESC") if down else (">", "ASC")
-    if connections[using].vendor != "postgresql":
+    if not is_postgresql(using):
         sql = (
             f"SELECT DISTINCT {name} FROM {table} WHERE {where} AND {name} {than} %s"
             f" ORDER BY {name} {order} LIMIT %s"
@@ -70,7 +68,7 @@ def pairs_next(
     select = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where}"
     same, by_second = f"{select} AND c.{one} = {{a}} AND c.{two} > {{b}}", f"ORDER BY c.{two}"
     lower, by_both = f"{select} AND c.{one} < {{a}}", f"ORDER BY c.{one} DESC, c.{two}"
-    if connections[using].vendor == "postgresql":
+    if is_postgresql(using):
         step = f"({same} {by_second} LIMIT 1) UNION ALL ({lower} {by_both} LIMIT 1) LIMIT 1"
         begin, following = step.format(a="%s", b="%s"), step.format(a="k.a", b="k.b")
         sql = (
@@ -103,7 +101,7 @@ def first_of_each(
     (pair, id), the rows of a pair together.
     """
     one, two, table = (quoted(using, name) for name in (*columns, table))
-    is_lateral = connections[using].vendor == "postgresql"
+    is_lateral = is_postgresql(using)
     matching = f"FROM {table} WHERE {where} AND {one} = {{a}} AND {two} = {{b}} ORDER BY {order}"
     found: list[tuple[tuple[Any, Any], int]] = []
     items = list(counts.items())

@@ -16,6 +16,9 @@ from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField, one_
 from callqueue.managers import CallAttemptManager
 from callqueue.models.calls import CallQueue
 
+# what failed, or was answered with anything but success
+UNUSUAL = models.Q(outcome__in=states.FAULTY) | models.Q(response_status__gte=states.BEYOND_SUCCESS)
+
 
 class CallAttempt(models.Model):
     """One try at a call: a row of the ledger. Charged from `released_at` until `finished_at`, then
@@ -100,8 +103,7 @@ class CallAttempt(models.Model):
             models.Index(
                 fields=("rule", "outcome", "response_status", "finished_at", "id"),
                 name="callqueue_unusual",
-                condition=models.Q(outcome__in=states.FAULTY)
-                | models.Q(response_status__gte=states.BEYOND_SUCCESS),
+                condition=UNUSUAL,
             ),
             models.Index(
                 "rule", name="callqueue_corrections", condition=models.Q(correction_pending=True)
