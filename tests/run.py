@@ -60,7 +60,10 @@ OWN_SQL = [
         "tests/concurrency",
         "tests/db/execution/test_claim.py",
         "tests/db/execution/test_restarts.py",
-        *(f"tests/db/permits/test_{name}.py" for name in ("permit", "settling", "waiting")),
+        *(
+            f"tests/db/permits/test_{name}.py"
+            for name in ("misuse", "permit", "settling", "waiting")
+        ),
     ],
 ]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time

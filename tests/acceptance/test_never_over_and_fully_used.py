@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import pytest
 
 from callqueue.models import CallAttempt, CallQueue
+from tests.support.length import ONLY_AT_LENGTH
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder, used_share
 from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_none_is_left, verdict
-
-AT_LENGTH = [pytest.mark.slow, pytest.mark.fault]
 
 
 @dataclass
@@ -78,8 +77,8 @@ def scene(processes: Processes, vendor: Recorder, configure: Callable[[str], Non
         ("20/s", 20, 1.0, 0.05, 0.0, 2, 2, 160),
         ("20/s", 20, 1.0, 0.05, 0.2, 2, 4, 160),
         ("100/s", 100, 1.0, 0.05, 0.05, 2, 4, 800),
-        pytest.param("20/s", 20, 1.0, 0.01, 0.0, 1, 1, 160, marks=AT_LENGTH),
-        pytest.param("60/10s", 60, 10.0, 0.05, 0.05, 1, 2, 180, marks=AT_LENGTH),
+        pytest.param("20/s", 20, 1.0, 0.01, 0.0, 1, 1, 160, marks=ONLY_AT_LENGTH),
+        pytest.param("60/10s", 60, 10.0, 0.05, 0.05, 1, 2, 180, marks=ONLY_AT_LENGTH),
     ],
     ids=["20/s", "20/s slow API", "100/s", "20/s small jitter, one slot", "60/10s"],
 )

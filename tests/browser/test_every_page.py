@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.browser.test_admin_in_a_browser import Wait, find, logged_in, scene, text, wait
+from tests.support.length import ONLY_AT_LENGTH
 
 __all__ = ["logged_in", "scene", "wait"]
 
 pytest.importorskip("selenium", reason="selenium is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.fault]
+pytestmark = ONLY_AT_LENGTH
 ADMIN = "/admin/callqueue"
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 Visit = Callable[[], None]

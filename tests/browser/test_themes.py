@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from tests.support.length import ONLY_AT_LENGTH
+
 pytest.importorskip("selenium", reason="selenium is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.fault]
+pytestmark = ONLY_AT_LENGTH
 
 
 @pytest.mark.parametrize("theme", ["unfold", "jazzmin"])

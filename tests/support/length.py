@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
+# marks of what runs in `make faults` only
+ONLY_AT_LENGTH = [pytest.mark.slow, pytest.mark.fault]
 AT_LENGTH = "CALLQUEUE_TEST_AT_LENGTH"
 WHOLE = "CALLQUEUE_TEST_WHOLE"
 

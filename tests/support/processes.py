@@ -24,8 +24,7 @@ from tests.support.verdicts import Late
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 READY_SECONDS = 60.0
-# A process of a pool that ends waits 30 s for its parent to take what it said last (billiard).
-STOP_SECONDS = 45.0
+STOP_SECONDS = 15.0
 
 
 class Running:

@@ -18,6 +18,7 @@ from callqueue.operations import ahead, control
 from callqueue.operations.counting import Counter
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
+from tests.support.length import ONLY_AT_LENGTH
 
 Rules = Callable[..., None]
 URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
@@ -53,9 +54,9 @@ def test_the_position_follows_priority_and_the_order_of_being_due(rules: Rules) 
             1000,
             [SlidingWindow("100/m")],
             "SlidingWindow 100/m",
-            marks=[pytest.mark.slow, pytest.mark.fault],
+            marks=ONLY_AT_LENGTH,
         ),
-        (60, [TokenBucket("100/m", burst=10)], "TokenBucket 100/m"),
+        (150, [TokenBucket("100/m", burst=10)], "TokenBucket 100/m"),
         (300, [SlidingWindow("10/s"), SlidingWindow("50/m")], "SlidingWindow 50/m"),
         (300, [SlidingWindow("15/m", per="queue")], "SlidingWindow 15/m per queue"),
         (300, [SlidingWindow("3000/h"), SlidingWindow("30/10s")], "SlidingWindow 30/10s"),

@@ -283,4 +283,4 @@ def test_statements_do_not_grow_with_rules(rules: Rules, vendor: Vendor) -> None
             assert [rule.limits[1].used for rule in look("default")[:count]][-1] >= 1
         return len(found)
 
-    assert asked(12) == asked(3)
+    assert asked(40) == asked(4)
