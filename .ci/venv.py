@@ -29,6 +29,8 @@ def main(extras: list[str]) -> int:
         fingerprint = fingerprint_of(pyproject.read())
         if any(is_installed(extra, fingerprint) for extra in installing(extras)):
             return 0
+        if VENV.is_symlink():  # another checkout's, which would be emptied
+            return 0
         if not is_usable(fingerprint):
             create()
         return install(extras, fingerprint)

@@ -17,32 +17,28 @@ from callqueue.security.secrets import Secret, SecretFor
 
 if TYPE_CHECKING:
     from callqueue.events import (
-        backlog_aged,
         call_failed,
         call_finished,
         call_unknown,
         limit_exceeded,
         rule_held,
     )
+    from callqueue.forecast import Forecast
     from callqueue.handlers import handler
     from callqueue.integrations.beat_schedule import beat_schedule
     from callqueue.integrations.queued_task import QueuedTask
-    from callqueue.integrations.requests_session import Session
-    from callqueue.operations.forecast import Forecast
     from callqueue.permits.httpx_transport import AsyncPermitTransport, PermitTransport
     from callqueue.permits.permit import apermit, permit, permitted
     from callqueue.permits.requests_adapter import PermitAdapter
 
 _LAZY = {
     "AsyncPermitTransport": "callqueue.permits.httpx_transport",
-    "Forecast": "callqueue.operations.forecast",
+    "Forecast": "callqueue.forecast",
     "PermitAdapter": "callqueue.permits.requests_adapter",
     "PermitTransport": "callqueue.permits.httpx_transport",
     "QueuedTask": "callqueue.integrations.queued_task",
     "NotNow": "callqueue.exceptions",
-    "Session": "callqueue.integrations.requests_session",
     "apermit": "callqueue.permits.permit",
-    "backlog_aged": "callqueue.events",
     "beat_schedule": "callqueue.integrations.beat_schedule",
     "call_failed": "callqueue.events",
     "call_finished": "callqueue.events",
@@ -73,12 +69,10 @@ __all__ = [
     "Rule",
     "Secret",
     "SecretFor",
-    "Session",
     "SlidingWindow",
     "Succeeded",
     "TokenBucket",
     "apermit",
-    "backlog_aged",
     "beat_schedule",
     "call_failed",
     "call_finished",

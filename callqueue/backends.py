@@ -1,11 +1,307 @@
-"""Where TASKS finds the backend of Django's Tasks API, which is made when it is first asked for."""
+"""A backend of Django's Tasks API, for Django 6.0 and later: `TASKS = {"default": {"BACKEND":
+"callqueue.backends.CallQueueBackend"}}`.
+
+Enters a task; a CallQueue row leaves, which waits for the limits of a rule. Results are read from
+the row and its attempts.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any
 
-from callqueue.integrations import django_tasks
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
+from django.tasks import TaskContext, TaskResultStatus, task_backends
+from django.tasks.backends.base import BaseTaskBackend
+from django.tasks.base import Task, TaskError, TaskResult
+from django.tasks.exceptions import TaskResultDoesNotExist
+from django.tasks.signals import task_enqueued, task_finished, task_started
+from django.utils.json import normalize_json
+from django.utils.module_loading import autodiscover_modules, import_string
+
+from callqueue import conf, database, states, tables, texts
+from callqueue.exceptions import InvalidCall
+from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
+from callqueue.security.log_scrubbing import cleaned
+
+if TYPE_CHECKING:
+    from callqueue.handlers import Context
+    from callqueue.models import CallQueue
+
+METHOD = "django_task"
+HEAD, TAIL = 400, 1400  # characters of an error's own words, and of its traceback's end
+_RAISED = re.compile(r"([A-Za-z_][\w.]*\.[A-Za-z_]\w*)(?:: |\n|$)")
+_UNRAISED = "callqueue.exceptions.CallQueueError"
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(django_tasks, name)
+def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
+    """The handler of the method "django_task": run the task here and now."""
+    try:
+        backend: Any = task_backends[params["backend"]]
+    except Exception as error:
+        return GiveUp(f"its backend {params['backend']!r} is not in TASKS any more: {error}")
+    outcome: Outcome = backend.run(context)
+    return outcome
+
+
+class CallQueueBackend(BaseTaskBackend):
+    """Tasks wait in the table under the limits of a rule: the one that OPTIONS["rules"] gives for
+    the task's queue_name, else the rule that is named as the queue, else OPTIONS["rule"], else
+    "default".
+
+    OPTIONS["key"] and OPTIONS["cost"] may be callables or dotted paths `(task, args, kwargs) ->`
+    the call's key, its cost; OPTIONS["using"] is a database's alias. An exception is a failed
+    attempt, retried as the rule's Retry says.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+        """Queue a call that runs the task, in the caller's transaction. TypeError for arguments
+        that are no JSON.
+        """
+        self.validate_task(task)
+        args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
+        params = {
+            "args": args, "path": task.module_path, "kwargs": kwargs, "backend": self.alias,
+            "queue_name": task.queue_name, "takes_context": task.takes_context,
+        }  # fmt: skip
+        call = tables.CallQueue.objects.db_manager(self._using).send(
+            {"method": METHOD, "params": params},
+            rule=self._rule(task),
+            key=self._asked("key", task, args, kwargs) or "",
+            cost=self._asked("cost", task, args, kwargs),
+            priority=int(task.priority),
+            not_before=task.run_after,
+        )
+        if call is None:
+            raise InvalidCall("task", f"{task.module_path} was discarded by CALLQUEUE['ROUTER']")
+        result = _result(call, task, self.alias)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult[..., Any]:
+        """What is known of a task, by the id of its result: the call's. TaskResultDoesNotExist
+        where there is none.
+        """
+        call = self._find(result_id)
+        if call is None:
+            raise TaskResultDoesNotExist(result_id)
+        try:
+            return _result(call, self._task_of(call), self.alias)
+        except LookupError as error:
+            raise TaskResultDoesNotExist(result_id) from error
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
+        place = f"TASKS[{self.alias!r}]"
+        if not apps.is_installed("callqueue"):
+            return [Error(f"{place}: 'callqueue' is not in INSTALLED_APPS", id="callqueue.E005")]
+        if conf.problems():
+            return []
+        named = {"OPTIONS['rule']": self.options.get("rule")}
+        named |= {
+            f"OPTIONS['rules'][{queue!r}]": rule
+            for queue, rule in self.options.get("rules", {}).items()
+        }
+        known = conf.current().rules
+        return [
+            Error(
+                f"{place}: {where}: there is no rule {rule!r}{texts.suggest(str(rule), known)}",
+                id="callqueue.E005",
+            )
+            for where, rule in named.items()
+            if rule is not None and rule not in known
+        ]
+
+    def run(self, context: Context) -> Outcome:
+        """Run the task of a call in this worker: signals, context and result as the API
+        documents.
+        """
+        try:
+            result = self.get_result(str(context.call_id))
+        except Exception as error:
+            return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
+        task_started.send(sender=type(self), task_result=result)
+        before = [TaskContext(task_result=result)] if result.task.takes_context else []
+        has_returned = False
+        try:
+            value = result.task.call(*before, *result.args, **result.kwargs)
+            has_returned = True
+            outcome = value if isinstance(value, OUTCOMES) else Succeeded(_kept(value, context))
+        except BaseException as error:
+            # work that is done is not done again because its value cannot be kept
+            failure = GiveUp if has_returned else RetryLater
+            # within the handler of the exception: Django's own listener logs its traceback
+            return self._ended(context, result, failure(_told(error)))
+        return self._ended(context, result, outcome)
+
+    def _ended(self, context: Context, result: TaskResult[..., Any], outcome: Outcome) -> Outcome:
+        """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
+        is_last = isinstance(outcome, RetryLater) and context.is_last
+        if is_last or isinstance(outcome, Succeeded | GiveUp):
+            _put(result, finished_at=database.clock(self._using or "default"))
+            if isinstance(outcome, Succeeded):
+                _put(result, status=TaskResultStatus.SUCCESSFUL, _return_value=outcome.result)
+            else:
+                result.errors.append(_error(outcome.why))
+                _put(result, status=TaskResultStatus.FAILED)
+            task_finished.send(sender=type(self), task_result=result)
+        return outcome
+
+    @property
+    def _using(self) -> str | None:
+        return self.options.get("using")
+
+    def _rule(self, task: Task[..., Any]) -> str | None:
+        rules: Mapping[str, str] = self.options.get("rules", {})
+        if task.queue_name in rules:
+            return rules[task.queue_name]
+        if task.queue_name in conf.current().rules and task.queue_name != "default":
+            return task.queue_name
+        return self.options.get("rule")
+
+    def _asked(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+        option = self.options.get(name)
+        option = import_string(option) if isinstance(option, str) else option
+        return option(task, args, kwargs) if callable(option) else option
+
+    def _find(self, result_id: str) -> CallQueue | None:
+        text = str(result_id)
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            return None
+        calls = tables.CallQueue.objects.db_manager(self._using)
+        call: CallQueue | None = calls.filter(pk=int(text), method=METHOD).first()
+        if call is None or call.call_data.get("params", {}).get("backend") != self.alias:
+            return None
+        return call
+
+    def _task_of(self, call: CallQueue) -> Task[..., Any]:
+        """The task, as it was enqueued: `using(...)` included. LookupError where this process knows
+        none of that name.
+        """
+        params = call.call_data["params"]
+        later = call.due_at_dt if call.due_at_dt > call.created_dt else None
+        return _registered(str(params["path"])).using(
+            priority=call.priority,
+            queue_name=params["queue_name"],
+            backend=self.alias,
+            run_after=later,
+        )
+
+
+def _registered(path: str) -> Task[..., Any]:
+    """The task of this name, among those that are there: nothing is imported because a row names
+    it.
+    """
+    _discover()
+    found = _loaded(path)
+    if not isinstance(found, Task) or found.module_path != path:
+        raise LookupError(
+            f"this process has no task {path!r}; is its module imported, "
+            "or named `tasks` in an installed app?"
+        )
+    return found
+
+
+@cache
+def _discover() -> None:
+    """Import the `tasks` modules of the installed apps, as Celery's workers do."""
+    autodiscover_modules("tasks")
+
+
+def _loaded(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return vars(sys.modules[module]).get(name) if module in sys.modules else None
+
+
+def _kept(value: Any, context: Context) -> Any:
+    """What a task returned, as JSON. TypeError where it is none, ValueError where it is too long
+    to be kept.
+    """
+    config = conf.current()
+    value, most = normalize_json(value), config.keep(config.rules.get(context.rule))
+    if (size := len(json.dumps(value))) > most:
+        raise ValueError(f"the return value has {size} bytes, KEEP_RESPONSE_BYTES keeps {most}")
+    return value
+
+
+def _result(call: CallQueue, task: Task[..., Any], alias: str) -> TaskResult[..., Any]:
+    begun = (
+        tables.attempts(call._state.db or "default")
+        .charged()
+        .filter(call_id=call.pk, started_at__isnull=False)
+    )
+    attempts = list(begun.order_by("number"))
+    first, last = (attempts[0], attempts[-1]) if attempts else (None, None)
+    params = call.call_data["params"]
+    result: TaskResult[..., Any] = TaskResult(
+        task=task,
+        id=str(call.pk),
+        status=_status(call, last is not None and last.finished_at is None),
+        enqueued_at=call.created_dt,
+        started_at=first.started_at if first else None,
+        finished_at=call.finished_at_dt,
+        last_attempted_at=last.started_at if last else None,
+        args=params["args"],
+        kwargs=params["kwargs"],
+        backend=alias,
+        errors=_errors(call, attempts),
+        worker_ids=[attempt.worker for attempt in attempts],
+    )
+    if call.status == states.DONE and last is not None and last.response_body:
+        _put(result, _return_value=json.loads(last.response_body))
+    return result
+
+
+def _put(result: TaskResult[..., Any], **values: Any) -> None:
+    """Results are frozen; their backend is who writes them."""
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
+
+
+def _status(call: CallQueue, is_running: bool) -> TaskResultStatus:
+    if call.status == states.DONE:
+        return TaskResultStatus.SUCCESSFUL
+    if call.status in states.FINAL:
+        return TaskResultStatus.FAILED
+    if is_running and call.status == states.DISPATCHED:
+        return TaskResultStatus.RUNNING
+    return TaskResultStatus.READY
+
+
+def _errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:
+    told = [a.error_message for a in attempts if a.error_message and a.outcome != states.SUCCEEDED]
+    if not told and call.status in states.FINAL and call.status != states.DONE:
+        told = [call.error_message or f"the call is {call.get_status_display()}"]
+    return [_error(message) for message in told]
+
+
+def _error(message: str) -> TaskError:
+    """An error of an attempt, by the text that was recorded. Its class is one that is loaded: the
+    API imports what a result says was raised.
+    """
+    raised = _RAISED.match(message)
+    kind = _loaded(raised[1]) if raised else None
+    is_error = isinstance(kind, type) and issubclass(kind, BaseException)
+    path = raised[1] if raised and is_error else _UNRAISED
+    return TaskError(exception_class_path=path, traceback=message.partition("\n")[2] or message)
+
+
+def _told(error: BaseException) -> str:
+    """The error as an attempt keeps it: its class's path and its words, then the end of its
+    traceback; cleaned, then cut.
+    """
+    kind = type(error)
+    words = f"{kind.__module__}.{kind.__qualname__}: {error}".rstrip(": ")
+    head = cleaned(words).replace("\n", " ")[:HEAD]
+    return f"{head}\n{cleaned(''.join(format_exception(error)))[-TAIL:]}"

@@ -2,7 +2,8 @@
 seconds.
 
 In: a Celery task and its arguments. Raises whatever the broker said, or that it said nothing. Never
-retries, and never waits for a connection that blocks to say goodbye.
+retries, and never waits for a connection that blocks to say goodbye. Only some transports know of
+a time within which to answer, so each message is sent in a thread that can be left behind.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from callqueue import aside, database
 from callqueue.texts import in_one_line
 
 # seconds that the broker has to take a message and, where it confirms, to confirm it
 PATIENCE = 5.0
+# and that an `apply_async` of the project's own may take: it has work of its own to do
+PATIENCE_WITH_OWN = 20.0
 
 
 def send(
@@ -25,15 +29,15 @@ def send(
     *,
     queue: str = "",
     lasts: float | None = None,
+    expires: float | None = None,
 ) -> None:
     """Send a task's message, to `queue` or where the task and CELERY_TASK_ROUTES say.
 
-    After `lasts` seconds a broker that knows message TTLs drops it, by its own clock: `expires`
-    would be judged by the worker's.
+    After `lasts` seconds a broker that knows message TTLs drops it, by its own clock; after
+    `expires` a worker does, by the worker's.
     """
-    options: dict[str, Any] = {"queue": queue} if queue else {}
-    if lasts is not None:
-        options["expiration"] = lasts
+    given = {"queue": queue or None, "expiration": lasts, "expires": expires}
+    options = {name: value for name, value in given.items() if value is not None}
     _within_patience(
         task.app,
         lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how),
@@ -53,21 +57,59 @@ def why_away(app: Any, error: BaseException) -> str:
     """What the broker said, or did not say, and its address: no password is in it."""
     said = in_one_line(error)
     with suppress(Exception):
-        return f"{said} ({app.connection_for_write().as_uri()})"
+        return f"{said} ({address(app)})"
     return said
+
+
+def confirms_messages() -> bool:
+    """Whether the broker says of each message that it has it; only RabbitMQ has to be asked to."""
+    from celery import current_app
+
+    options = current_app.conf.broker_transport_options or {}
+    is_amqp = transport(current_app) in ("amqp", "pyamqp", "amqps")
+    return bool(current_app.conf.task_always_eager or not is_amqp or options.get("confirm_publish"))
+
+
+def transport(app: Any) -> str:
+    """The scheme of the broker's URL, without what comes after "+"."""
+    try:
+        named = str(app.connection_for_write().transport_cls)
+    except ImportError:  # of its package
+        named = str(app.conf.broker_write_url).partition(":")[0]
+    return named.partition("+")[0].lower()
+
+
+def address(app: Any) -> str:
+    """Where the broker is, without user and password: the same in every process that uses it. Empty
+    where none is used, or its package is not installed.
+    """
+    if app.conf.task_always_eager:
+        return ""
+    try:
+        connection = app.connection_for_write()
+        return ";".join(map(_place, connection.alt or [connection.as_uri()]))
+    except (ImportError, ValueError):
+        return ""
+
+
+def _place(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if rest else scheme
 
 
 def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
     """Send the message of the task of this name, whether this process knows the task or not.
 
-    A task with an `apply_async` of its own, and any while tasks run eagerly, is left to it, and may
-    take its time.
+    A task with an `apply_async` of its own is left to it, and may take somewhat longer. While tasks
+    run eagerly, and in a transaction, of which another thread sees nothing, it takes its time.
     """
     task = registered(app, name) if app.conf.task_always_eager else app.tasks.get(name)
     if task is None:
         _within_patience(app, lambda **how: app.send_task(name, args, **how))
-    elif is_its_own(app, name):
+    elif app.conf.task_always_eager or (is_its_own(app, name) and database.in_any_transaction()):
         task.apply_async(args)
+    elif is_its_own(app, name):
+        aside.within(PATIENCE_WITH_OWN, name, lambda: task.apply_async(args))
     else:
         _within_patience(app, lambda **how: task.apply_async(args, **how))
 
@@ -98,10 +140,25 @@ def is_its_own(app: Any, name: str) -> bool:
 
 
 def _within_patience(app: Any, send: Callable[..., Any]) -> None:
+    used: list[Any] = []
+    try:
+        aside.within(PATIENCE, "broker", lambda: _send_by_pool(app, send, used))
+    except aside.LeftBehind:
+        if used:  # so that its thread hears of it, and ends
+            aside.Errand("goodbye", lambda: _drop(used[0]))
+        raise
+
+
+def _send_by_pool(app: Any, send: Callable[..., Any], used: list[Any]) -> None:
     with app.amqp.producer_pool.acquire(block=True, timeout=PATIENCE) as producer:
+        used.append(producer)
         try:
             send(producer=producer, retry=False, timeout=PATIENCE)
         except Exception:
-            # a polite close of a blocked connection would wait for ever
-            producer.connection.collect(socket_timeout=0.1)
+            _drop(producer)
             raise
+
+
+def _drop(producer: Any) -> None:
+    """Close its connection; a polite close of a blocked one would wait for ever."""
+    producer.connection.collect(socket_timeout=0.1)

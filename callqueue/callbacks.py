@@ -1,27 +1,32 @@
 """Tells the application that calls have ended: the signals, and the callback tasks it named.
 
 A callback is owed (`callback_pending`) from the statement that ends the call until its message is
-sent, so a crash in between makes it come twice rather than never. Signals go once, in the process
-that ended the call.
+sent, so a crash in between makes it come twice rather than never. Who sends it claims it first, and
+sends it outside of any transaction: others let it be meanwhile. Signals go once, in the process
+that ended the call. In a loop that must go round, all this is left to a thread beside it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app
+from django.db.models import Q
 
 from callqueue import broker, conf, database, events, states, tables
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
 
-# what the process that ended a call has to send its callback, before a dispenser does
+# what the process that ended a call has to send its callback, before a dispenser does; and how long
+# one that could not be sent is let be
 LEFT = timedelta(seconds=10)
-MOST = 500  # callbacks that are sent at once
+CLAIMED = timedelta(seconds=60)  # for which what somebody is sending is let be
+SENDING = 20.0  # seconds after which no more of what is claimed is sent: well before the claim ends
+MOST = 500  # callbacks that are claimed at once
 TELL_RESULTS = "callqueue.tell_results"
 # how a task's call ends without its run's telling the result backend, or perhaps without
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
@@ -29,6 +34,10 @@ UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 
 def announce(using: str, call_ids: Sequence[int], status: int) -> None:
     """Signals and callbacks for those of these calls that have just ended in `status`."""
+    events.hand_over(lambda: _announce(using, call_ids, status))
+
+
+def _announce(using: str, call_ids: Sequence[int], status: int) -> None:
     rows = tables.calls(using).filter(pk__in=call_ids, status=status)
     told = rows.values_list("pk", "rule", "error_message", "callback_pending")
     owed = []
@@ -38,12 +47,12 @@ def announce(using: str, call_ids: Sequence[int], status: int) -> None:
         _tell(pk, status, rule, why)
         if is_owed:
             owed.append(pk)
-    if owed:
-        database.persist(using, lambda: deliver(using, owed), during="callback")
+    for at in range(0, len(owed), MOST):
+        deliver(using, owed[at : at + MOST])
 
 
 def deliver(using: str, call_ids: Sequence[int]) -> int:
-    """Send the callbacks that are owed of these calls; the count. A broker away: later."""
+    """Send the callbacks that are owed of these calls; the count. What cannot be sent: later."""
     return _send(using, _owed(using).filter(pk__in=call_ids))
 
 
@@ -83,35 +92,71 @@ def _owed(using: str) -> CallQueueQuerySet:
 
 
 def _send(using: str, owed: CallQueueQuerySet) -> int:
-    """Send callbacks, whose rows are locked until it is written that they are sent: what others are
-    sending is passed over.
+    """Claim callbacks, send them, and write that they are sent; the count of these. Those that were
+    refused have their next turn a little later, after all that were not tried: none of them keeps
+    back what is behind it, however long it takes.
     """
-    # Eager tasks run within send, and a transaction of ours is no place for them.
-    is_eager = current_app.conf.task_always_eager
-    with nullcontext() if is_eager else database.locking(using):
-        rows = owed if is_eager else database.locked(owed)
-        due = rows.order_by("pk").values_list("pk", "callback", "status", "method")[:MOST]
-        sent = _sent(using, list(due))
-        _owed(using).filter(pk__in=sent).update(callback_pending=False)
+    late = time.monotonic() + SENDING
+    due, claim = database.persist(using, lambda: _claimed(using, owed), during="callback")
+    if not due:
+        return 0
+    sent, refused = _sent(using, due, late)
+    mine = [pk for pk, *_ in due]
+    database.persist(using, lambda: _settle(using, mine, claim, sent, refused), during="callback")
     return len(sent)
 
 
-def _sent(using: str, due: Sequence[tuple[int, str | None, int, str]]) -> list[int]:
-    """Send these callbacks, each (call, task, status, method), until the broker refuses one; the
-    calls of those that were sent. A task that names a broker of its own keeps none of the others
-    back. What a result backend is to be told goes first, in one message.
+def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
+    """Callbacks that nobody else is sending, each (call, task, status, method), and the claim to
+    them. Those that were not tried yet come first.
     """
-    sent: list[int] = []
+    with database.writing(using):
+        now, due = database.clock(using), list[Any]()
+        for free in (Q(callback_at__isnull=True), Q(callback_at__lt=now)):
+            rows = database.locked(owed.filter(free).order_by("pk"))[: MOST - len(due)]
+            due += rows.values_list("pk", "callback", "status", "method")
+        mine = tables.calls(using).filter(pk__in=[pk for pk, *_ in due])
+        mine.update(callback_at=now + CLAIMED)
+    return due, now + CLAIMED
+
+
+def _settle(
+    using: str, mine: Sequence[int], claim: datetime, sent: Sequence[int], refused: Sequence[int]
+) -> None:
+    """Write which are sent, and let go of the others. A call that has gone on meanwhile has ended
+    anew, or will: what it owes then is not what was sent.
+    """
+    claimed = _owed(using).filter(callback_at=claim)
+    claimed.filter(pk__in=sent).update(callback_pending=False)
+    if refused:
+        claimed.filter(pk__in=refused).update(callback_at=database.clock(using) + LEFT)
+    if len(sent) + len(refused) < len(mine):
+        claimed.filter(pk__in=mine).update(callback_at=None)
+
+
+def _sent(
+    using: str, due: Sequence[tuple[int, str | None, int, str]], late: float
+) -> tuple[list[int], list[int]]:
+    """Send these callbacks until it is late (monotonic); the calls of those that were sent, and of
+    those that were refused. A task that cannot be sent is not tried again here, and keeps none of
+    the others back. What a result backend is to be told goes first, in one message.
+    """
     untold = [pk for pk, _, status, method in due if owes_result(method, status)]
-    if untold and not _is_sent(TELL_RESULTS, (untold, using)):
-        return sent
+    is_told = not untold or _is_sent(TELL_RESULTS, (untold, using))
+    left = set() if is_told else set(untold)
+    sent: list[int] = []
+    bad: set[str | None] = set()
     for pk, task, status, _ in due:
-        if task and not _is_sent(task, (pk, conf.NAMES_OF_STATUS[status])):
-            if broker.is_its_own(current_app, task):
-                continue
-            break
-        sent.append(pk)
-    return sent
+        if pk in left or task in bad:
+            left.add(pk)
+        elif time.monotonic() > late:
+            continue
+        elif task and not _is_sent(task, (pk, conf.NAMES_OF_STATUS[status])):
+            bad.add(task)
+            left.add(pk)
+        else:
+            sent.append(pk)
+    return sent, sorted(left)
 
 
 def _is_sent(task: str, args: tuple[Any, ...]) -> bool:

@@ -5,14 +5,18 @@ to do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
-from django.utils.module_loading import import_string
+from django.db import connections, router
+from django.utils.module_loading import autodiscover_modules, import_string
 
-from callqueue import conf
-from callqueue.broker import is_set_up
+from callqueue import conf, tables
+from callqueue.broker import confirms_messages, is_set_up
+from callqueue.limits.rules import Rule
+from callqueue.security.addresses import refusal
 from callqueue.texts import page
 
 
@@ -133,3 +137,100 @@ def check_application(**_: Any) -> list[CheckMessage]:
             id="callqueue.W003",
         )
     ]
+
+
+@register("callqueue")
+def check_rules(**_: Any) -> list[CheckMessage]:
+    """callqueue.W004, W005: a rule says what comes to nothing."""
+    if conf.problems():
+        return []
+    found: list[CheckMessage] = []
+    first: dict[str, str] = {}
+    for name, rule in conf.current().rules.items():
+        place = f"CALLQUEUE: RULES[{name!r}]"
+        for host in rule.hosts:
+            if (earlier := first.setdefault(host.lower(), name)) != name:
+                why = f"RULES[{earlier!r}] has it too, and comes first"
+                found.append(Warning(f"{place}.hosts: {host!r}: {why}", id="callqueue.W004"))
+        for field in ("connect_timeout", "read_timeout"):
+            stated = getattr(rule, field)
+            if stated > rule.total_timeout and stated != getattr(Rule(), field):
+                why = (
+                    f"{stated:g} s, and total_timeout ends the call after {rule.total_timeout:g} s"
+                )
+                found.append(Warning(f"{place}.{field}: {why}", id="callqueue.W005"))
+    return found
+
+
+@register("callqueue")
+def check_queued_tasks(**_: Any) -> list[CheckMessage]:
+    """callqueue.E007: a QueuedTask is under a rule that is not there: it could not be sent."""
+    from celery import current_app
+
+    from callqueue.integrations.queued_task import QueuedTask
+
+    if conf.problems() or not is_set_up():
+        return []
+    with suppress(ImportError):  # said better by whoever imports it
+        autodiscover_modules("tasks")  # not by Celery's loader, which itself runs all checks
+    rules = conf.current().rules
+    return [
+        Error(
+            f"the task {name} is under the rule {task.rule!r}, which is not in "
+            f"CALLQUEUE['RULES']{conf.suggest(task.rule, rules)}",
+            id="callqueue.E007",
+        )
+        for name, task in sorted(current_app.tasks.items())
+        if isinstance(task, QueuedTask) and task.rule is not None and task.rule not in rules
+    ]
+
+
+@register("callqueue")
+def check_isolation(**_: Any) -> list[CheckMessage]:
+    """callqueue.E006: MariaDB or MySQL under repeatable read."""
+    return [
+        Error(
+            f"DATABASES[{alias!r}]: under the isolation level `repeatable read`, passes count by "
+            "what they saw before they waited for each other, and may exceed a limit",
+            hint='Set OPTIONS = {"isolation_level": "read committed"}, Django\'s default. '
+            f"See {page('how-to/deploy.md')}",
+            id="callqueue.E006",
+        )
+        for alias, options in _with_our_tables("mysql")
+        # None leaves it to the server, which has repeatable read unless it is told otherwise
+        if (options.get("isolation_level", "read committed") or "repeatable read").lower()
+        == "repeatable read"
+    ]
+
+
+@register("callqueue", deploy=True)
+def check_deployment(**_: Any) -> list[CheckMessage]:
+    """callqueue.W010 to W013: what is for trying it, and not for production."""
+    if conf.problems():
+        return []
+    config, found = conf.current(), list[tuple[str, str, str]]()
+    for alias, _options in _with_our_tables("sqlite"):
+        why = f"DATABASES[{alias!r}] is SQLite: each pass takes the write lock of all of it"
+        found.append(("callqueue.W010", why, "Take PostgreSQL"))
+    if "*" in config.allowed_hosts:
+        why = "CALLQUEUE: ALLOWED_HOSTS is open: whoever can send a call may call any public host"
+        found.append(("callqueue.W011", why, "List the hosts that you call"))
+    if refusal("127.0.0.1", config.allowed_networks) is None:
+        why = "CALLQUEUE: ALLOWED_NETWORKS opens loopback: calls reach what runs on the workers"
+        found.append(("callqueue.W012", why, "Take it out"))
+    if not confirms_messages():
+        why = "RabbitMQ may drop a message unnoticed, and its call waits for its release lease"
+        todo = 'Set CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}'
+        found.append(("callqueue.W013", why, todo))
+    return [
+        Warning(why, hint=f"{hint}. See {page('reference/checks.md')}", id=number)
+        for number, why, hint in found
+    ]
+
+
+def _with_our_tables(vendor: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The databases of a vendor that have callqueue's tables, each with its OPTIONS."""
+    for alias in connections:
+        connection = connections[alias]
+        if connection.vendor == vendor and router.allow_migrate_model(alias, tables.CallQueue):
+            yield alias, connection.settings_dict.get("OPTIONS") or {}

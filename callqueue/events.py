@@ -6,6 +6,9 @@ Takes names, ids and reasons; never a secret, a payload or a response body.
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import ReferenceType
 
@@ -18,7 +21,6 @@ call_failed = Signal()  # call_id, status, reason
 call_unknown = Signal()  # call_id, status, reason
 rule_held = Signal()  # rule, per, value, until, reason
 limit_exceeded = Signal()  # limit, rule, highest, allowed
-backlog_aged = Signal()  # rule, oldest_due_s
 
 _EVENTS: dict[str, tuple[int, Signal | None]] = {
     "call_done": (logging.DEBUG, None),
@@ -36,6 +38,7 @@ _EVENTS: dict[str, tuple[int, Signal | None]] = {
     "attempts_voided": (logging.WARNING, None),
     "calls_released": (logging.DEBUG, None),
     "pass_failed": (logging.ERROR, None),
+    "chore_failed": (logging.ERROR, None),
     "publish_failed": (logging.INFO, None),
     "rule_held": (logging.WARNING, rule_held),
     "rule_paused": (logging.WARNING, rule_held),
@@ -44,7 +47,6 @@ _EVENTS: dict[str, tuple[int, Signal | None]] = {
     "settings_differ": (logging.WARNING, None),
     "settings_agree": (logging.INFO, None),
     "limit_exceeded": (logging.CRITICAL, limit_exceeded),
-    "backlog_aged": (logging.WARNING, backlog_aged),
     "ledger_went_back": (logging.CRITICAL, None),
     "clock_jumped": (logging.ERROR, None),
     "database_away": (logging.ERROR, None),
@@ -54,6 +56,7 @@ _EVENTS: dict[str, tuple[int, Signal | None]] = {
     "calls_pruned": (logging.INFO, None),
     "listener_failed": (logging.ERROR, None),
     "threads_exhausted": (logging.WARNING, None),
+    "worker_starved": (logging.WARNING, None),
 }
 
 
@@ -71,8 +74,35 @@ def emit(event: str, **facts: Any) -> None:
 
 def notify(signal: Signal, **facts: Any) -> None:
     """Send a signal to whoever listens; a listener that fails is logged, no more, and keeps it from
-    none of the others.
+    none of the others. In a loop that must go round, somebody else sends it: see `hand_over`.
     """
+    if signal.receivers:
+        hand_over(lambda: _send(signal, facts))
+
+
+def hand_over(work: Callable[[], object]) -> None:
+    """Run the project's own code: here and now, or by whoever does so for this thread."""
+    put: Callable[[Callable[[], object]], object] | None = getattr(_thread, "put", None)
+    if put is None:
+        work()
+    else:
+        put(work)
+
+
+@contextmanager
+def handed_over(put: Callable[[Callable[[], object]], object]) -> Iterator[None]:
+    """In this block, what this thread has to run of the project's own code goes to `put`."""
+    before, _thread.put = getattr(_thread, "put", None), put
+    try:
+        yield
+    finally:
+        _thread.put = before
+
+
+_thread = threading.local()
+
+
+def _send(signal: Signal, facts: Any) -> None:
     for listener in list(signal.receivers or ()):
         alone = Signal()
         alone.receivers = [listener]

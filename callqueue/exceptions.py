@@ -42,5 +42,16 @@ class NotNow(CallQueueError):
         super().__init__(f"{reason}{when}")
 
 
+class AnswerCut(CallQueueError):
+    """An answer is not read as if it were whole. `size`: how many bytes came; `kept`: how many of
+    them are kept.
+    """
+
+    def __init__(self, size: int, kept: int, why: str) -> None:
+        self.size = size
+        self.kept = kept
+        super().__init__(why.format(size=size, kept=kept))
+
+
 class IllegalTransition(CallQueueError):
     """The call is in a state from which it cannot be requeued or cancelled."""

@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import models
@@ -34,7 +34,7 @@ class Bound:
     bound to its column alone.
     """
 
-    value: Any
+    value: Any = field(repr=False)
     row: str
 
 

@@ -15,14 +15,15 @@ from asgiref.sync import sync_to_async
 from django.db import models, router
 from django.utils.translation import gettext as _
 
-from callqueue import database, states, transitions
+from callqueue import database, forecast, states, transitions
 from callqueue.database.batches import in_batches
 from callqueue.exceptions import IllegalTransition
-from callqueue.operations import forecast
 from callqueue.sending import intake
 from callqueue.states import Move
 
 if TYPE_CHECKING:
+    from celery import Task
+
     from callqueue.models import CallAttempt, CallQueue
 
 BATCH = 1000
@@ -134,7 +135,7 @@ class CallQueueManager(_Calls):
         not_before: datetime | None = None,
         expires_at: datetime | None = None,
         unique_key: str | None = None,
-        callback: str | None = None,
+        callback: str | Task | None = None,
     ) -> CallQueue | None:
         """Queue a call, in the caller's transaction. None where the ROUTER discards it.
 

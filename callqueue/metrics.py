@@ -1,16 +1,16 @@
 """Metrics for Prometheus: a collector that reads the database when it is scraped, and a view that
 answers a scrape.
 
-Nothing is counted here, so any process may be scraped and a restart loses nothing. Counters are
-those that a dispenser keeps (operations.counting), some seconds behind; they begin anew with each
-hour (UTC), as they would after a restart: Prometheus's rate() knows that. Needs prometheus_client,
-the extra `metrics`. Names rules and limits; never a key, a call or a secret.
+Nothing is counted here, so any process may be scraped and a restart loses nothing. Counters are the
+sums since ever, some seconds behind; they only grow. Needs prometheus_client, the extra `metrics`.
+Names rules and limits; never a key, a call or a secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate, pairwise
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -18,67 +18,45 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 
-from callqueue import conf, database, states, tables
+from callqueue import database, states, tables
+from callqueue.database import from_us
 from callqueue.execution.limit_headers import rate_limit_headers
-from callqueue.operations import backlog, dispensers, histograms, history, status_report
-from callqueue.operations.history import Counts
-from callqueue.operations.status_report import RuleStatus
+from callqueue.history import sums
+from callqueue.history.sums import Sums
+from callqueue.look import Look, RuleLook, alive, look
+from callqueue.look.limits import LimitLook
+from callqueue.look.read import of_each
 
 SAID_LATELY = timedelta(minutes=10)  # for which a provider's word on what is left is shown
-# The histograms' stretches (each a tenth longer than the one before) that end its buckets: about
-# 0.05 s, 0.1 s, 0.2 s, and so on up to a day.
-BOUNDS = tuple(range(41, 196, 7))
-OUTCOMES: Mapping[str, Callable[[Counts], int]] = {
+
+Value = float | None  # None: there is none, and no sample
+
+OF_RULES: Mapping[str, tuple[str, Callable[[RuleLook], Value]]] = {
+    "waiting_calls": ("Calls that wait, due or not", lambda r: r.waits.calls),
+    "in_flight_calls": ("Calls released and not answered", lambda r: r.flight.count),
+    "permits_in_flight": ("Those of them that are permits", lambda r: r.flight.permits),
+    "permits_waiting": ("Permits that wait for their turn", lambda r: r.waits.permits),
+    "oldest_due_seconds": ("How long the oldest due call has been", lambda r: r.oldest_due_s or 0),
+    "drain_seconds": ("Until all that is due is answered, by estimate", lambda r: r.seconds()),
+    "answered_per_second": ("Attempts, over the last minute", lambda r: r.pace.per_second),
+    "held": ("1 while the whole rule is held", lambda r: r.hold is not None),
+}
+OF_LIMITS: Mapping[str, tuple[str, Callable[[LimitLook], int]]] = {
+    "limit_capacity": ("What it allows", lambda limit: limit.budget.limit.capacity),
+    "limit_used": ("Used now; per key: by the key that uses most", lambda limit: limit.used),
+    "limit_free": ("What of the limit is free now", lambda limit: limit.free),
+}
+OUTCOMES: Mapping[str, Callable[[Sums], int]] = {
     "succeeded": lambda counts: counts.done,
     "failed": lambda counts: counts.failed - counts.lost,
     "throttled": lambda counts: counts.throttled,
     "lost": lambda counts: counts.lost,
 }
-KEPT = {states.FAILED: "callqueue_failed_calls", states.UNKNOWN: "callqueue_unknown_calls"}
-
-# name: what it says, and what gives its value for a rule (None: there is none)
-_OF_RULES: dict[str, tuple[str, Any]] = {
-    "callqueue_waiting_calls": (
-        "Calls that wait, due or not",
-        lambda r: r.standing.backlog.waiting,
-    ),
-    "callqueue_in_flight_calls": (
-        "Calls released and not answered",
-        lambda r: r.standing.in_flight.count,
-    ),
-    "callqueue_permits_in_flight": (
-        "Those of them that are not queued: permits",
-        lambda r: r.not_queued.in_flight,
-    ),
-    "callqueue_permits_waiting": (
-        "Permits that wait for their turn",
-        lambda r: r.not_queued.waiting,
-    ),
-    "callqueue_oldest_due_seconds": (
-        "For how long the oldest due call has been due",
-        lambda r: r.oldest_due_s or 0.0,
-    ),
-    "callqueue_drain_seconds": (
-        "Until all that is due is answered; missing where there is no estimate",
-        lambda r: r.drain_s,
-    ),
-    "callqueue_answered_per_second": (
-        "Attempts answered a second, over the last minute",
-        lambda r: r.standing.rate,
-    ),
-    "callqueue_held": (
-        "1 while the whole rule is held",
-        lambda r: int(r.standing.hold is not None),
-    ),
+TIMES: Mapping[str, tuple[str, Callable[[Sums], Sequence[int]]]] = {
+    "wait_seconds": ("From due to sent, of attempts", lambda counts: counts.waits),
+    "answer_seconds": ("From sent to answered, of attempts", lambda counts: counts.answers),
 }
-_OF_LIMITS: dict[str, tuple[str, Any]] = {
-    "callqueue_limit_capacity": ("What the limit allows", lambda limit: limit.capacity),
-    "callqueue_limit_used": (
-        "What of the limit is used now; per key: by the key that uses most",
-        lambda limit: limit.used,
-    ),
-    "callqueue_limit_free": ("What of the limit is free now", lambda limit: limit.free),
-}
+KEPT = {"failed_calls": states.FAILED, "unknown_calls": states.UNKNOWN}
 
 
 class CallQueueCollector:
@@ -97,29 +75,11 @@ class CallQueueCollector:
     def collect(self) -> Iterator[Any]:
         """The metrics as of now."""
         try:
-            rules = status_report.look(self.using)
-            silent = dispensers.silence(self.using)
-            names = [rule.name for rule in rules]
-            outcomes = _this_hour(self.using, names)
-            kept = _kept(self.using, names)
-            left = _left_at_providers(self.using, names)
+            found = list(_families(self.using, look(self.using)))
         except (DatabaseError, InterfaceError):
-            yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 0)])
-            return
-        yield _gauge("callqueue_up", "Whether callqueue's database answers", [], [([], 1)])
-        yield from _of_rules(rules)
-        yield from _of_limits(rules)
-        yield from _of_outcomes(outcomes)
-        for status, name in KEPT.items():
-            text = f"Calls that are {conf.NAMES_OF_STATUS[status]} and wait for a decision"
-            yield _gauge(name, text, ["rule"], kept[status])
-        text = "What the provider said is left of its limit, in its last answer"
-        yield _gauge("callqueue_provider_remaining", text, ["rule"], left)
-        if silent is not None:
-            text = "Since the last sign of life of any dispenser"
-            yield _gauge(
-                "callqueue_dispenser_silent_seconds", text, [], [([], silent.total_seconds())]
-            )
+            found = []
+        yield _gauge("up", "Whether callqueue's database answers", {(): bool(found)})
+        yield from found
 
 
 def register(registry: Any = None, using: str = "default") -> CallQueueCollector:
@@ -143,109 +103,90 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(client.generate_latest(registry), content_type=client.CONTENT_TYPE_LATEST)
 
 
-def _of_rules(rules: Iterable[RuleStatus]) -> Iterator[Any]:
-    for name, (text, value) in _OF_RULES.items():
-        yield _gauge(
-            name,
-            text,
-            ["rule"],
-            [([rule.name], value(rule)) for rule in rules if value(rule) is not None],
-        )
+def _families(using: str, seen: Look) -> Iterator[Any]:
+    """All but whether there are any."""
+    for name, (text, of_rule) in OF_RULES.items():
+        yield _gauge(name, text, {(rule.name,): of_rule(rule) for rule in seen.rules}, "rule")
+    limits: dict[tuple[str, ...], LimitLook] = {
+        (rule.name, limit.name, limit.budget.limit.per): limit
+        for rule in seen.rules
+        for limit in rule.limits
+    }
+    for name, (text, of_limit) in OF_LIMITS.items():
+        values = {labels: of_limit(limit) for labels, limit in limits.items()}
+        yield _gauge(name, text, values, "rule", "limit", "per")
+    names = [rule.name for rule in seen.rules]
+    yield from _since_ever(sums.counters(using, names) if seen.summed_until else {})
+    kept = _kept(using, names)
+    for name, status in KEPT.items():
+        text = "Calls that ended so and wait for a decision"
+        yield _gauge(name, text, {(rule,): kept.get((rule, status), 0) for rule in names}, "rule")
+    text = "What the provider said is left of its limit, in its last answer"
+    yield _gauge("provider_remaining", text, _left_at_providers(using, seen), "rule")
+    text = "Since the last sign of life of any dispenser"
+    silent = alive.silence_s(seen.signs, from_us(seen.now))
+    yield _gauge("dispenser_silent_seconds", text, {(): silent})
 
 
-def _of_limits(rules: Iterable[RuleStatus]) -> Iterator[Any]:
-    for name, (text, value) in _OF_LIMITS.items():
-        samples = [
-            ([rule.name, limit.name, limit.per], value(limit))
-            for rule in rules
-            for limit in rule.limits
-        ]
-        yield _gauge(name, text, ["rule", "limit", "per"], samples)
-
-
-def _this_hour(using: str, names: list[str]) -> Mapping[str, Counts]:
-    """What a dispenser has counted since the hour began; empty where none ever counted."""
-    now, until, _ = history.counted_until(using)
-    return history.this_hour(using, names, now) if until else {}
-
-
-def _of_outcomes(found: Mapping[str, Counts]) -> Iterator[Any]:
-    """Counters and histograms since the hour began."""
-    _client()
-    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
-    attempts = CounterMetricFamily(
-        "callqueue_attempts_total",
-        "Attempts that may have reached the provider, since the hour began",
-        labels=["rule", "outcome"],
-    )
-    waits = HistogramMetricFamily(
-        "callqueue_wait_seconds", "From due to sent, of attempts", labels=["rule"]
-    )
-    answers = HistogramMetricFamily(
-        "callqueue_answer_seconds", "From sent to answered, of attempts", labels=["rule"]
+def _since_ever(found: Mapping[str, Sums]) -> Iterator[Any]:
+    """Counters and histograms."""
+    client = _client()
+    text = "Attempts that may have reached the provider"
+    family = client.core.CounterMetricFamily(
+        "callqueue_attempts_total", text, labels=["rule", "outcome"]
     )
     for rule, counts in found.items():
         for outcome, value in OUTCOMES.items():
-            attempts.add_metric([rule, outcome], value(counts))
-        for family, histogram in ((waits, counts.waits), (answers, counts.answers)):
-            family.add_metric([rule], _buckets(histogram), _sum(histogram))
-    yield from (attempts, waits, answers)
+            family.add_metric([rule, outcome], value(counts))
+    yield family
+    bounds = [*(f"{bound:g}" for bound in sums.BOUNDS), "+Inf"]
+    middles = [(low + high) / 2 for low, high in pairwise([0, *sums.BOUNDS, sums.BOUNDS[-1]])]
+    for name, (text, buckets) in TIMES.items():
+        text += "; the sum takes each as the middle of its bucket"
+        family = client.core.HistogramMetricFamily(f"callqueue_{name}", text, labels=["rule"])
+        for rule, counts in found.items():
+            many = buckets(counts)
+            seconds = sum(count * middle for count, middle in zip(many, middles, strict=True))
+            family.add_metric([rule], list(zip(bounds, accumulate(many), strict=True)), seconds)
+        yield family
 
 
-def _buckets(histogram: histograms.Histogram) -> list[tuple[str, int]]:
-    bounds = [f"{float(f'{histograms.begin(bound):.3g}'):g}" for bound in BOUNDS]
-    return list(zip([*bounds, "+Inf"], histograms.upto(histogram, BOUNDS), strict=True))
-
-
-def _sum(histogram: histograms.Histogram) -> float:
-    """The sum of the durations, right to a twentieth."""
-    return (histograms.mean(histogram) or 0.0) * sum(histogram.values())
-
-
-def _kept(using: str, names: Iterable[str]) -> dict[int, list[tuple[list[str], float]]]:
+def _kept(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
     """How many calls of each rule failed or are unknown, of those that are kept. One statement."""
-    rows = tables.calls(using).filter(rule__in=names, status__in=KEPT).order_by()
-    counted = {
-        (status, rule): count
-        for status, rule, count in rows.values_list("status", "rule").annotate(Count("pk"))
-    }
-    return {s: [([name], float(counted.get((s, name), 0))) for name in names] for s in KEPT}
+    rows = tables.calls(using).filter(rule__in=names, status__in=KEPT.values()).order_by()
+    counted = rows.values_list("rule", "status").annotate(Count("pk"))
+    return {(rule, status): count for rule, status, count in counted}
 
 
-def _left_at_providers(using: str, names: Iterable[str]) -> list[tuple[list[str], float]]:
+def _left_at_providers(using: str, seen: Look) -> dict[tuple[str, ...], Value]:
     """Of rules whose newest answer says what is left of the provider's limit: that count. Reads an
     index entry of each rule.
     """
-    now = database.clock(using)
+    now = from_us(seen.now)
     since = database.as_parameter(using, now - SAID_LATELY)
     newest = (
         f"SELECT id FROM (SELECT id FROM {tables.name(using, 'CallAttempt')} "
         "WHERE rule = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT 1) AS newest"
     )
-    ids = [pk for (pk,) in backlog.each(using, newest, [(name, since) for name in names])]
+    ids = [pk for (pk,) in of_each(using, newest, [(rule.name, since) for rule in seen.rules])]
     answers = tables.attempts(using).filter(pk__in=ids).order_by("rule")
-    found = []
-    for rule, headers in answers.values_list("rule", "response_headers"):
-        said = rate_limit_headers(headers or {}, now=now, max_hold=0.0)
-        if said.remaining is not None:
-            found.append(([rule], float(said.remaining)))
-    return found
+    return {
+        (rule,): rate_limit_headers(headers or {}, now=now, max_hold=0.0).remaining
+        for rule, headers in answers.values_list("rule", "response_headers")
+    }
 
 
-def _gauge(name: str, text: str, labels: list[str], samples: list[tuple[list[str], float]]) -> Any:
-    _client()
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
+def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], Value], *labels: str) -> Any:
+    family = _client().core.GaugeMetricFamily(f"callqueue_{name}", text, labels=labels)
+    for label_values, value in values.items():
+        if value is not None:
+            family.add_metric(label_values, float(value))
     return family
 
 
 def _client() -> Any:
     try:
-        import prometheus_client
+        import prometheus_client.core
     except ImportError:
         raise ImproperlyConfigured(
             'callqueue.metrics needs prometheus_client: pip install "django-callqueue[metrics]"'

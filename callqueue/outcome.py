@@ -29,9 +29,9 @@ class RetryLater:
 class HoldUntil:
     """The provider throttles: nothing in `scope` goes before `until`.
 
-    `until`: seconds from now, an aware datetime, or None for the rule's backoff. `scope`: "key",
-    "queue", "rule", the name of one of the call's keys, or None for the narrowest that one of the
-    rule's limits is per and the call has.
+    `until`: seconds from now, an aware datetime, or None (as what is past) for the rule's backoff.
+    `scope`: "key", "queue", "rule", the name of one of the call's keys, or None for the narrowest
+    that one of the rule's limits is per and the call has.
     """
 
     until: float | timedelta | datetime | None

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from callqueue.models import BelatedEnding as BelatedEnding
     from callqueue.models import CallAttempt as CallAttempt
     from callqueue.models import CallQueue as CallQueue
-    from callqueue.models import Counted as Counted
     from callqueue.models import DispenserState as DispenserState
     from callqueue.models import Hold as Hold
     from callqueue.models import KeyTurn as KeyTurn
-    from callqueue.models import Peak as Peak
     from callqueue.models import PermitRequest as PermitRequest
     from callqueue.models import RuleState as RuleState
+    from callqueue.models import Sum as Sum
+    from callqueue.models import Summed as Summed
     from callqueue.models import Tally as Tally
-    from callqueue.models import Total as Total
 else:
 
     def __getattr__(name: str) -> Any:
@@ -65,19 +64,14 @@ def dispensers(using: str) -> QuerySet[DispenserState]:
     return _rows("DispenserState", using)
 
 
-def totals(using: str) -> QuerySet[Total]:
-    """What was sent and answered, by stretches of time."""
-    return _rows("Total", using)
+def sums(using: str) -> QuerySet[Sum]:
+    """What attempts came to, by stretches of time."""
+    return _rows("Sum", using)
 
 
-def peaks(using: str) -> QuerySet[Peak]:
-    """The highest uses of limits, by stretches of time."""
-    return _rows("Peak", using)
-
-
-def counted(using: str) -> QuerySet[Counted]:
-    """How far totals and peaks are counted."""
-    return _rows("Counted", using)
+def summed(using: str) -> QuerySet[Summed]:
+    """How far that is added up."""
+    return _rows("Summed", using)
 
 
 def name(using: str, model: str) -> str:

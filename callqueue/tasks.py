@@ -7,15 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from celery import shared_task, signals
+from django.db.models import BigAutoField
 
 from callqueue import conf, database
 from callqueue.dispatch import standby
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor, in_flight
 from callqueue.integrations import ended_tasks, revoking
+from callqueue.look import worker_settings
 from callqueue.maintenance import cleanup, reconcile, recovery
 
 signals.worker_init.connect(revoking.install)
+signals.worker_init.connect(worker_settings.install)
 
 _dispensers: dict[str, Dispenser] = {}
 
@@ -32,11 +35,18 @@ def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **ne
     """Make the calls of these attempts; the count of those that this worker began. What a newer
     release adds is ignored.
     """
-    ids = [attempt_ids] if isinstance(attempt_ids, int) else list(attempt_ids)
+    ids = _ids([attempt_ids] if isinstance(attempt_ids, int) else attempt_ids)
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
     return in_flight.take(using, ids, make_api_call)
+
+
+def _ids(given: Sequence[Any]) -> list[int]:
+    """Those that may be an attempt's. Whoever writes to the broker can put in others, and what no
+    database takes would fail the statement that begins attempts of other messages too.
+    """
+    return [pk for pk in given if isinstance(pk, int) and 0 < pk <= BigAutoField.MAX_BIGINT]
 
 
 def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:

@@ -9,6 +9,7 @@ Attributes carry no URL, header or body.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,26 +40,42 @@ def traced(make: Make) -> Make:
     provider of tracers set up.
     """
     trace = _opentelemetry()
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    provider = None if trace is None else _unharmed(trace.get_tracer_provider)
+    if provider is None or isinstance(provider, trace.ProxyTracerProvider):
         return make
 
     def make_traced(job: Job) -> Result:
-        made: list[Result] = []
+        spans = ExitStack()
+        span = _unharmed(lambda: spans.enter_context(_opened(trace, job)))
         try:
-            with trace.get_tracer("callqueue").start_as_current_span(
-                _name(job),
-                kind=trace.SpanKind.CLIENT,
-                links=_links(trace, job),
-                attributes=_attributes_of(job),
-            ) as span:
-                made.append(make(job))
-                _describe(trace, span, made[0])
-        except BaseException as error:
-            # of the tracer or what it reports to: an answer in hand is worth more
-            events.emit("listener_failed", receiver="opentelemetry", error=type(error).__name__)
-        return made[0] if made else make(job)
+            result = make(job)
+            _unharmed(lambda: _describe(trace, span, result))
+            return result
+        finally:
+            _unharmed(spans.close)
 
     return make_traced
+
+
+def _opened(trace: Any, job: Job) -> Any:
+    """The span of an attempt, to be entered."""
+    return trace.get_tracer("callqueue").start_as_current_span(
+        _name(job),
+        kind=trace.SpanKind.CLIENT,
+        links=_links(trace, job),
+        attributes=_attributes_of(job),
+    )
+
+
+def _unharmed(tell: Callable[[], Any]) -> Any:
+    """What a tracer gives; None where it, or what it reports to, fails: no call is the worse for
+    it.
+    """
+    try:
+        return tell()
+    except BaseException as error:
+        events.emit("listener_failed", receiver="opentelemetry", error=type(error).__name__)
+        return None
 
 
 @cache
@@ -116,7 +133,7 @@ def _host(job: Job) -> str:
 
 
 def _describe(trace: Any, span: Any, result: Result) -> None:
-    if not span.is_recording():
+    if span is None or not span.is_recording():
         return
     span.set_attribute("callqueue.outcome", result.outcome)
     status = getattr(result.response, "status_code", None)

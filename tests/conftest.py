@@ -90,15 +90,16 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"database: {config.stash[ran_on]}"] if ran_on in config.stash else []
 
 
-# Tests with processes of their own have to wait for them. On a machine so busy that one of them had
-# no turn in time, such a test is tried again where it said that, and nothing else: see
-# tests/support/verdicts.py. How often is printed at the end.
+# On a machine so busy that something had no turn in time, a test is tried again where it said that
+# it was late, and nothing else: see tests/support/verdicts.py. Tests with processes of their own have
+# to wait for them, and may say it by a timeout. How often is printed at the end.
 
 WITH_PROCESSES = {"processes", "staged"}
 WITH_A_BROWSER = {"live_server"}
 AGAIN = pytest.mark.flaky(
     reruns=2, only_rerun=list(verdicts.FORGIVEN), rerun_except=[verdicts.Verdict]
 )
+AGAIN_WHERE_LATE = pytest.mark.flaky(reruns=2, only_rerun=[verdicts.Late])
 AGAIN_IN_A_BROWSER = pytest.mark.flaky(reruns=2, rerun_except=[verdicts.Verdict])
 
 
@@ -128,6 +129,8 @@ def pytest_collection_modifyitems(
             item.add_marker(AGAIN)
         elif fixtures & WITH_A_BROWSER:
             item.add_marker(AGAIN_IN_A_BROWSER)
+        else:
+            item.add_marker(AGAIN_WHERE_LATE)
     with length.slow_ones_left_out(config, items):
         yield
 

@@ -26,15 +26,18 @@ from tests.support import length, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
+# what an operator asks, on PostgreSQL alone
+OPERATOR = ["tests/operator"]
 # a part of it that takes as long as the rest
 PART = [
-    f"tests/db/{name}" for name in ("admin", "execution", "management", "operations", "testing")
+    f"tests/db/{name}"
+    for name in ("admin", "control", "execution", "forecast", "look", "management", "testing")
 ]
 # these run behind all others: they wait for nothing
 COMPUTING = ["tests/unit"]
 SIMULATION = ["tests/simulation"]
 # these may run beside any others: they judge nothing by the time it takes
-PATIENT = [*COMPUTING, *SIMULATION, *BEHAVIOUR]
+PATIENT = [*COMPUTING, *SIMULATION, *BEHAVIOUR, *OPERATOR]
 # Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
 # runs on SQLite and MariaDB, in two sessions. `make faults` runs it whole.
 OWN_SQL = [
@@ -42,14 +45,13 @@ OWN_SQL = [
         f"tests/db/{name}"
         for name in (
             "admin/test_lists_at_scale.py",
+            "control",
             "database",
             "dispatch",
+            "history",
             "ledger",
+            "look",
             "maintenance",
-            "operations/test_audit.py",
-            "operations/test_bulk.py",
-            "operations/test_control.py",
-            "operations/test_counting.py",
             "sending",
             "test_calls_from_send_to_end.py",
             "test_fields.py",
@@ -135,7 +137,7 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
         ],
         [
             Session("postgresql", PART, marks),
-            Session("postgresql", BEHAVIOUR, marks, without=PART),
+            Session("postgresql", BEHAVIOUR + OPERATOR, marks, without=PART),
             *([Session("postgresql", SIMULATION, marks)] if faults else []),
             *(
                 Session(name, folders, marks)

@@ -1,4 +1,4 @@
-"""The admin: calls, their attempts, holds and rules, and the dashboard. Registered with Django's
+"""The admin: calls, their attempts and holds, and the dashboard. Registered with Django's
 default admin site.
 
 Staff with view permissions see what those name, redacted. Acting needs `requeue_call`, `edit_call`,
@@ -11,12 +11,13 @@ from __future__ import annotations
 from django.contrib import admin
 
 from callqueue.admin.calls import CallQueueAdmin
-from callqueue.admin.readonly import CallAttemptAdmin, HoldAdmin, RuleStateAdmin
+from callqueue.admin.dashboard import DashboardAdmin
+from callqueue.admin.readonly import CallAttemptAdmin, HoldAdmin
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 
 admin.site.register(CallQueue, CallQueueAdmin)
 admin.site.register(CallAttempt, CallAttemptAdmin)
 admin.site.register(Hold, HoldAdmin)
-admin.site.register(RuleState, RuleStateAdmin)
+admin.site.register(RuleState, DashboardAdmin)
 
-__all__ = ["CallAttemptAdmin", "CallQueueAdmin", "HoldAdmin", "RuleStateAdmin"]
+__all__ = ["CallAttemptAdmin", "CallQueueAdmin", "HoldAdmin"]

@@ -1,238 +1,292 @@
-"""What may be done to the calls that are selected in the list: requeue, cancel, delete."""
+"""What may be done to the calls that are selected in the list: requeue, cancel.
+
+One page says what would be done, and asks. What takes long is done in steps of a few seconds, each
+a request: its page says how far it is, and goes on by itself, or by a button where there are no
+scripts. How far it is stands in the page's form, signed.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-from uuid import uuid4
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
-from django.contrib.admin.actions import delete_selected
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import ImproperlyConfigured
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core import signing
+from django.core.exceptions import EmptyResultSet
 from django.db import router
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from callqueue import states
-from callqueue.admin import actions, bulk_forecast
-from callqueue.admin.actions import Job
+from callqueue import conf, database, states
 from callqueue.admin.base import CallPermissions, user_id
-from callqueue.limits.durations import WrongDuration
+from callqueue.admin.filters import CREATED, RULE, STATUS
+from callqueue.admin.rule_page import ends
+from callqueue.control import bulk
+from callqueue.history import errors
+from callqueue.look import look, words
 from callqueue.models import CallQueue
-from callqueue.operations import formatting
-from callqueue.operations.spread import Spread, spread_of
+from callqueue.states import MADE_PERHAPS, Move
 
-DELETED = 1000  # calls that can be deleted at once; more is callqueue_cleanup's work
-COUNTED = 100_000  # calls of a status that are counted before they are asked about
-JOBS = "callqueue_jobs"  # in the session: what is under way, by number
-KEPT = 5  # jobs, the newest
+COUNTED = 100_000  # calls that are counted before they are asked about
+LISTED = 30  # rules and statuses that the page names
+LOOKED_AT = 1000  # calls whose reasons are looked at
+NAMED = 5  # of these that the page names
+LOGGED = 1000  # calls that get a log entry each; of more there is one for each batch
+STEP = 2.0  # seconds that one request works; then its page says how far it is, and goes on
+REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
+
+
+class Job(NamedTuple):
+    """How far an action is: it looks at calls numbered after `last`, up to `until`."""
+
+    until: int
+    able: int = 0
+    last: int = 0
+    changed: int = 0
+    left: int = 0
+
+    @property
+    def signed(self) -> str:
+        """For a form to bring back."""
+        return signing.dumps(self, salt=__name__)
+
+    @property
+    def seen(self) -> int:
+        """How many calls were looked at; for a bar."""
+        return min(self.changed + self.left, self.able)
 
 
 class CallActions(CallPermissions):
-    """The actions of the list of calls. Each says on one page what it would do. What takes long is
-    done in steps of a few seconds, each a request: its page says how far it is, and goes on by
-    itself, or by a button where there are no scripts.
-    """
+    """The actions of the list of calls."""
 
     @admin.action(description=gettext_lazy("Requeue selected calls"), permissions=["requeue_call"])
     def requeue_calls(
         self, request: HttpRequest, queryset: QuerySet[CallQueue]
     ) -> HttpResponse | None:
-        calls, choice = to_write(queryset), _choice(request)
-        if choice is None:
-            return self._ask_to_requeue(request, calls)
-        if choice == "safe":
-            calls = calls.exclude(status__in=actions.ASKED)
-        try:
-            spread = _spread(request, calls)
-        except (ImproperlyConfigured, WrongDuration) as error:
-            return self._ask_to_requeue(request, to_write(queryset), str(error))
-        job = Job.spread_by(spread, actions.newest(calls.db))
-        return self._work(request, calls, job, "requeue_calls", again=choice == "all")
+        return self._do(request, queryset, REQUEUE)
 
     @admin.action(description=gettext_lazy("Cancel selected calls"), permissions=["cancel_call"])
     def cancel_calls(
         self, request: HttpRequest, queryset: QuerySet[CallQueue]
     ) -> HttpResponse | None:
-        calls = to_write(queryset)
-        if _choice(request) is None:
-            return self._ask_to_cancel(request, calls)
-        return self._work(request, calls, Job(actions.newest(calls.db)), "cancel_calls")
+        return self._do(request, queryset, CANCEL)
 
-    def _work(
-        self,
-        request: HttpRequest,
-        calls: QuerySet[CallQueue],
-        job: Job,
-        action: str,
-        **how: Any,
-    ) -> HttpResponse | None:
-        """One step of a job: of that which the request names, else of a new one."""
-        jobs = request.session.get(JOBS, {})
-        number = request.POST.get("job", "")
-        job = Job.of(jobs.get(number)) or job
-        number = number if number in jobs else uuid4().hex
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Many calls are deleted by callqueue_cleanup, in short batches."""
+        found = super().get_actions(request)
+        found.pop("delete_selected", None)
+        return found
 
-        def keep(job: Job) -> None:
-            kept = {**request.session.get(JOBS, {}), number: job.as_json()}
-            request.session[JOBS] = dict(list(kept.items())[-KEPT:])
-            request.session.save()
-
-        if not job.is_over:
-            work = actions.requeue if action == "requeue_calls" else actions.cancel
-            work(user_id(request), calls, job, keep, **how)
-        if job.is_over:
-            self._say(request, job, action)
-            return None
-        seen, most = job.changed + job.left, request.POST.get("total", "")[:18]
-        context = {
-            "job": job,
-            "number": number,
-            "action": action,
-            "confirm": _choice(request),
-            "select_across": request.POST.get("select_across", "0"),
-            "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
-            "total": most,
-            "changed": formatting.count(job.changed),
-            "seen": min(seen, int(most)) if most.isdecimal() else None,
-        }
-        title = _("Requeueing calls") if action == "requeue_calls" else _("Cancelling calls")
-        return self.page(request, "callqueue/acting.html", title, context)
-
-    def _ask_to_requeue(
-        self, request: HttpRequest, calls: QuerySet[CallQueue], problem: str = ""
+    def ask_to_requeue(
+        self, request: HttpRequest, rule: str, pks: Sequence[int], back: str
     ) -> HttpResponse:
-        legal = states.Move.REQUEUE_AGAIN.sources
-        risky = [status for status in actions.ASKED if calls.filter(status=status)[:1].exists()]
-        safe = set(legal) - set(actions.ASKED)
-        context = {
-            "has_unknown": states.UNKNOWN in risky,
-            "has_done": states.DONE in risky,
-            "has_safe": bool(risky) and calls.filter(status__in=safe)[:1].exists(),
-            "pace": request.POST.get("pace", ""),
-            "delay": request.POST.get("delay", ""),
-            "problem": problem,
+        """The page that asks about these calls of a rule; what it says is what goes."""
+        calls = CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk__in=pks)
+        query = urlencode({"rule__exact": rule})
+        form = {
+            "to": f"{reverse('admin:callqueue_callqueue_changelist')}?{query}",
+            "back": back,
+            "selected": pks[:1],
+            "select_across": "1",
+            "only": ",".join(map(str, pks)),
         }
-        title = (
-            _("Requeue calls that may have been made already?") if risky else _("Requeue calls?")
-        )
-        return self._ask(request, (calls, legal), "requeue_calls", title, context)
+        return self._ask(request, calls, REQUEUE, form)
 
-    def _ask_to_cancel(self, request: HttpRequest, calls: QuerySet[CallQueue]) -> HttpResponse:
-        legal = states.Move.CANCEL.sources
-        return self._ask(request, (calls, legal), "cancel_calls", _("Cancel calls?"), {})
+    def _do(
+        self, request: HttpRequest, queryset: QuerySet[CallQueue], action: str
+    ) -> HttpResponse | None:
+        calls = queryset.using(router.db_for_write(CallQueue))
+        if only := request.POST.get("only"):
+            calls = calls.filter(pk__in=[int(pk) for pk in only.split(",") if _is_number(pk)])
+        form = {
+            "to": request.get_full_path(),
+            "back": request.get_full_path(),
+            "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
+            "select_across": request.POST.get("select_across", "0"),
+            "only": only or "",
+        }
+        choice = request.POST.get("confirm")
+        if choice is None:
+            return self._ask(request, calls, action, form)
+        return self._step(request, calls, action, {**form, "choice": choice})
+
+    def _step(
+        self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, form: dict[str, Any]
+    ) -> HttpResponse | None:
+        """Go on with what was confirmed, for STEP seconds; None once it is done."""
+        job, began = _job_of(request) or Job(_newest(calls.db)), time.monotonic()
+        move, word = Move.CANCEL, _("Cancelled")
+        if action == REQUEUE:
+            is_safe = form["choice"] == "safe"
+            move, word = Move.REQUEUE if is_safe else Move.REQUEUE_AGAIN, _("Requeued")
+            calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
+        rest = calls.filter(pk__lte=job.until)
+        log = partial(_log, user_id(request), word)
+        while done := bulk.batch(
+            rest, move, after=job.last, log=partial(log, job.changed >= LOGGED)
+        ):
+            changed, left = job.changed + done.changed, job.left + done.seen - done.changed
+            job = job._replace(last=done.last, changed=changed, left=left)
+            if time.monotonic() - began > STEP:
+                title = _("Requeueing calls") if action == REQUEUE else _("Cancelling calls")
+                context = {**form, "job": job, "action": action, "shown": words.count(changed)}
+                return self.page(request, "callqueue/acting.html", title, context)
+        self._say(request, job, action)
+        return None
 
     def _ask(
-        self,
-        request: HttpRequest,
-        chosen: tuple[QuerySet[CallQueue], tuple[int, ...]],
-        action: str,
-        title: str,
-        context: dict[str, Any],
+        self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, form: dict[str, Any]
     ) -> HttpResponse:
-        """The page that says how many calls there are, and asks."""
-        calls, legal = chosen
-        by_status = {status: _counted(calls, status) for status in CallQueue.Status.values}
-        able = sum(by_status[status] for status in legal)
-        is_more = any(by_status[status] > COUNTED for status in legal)
-        if action == "requeue_calls":
-            picked = calls.filter(status__in=legal)
-            context = {**context, "forecast": bulk_forecast.in_words(picked, able)}
-        common = {
-            "counts": [
-                (CallQueue.Status(status).label, _shown(count, count > COUNTED), status in legal)
-                for status, count in by_status.items()
-                if count
-            ],
-            "able": able,
-            "shown": _shown(able, is_more),
-            "total": sum(by_status.values()),
-            "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
-            "select_across": request.POST.get("select_across", "0"),
+        """The page that says which calls these are, and asks."""
+        move = Move.REQUEUE_AGAIN if action == REQUEUE else Move.CANCEL
+        job = Job(_newest(calls.db))
+        picked = calls.filter(status__in=move.sources, pk__lte=job.until)
+        counts = _counts(picked)
+        able, found = sum(counts.values()), {status for _, status in counts}
+        if able > COUNTED:  # what must be asked about is not left to those that were counted
+            found |= {one for one in MADE_PERHAPS if picked.filter(status=one)[:1].exists()}
+        risky = action == REQUEUE and found & {*MADE_PERHAPS}
+        if action == CANCEL:
+            title = _("Cancel calls?")
+        elif risky:
+            title = _("Requeue calls that may have been made already?")
+        else:
+            title = _("Requeue calls?")
+        context = {
+            **form,
             "action": action,
-            "back": request.get_full_path(),
+            "job": job._replace(able=able),
+            "counts": [
+                (rule, CallQueue.Status(status).label, words.count(count))
+                for (rule, status), count in counts.most_common(LISTED)
+            ],
+            "others": max(0, len(counts) - LISTED),
+            "shown": words.count(min(able, COUNTED)) + ("+" if able > COUNTED else ""),
+            "chosen": self._chosen(request, form),
+            "about": _about(picked),
+            "looked_at": words.count(LOOKED_AT),
+            "has_unknown": action == REQUEUE and states.UNKNOWN in found,
+            "has_done": action == REQUEUE and states.DONE in found,
+            "has_safe": risky and found - {*MADE_PERHAPS},
+            "ends": _when_done(calls.db, counts) if action == REQUEUE and able else [],
         }
-        return self.page(request, "callqueue/confirm.html", title, {**common, **context})
+        return self.page(request, "callqueue/confirm.html", title, context)
+
+    def _chosen(self, request: HttpRequest, form: Mapping[str, Any]) -> list[str]:
+        """The filters and the search of the list, where all that it shows was selected."""
+        if form["select_across"] == "0" or form["only"]:
+            return []
+        labels = {str(status.value): str(status.label) for status in CallQueue.Status}
+        titles = {"q": _("search"), RULE: _("rule"), STATUS: _("status"), CREATED: _("created")}
+        return [
+            f"{titles.get(name, name)} = {labels.get(text, text) if name == STATUS else text}"
+            for name, text in request.GET.dict().items()
+            if name == "q" or self.lookup_allowed(name, text, request)
+        ]
 
     def _say(self, request: HttpRequest, job: Job, action: str) -> None:
-        """What came of a job."""
-        if action == "requeue_calls":
+        """What came of it."""
+        if action == REQUEUE:
             changed = ngettext("%d call requeued.", "%d calls requeued.", job.changed)
-            left = ngettext(
-                "%d call was left as it is: in its state it cannot be requeued.",
-                "%d calls were left as they are: in their state they cannot be requeued.",
-                job.left,
-            )
         else:
             changed = ngettext("%d call cancelled.", "%d calls cancelled.", job.changed)
+        level = messages.SUCCESS if job.changed else messages.WARNING
+        self.message_user(request, changed % job.changed, level)
+        if job.left:
             left = ngettext(
-                "%d call was left as it is: in its state it cannot be cancelled.",
-                "%d calls were left as they are: in their state they cannot be cancelled.",
+                "%d call was left as it is: it has gone on meanwhile, or a worker has begun it.",
+                "%d calls were left as they are: they have gone on meanwhile, or workers have "
+                "begun them.",
                 job.left,
             )
-        if job.changed or not job.left:
-            level = messages.SUCCESS if job.changed else messages.WARNING
-            self.message_user(request, changed % job.changed, level)
-        if job.left:
             self.message_user(request, left % job.left, messages.WARNING)
 
-    @admin.action(
-        description=gettext_lazy("Delete selected %(verbose_name_plural)s"), permissions=["delete"]
-    )
-    def delete_selected(
-        self, request: HttpRequest, queryset: QuerySet[CallQueue]
-    ) -> HttpResponse | None:
-        """Django's own, but it asks about no more calls than fit on a page."""
-        if queryset.order_by()[: DELETED + 1].count() > DELETED:
-            why = _(
-                "These are more than %(count)s calls: "
-                "delete them with callqueue_cleanup, in short batches."
-            )
-            self.message_user(request, why % {"count": formatting.count(DELETED)}, messages.ERROR)
-            return None
-        return delete_selected(self, request, queryset)
 
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Only the calls themselves are deleted; their attempts stay for as long as a limit counts
-        them.
-        """
-        listed = list(objs[:DELETED]) if isinstance(objs, QuerySet) else list(objs)
-        lacking = set() if self.has_delete_permission(request) else {self.opts.verbose_name}
-        return (
-            [str(call) for call in listed],
-            {self.opts.verbose_name_plural: len(listed)},
-            lacking,
-            [],
+def _log(
+    user_id: int,
+    word: str,
+    is_summary: bool,
+    calls: Sequence[CallQueue],
+    before: Mapping[int, int],
+) -> None:
+    """Write into the log of the admin: an entry for each call, or one for them all."""
+    if is_summary:
+        first, last = min(call.pk for call in calls), max(call.pk for call in calls)
+        values = {"count": len(calls), "first": first, "last": last}
+        LogEntry.objects.create(
+            user_id=user_id,
+            content_type=ContentType.objects.get_for_model(CallQueue),
+            object_repr=_("%(count)d calls, %(first)d to %(last)d") % values,
+            action_flag=CHANGE,
+            change_message=f"{word}.",
         )
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[CallQueue]) -> None:
-        calls = to_write(queryset)
-        pks = list(calls.order_by("pk").values_list("pk", flat=True)[:DELETED])
-        CallQueue.objects.using(calls.db).filter(pk__in=pks).delete()
-
-
-def to_write(queryset: QuerySet[CallQueue]) -> QuerySet[CallQueue]:
-    """The same calls, where they are written."""
-    return queryset.using(router.db_for_write(CallQueue))
+        return
+    for status in sorted({before[call.pk] for call in calls}):
+        what = _("%(done)s. Status before: %(status)s.")
+        what %= {"done": word, "status": CallQueue.Status(status).label}
+        same = [call for call in calls if before[call.pk] == status]
+        LogEntry.objects.log_actions(user_id, same, CHANGE, what)
 
 
-def _spread(request: HttpRequest, calls: QuerySet[CallQueue]) -> Spread | None:
-    """How the form says that requeued calls come due."""
-    pace, delay = (request.POST.get(name, "").strip() for name in ("pace", "delay"))
-    return spread_of(pace, delay, calls)
+def _job_of(request: HttpRequest) -> Job | None:
+    """How far the form says that it is; None where it says nothing that we have signed."""
+    try:
+        return Job(*signing.loads(request.POST.get("job", ""), salt=__name__))
+    except signing.BadSignature:
+        return None
 
 
-def _choice(request: HttpRequest) -> str | None:
-    """What was confirmed; None where nothing was yet."""
-    return request.POST.get("confirm") or ("all" if "post" in request.POST else None)
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 19
 
 
-def _counted(calls: QuerySet[CallQueue], status: int) -> int:
-    """How many of the calls have a status, counted up to COUNTED + 1."""
-    return int(calls.filter(status=status).order_by()[: COUNTED + 1].count())
+def _newest(using: str) -> int:
+    """The number of the newest call there is, 0 without one."""
+    pks = CallQueue.objects.using(using).order_by("-pk").values_list("pk", flat=True)
+    return pks.first() or 0
 
 
-def _shown(count: int, is_more: bool) -> str:
-    return formatting.count(count - is_more) + ("+" if is_more else "")
+def _counts(calls: QuerySet[CallQueue]) -> Counter[tuple[str, int]]:
+    """How many there are by rule and status, of the first COUNTED + 1. One statement."""
+    some = calls.order_by().values_list("rule", "status")[: COUNTED + 1]
+    try:
+        sql, params = some.query.get_compiler(calls.db).as_sql()
+    except EmptyResultSet:
+        return Counter()
+    sql = f"SELECT rule, status, COUNT(*) FROM ({sql}) AS chosen GROUP BY rule, status"
+    rows = database.rows(calls.db, sql, list(params))
+    return Counter({(rule, status): int(count) for rule, status, count in rows})
+
+
+def _about(calls: QuerySet[CallQueue]) -> list[tuple[str, str, str]]:
+    """Why some of these calls failed, by rule: the most frequent reasons, with their counts."""
+    failed = calls.exclude(error_message="")
+    some = failed.order_by().values_list("rule", "error_message")[:LOOKED_AT]
+    pairs = Counter((rule, errors.shown(why)) for rule, why in some)
+    return [(rule, why, words.count(count)) for (rule, why), count in pairs.most_common(NAMED)]
+
+
+def _when_done(using: str, counts: Mapping[tuple[str, int], int]) -> list[str]:
+    """When the last of these calls is done, with what waits already; and whose rule is gone."""
+    more: Counter[str] = Counter()
+    for (rule, _status), count in counts.items():
+        more[rule] += count
+    known = [rule for rule in sorted(more) if rule in conf.current().rules]
+    gone = _("%s: its rule is not in CALLQUEUE['RULES'] any more; they will fail.")
+    said = [gone % rule for rule in sorted({*more} - {*known})]
+    seen = look(using, rules=known).with_more(more) if known else []
+    done = [(rule.seconds(more=more[rule.name]), rule) for rule in seen]
+    if done:
+        seconds, last = max(done, key=lambda one: float("inf") if one[0] is None else one[0])
+        said.insert(0, f"{last.name}: {ends(last, seconds)}")
+    return said

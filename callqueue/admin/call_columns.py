@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy
 from callqueue import states
 from callqueue.admin import call_page
 from callqueue.admin.base import OwnAdmin
+from callqueue.look import words
 from callqueue.models import CallQueue
-from callqueue.operations import formatting
 from callqueue.security.redaction import redact_text
 
 
@@ -35,7 +35,7 @@ class CallColumns(OwnAdmin):
     @admin.display(description=gettext_lazy("request"))
     def request_line(self, call: CallQueue) -> str:
         shown = Truncator(f"{call.host}{call.path}").chars(80)
-        return format_html('{} <span class="cq-value">{}</span>', call.method, shown)
+        return format_html('<span title="{1}">{0} {1}</span>', call.method, shown)
 
     @admin.display(description=gettext_lazy("due"))
     def due(self, call: CallQueue) -> str:
@@ -44,11 +44,11 @@ class CallColumns(OwnAdmin):
         seconds = (call.due_at_dt - timezone.now()).total_seconds()
         return format_html('<span class="cq-time">{}</span>', _ago_or_in(seconds))
 
-    @admin.display(description=gettext_lazy("age"), ordering="created_dt")
+    @admin.display(description=gettext_lazy("age"))
     def age(self, call: CallQueue) -> str:
         made = call.created_dt
         made = timezone.localtime(made) if timezone.is_aware(made) else made
-        age = formatting.short(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
+        age = words.short(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
         return format_html(
             '<time class="cq-time" datetime="{0}" title="{0}">{1}</time>',
             made.isoformat(" ", "seconds"),
@@ -62,5 +62,5 @@ class CallColumns(OwnAdmin):
 
 def _ago_or_in(seconds: float) -> str:
     """ "4 min ago", "in 2 h": shorter than elsewhere, in a narrow column."""
-    taken = formatting.short(abs(seconds))
+    taken = words.short(abs(seconds))
     return (_("in %s") if seconds > 0 else _("%s ago")) % taken

@@ -13,7 +13,6 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
@@ -21,7 +20,6 @@ from django.views.decorators.csrf import csrf_protect
 
 from callqueue import states
 from callqueue.admin import call_page, edit_call
-from callqueue.admin.actions import ASKED
 from callqueue.admin.base import CallPermissions, View, for_viewers, log_change, user_id
 from callqueue.admin.readonly import may_see_holds
 from callqueue.exceptions import CallQueueError, IllegalTransition
@@ -80,22 +78,13 @@ class CallViews(CallPermissions):
         return {
             "original": call,
             "has_view_permission": True,
-            "is_asked": call.status in ASKED,
+            "is_asked": call.status in states.MADE_PERHAPS,
             "is_live": call.status in states.UNFINISHED,
             "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
-            "can_edit": self.has_edit_call_permission(request)
-            and call.status in edit_call.EDITABLE,
+            "can_edit": self.has_edit_call_permission(request) and call.status == states.FAILED,
             "can_cancel": self.has_cancel_call_permission(request) and call.status in cancellable,
-            "can_delete": self.has_delete_permission(request, call),
+            "can_delete": self.has_delete_permission(request, call) and call.status in states.FINAL,
         }
-
-    @of_call
-    def forecast_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """Why a call waits, for its page to put in place."""
-        if call.status not in states.UNFINISHED:
-            return HttpResponseRedirect(_page_of(call))
-        forecast = call_page.forecast_of(call, may_see_holds=may_see_holds(request))
-        return TemplateResponse(request, "admin/callqueue/callqueue/forecast.html", forecast)
 
     @method_decorator(csrf_protect)
     @of_call
@@ -137,10 +126,10 @@ class CallViews(CallPermissions):
     @method_decorator(csrf_protect)
     @of_call
     def edit_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
-        """Change a call's request and requeue it."""
+        """Change the request of a call that failed, and requeue it."""
         if not self.has_edit_call_permission(request):
             raise PermissionDenied
-        if call.status not in edit_call.EDITABLE:
+        if call.status != states.FAILED:
             why = _("Call %(number)d is %(status)s and cannot be edited.")
             said = why % {"number": call.pk, "status": call.get_status_display()}
             self.message_user(request, said, messages.ERROR)
@@ -157,7 +146,6 @@ class CallViews(CallPermissions):
             "original": call,
             "text": text,
             "problem": problem,
-            "is_asked": call.status in ASKED,
             "has_view_permission": True,
         }
         status = 400 if problem else 200
@@ -165,12 +153,9 @@ class CallViews(CallPermissions):
 
     def _edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
         """What is wrong; empty once it is saved."""
-        is_asked = call.status in ASKED
-        if is_asked and "again" not in request.POST:
-            return _("This call may have been made already: say that it may be made again.")
         was = call.get_status_display()
         try:
-            changed = edit_call.save(call, edit_call.read(text, call.call_data), again=is_asked)
+            changed = edit_call.save(call, edit_call.read(text, call.call_data))
         except CallQueueError as error:
             call.refresh_from_db()
             return str(error)
@@ -181,7 +166,7 @@ class CallViews(CallPermissions):
 
 
 def _requeue(request: HttpRequest, call: CallQueue) -> str:
-    if call.status in ASKED and "again" not in request.POST:
+    if call.status in states.MADE_PERHAPS and "again" not in request.POST:
         raise IllegalTransition(
             _("this call may have been made already: say that it may be made again")
         )

@@ -1,138 +1,133 @@
-"""Lists with a million rows: every filter looks at all of them, and reads no more than it shows.
+"""Lists of many rows: Django's change list, newest first, page after page by number, counted up to
+COUNTED.
 
-An index has the rows that match as stretches in the list's own order, which are merged: see
-`database.merged_scans`. Where a list has no stretches for what is asked, the database chooses. What
-matches is counted up to COUNTED.
+What matches fewer rows than that is read whole, by the index of its filter. Of what matches more,
+a page is looked for among the next rows first, and only then among all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
 
-from callqueue import database
 from callqueue.admin.base import OwnAdmin, OwnList
-from callqueue.operations.formatting import count
+from callqueue.look.words import count
 
-COUNTED = 10_000  # rows that match are counted up to here
-PAGES = 1000  # pages that can be turned; further back, by date
+COUNTED = 1000
+NEAR = (5_000, 50_000)
+BEFORE, AFTER = "before", "after"  # in an address: the number that a page goes on from
 
 
-@dataclass(frozen=True)
-class Stretches:
-    """What a list shows: rows of which an index has each stretch in `order`. Those that `overlap`
-    may have rows in common. `newest`: the same among the newest rows, where these are looked at
-    first.
+class LongList(OwnList):
+    """A change list that turns its pages by number, however many rows there are.
+
+    `older`, `newer`: the addresses of the pages beside this one, empty where there is none.
     """
 
-    rows: Sequence[database.Stretch]
-    order: tuple[str, ...]
-    overlap: bool = False
-    newest: Sequence[QuerySet[Any]] = ()
-
-    def count(self) -> int:
-        """How many rows there are, up to COUNTED + 1."""
-        return database.merged_count(self.rows, self.order, COUNTED, overlap=self.overlap)
-
-    def pks(self, start: int, stop: int) -> list[int]:
-        """The primary keys of these rows, in order."""
-        if self.newest:
-            found = database.merged_pks(self.newest, self.order, start, stop, overlap=self.overlap)
-            if len(found) == stop - start:
-                return found
-        return database.merged_pks(self.rows, self.order, start, stop, overlap=self.overlap)
-
-    def backwards(self) -> Stretches:
-        """The same in the opposite order."""
-        turned = (name[1:] if name.startswith("-") else f"-{name}" for name in self.order)
-        return replace(self, order=tuple(turned), newest=())
-
-
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts what is filtered up to COUNTED, takes the database's estimate of the whole, and turns
-    PAGES pages at most.
-    """
-
-    is_estimate = is_more = False
-    stretches: Stretches | None = None
-
-    @cached_property
-    def count(self) -> int:
-        rows: Any = self.object_list
-        if not rows.query.where:
-            estimate = database.estimated_rows(rows.db, rows.model._meta.db_table)
-            if estimate is not None and estimate > COUNTED:
-                self.is_estimate = True
-                return estimate
-        counted = self.stretches.count() if self.stretches else _counted(rows)
-        self.is_more = counted > COUNTED
-        return min(counted, COUNTED)
-
-    @cached_property
-    def num_pages(self) -> int:
-        return min(super().num_pages, PAGES)
-
-
-class MergedList(OwnList):
-    """A change list of many rows, newest first. A class says in `stretches` where an index has what
-    is asked for.
-    """
-
-    paginator: BoundedPaginator
+    model_admin: LongAdmin
+    older = newer = ""
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self.count_text = ""
+        self.before, self.after = (_number(request.GET.get(name)) for name in (BEFORE, AFTER))
         super().__init__(request, *args)
 
-    def stretches(self, rows: QuerySet[Any]) -> Stretches | None:
-        """The matching rows as an index has them; None: as the database finds them."""
-        raise NotImplementedError
-
-    def is_backwards(self) -> bool:
-        """Whether the oldest are to come first: the list was sorted by a column, upwards."""
-        return False
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        for name in (BEFORE, AFTER):  # no filter, and no link of one begins at a later page
+            self.params.pop(name, None)
+            self.filter_params.pop(name, None)
+        query, self.query = self.query, ""
+        rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
+        self.query = query
+        # each place by itself, since each has an index of its own
+        places = self.model_admin.places(rows.db, query) or [Q()]
+        self.places = [rows.filter(place).order_by() for place in places]
+        every = Q()
+        for place in places:
+            every |= place
+        return rows.filter(every)
 
     def get_results(self, request: HttpRequest) -> None:
-        found = self.stretches(self.queryset)
-        request.callqueue_stretches = found  # type: ignore[attr-defined]
-        super().get_results(request)
-        self.paginator = request.callqueue_paginator  # type: ignore[attr-defined]
-        if found is not None:
-            self.result_list = self._in_order(found.backwards() if self.is_backwards() else found)
-        if self.paginator.is_estimate:
-            self.count_text = _("about %s") % count(self.paginator.count)
-        else:
-            self.count_text = count(self.result_count) + ("+" if self.paginator.is_more else "")
-        if not self.query or self.paginator.is_more:
-            # Beside the search, Django says how many there are as if that were all.
-            self.full_result_count = self.result_count
+        matching = set[int]()
+        for rows in self.places:
+            if len(matching) <= COUNTED:
+                matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
+        is_more = len(matching) > COUNTED
+        pks = self._page(None if is_more else matching)
+        by_pk = self.root_queryset.defer(*self.model_admin.not_listed).in_bulk(pks)
+        self.result_list = [by_pk[pk] for pk in pks if pk in by_pk]
+        # what Django's templates ask a list for
+        shown = count(min(len(matching), COUNTED))
+        self.count_text = _("more than %s") % shown if is_more else shown
+        self.result_count = min(len(matching), COUNTED + 1)
+        # Beside the search, Django says how many there are as if that were all.
+        self.full_result_count = self.result_count if is_more or not self.query else None
+        self.show_full_result_count = self.can_show_all = self.multi_page = False
+        self.show_admin_actions = True
+        self.paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
 
-    def _in_order(self, found: Stretches) -> list[Any]:
-        """The rows of the page; all of them where they are no more than a page."""
-        start = (self.page_num - 1) * self.list_per_page if self.multi_page else 0
-        pks = found.pks(start, start + self.list_per_page)
-        rows = self.queryset.order_by()
-        rows.query.clear_where()  # beside the keys, what they were found by may mislead a database
-        by_pk = rows.in_bulk(pks)
-        return [by_pk[pk] for pk in pks if pk in by_pk]
+    def _page(self, matching: set[int] | None) -> list[int]:
+        """The numbers of the page's rows, newest first. `matching`: all there are, if few."""
+        size, is_newer = self.list_per_page, self.after is not None
+        found = self._next(matching, self.after if is_newer else self.before, is_newer=is_newer)
+        if is_newer and len(found) <= size:  # the first page is full, if there is more than one
+            self.before, is_newer = None, False
+            found = self._next(matching, None, is_newer=False)
+        page = found[:size][::-1] if is_newer else found[:size]
+        if page and (is_newer or len(found) > size):
+            self.older = self.get_query_string({BEFORE: page[-1]})
+        if is_newer or self.before is not None:
+            self.newer = self.get_query_string({AFTER: page[0]} if page else {})
+        return page
+
+    def _next(self, matching: set[int] | None, start: int | None, *, is_newer: bool) -> list[int]:
+        """The next numbers beyond `start`, the nearest first: a page of them, and one more."""
+        most = self.list_per_page + 1
+        if start is None:
+            start = self._end()
+        if matching is not None:
+            beyond = (pk for pk in matching if (pk > start if is_newer else pk < start))
+            return sorted(beyond, reverse=not is_newer)[:most]
+        far = Q(pk__gt=start) if is_newer else Q(pk__lt=start)
+        for width in NEAR:
+            near = Q(pk__lte=start + width) if is_newer else Q(pk__gte=start - width)
+            found = self._nearest(far & near, F("pk"), is_newer=is_newer)
+            if len(found) == most:
+                return found
+        # As a sum: else databases go through all the rows there are until enough match.
+        return self._nearest(far, F("pk") + 0, is_newer=is_newer)
+
+    def _nearest(self, where: Q, number: Any, *, is_newer: bool) -> list[int]:
+        most, found = self.list_per_page + 1, set[int]()
+        for rows in self.places:
+            ordered = rows.filter(where).order_by(number.asc() if is_newer else number.desc())
+            found.update(ordered.values_list("pk", flat=True)[:most])
+        return sorted(found, reverse=not is_newer)[:most]
+
+    def _end(self) -> int:
+        """A number beyond the newest row."""
+        ends = [end for spec in self.filter_specs if (end := getattr(spec, "end", None))]
+        newest: int = self.root_queryset.order_by("-pk").values_list("pk", flat=True).first() or 0
+        return int(min([newest + 1, *ends]))
 
 
-class KeepsPaginator(OwnAdmin):
-    """An admin class whose list can say how it counted without counting again."""
+class LongAdmin(OwnAdmin):
+    """An admin class with such a list. `not_listed`: columns that the list has no use for."""
 
-    def get_paginator(self, request: HttpRequest, *args: Any, **kwargs: Any) -> BoundedPaginator:
-        """Kept with the request, for the list to ask."""
-        made = request.callqueue_paginator = BoundedPaginator(*args, **kwargs)  # type: ignore[attr-defined]
-        made.stretches = getattr(request, "callqueue_stretches", None)
-        return made
+    ordering = ("-id",)
+    sortable_by = ()
+    list_per_page = 50
+    not_listed: tuple[str, ...] = ()
+
+    def places(self, using: str, term: str) -> list[Q]:
+        """What a word that is searched for may stand for; nothing where there is no word."""
+        raise NotImplementedError
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LongList]:
+        return LongList
 
 
-def _counted(rows: Any) -> int:
-    return int(rows.order_by()[: COUNTED + 1].count())
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and len(text) <= 18 else None

@@ -1,218 +1,211 @@
 """The dashboard: whether all is well, and where every rule stands, a row each, the worst first.
 
-In: a request. Out: a page, or the parts of it that change. Nothing here counts anything itself.
+In: a request. Out: a page, which fetches itself again and again. Nothing here counts anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+from django.views.generic import RedirectView
 
-from callqueue.admin import health, rule_actions
-from callqueue.admin.base import OwnAdmin
+from callqueue import conf
+from callqueue.admin import rule_actions
+from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
-from callqueue.admin.rule_actions import using
+from callqueue.admin.rule_actions import rule_url, using
 from callqueue.database import from_us
-from callqueue.limits.budgets import Budget
-from callqueue.limits.kinds import SECOND
-from callqueue.operations import board as boards
-from callqueue.operations import formatting
-from callqueue.operations.board import Board
-from callqueue.operations.history import PeakUse
-from callqueue.operations.standing import STATES as ORDER
-from callqueue.operations.standing import Standing
+from callqueue.look import LimitLook, Look, Note, RuleLook, look, notes, words
+from callqueue.look.notes import ODD, WELL
 
+DASHBOARD = "admin:callqueue_dashboard"
+LONGEST_FROM = 0.8  # used of the longest window, from which on it is shown, too
+BAR = 60  # user units that a bar is wide
+# what each state is called, and its hue; full speed is nothing wrong
 STATES = {
-    "held": gettext_lazy("held"),
-    "no_dispenser": gettext_lazy("no dispenser"),
-    "no_workers": gettext_lazy("no workers"),
-    "failing": gettext_lazy("failing"),
-    "stuck": gettext_lazy("nothing is sent"),
-    "at_limit": gettext_lazy("at its limit"),
-    "draining": gettext_lazy("draining"),
-    "idle": gettext_lazy("idle"),
+    "no_dispenser": (gettext_lazy("no dispenser"), "failed"),
+    "no_workers": (gettext_lazy("no workers"), "failed"),
+    "held": (gettext_lazy("held"), "unknown"),
+    "failing": (gettext_lazy("failing"), "failed"),
+    "stuck": (gettext_lazy("nothing is sent"), "error"),
+    "at_limit": (gettext_lazy("at its limit"), "new"),
+    "draining": (gettext_lazy("draining"), "done"),
+    "ok": (gettext_lazy("ok"), "quiet"),
 }
-# The classes of what is wrong; full speed is not.
-KINDS = {
-    "held": "unknown", "no_dispenser": "failed", "no_workers": "failed", "failing": "failed",
-    "stuck": "error", "at_limit": "new", "draining": "done", "idle": "quiet",
-}  # fmt: skip
+# the columns' titles, and by what rules are sorted by those that may be
+COLUMNS: dict[str, tuple[Any, Callable[[RuleLook], float] | None]] = {
+    "rule": (gettext_lazy("Rule"), None),
+    "state": (gettext_lazy("State"), None),
+    "waiting": (gettext_lazy("Waiting"), lambda rule: rule.waits.calls),
+    "done": (gettext_lazy("Done by"), None),
+    "oldest": (gettext_lazy("Oldest"), lambda rule: rule.oldest_due_s or 0.0),
+    "flow": (gettext_lazy("In → out"), None),
+    "limit": (gettext_lazy("Limit"), None),
+    "throttled": (gettext_lazy("429s 1 h"), None),
+    "failed": (gettext_lazy("Failed 1 h"), lambda rule: rule.recent.hour.failed),
+}
 
 
-class Column(NamedTuple):
-    """A column of the table: by what it is sorted, its title, what the title means, and by what
-    value its rows are.
-    """
+class DashboardAdmin(OwnAdmin):
+    """The dashboard's entry in the admin's menu, for whoever may view calls."""
 
-    name: str
-    title: Any
-    meaning: Any
-    of: Callable[[Standing], Any]
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request, "view_callqueue")
 
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
-COLUMNS = (
-    Column("rule", gettext_lazy("Rule"), "", lambda r: r.name.lower()),
-    Column("state", gettext_lazy("State"), "", lambda r: -ORDER.index(r.state)),
-    Column("waiting", gettext_lazy("Waiting"), "", lambda r: r.backlog.waiting),
-    Column("oldest", gettext_lazy("Oldest"), gettext_lazy("how long the oldest call has been due"),
-           lambda r: -(r.backlog.oldest_due or 2**63)),
-    Column("p95", gettext_lazy("p95 wait"),
-           gettext_lazy("19 of 20 calls waited no longer, from due to sent; last 15 minutes"),
-           lambda r: r.p95 or 0),
-    Column("rate", gettext_lazy("Sent/s"),
-           gettext_lazy("attempts answered a second, over the last minute"), lambda r: r.rate),
-    Column("limit", gettext_lazy("Limit"),
-           gettext_lazy("the highest use of any of its windows in the last hour"),
-           lambda r: share_of(tightest(r))),
-    Column("flight", gettext_lazy("In flight"), gettext_lazy("charged, and not answered yet"),
-           lambda r: r.in_flight.count),
-    Column("throttled", gettext_lazy("429s 1 h"), gettext_lazy("throttled in the last hour"),
-           lambda r: r.lately.hour.throttled),
-    Column("throttled_day", gettext_lazy("24 h"), gettext_lazy("throttled in the last 24 hours"),
-           lambda r: r.lately.day.throttled),
-    Column("failed", gettext_lazy("Failed 1 h"),
-           gettext_lazy("attempts that failed in the last hour"),
-           lambda r: r.lately.hour.failed),
-    Column("done", gettext_lazy("Done by"), "",
-           lambda r: float("inf") if r.drained_s is None else r.drained_s),
-)  # fmt: skip
-NUMBERS = {"waiting", "oldest", "p95", "rate", "flight", "throttled", "throttled_day", "failed"}
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(RedirectView.as_view(pattern_name=DASHBOARD))
+        return [path("", view, name="callqueue_rulestate_changelist")]
 
 
 def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
-    """The whole page; a POST acts first."""
+    """The page; or what the forms of a rule's page ask for."""
     if request.method == "POST":
         return rule_actions.act(request, admin)
-    return admin.page(request, "dashboard.html", _("Dashboard"), context(request))
-
-
-def live(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
-    """The parts that change, for the script to put in their places."""
-    response = TemplateResponse(request, "admin/callqueue/dashboard_live.html", context(request))
+    seen, order = look(using()), request.GET.get("o", "")
+    now, told = from_us(seen.now), [(one, note_url(one)) for one in notes(seen)]
+    context = {
+        "troubles": [one for one in told if one[0].kind != WELL],
+        "said": [one for one in told if one[0].kind == WELL],
+        "columns": [_column(name, order) for name in COLUMNS],
+        "rows": [_row(seen, rule, may_see_holds(request)) for rule in _sorted(seen, order)],
+        "waiting": words.count(sum(rule.waits.calls for rule in seen.rules)),
+        "as_of": words.clock_time(now, now),
+        "now": now,
+        "differences": seen.differences,
+    }
+    response = admin.page(request, "dashboard.html", _("Dashboard"), context)
     response["Cache-Control"] = "no-store"
     return response
 
 
-def context(request: HttpRequest) -> dict[str, Any]:
-    """What the templates show."""
-    found = boards.read(using())
-    order = request.GET.get("o", "")
-    return {
-        "said": health.said(found),
-        "columns": _columns(order),
-        "order": order,
-        "rows": [_row(found, rule, request) for rule in _sorted(found.rules, order)],
-        "rules": found.rules,
-        "waiting": formatting.count(sum(rule.backlog.waiting for rule in found.rules)),
-        "as_of": health.clock_time(from_us(found.now), from_us(found.now)),
-        "now": from_us(found.now),
-        "disagreements": found.disagreements,
-    }
+def note_url(note: Note) -> str:
+    """Where a sentence leads."""
+    if note.what == "differ":
+        return "#cq-differ"
+    if note.what == "failures" and note.kind == ODD:
+        return attempts_url(ended="1h")
+    return rule_url(note.rule) if note.rule else ""
 
 
-def _columns(order: str) -> list[tuple[Column, str, str, bool]]:
-    """Each column, how it is sorted now, by what its title sorts, and whether it holds numbers."""
-    listed = []
-    for column in COLUMNS:
-        first = column.name if column.name == "rule" else f"-{column.name}"
-        other = column.name if first.startswith("-") else f"-{column.name}"
-        now = {column.name: "ascending", f"-{column.name}": "descending"}.get(order, "")
-        listed.append((column, now, other if order == first else first, column.name in NUMBERS))
-    return listed
+def attempts_url(**query: str) -> str:
+    """The list of these attempts."""
+    return f"{reverse('admin:callqueue_callattempt_changelist')}?{urlencode(query)}"
 
 
-def _sorted(rules: Sequence[Standing], order: str) -> Sequence[Standing]:
-    for column in COLUMNS:
-        if column.name == order.removeprefix("-"):
-            return sorted(rules, key=column.of, reverse=order.startswith("-"))
-    return rules
+def _column(name: str, order: str) -> dict[str, Any]:
+    title, by = COLUMNS[name]
+    sorted_now = {name: "ascending", f"-{name}": "descending"}.get(order, "")
+    link = (name if sorted_now == "descending" else f"-{name}") if by else ""
+    return {"title": title, "sorted": sorted_now, "link": link}
 
 
-def _row(board: Board, rule: Standing, request: HttpRequest) -> dict[str, Any]:
+def _sorted(seen: Look, order: str) -> Sequence[RuleLook]:
+    by = COLUMNS.get(order.removeprefix("-"), ("", None))[1]
+    if by is None:
+        return seen.worst_first
+    return sorted(seen.worst_first, key=by, reverse=order.startswith("-"))
+
+
+def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
     """One rule, as the table shows it."""
-    budget = tightest(rule)
-    oldest = rule.backlog.oldest_due
+    later = f" + {words.count(rule.waits.later)}" if rule.waits.later else ""
+    hour = rule.recent.hour
     return {
         "name": rule.name,
-        "url": health.rule_url(rule.name),
-        "state": STATES[rule.state],
-        "kind": KINDS[rule.state],
-        "why": _why(rule, may_see_holds(request)),
-        "waiting": formatting.count(rule.backlog.waiting),
-        "oldest": ""
-        if oldest is None
-        else formatting.short(max(0.0, (board.now - oldest) / SECOND)),
-        "p95": "" if rule.p95 is None else formatting.short(rule.p95),
-        "rate": health.number(rule.rate) if rule.rate else "",
-        "limit": "" if budget is None else budget[0].limit.rate_text,
-        "use": "" if budget is None else use_of(budget[1], rule.in_flight.count),
-        "flight": formatting.count(rule.in_flight.count) if rule.in_flight.count else "",
-        "throttled": _count(rule.lately.hour.throttled),
-        "throttled_day": _count(rule.lately.day.throttled),
-        "failed": _count(rule.lately.hour.failed),
-        "done": done_of(board, rule),
+        "url": f"rule/?{urlencode({'name': rule.name})}",  # from here: rows are many
+        "states": states(rule),
+        "why": rule.hold.reason if rule.hold and sees_holds else "",
+        "waiting": words.count(rule.waits.ready) + later,
+        "is_growing": rule.is_growing,
+        "oldest": "" if rule.oldest_due_s is None else words.short(rule.oldest_due_s),
+        "flow": flow(rule),
+        "limits": [(short_name(one), bar(one), changed_from(one)) for one in _shown(rule)],
+        "throttled": words.count(hour.throttled) if hour.throttled else "",
+        "throttled_url": attempts_url(
+            outcome__exact="throttled", rule__exact=rule.name, ended="1h"
+        ),
+        "failed": words.count(hour.failed) if hour.failed else "",
+        "done": done_of(seen.now, rule),
     }
 
 
-def done_of(board: Board, rule: Standing) -> str:
-    """When the backlog is done: a clock time, "–" where nobody can say, nothing where there is
-    none.
-    """
-    if not rule.backlog.ready:
+def states(rule: RuleLook) -> list[tuple[Any, str]]:
+    """All that is wrong with a rule, or what it does: each with its hue."""
+    return [STATES[one] for one in rule.troubles or (rule.state,)]
+
+
+def flow(rule: RuleLook) -> str:
+    """What comes in and what goes out, where anything does."""
+    if not rule.incoming and not rule.pace.per_second:
         return ""
-    return "–" if rule.drained_s is None else health.done_by(board.now, rule.drained_s)
+    return f"{words.rate(rule.incoming)} → {words.rate(rule.pace.per_second)}"
 
 
-def _why(rule: Standing, tells: bool) -> str:
-    """What the state's title says besides."""
-    if rule.hold is None:
-        return ""
-    return rule.hold.reason if tells else ""
-
-
-def tightest(rule: Standing) -> tuple[Budget, PeakUse | None] | None:
-    """The limit that is used most; of those that are not, the one with the lowest rate."""
-    return max(rule.peaks, key=lambda one: (share_of(one), -_rate(one[0])), default=None)
-
-
-def share_of(one: tuple[Budget, PeakUse | None] | None) -> float:
-    """The highest use of a limit as a share of what it allows."""
-    if one is None or one[1] is None or not one[1].allowed:
-        return 0.0
-    return one[1].highest / one[1].allowed
-
-
-def _rate(budget: Budget) -> float:
-    limit = budget.limit
-    return limit.capacity / limit.period_us if limit.period_us else float("inf")
-
-
-def use_of(peak: PeakUse | None, charged: int = 0) -> SafeString:
-    """A bar: what was sent in the fullest window, and what is charged and not answered yet; over
-    the limit is told apart.
+def done_of(now: int, rule: RuleLook) -> str:
+    """When what is due is done: a clock time, "–" where nobody can say, nothing where there is
+    nothing.
     """
-    if peak is None or not peak.allowed:
-        return mark_safe("")
-    sent = min(1.0, peak.highest / peak.allowed)
-    kind = "x" if peak.highest > peak.allowed else "u"
-    wide = round(60 * sent)
-    waits = min(60 - wide, round(60 * charged / peak.allowed))
-    charged_part = f'<path class="w" d="M{wide} 0h{waits}v8h-{waits}z"/>' if waits else ""
-    says = _("%(highest)s of %(allowed)s") % {
-        "highest": formatting.count(peak.highest),
-        "allowed": formatting.count(peak.allowed),
-    }
+    if not rule.waits.ready:
+        return ""
+    seconds = rule.seconds()
+    return "–" if seconds is None else words.in_so_long(from_us(now), seconds)
+
+
+def _shown(rule: RuleLook) -> list[LimitLook]:
+    """The limit that keeps calls back, or is nearest to its end; and the longest if it is near."""
+    if not rule.limits:
+        return []
+    first = rule.binding or max(rule.limits, key=lambda one: (_share(one), _window(one)))
+    longest = max(rule.limits, key=_window)
+    is_near = longest is not first and _share(longest) >= LONGEST_FROM
+    return [first, longest] if is_near else [first]
+
+
+def _window(limit: LimitLook) -> int:
+    return limit.budget.limit.window_us
+
+
+def _share(limit: LimitLook) -> float:
+    return 1.0 if not limit.free else limit.used / limit.allowed if limit.allowed else 0.0
+
+
+def short_name(limit: LimitLook) -> str:
+    """A limit's name and rate, with its unit where that is not calls."""
+    kind = limit.budget.limit
+    if kind.counts_in_flight:
+        return kind.label
+    rate = kind.rate_text if kind.unit == "calls" else f"{kind.rate_text} {kind.unit}"
+    return f"{kind.name} {rate}" if kind.name else rate
+
+
+def changed_from(limit: LimitLook) -> str:
+    """The rate in the settings, where an operator has given the limit another; else nothing."""
+    budget, known = limit.budget, conf.current().book.budgets
+    rates = {one.id: one.limit.rate_text for rule in budget.rules for one in known.get(rule, ())}
+    configured = rates.get(budget.known_as, budget.limit.rate_text)
+    return configured if configured != budget.limit.rate_text else ""
+
+
+def bar(limit: LimitLook) -> SafeString:
+    """What of a limit is used now; the paler part is of calls that are not answered yet."""
+    part, is_over = BAR / (limit.allowed or 1), limit.used > limit.allowed
+    used = min(BAR, round(part * limit.used))
+    sure = used if is_over else max(0, used - round(part * limit.in_flight))
+    kind = "x" if is_over else "u"
+    dark = f'<path class="{kind}" d="M0 0H{sure}v8H0z"/>' if sure else ""
+    pale = f'<path class="w" d="M{sure} 0H{used}v8H{sure}z"/>' if used > sure else ""
+    values = {"used": words.count(limit.used), "allowed": words.count(limit.allowed)}
     return mark_safe(
-        f'<svg viewBox="0 0 60 8"><path class="{kind}" d="M0 0h{wide}v8H0z"/>{charged_part}</svg>'
-        f" {says}"
+        f'<svg viewBox="0 0 {BAR} 8" aria-hidden="true">{dark}{pale}</svg> '
+        + _("%(used)s of %(allowed)s") % values
     )
-
-
-def _count(number: int) -> str:
-    return formatting.count(number) if number else ""

@@ -1,5 +1,4 @@
-"""Holds, rules' states and attempts in the admin: to look at. What is done about them is done on
-the dashboard.
+"""Holds and attempts in the admin: to look at. What is done about them is done on the dashboard.
 
 Nothing is added, changed or deleted here.
 """
@@ -9,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
-from django.db.models import Subquery
+from django.db.models import F, Q
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -18,15 +16,21 @@ from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import conf
+from callqueue import database
 from callqueue.admin import call_page
-from callqueue.admin.attempt_filters import AnswerFilter, OutcomeFilter, RuleFilter, TimeFilter
-from callqueue.admin.attempt_list import AttemptList, searched
 from callqueue.admin.base import OwnAdmin, may
-from callqueue.admin.changelist import KeepsPaginator
-from callqueue.ledger import agreement, clock_jumps
-from callqueue.models import CallAttempt, Hold, RuleState
-from callqueue.operations import formatting
+from callqueue.admin.changelist import LongAdmin
+from callqueue.admin.filters import (
+    AnswerFilter,
+    AttemptRuleFilter,
+    EndedFilter,
+    OutcomeFilter,
+    RuleFilter,
+    SourceFilter,
+    of_any_rule,
+)
+from callqueue.look import words
+from callqueue.models import CallAttempt, Hold
 from callqueue.security.redaction import redact_headers, redact_text
 
 
@@ -48,51 +52,36 @@ class _ViewOnly(OwnAdmin):
 
 
 class HoldAdmin(_ViewOnly):
-    """Holds, in force and past."""
+    """Holds: those in force first."""
 
-    list_display = ("rule", "per", "value", "placed_by", "reason", "began_at", "until", "in_force")
-    ordering = ("rule", "per", "value")
-    list_filter = ("source",)
+    list_display = ("rule", "per", "value", "state", "since", "ends", "source", "reason")
+    ordering = (F("until").desc(nulls_first=True), "rule", "per", "value")
+    sortable_by = ()
+    list_filter = (RuleFilter, SourceFilter)
+    fields = ("rule", "per", "value", "state", "since", "ends", "source", "reason")
+    readonly_fields = fields
 
-    @admin.display(description=_("placed by"), ordering="source")
-    def placed_by(self, hold: Hold) -> str:
-        return hold.get_source_display()
-
-    @admin.display(description=_("in force"), boolean=True)
-    def in_force(self, hold: Hold) -> bool:
-        return hold.until is None or hold.until > timezone.now()
-
-
-class RuleStateAdmin(_ViewOnly):
-    """What the dispensers remember of each rule."""
-
-    list_display = ("rule", "passes", "changed")
-    fields = ("rule", "passes", "changed")
-    ordering = ("rule",)
-
-    def get_queryset(self, request: HttpRequest) -> Any:
-        """The rules, each with the changed limits of all of them."""
-        of_all = RuleState.objects.filter(rule=agreement.ALL).values("rates")[:1]
-        rules = super().get_queryset(request).exclude(rule__in=(agreement.ALL, clock_jumps.FRAME))
-        return rules.annotate(changed_limits=Subquery(of_all))
-
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Who paused, resumed and changed what; with the reasons and the keys of holds in it."""
-        if not may_see_holds(request):
-            raise PermissionDenied
-        return super().history_view(request, object_id, extra_context)
+        return super().changelist_view(request, {"title": _("Holds"), **(extra_context or {})})
 
-    @admin.display(description=_("changed limits"))
-    def changed(self, state: Any) -> str:
-        own = {budget.id for budget in conf.current().book.budgets.get(state.rule, ())}
-        return ", ".join(
-            f"{name}: {rate}" for name, rate in (state.changed_limits or {}).items() if name in own
-        )
+    @admin.display(description=_("state"))
+    def state(self, hold: Hold) -> str:
+        is_over = hold.until is not None and hold.until <= timezone.now()
+        kind, said = ("done", _("over")) if is_over else ("unknown", _("in force"))
+        return format_html('<span class="cq-status cq-{}">{}</span>', kind, said)
+
+    @admin.display(description=_("since"))
+    def since(self, hold: Hold) -> str:
+        return words.instant(hold.began_at)
+
+    @admin.display(description=_("until"))
+    def ends(self, hold: Hold) -> str:
+        return words.instant(hold.until) if hold.until else str(_("until it is resumed"))
 
 
-class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
+class CallAttemptAdmin(LongAdmin, _ViewOnly):
     """Attempts: what was sent and what was answered, newest first."""
 
     list_display = (
@@ -108,30 +97,29 @@ class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
         "took",
     )
     list_display_links = ("id",)
-    list_filter = (OutcomeFilter, AnswerFilter, RuleFilter, TimeFilter)
-    list_per_page = 50
-    search_fields = ("=key",)  # what is searched is in the module `attempt_list`
+    list_filter = (OutcomeFilter, AnswerFilter, AttemptRuleFilter, EndedFilter)
+    search_fields = ("=key",)  # what is searched is in `places`
     search_help_text = _("The number of a call, or a key in full.")
-    ordering = ("-id",)
-    sortable_by = ()
+    not_listed = ("response_headers", "response_body")
 
     fields = (
         "call_link", "label", "number", "rule", "key", "queue", "cost",
         "released_at", "send_at", "lease_until", "started_at", "sent_at", "finished_at",
-        "outcome", "response_status", "headers", "body", "error", "worker",
+        "outcome", "response_status", "headers", "response_size", "body", "error", "worker",
     )  # fmt: skip
     readonly_fields = fields
 
-    def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).defer("response_headers", "response_body")
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[AttemptList]:
-        return AttemptList
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: Any, search_term: str
-    ) -> tuple[Any, bool]:
-        return searched(queryset, search_term), False
+    def places(self, using: str, term: str) -> list[Q]:
+        """The attempts of the call of this number, and those with this key."""
+        term = term.strip()
+        if not term:
+            return []
+        if "\x00" in term:
+            return [Q(pk=None)]
+        has_key = f"NOT ({database.quoted(using, 'key')} = '')"
+        of_key = of_any_rule(using, has_key) & Q(key=term) & ~Q(key="")
+        is_number = term.isdecimal() and len(term) <= 18
+        return [Q(call_id=int(term)), of_key] if is_number else [of_key]
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -155,14 +143,14 @@ class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
 
     @admin.display(description=_("released"))
     def released(self, attempt: CallAttempt) -> str:
-        return formatting.instant(attempt.released_at)
+        return words.instant(attempt.released_at)
 
     @admin.display(description=_("took"))
     def took(self, attempt: CallAttempt) -> str:
         begin = attempt.sent_at or attempt.started_at
         if begin is None or attempt.finished_at is None:
             return ""
-        return formatting.short(max(0.0, (attempt.finished_at - begin).total_seconds()))
+        return words.short(max(0.0, (attempt.finished_at - begin).total_seconds()))
 
     @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:
@@ -180,7 +168,8 @@ class CallAttemptAdmin(KeepsPaginator, _ViewOnly):
 
     @admin.display(description=_("response body"))
     def body(self, attempt: CallAttempt) -> str:
-        return format_html("<pre>{}</pre>", redact_text(attempt.response_body)[:65536])
+        body, note = call_page.body_of(attempt)
+        return format_html("{}<pre>{}</pre>", note, body)
 
     @admin.display(description=_("error"))
     def error(self, attempt: CallAttempt) -> str:

@@ -1,13 +1,13 @@
-"""What is done to rules on the dashboard: pause, resume, and changed limits, by form.
+"""What is done to rules: pause, resume, and changed limits, by form.
 
 In: a request. Out: a redirect with a message, or a page that asks. What is done goes through
-operations.control and into the admin's log.
+callqueue.control and into the admin's log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
@@ -15,27 +15,27 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import conf, states, texts
-from callqueue.admin import actions, health
+from callqueue import conf, control, texts
 from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.ledger import agreement
+from callqueue.history import errors
 from callqueue.limits.budgets import Budget, key_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.limits.kinds import Limit
+from callqueue.look import Note, RuleLook, look, notes, words
 from callqueue.models import CallQueue, RuleState
-from callqueue.operations import board as boards
-from callqueue.operations import control, errors, formatting
-from callqueue.operations.draining import Drain
-from callqueue.operations.standing import Standing
-from callqueue.security.redaction import redact_text
+from callqueue.sending.validation import MAX_TEXT, check_key
 
 PERMISSION = "control_rule"
+USUAL = "30m"  # a pause is for so long, where nothing else is said
+COUNTED = 10_000  # waiting calls that are counted before a pause
+MOST = 10**9  # calls more that a preview reckons with
+REFUSED = (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError)
 
 
 def act(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
@@ -49,139 +49,178 @@ def act(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         return _back(rule)
     try:
         answer = do(request, admin, rule)
-    except (CallQueueError, ImproperlyConfigured, WrongDuration, ValueError) as error:
-        messages.error(request, _("Nothing was changed: %s") % error)
-        return _back(rule)
+    except REFUSED as error:
+        return _refused(request, rule, error)
     if isinstance(answer, HttpResponse):
         return answer
     log_change(user_id(request), RuleState(rule=rule), answer)
-    messages.success(request, f"{rule}: {answer}")
+    # Themes begin each message with a capital, which a name may not have.
+    messages.success(request, _("Rule %(rule)s: %(done)s") % {"rule": rule, "done": answer})
     return _back(rule)
 
 
-def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> str:
-    key, reason = request.POST.get("key", "").strip(), request.POST.get("reason", "").strip()[:500]
-    until = _until(request)
-    control.pause(
-        using(),
-        rule,
-        key=_key(key),
-        until=until,
-        reason=reason or _("paused by %s") % request.user.get_username(),
-    )
-    end = (
-        _("until %s") % f"{timezone.localtime(until):%Y-%m-%d %H:%M:%S %Z}"
-        if until
-        else _("until it is resumed")
-    )
-    said = _("Paused key %(key)s %(end)s") if key else _("Paused %(end)s")
-    return said % {"key": repr(key), "end": end} + (f": {reason}" if reason else "") + "."
+def _refused(request: HttpRequest, rule: str, error: Exception) -> HttpResponse:
+    messages.error(request, _nothing_changed(error))
+    return _back(rule)
+
+
+def _nothing_changed(error: Exception) -> str:
+    return _("Nothing was changed: %s") % error
+
+
+def _pause(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
+    """Says first how much would wait, and asks for how long; does it once that was confirmed."""
+    conf.current().rule(rule)
+    names, is_confirmed, problem = ("how", "for", "key", "reason"), "confirm" in request.POST, ""
+    asked = {name: request.POST.get(name, "").strip()[: MAX_TEXT + 1] for name in names}
+    if not is_confirmed:
+        asked["for"] = asked["for"] or USUAL
+    waiting = CallQueue.objects.using(using()).waiting().filter(rule=rule)
+    try:
+        key = _key(asked["key"])
+        if text := check_key(key):
+            waiting = waiting.filter(key=text)
+        is_endless = asked["how"] == "resumed"
+        length = None if is_endless else parse_duration(asked["for"]).total_seconds()
+        if is_confirmed:
+            until = None if length is None else clock(using()) + timedelta(seconds=length)
+            reason = asked["reason"][:500] or _("paused by %s") % request.user.get_username()
+            control.pause(using(), rule, key=key, until=until, reason=reason)
+            return _paused(asked, until)
+    except REFUSED as error:
+        problem = _nothing_changed(error)
+    count = waiting.order_by()[: COUNTED + 1].count()
+    context = {
+        "rule": rule,
+        "back": rule_url(rule),
+        "asked": asked,
+        "problem": problem,
+        "waiting": count,
+        "shown": words.count(min(count, COUNTED)) + ("+" if count > COUNTED else ""),
+    }
+    return admin.page(request, "confirm_pause.html", _("Pause %s?") % rule, context)
+
+
+def _paused(asked: Mapping[str, str], until: datetime | None) -> str:
+    end = _("until %s") % words.instant(until) if until else _("until it is resumed")
+    said = _("Paused key %(key)s %(end)s") if asked["key"] else _("Paused %(end)s")
+    why = f": {asked['reason'][:500]}" if asked["reason"] else ""
+    return said % {"key": repr(asked["key"]), "end": end} + f"{why}."
 
 
 def _resume(request: HttpRequest, admin: OwnAdmin, rule: str) -> str:
     key = request.POST.get("key", "").strip()
-    count = control.resume(using(), rule, key=_key(key))
+    count = control.resume(using(), rule, key=_key(key), restored="restored" in request.POST)
     ended = ngettext("%d hold ended", "%d holds ended", count) % count
     said = _("Resumed key %(key)s; %(ended)s.") if key else _("Resumed; %(ended)s.")
-    return said % {"key": repr(key), "ended": ended}
+    said = said % {"key": repr(key), "ended": ended}
+    if kept := control.kept_after_restore(using(), rule):
+        still = _("It is still held after a restored backup, until %s.") % words.instant(kept)
+        said += " " + still
+    return said
 
 
 def _change(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
-    """Says first what it would do to the drain time; does it once that was confirmed."""
-    budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
+    """Says first what it would do; does it once that was confirmed."""
     if "confirm" not in request.POST:
-        return _ask(request, admin, rule, budget_id, rate)
+        return _preview(request, admin, rule, request.POST)
+    budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
     control.change_limit(using(), rule, budget_id, rate or None)
     if not rate:
         return _("Limit %(limit)s is as the settings say.") % {"limit": budget_id}
     return _("Limit %(limit)s changed to %(rate)s.") % {"limit": budget_id, "rate": rate}
 
 
-def _ask(
-    request: HttpRequest, admin: OwnAdmin, rule: str, budget_id: str, rate: str
+def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
+    """What another rate, and so many calls more, would do: for all who may look."""
+    try:
+        return _preview(request, admin, rule, request.GET)
+    except REFUSED as error:
+        return _refused(request, rule, error)
+
+
+def _preview(
+    request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
-    """The page that says what another rate would do to every rule concerned."""
-    budget = _budget_of(rule, budget_id)
-    wanted = rate or _settings_of(rule, budget_id).limit.rate_text
-    _settings_of(rule, budget_id).limit.with_rate(wanted)
-    before, after = boards.read(using()), boards.read(using(), rates={budget_id: wanted})
-    drains = {one.name: one.drain for one in after.rules}
+    """What another rate would do to every rule that shares the limit."""
+    budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
+    more = int(asked.get("more", "").strip()[:20] or 0)
+    if not 0 <= more <= MOST:
+        raise ValueError(_("%s is no number of calls") % more)
+    config = conf.current()
+    config.rule(rule)
+    own = _found(rule, budget_id, config.book.budgets[rule])
+    wanted = rate or own.limit.rate_text
+    limit = own.limit.with_rate(wanted)
+    before, after = look(using()), look(using(), rates={budget_id: wanted})
+    budget = _found(rule, budget_id, before.book.budgets[rule])
+    rules = sorted(
+        (name for name in budget.rules if name in config.rules), key=lambda name: name != rule
+    )
+    then = {one.name: one for one in after.with_more({rule: more})}
     context = {
         "rule": rule,
-        "back": health.rule_url(rule),
-        "said": health.dispenser_trouble(before),
+        "back": rule_url(rule),
+        "may_control": may(request, PERMISSION),
+        "said": _of_dispensers(notes(before)),
         "limit": budget.limit,
         "limit_id": budget_id,
         "rate": rate,
         "wanted": wanted,
+        "more": words.count(more) if more else "",
         "concerned": [
-            _concerned(one, drains[one.name])
-            for one in sorted(before.rules, key=lambda one: one.name != rule)
-            if one.name in budget.rules
+            _concerned(before.rule(name), then[name], more if name == rule else 0) for name in rules
         ],
+        "told": _against_traffic([before.rule(name) for name in rules], limit),
     }
     return admin.page(request, "confirm_limit.html", _("Change a limit of %s?") % rule, context)
 
 
-def _concerned(before: Standing, drain: Drain | None) -> dict[str, Any]:
-    """What a change does to one rule: until when its backlog is drained, now and then."""
-    old, new = drained(before.drain), drained(drain)
+def _concerned(before: RuleLook, after: RuleLook, more: int) -> dict[str, Any]:
+    """What a change does to one rule: what comes in and goes out, and until when its backlog is
+    drained, now and then.
+    """
+    old, new = before.seconds(), after.seconds(more=more)
     return {
         "name": before.name,
-        "waiting": formatting.count(before.backlog.ready),
+        "waiting": words.count(before.waits.ready),
+        "in": words.rate(before.incoming),
+        "out": words.rate(before.pace.per_second),
         "before": in_words(old),
         "after": in_words(new),
-        "is_longer": old is not None and new is not None and new > old,
+        "is_longer": old is not None and (new is None or new > old),
     }
 
 
-def drained(drain: Drain | None) -> float | None:
-    """Seconds until a backlog is drained; None where nobody can say."""
-    return 0.0 if drain is None else drain.seconds()
+def _against_traffic(rules: Sequence[RuleLook], limit: Limit) -> str:
+    """What a limit means for what comes in now; empty where it lets all of it through."""
+    incoming = sum(rule.incoming for rule in rules)
+    allowed = limit.per_second
+    if allowed is None or limit.unit != "calls" or limit.is_keyed or incoming <= allowed:
+        return ""
+    text = _(
+        "%(in)s calls a second come in under this limit now, and it would let %(out)s through: "
+        "the backlog would grow by %(more)s a second."
+    )
+    values = {"in": words.rate(incoming), "out": words.rate(allowed)}
+    return text % {**values, "more": words.rate(incoming - allowed)}
 
 
-def _requeue(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | str:
-    """Requeue the calls that failed alike, once that was confirmed."""
+def _of_dispensers(told: Sequence[Note]) -> list[Note]:
+    """What there is to say of dispensers that is not well."""
+    return [one for one in told if one.what == "dispenser" and one.kind == "bad"]
+
+
+def _requeue(request: HttpRequest, admin: Any, rule: str) -> HttpResponse:
+    """The page that asks about the calls that failed alike, as the list asks about its own."""
     conf.current().rule(rule)
-    listed, _is_partial = errors.groups(using(), rule)
-    group = errors.group_named(listed, request.POST.get("group", ""))
+    found, _is_partial = errors.groups(using(), rule)
+    named = request.POST.get("group", "")  # listed or not: others may have grown since it was
+    group = next((one for one in found if one.name == named), None)
     if group is None:
         raise InvalidCall("group", _("no calls failed so any more"))
-    if "confirm" not in request.POST:
-        return _ask_requeue(request, admin, rule, group)
-    calls = CallQueue.objects.using(using()).filter(pk__in=group.pks, status=group.status)
-    changed = actions.requeue_all(user_id(request), calls)
-    return ngettext("%d call requeued.", "%d calls requeued.", changed) % changed
-
-
-def _ask_requeue(
-    request: HttpRequest, admin: OwnAdmin, rule: str, group: errors.ErrorGroup
-) -> HttpResponse:
-    board = boards.read(using())
-    (standing,) = (one for one in board.rules if one.name == rule)
-    context = {
-        "rule": rule,
-        "back": health.rule_url(rule),
-        "said": health.dispenser_trouble(board),
-        "group": group.name,
-        "text": redact_text(group.text),
-        "count": formatting.count(len(group.pks)),
-        "is_unknown": group.status == states.UNKNOWN,
-        "takes": in_words(boards.drained_with(board, standing, len(group.pks))),
-    }
-    title = _("Requeue calls of %s?") % rule
-    return admin.page(request, "confirm_group.html", title, context)
-
-
-def _budget_of(rule: str, budget_id: str) -> Budget:
-    """The rule's limit of this id, as it is in force; InvalidCall where it has none."""
-    conf.current().rule(rule)
-    return _found(rule, budget_id, agreement.book_in_force(using()).budgets[rule])
-
-
-def _settings_of(rule: str, budget_id: str) -> Budget:
-    """The same as the settings have it."""
-    return _found(rule, budget_id, conf.current().book.budgets[rule])
+    asked: HttpResponse = admin.ask_to_requeue(request, rule, group.pks, rule_url(rule))
+    return asked
 
 
 def _found(rule: str, budget_id: str, budgets: Sequence[Budget]) -> Budget:
@@ -202,38 +241,26 @@ _ACTS: dict[str, Callable[[HttpRequest, OwnAdmin, str], HttpResponse | str]] = {
 
 def in_words(seconds: float | None) -> str:
     """A drain time in words; None: nobody can say."""
-    return _("no estimate") if seconds is None else formatting.duration(seconds)
-
-
-def _until(request: HttpRequest) -> datetime | None:
-    """When a pause is to end: after a duration, at an instant, or None."""
-    for_, at = request.POST.get("for", "").strip(), request.POST.get("until", "").strip()
-    if for_ and at:
-        raise InvalidCall("until", _("give either how long or until when, not both"))
-    if for_:
-        return clock(using()) + parse_duration(for_)
-    if not at:
-        return None
-    until = parse_datetime(at)
-    if until is None:
-        raise InvalidCall("until", _("%r is not a date and time") % at)
-    if timezone.is_naive(until):
-        until = timezone.make_aware(until)
-    if until <= clock(using()):
-        raise InvalidCall("until", _("is in the past"))
-    return until
+    return _("no estimate") if seconds is None else words.duration(seconds)
 
 
 def _key(text: str) -> Any:
-    """A key as `send` takes it: a mapping is written as JSON."""
-    return dict(key_parts(text)) or text
+    """A key as `send` takes it: a mapping is written as JSON. What is too long for one is not
+    read.
+    """
+    return text if len(text) > MAX_TEXT else dict(key_parts(text)) or text
 
 
 def _back(rule: str) -> HttpResponse:
     """To the page of the rule; to the dashboard where there is no such rule."""
     if rule in conf.current().rules:
-        return HttpResponseRedirect(health.rule_url(rule))
+        return HttpResponseRedirect(rule_url(rule))
     return HttpResponseRedirect(reverse("admin:callqueue_dashboard"))
+
+
+def rule_url(name: str) -> str:
+    """The page of a rule."""
+    return f"{reverse('admin:callqueue_rule')}?{urlencode({'name': name})}"
 
 
 def using() -> str:

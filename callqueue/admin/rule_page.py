@@ -1,244 +1,257 @@
-"""The page of one rule: its limits and their proof, what it sent and how long that took, its keys,
-what failed, and how its backlog drains.
+"""The page of one rule: where it stands and why, what may be done, what is used of its limits now,
+what fails, its keys, and what it sent.
 
-In: a request and the rule's name. Out: a page, or the parts of it that change.
+In: a request that names the rule. Out: a page.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.shortcuts import redirect
+from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf
-from callqueue.admin import charts, dashboard, health, rule_actions, rule_history
+from callqueue.admin import charts, dashboard, rule_actions
 from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import using
-from callqueue.admin.rule_history import NAMES
 from callqueue.database import from_us
-from callqueue.limits.durations import WrongDuration, parse_duration
+from callqueue.history import errors, sums
+from callqueue.history.audit import audit
+from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
-from callqueue.models import CallQueue
-from callqueue.operations import backlog, errors, formatting, history
-from callqueue.operations import board as boards
-from callqueue.operations.board import Board
-from callqueue.operations.draining import Drain
-from callqueue.operations.history import RANGES
-from callqueue.operations.standing import Standing
-from callqueue.security.redaction import redact_text
+from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
+from callqueue.look.notes import WELL
+from callqueue.look.read import of_keys
+from callqueue.models import CallQueue, Hold, RuleState
 
-KEYS = 20  # that a table of keys shows
+KEYS = 20  # that the table of keys shows
+HOG = 0.5  # share of all that waits from which one key is said to keep the others waiting
 SHOWN = 20  # calls of a group of errors that are linked
+LOGGED = 8  # of what was done to the rule, the newest
+NEARLY_ALL = 0.95
+SHOWN_BELOW = ("held", "keys", "failing", "failures", "done")  # of what is said of all rules
+COUNTS = ("sent", "done", "failed", "throttled")
+WHY = {
+    "no_dispenser": gettext_lazy("no estimate: no dispenser runs"),
+    "no_workers": gettext_lazy("no estimate: no worker takes its calls"),
+    "held": gettext_lazy("no estimate: held until someone resumes it"),
+    "stuck": gettext_lazy("no estimate: nothing is sent"),
+    "no_pace": gettext_lazy("no estimate: how fast calls are answered is not known yet"),
+}
 
 
-def page(request: HttpRequest, admin: OwnAdmin, name: str) -> HttpResponse:
-    """The whole page, or with `?live` the parts that change."""
-    name = health.rule_named(name)
+def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
+    """The page, or what a change of a limit would do; the dashboard where no rule is named."""
+    name = request.GET.get("name", "")
+    if not name:
+        return redirect("admin:callqueue_dashboard")
     if name not in conf.current().rules:
         raise Http404(_("There is no rule %s in the settings.") % name)
-    board = boards.read(using())
-    (rule,) = (one for one in board.rules if one.name == name)
-    context = _live(request, board, rule)
-    if "live" in request.GET:
-        response = TemplateResponse(request, "admin/callqueue/rule_live.html", context)
-        response["Cache-Control"] = "no-store"
-        return response
-    more = {
+    if "limit" in request.GET:
+        return rule_actions.preview(request, admin, name)
+    seen = look(using(), rules=[name])
+    rule, now, sees_holds = seen.rule(name), from_us(seen.now), may_see_holds(request)
+    context = {
+        "rule": rule,
+        "states": dashboard.states(rule),
+        "notes": [one for one in notes(seen) if one.kind != WELL and one.what not in SHOWN_BELOW],
+        "figures": _figures(rule),
+        "ends": ends(rule, rule.seconds()) if rule.waits.ready else _("nothing waits"),
+        # Which keys are held is for those who may see holds.
+        "holds": [one for one in rule.holds if one.per == "rule" or sees_holds],
+        "more_holds": max(0, rule.keys_held - sum(one.is_on_keys for one in rule.holds)),
+        "is_restored": any(one.source == "restored" for one in rule.holds),
+        "may_see_holds": sees_holds,
         "may_control": may(request, rule_actions.PERMISSION),
         "may_requeue": may(request, "requeue_call"),
-        **_keys(request, board, rule),
-        **_errors(board, name),
-        **_draining(request, board, rule),
-    }
-    return admin.page(request, "rule.html", name, {**context, **more})
-
-
-def _live(request: HttpRequest, board: Board, rule: Standing) -> dict[str, Any]:
-    shown = next((one for one in RANGES if one.name == request.GET.get("range")), RANGES[0])
-    now = from_us(board.now)
-    return {
-        "rule": rule,
-        "said": health.dispenser_trouble(board),
-        "state": dashboard.STATES[rule.state],
-        "kind": dashboard.KINDS[rule.state],
-        "figures": _figures(board, rule),
-        # Which keys are held is for those who may see holds.
-        "holds": [one for one in rule.holds if one.per == "rule" or may_see_holds(request)],
-        "may_see_holds": may_see_holds(request),
-        "limits": rule_history.limits(board, rule),
-        "sums": rule_history.sums(rule, board.now),
-        "ranges": [(one.name, NAMES[one.name]) for one in RANGES],
-        "shown": shown.name,
-        "shown_name": NAMES[shown.name],
-        "charts": rule_history.charts_of(board, rule, shown),
-        "as_of": health.clock_time(now, now),
-        "counted": health.clock_time(from_us(board.counted_until), now)
-        if board.counted_until
-        else _("nothing is counted yet: no dispenser has run"),
-        "peaks": health.clock_time(from_us(board.peaks_until), now) if board.peaks_until else "",
+        "limits": [_limit(seen, rule, one) for one in rule.limits],
+        "audited": _audited(name) if "audit" in request.GET else None,
+        "logged": _logged(name) if sees_holds else (),
+        "as_of": words.clock_time(now, now),
         "now": now,
+        **_errors(name, now),
+        **_keys(rule),
+        **_sent(seen, rule),
     }
+    response = admin.page(request, "rule.html", name, context)
+    response["Cache-Control"] = "no-store"
+    return response
 
 
-def _figures(board: Board, rule: Standing) -> list[tuple[str, str]]:
-    oldest, begun = rule.backlog.oldest_due, rule.in_flight.begun
-    flight = formatting.count(rule.in_flight.count)
-    if rule.in_flight.count > begun:
-        waits = formatting.count(rule.in_flight.count - begun)
-        flight += " " + _("(%s not begun by a worker)") % waits
+def _figures(rule: RuleLook) -> list[tuple[str, str]]:
+    flight, oldest = words.count(rule.flight.count), rule.oldest_due_s
+    if rule.flight.unbegun:
+        flight += " " + _("(%s not begun by a worker)") % words.count(rule.flight.unbegun)
     return [
-        (_("Waiting"), formatting.count(rule.backlog.ready)),
-        (_("Due later"), formatting.count(rule.backlog.later)),
+        (_("Waiting"), words.count(rule.waits.ready)),
+        (_("Due later"), words.count(rule.waits.later)),
+        (_("Oldest waiting"), "–" if oldest is None else words.duration(oldest)),
         (_("In flight"), flight),
-        (_("Oldest waiting"), "–" if oldest is None
-         else formatting.duration(max(0.0, (board.now - oldest) / SECOND))),
-        (_("Sent a second"), health.number(rule.rate)),
-        (_("p95 of the wait, 15 min"), "–" if rule.p95 is None else formatting.short(rule.p95)),
-        (_("Done by"), dashboard.done_of(board, rule) or "–"),
-    ]  # fmt: skip
+        (_("In → out a second"), dashboard.flow(rule) or "–"),
+        (_("Done by"), dashboard.done_of(rule.now, rule) or "–"),
+    ]
 
 
-def _keys(request: HttpRequest, board: Board, rule: Standing) -> dict[str, Any]:
-    """The keys with most calls waiting, and those that sent most."""
-    waiting = [one for one in backlog.of_keys(using(), [rule.name])[rule.name] if one[0]]
-    ready = rule.backlog.ready
-    held = {one.value: one for one in rule.holds if one.per not in ("rule", "queue")}
+def ends(rule: RuleLook, seconds: float | None) -> str:
+    """When a backlog is done, in words; or why nobody can say."""
+    if seconds is None:
+        why = WHY.get(rule.why_unknown)
+        return str(why or _("no estimate: calls that go before its own take all of a limit"))
+    at = words.in_so_long(from_us(rule.now), seconds)
+    return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
+
+
+def _limit(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
+    """One limit: what is used of it now, and when something is free again."""
+    opens, at = "", limit.opens_at
+    if not limit.free:
+        soonest = seen.now + SECOND
+        opens = (
+            _("with an answer") if at is None
+            else words.clock_time(from_us(max(at, soonest)), from_us(seen.now))
+        )  # fmt: skip
     return {
-        "keys_waiting": [
-            (key, formatting.count(n), _share(n, ready), key in held) for key, n in waiting[:KEYS]
-        ],
-        "keys_count": formatting.count(len(waiting)),
-        "sent_tables": [_keys_sent(board, rule.name, one) for one in (history.HOUR, history.DAY)],
+        "id": limit.budget.known_as,
+        "limit": limit.budget.limit,
+        "changed": dashboard.changed_from(limit),
+        "others": [other for other in limit.budget.rules if other != rule.name],
+        "use": dashboard.bar(limit),
+        "value": limit.value,
+        "opens": opens,
+        "note": limit.note(rule.pace.latency),
     }
 
 
-def _keys_sent(board: Board, name: str, seconds: int) -> tuple[str, list[Any]]:
-    """The title and the rows of a table of the keys that sent most."""
-    listed, whole = history.of_keys(using(), name, seconds, board.now, KEYS)
-    rows = [
-        (
-            key,
-            formatting.count(counts.sent),
-            _share(counts.sent, whole),
-            formatting.count(counts.failed),
-            formatting.count(counts.throttled),
-        )
-        for key, counts in listed
+def _audited(name: str) -> list[dict[str, Any]]:
+    """The highest use of the rule's limits in any window of the last hour, from the attempts."""
+    found = audit(using(), since=timedelta(hours=1), rules=[name], tell=False)
+    return [
+        {
+            "name": one.name,
+            "highest": words.count(one.highest),
+            "allowed": words.count(one.allowed),
+            "value": one.value,
+            "is_over": one.exceeded,
+        }
+        for one in found.findings
+        if one.rule == name
     ]
-    return _("Sent most since %s") % _since(board, seconds), rows
 
 
-def _since(board: Board, seconds: int) -> str:
-    start = history.quarter_before(board.now, seconds)
-    return health.clock_time(from_us(start * SECOND), from_us(board.now))
+def _logged(name: str) -> list[tuple[str, str, str]]:
+    """What was done to the rule, when and by whom, the newest first."""
+    rule_type = ContentType.objects.get_for_model(RuleState)
+    rows = LogEntry.objects.filter(content_type=rule_type, object_id=name)
+    newest = rows.select_related("user").order_by("-pk")[:LOGGED]
+    return [
+        (words.instant(one.action_time), one.user.get_username(), one.get_change_message())
+        for one in newest
+    ]
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else ""
+def _keys(rule: RuleLook) -> dict[str, Any]:
+    """The keys with most calls waiting; where one has most of them, when the others are done."""
+    waiting = [one for one in of_keys(using(), [rule.name])[rule.name] if one[0]]
+    shown, ready, others = waiting[:KEYS], max(1, rule.waits.ready), None
+    holds = Hold.objects.using(using()).filter(rule=rule.name, value__in=[key for key, _ in shown])
+    in_force = holds.exclude(per__in=("rule", "queue")).exclude(until__lte=from_us(rule.now))
+    held = set(in_force.values_list("value", flat=True))
+    if len(waiting) > 1 and waiting[0][1] >= HOG * ready:
+        # where keys take turns, the largest is by then as far as the next
+        others = rule.seconds(sum(min(count, waiting[1][1]) for _, count in waiting))
+    return {
+        "keys": [
+            (key, words.count(count), f"{100 * count / ready:.0f} %", key in held)
+            for key, count in shown
+        ],
+        "keys_count": words.count(len(waiting)),
+        "others_done": "" if others is None else words.in_so_long(from_us(rule.now), others),
+    }
 
 
-def _errors(board: Board, name: str) -> dict[str, Any]:
-    listed, is_partial = errors.groups(using(), name)
-    now = from_us(board.now)
+def _errors(name: str, now: Any) -> dict[str, Any]:
+    found, is_partial = errors.groups(using(), name)
+    others = sum(len(one.pks) for one in found[errors.MOST :])
     return {
         "groups": [
             {
                 "name": one.name,
                 "status": CallQueue.Status(one.status).label,
                 "status_id": one.status,
-                "text": redact_text(one.text) or _("(no reason)"),
-                "count": formatting.count(len(one.pks)),
-                "keys": formatting.count(len(one.keys)),
-                "last": "" if one.last is None
-                else formatting.from_now(-max(0.0, (now - one.last).total_seconds())),
+                "text": errors.shown(one.message) or _("(no reason)"),
+                "count": words.count(len(one.pks)),
+                "keys": words.count(len(one.keys)),
+                "last": "" if one.last is None else words.ago(one.last, now),
                 "calls": one.pks[:SHOWN],
             }
-            for one in listed
+            for one in found[: errors.MOST]
         ],
+        "others": max(0, len(found) - errors.MOST),
+        "others_said": ngettext("%s call", "%s calls", others) % words.count(others),
         "is_partial": is_partial,
-        "looked_at": formatting.count(errors.NEWEST),
+        "looked_at": words.count(errors.NEWEST),
     }  # fmt: skip
 
 
-def _draining(request: HttpRequest, board: Board, rule: Standing) -> dict[str, Any]:
-    """The curve of the backlog, and beside it that of what is asked for."""
-    limit, rate = request.GET.get("limit", ""), request.GET.get("rate", "").strip()
-    held = request.GET.get("held", "").strip()
-    listed: list[tuple[str, Drain | None]] = [(_("as it is"), rule.drain)]
-    wrong = ""
-    try:
-        other, words = _asked(board, rule, limit, rate, held)
-        if words:
-            listed.append((words, other))
-    except (ImproperlyConfigured, WrongDuration) as error:
-        wrong = str(error)
-    drawn, rows = [], []
-    for kind, (words, drain) in zip(("now", "then"), listed, strict=False):
-        points = drain.curve() if drain else []
-        drawn.append((kind, points))
-        rows.append((kind, words, _ends(board, rule, drain)))
-    has_any = any(points for _kind, points in drawn)
+# --- what it sent
+
+
+def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
+    """The sums, by calendar days and lately, and a chart of the last 24 hours."""
+    now, here = seen.now // SECOND, from_us(seen.now)
+    zone = _zone(rule)
+    today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    yesterday = (today - timedelta(hours=12)).replace(hour=0)
+    stretches = sums.series(using(), rule.name, now - sums.DAY_S, now + 1, sums.QUARTER_S)
+    drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
+    shown = [
+        (_("Today"), _between(rule, today, here + timedelta(seconds=1))),
+        (_("Yesterday"), _between(rule, yesterday, today)),
+        (_("Last hour"), rule.recent.hour),
+        (_("Last 24 hours"), rule.recent.day),
+    ]
+    quarter = rule.recent.quarter
     return {
-        "drain": charts.curves(drawn, board.now // SECOND, _("How the backlog drains"))
-        if has_any
-        else "",
-        "drain_rows": rows,
-        "drain_wrong": wrong,
-        "asked": {"limit": limit, "rate": rate, "held": held},
+        "sums": [(said, _counts(one)) for said, one in shown],
+        "zone": str(zone),
+        "waits": _within(quarter.waits),
+        "answers": _within(quarter.answers),
+        "chart": charts.bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
+        "chart_rows": [
+            (charts.time_of(start), _counts(one)) for start, one in stretches[::-1] if one.sent
+        ],
+        "summed": words.clock_time(from_us(seen.summed_until), here) if seen.summed_until else "",
     }
 
 
-def _asked(
-    board: Board, rule: Standing, limit: str, rate: str, held: str
-) -> tuple[Drain | None, str]:
-    """How the backlog would drain at another rate, or if the rule were held; and that in words."""
-    drain, words = rule.drain, []
-    if rate:
-        for budget in board.book.budgets[rule.name]:
-            if budget.known_as == limit:
-                budget.limit.with_rate(rate)
-                words.append(_("if %(limit)s were %(rate)s") % {
-                    "limit": budget.limit.label, "rate": rate
-                })  # fmt: skip
-        if words:
-            after = boards.read(using(), rates={limit: rate})
-            (drain,) = (one.drain for one in after.rules if one.name == rule.name)
-    if held:
-        seconds = parse_duration(held).total_seconds()
-        drain = replace(drain, held=max(drain.held, seconds)) if drain else None
-        at = health.done_by(board.now, seconds)
-        words.append(_("if held until %s") % at)
-    return drain, ", ".join(words)
+def _zone(rule: RuleLook) -> Any:
+    """The time zone of the rule's calendar: its first limit's that has one, else the reader's."""
+    zones = (one.budget.limit.zone for one in rule.limits)
+    return next((zone for zone in zones if zone), timezone.get_current_timezone())
 
 
-def _calls(count: int) -> str:
-    return ngettext("%s call", "%s calls", count) % formatting.count(count)
+def _between(rule: RuleLook, start: datetime, end: datetime) -> Sums:
+    stamps = int(start.timestamp()), int(end.timestamp())
+    return sums.between(using(), [rule.name], *stamps)[rule.name]
 
 
-def _ends(board: Board, rule: Standing, drain: Drain | None) -> str:
-    if drain is None:
-        return _("nothing waits")
-    seconds, kept = drain.seconds(), drain.kept_back
-    if 0 < kept < drain.calls and (rest := drain.seconds(drain.calls - kept)) is not None:
-        return _("%(held)s are held until someone resumes them; the others take %(in)s.") % {
-            "held": _calls(kept), "in": formatting.duration(rest)
-        }  # fmt: skip
-    if seconds is None and (math.isinf(drain.held) or drain.belated):
-        return _("No estimate: held until someone resumes it.")
-    if seconds is None:
-        return _("No estimate: how fast calls are answered is not known yet.")
-    if not board.is_dispensing:
-        return _("in %s once a dispenser runs") % formatting.duration(seconds)
-    if rule.drained_s is None:
-        return _("in %s once workers take the calls") % formatting.duration(seconds)
-    return _("done by %(at)s, in %(in)s") % {
-        "at": health.done_by(board.now, seconds),
-        "in": formatting.duration(seconds),
-    }
+def _counts(one: Sums) -> list[str]:
+    return [words.count(getattr(one, name)) for name in COUNTS]
+
+
+def _within(buckets: list[int]) -> str:
+    """Within what nearly all were, as far as the buckets say; empty where none was."""
+    bound = sums.share_within(buckets, NEARLY_ALL)
+    if bound is None:
+        return ""
+    longest = sums.BOUNDS[-1]
+    is_longer = bound > longest
+    return (_("over %s") if is_longer else _("at most %s")) % words.short(min(bound, longest))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, cached_property
 from typing import Any
@@ -47,7 +47,7 @@ class Config:
     allowed_networks: tuple[str, ...]
     secrets: Mapping[str, SecretFor]
     calls_per_slot: int
-    encryption_keys: tuple[str, ...]
+    encryption_keys: tuple[str, ...] = field(repr=False)
     max_call_bytes: int
     max_response_bytes: int
     keep_response_bytes: int
@@ -70,6 +70,11 @@ class Config:
             raise UnknownRule(
                 f"there is no rule {name!r}{suggest(str(name), self.book.rules)}"
             ) from None
+
+    def keep(self, rule: Rule | None) -> int:
+        """How many bytes of an answer's body are kept of calls of this rule."""
+        own = rule.keep_response_bytes if rule else None
+        return self.keep_response_bytes if own is None else own
 
     @cached_property
     def leases(self) -> str:

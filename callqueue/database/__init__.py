@@ -14,8 +14,10 @@ from callqueue.database.bulk_insert import (
 )
 from callqueue.database.bulk_update import delete_each, returns_updated, update_each, update_free
 from callqueue.database.connections import (
+    answers,
     close_all,
     close_failed,
+    close_kept,
     connect_within,
     is_standby,
     kept_connection,
@@ -23,14 +25,11 @@ from callqueue.database.connections import (
     persist,
     raw_connection,
 )
-from callqueue.database.index_scans import distinct_next, first_of_each, pairs_next
-from callqueue.database.index_values import MOST, begins_with, combinations, values_that_begin
+from callqueue.database.dropping import ForeignKey, drop, existing, foreign_keys_to, lock_whole
+from callqueue.database.index_scans import begins_with, distinct_next, first_of_each, pairs_next
 from callqueue.database.json_form import FORM, forgets_form, in_form, with_form, without_form_sql
-from callqueue.database.merged_scans import Alike, Stretch, merged_count, merged_pks
 from callqueue.database.notify import (
     TOLD,
-    let_calls_be_silent,
-    let_calls_wake,
     lower_flag,
     raise_flag,
     start_listening,
@@ -38,14 +37,7 @@ from callqueue.database.notify import (
     wait_for_word,
 )
 from callqueue.database.row_locks import free_ids, locked, locking, sharing, skip_locked
-from callqueue.database.schema import (
-    drop_whole_index,
-    index_task_ids,
-    tell_text_apart,
-    tune_history,
-    tune_new_tables,
-    tune_tables,
-)
+from callqueue.database.schema import finish_tables, unfinish_tables
 from callqueue.database.server_clock import (
     EPOCH,
     MICROSECOND,
@@ -81,6 +73,7 @@ from callqueue.database.table_statistics import (
 )
 from callqueue.database.transactions import (
     again_after_deadlock,
+    in_any_transaction,
     in_transaction,
     is_nested,
     lazily_sql,

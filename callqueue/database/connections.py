@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from django.db import InterfaceError, InternalError, OperationalError, connections
+from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from callqueue import events
 from callqueue.database.statements import rows
@@ -72,11 +72,10 @@ def kept_connection(using: str) -> Iterator[None]:
     of a block that raised: a time limit may have struck in the middle of an answer. One that died
     meanwhile shows at its first statement (`persist`).
     """
-    stored = kept.setdefault((os.getpid(), using), [])
     if connections[using].in_atomic_block or connections[using].vendor == "sqlite":
         yield
         return
-    connection = _taken(using, stored)
+    connection = _taken(using)
     try:
         yield
     except BaseException:
@@ -84,13 +83,13 @@ def kept_connection(using: str) -> Iterator[None]:
         raise
     is_sound = not connection.in_atomic_block and not connection.errors_occurred
     if connections[using] is connection and is_sound:
-        _store(using, connection, stored)
+        _store(using, connection)
 
 
-def _taken(using: str, stored: list[Any]) -> Any:
+def _taken(using: str) -> Any:
     """The connection used last becomes this thread's, if there is one; closed if it failed."""
     with suppress(IndexError):
-        last = stored.pop()
+        last = _kept(using).pop()
         connections[using].close()
         connections[using] = last
     connection = connections[using]
@@ -99,13 +98,39 @@ def _taken(using: str, stored: list[Any]) -> Any:
     return connection
 
 
-def _store(using: str, connection: Any, stored: list[Any]) -> None:
+def _store(using: str, connection: Any) -> None:
     """Take the connection from this thread, and let any thread have it."""
     connection.close_at = None
     if not connection.allow_thread_sharing:
         connection.inc_thread_sharing()
     del connections[using]
-    stored.append(connection)
+    _kept(using).append(connection)
+
+
+def _kept(using: str) -> list[Any]:
+    """Looked up whenever it is used: they may have been closed since, and what is put into the list
+    of that time nobody would find again.
+    """
+    return kept.setdefault((os.getpid(), using), [])
+
+
+def answers(using: str, raw: Any) -> bool:
+    """Whether this thread's connection is still that one of the driver's, if there was one, and can
+    go on: then a statement failed, and not the database.
+    """
+    now = raw_connection(using)
+    if now is None or raw not in (None, now) or in_transaction(using):
+        return False
+    try:
+        return bool(rows(using, "SELECT 1"))
+    except DatabaseError:
+        return False
+
+
+def close_kept(using: str) -> None:
+    """Close the connections that this process keeps and nobody has in use."""
+    for connection in kept.pop((os.getpid(), using), []):
+        connection.close()
 
 
 def close_failed() -> None:

@@ -32,6 +32,10 @@ _WAKE = (
     "CREATE TRIGGER callqueue_wake AFTER INSERT ON callqueue_callqueue"
     " REFERENCING NEW TABLE AS sent FOR EACH STATEMENT EXECUTE FUNCTION callqueue_wake()",
 )
+SILENCE = (
+    "DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue",
+    "DROP FUNCTION IF EXISTS callqueue_wake()",
+)
 
 
 def let_calls_wake(schema_editor: Any) -> None:
@@ -44,8 +48,8 @@ def let_calls_wake(schema_editor: Any) -> None:
 def let_calls_be_silent(schema_editor: Any) -> None:
     """Undo `let_calls_wake`."""
     if schema_editor.connection.vendor == "postgresql":
-        schema_editor.execute("DROP TRIGGER IF EXISTS callqueue_wake ON callqueue_callqueue")
-        schema_editor.execute("DROP FUNCTION IF EXISTS callqueue_wake()")
+        for statement in SILENCE:
+            schema_editor.execute(statement)
 
 
 def start_listening(using: str) -> bool:

@@ -105,13 +105,6 @@ def places(values: Sequence[Any]) -> str:
     return ", ".join(["%s"] * len(values))
 
 
-def values_table(values: Sequence[tuple[Any, ...]]) -> str:
-    """Rows of values as PostgreSQL's table "v" of the columns c0, c1 and so on."""
-    row = f"({places(values[0])})"
-    names = ", ".join(f"c{place}" for place in range(len(values[0])))
-    return f"(VALUES {', '.join([row] * len(values))}) AS v({names})"
-
-
 def listed(ids: Iterable[int]) -> str:
     """Integers as SQL lists them, NULL for none. Binding hundreds of them one by one takes longer
     than finding their rows.

@@ -20,6 +20,11 @@ def in_transaction(using: str) -> bool:
     return bool(connections[using].in_atomic_block)
 
 
+def in_any_transaction() -> bool:
+    """Whether this thread is inside a transaction on any database."""
+    return any(one.in_atomic_block for one in connections.all(initialized_only=True))
+
+
 def is_nested(using: str) -> bool:
     """Whether the transaction that this thread is in is inside another."""
     return bool(connections[using].savepoint_ids)

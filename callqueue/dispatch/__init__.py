@@ -4,6 +4,7 @@ dispenser           the loop of a process
     membership      its signs of life, and what it agrees on with the other dispensers
     chores          what it does besides, and how often
     listener        what wakes it when a call is sent
+    outbox          what it has released and has published
     rule_group      when a group of rules is looked at again, and
     next_look       what a pass concludes about that
 release_pass        one pass over a group: lock, count, choose, charge, conclude

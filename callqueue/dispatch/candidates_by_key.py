@@ -8,7 +8,7 @@ Writes the turns of keys; callers hold the lock of the rules' rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning
@@ -37,6 +37,7 @@ class KeysInTurn:
         self._turns: dict[Place, Turn] = {}  # those looked at
         self._blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
         self._last: dict[Place, int] = {}  # keys all of whose calls were found: how many those are
+        self._cut: dict[Place, int] = {}  # keys of which no more calls were looked for than these
         self._on_answer = False
 
     def candidates(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
@@ -69,8 +70,12 @@ class KeysInTurn:
             if turn is not None:
                 cost = budget.charge_of(candidate.cost)
                 self._block(turn, budget, budget.value_of(candidate.key, ""), cost)
-        self._save(made)
-        return Wait(self._wakes_at() if self.rules else None, self._on_answer)
+        released = Counter(
+            (one.candidate.rule, one.candidate.priority, one.candidate.key) for one in made.releases
+        )
+        self._save(released)
+        is_unfinished = any(released[place] >= n for place, n in self._cut.items())
+        return Wait(self._wakes_at() if self.rules else None, self._on_answer, is_unfinished)
 
     def _wake(self) -> None:
         """Let the keys be looked at again that need not wait any more, for all that is known."""
@@ -101,14 +106,20 @@ class KeysInTurn:
         return {turn: min(n, share) for turn, n in counts.items()}
 
     def _room_of(self, rule: str, turn: Turn, count: int) -> int:
-        """How many calls of cost 1 the key's own limits let go; where none, it is blocked."""
+        """How many calls of cost 1 the key's own limits let go; where none, it is blocked. Of other
+        units, one more than may go if each costs some: so it is seen what that one waits for.
+        """
         least = count
         for budget in self.account.book.budgets[rule]:
-            if budget.limit.is_keyed and budget.limit.unit == "calls":
+            if budget.limit.is_keyed:
                 value = budget.value_of(turn.key, "")
                 meter = self.account.meter(budget, value)
                 n = planning.most_that_fits(meter, self.account.until, least)
-                if not n:
+                if budget.limit.unit != "calls":
+                    n += 1
+                    if n < least:
+                        self._cut[rule, *turn.pair] = n
+                elif not n:
                     self._block(turn, budget, value, 1)
                 least = min(least, n)
         return least
@@ -146,11 +157,8 @@ class KeysInTurn:
             until = min(until, to_us(hold.until))
         self._blocked[turn.pk] = (key_turns.HOLD, until)
 
-    def _save(self, made: Plan) -> None:
+    def _save(self, released: Mapping[Place, int]) -> None:
         """Write the turns of keys that were served, are blocked, or have no call left."""
-        released = Counter(
-            (r.candidate.rule, r.candidate.priority, r.candidate.key) for r in made.releases
-        )
         in_turn = {place: n for place, n in released.items() if place in self._turns}
         # behind those that are new
         served = {self._turns[place].pk: self.now + 1 for place in in_turn}

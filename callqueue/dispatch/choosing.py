@@ -7,12 +7,13 @@ Locks the candidates, and writes the turns of keys.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from callqueue.database import to_us
+from callqueue.database import from_us, to_us
 from callqueue.dispatch import backpressure, permit_turns, planning
-from callqueue.dispatch.candidates_by_key import KeysInTurn
+from callqueue.dispatch.candidates_by_key import FEWEST, KeysInTurn
 from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.permit_turns import NOBODY, Asking
 from callqueue.dispatch.planning import Blocked, Plan, Release
@@ -44,13 +45,15 @@ class _Found:
     """The candidates of a rule, in the order in which they should go, and what the other calls wait
     for.
 
-    `is_limited`: perhaps for room in the rule's own limits, which is known after the plan. `most`:
-    how many may go, where no limit says so: one that probes the rule.
+    `is_limited`: where all of these go, for room in the rule's own limits; `is_cut`: where all of
+    these go, nothing keeps back those behind them. Where not all go, the plan says what the others
+    wait for. `most`: how many may go, where no limit says so: one that probes the rule.
     """
 
     calls: list[Candidate]
     wait: Wait = field(default=Wait())
     is_limited: bool = False
+    is_cut: bool = False
     most: int | None = None
 
 
@@ -83,10 +86,15 @@ def choose(
         made = made.of_permits(account)
         return Choice(made.releases, unfit, Wait(), misfits, made.blocked)
     wait = made.wait | left_out | keys.settle(_of_calls(made)) | _wait_for_holds(account, held)
+    gone = Counter(one.candidate.rule for one in made.releases if one.candidate.asked is None)
     for rule, one in found.items():
         wait |= one.wait
+        if gone[rule] < len(candidates[rule]):
+            continue
         if one.is_limited:
-            wait |= _wait_for_room(account, rule)
+            room_at = planning.has_room_at(account, rule, _queues(account, held, rule))
+            wait |= Wait.for_room(room_at)
+        wait |= Wait(is_unfinished=one.is_cut)
     if is_short:
         wait = replace(wait, is_unfinished=False) | Wait(until=account.now + backpressure.AGAIN)
     return Choice(made.releases, unfit, wait, misfits, made.blocked)
@@ -117,7 +125,7 @@ def _with_permits(
             continue
         fit = []
         for one in permits:
-            why = _unfitness(one, account.book.settings.budgets[rule])
+            why = _unfitness(one, rule, account.book)
             if why is None:
                 fit.append(one)
             elif one.asked is not None:
@@ -141,22 +149,46 @@ class _Finder:
 
     def find(self, rule: str) -> _Found:
         """The rule's candidates: one that probes it where its circuit breaker wants that."""
-        count = planning.room(self.account, rule, self.batch)
+        queues = _queues(self.account, self.held, rule)
+        count = planning.room(self.account, rule, self.batch, queues)
         probes = self._probes(rule)
         if probes is not None:
             return self._find_probe(rule, min(count, probes))
         if not count:
             return _Found([], is_limited=True)
-        calls, wait = self._first(rule, count)
+        wanted = self._no_more_than_fit(rule, count)
+        calls, wait = self._first(rule, wanted)
         is_full = len(calls) >= self.batch
+        if self._take_turns(rule):
+            wait |= Wait(is_unfinished=is_full)
         is_limited = count < self.batch and len(calls) >= count
-        return _Found(calls, wait | Wait(is_unfinished=is_full), is_limited)
+        return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
+
+    def _no_more_than_fit(self, rule: str, count: int) -> int:
+        """How many of so many calls to look at, where the rule has limits in other units: one more
+        than those that fit, if they cost as much as the first.
+        """
+        budgets = self.account.book.budgets[rule]
+        if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
+            return count
+        args = self.account.using, rule, self.keys.due_by, 1, self.asking.least(rule)
+        first = ready_calls.first(*args, locks=False)
+        if not first or _unfitness(first[0], rule, self.account.book):
+            return count
+        least = FEWEST if self._take_turns(rule) else 1
+        return min(count, max(least, 1 + planning.room_for(self.account, first[0], count)))
+
+    def _take_turns(self, rule: str) -> bool:
+        """Whether its keys have limits or holds of their own."""
+        budgets = self.account.book.budgets[rule]
+        return any(one.limit.is_keyed for one in budgets) or self.held.on_keys(rule)
 
     def _probes(self, rule: str) -> int | None:
         """How many calls may probe the rule; None where its circuit breaker does not want that."""
         if rule not in self.held.probing or self.account.book.rules[rule].breaker is None:
             return None
-        return breaker.room(self.account.using, rule, self.account.open_by_rule[rule])
+        open_attempts, now = self.account.open_by_rule[rule], from_us(self.account.now)
+        return breaker.room(self.account.using, rule, open_attempts, now)
 
     def _find_probe(self, rule: str, count: int) -> _Found:
         """At most one call; whatever comes next waits for its answer."""
@@ -168,8 +200,7 @@ class _Finder:
 
     def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         """The rule's first calls, by turns where keys have limits or holds of their own."""
-        budgets = self.account.book.budgets[rule]
-        if any(budget.limit.is_keyed for budget in budgets) or self.held.on_keys(rule):
+        if self._take_turns(rule):
             return self.keys.candidates(rule, count)
         using, asking = self.account.using, self.asking
         if asking.alone and rule not in asking.rules_with_calls:
@@ -184,43 +215,48 @@ def _fit(
     """The candidates that some instant could admit, and why the others never will be: they would
     keep back all behind them.
 
-    The first cost what they are to be charged now, under limits that operators may have changed.
-    What only another dispenser's limit would never admit waits until that has gone.
+    What one dispenser's limit would never admit, and another's would, waits until one has gone.
     """
     fit: dict[str, list[Candidate]] = {rule: [] for rule in found}
     unfit: dict[int, str] = {}
     for rule, candidates in found.items():
         for call in candidates:
-            why = _unfitness(call, book.settings.budgets[rule])
+            why = _unfitness(call, rule, book)
             if why is None:
-                charge = book.charge_of(rule, call.cost)
-                fit[rule].append(call if charge == call.cost else replace(call, cost=charge))
+                fit[rule].append(call)
             else:
                 unfit[call.id] = why
     return fit, unfit
 
 
-def _unfitness(call: Candidate, budgets: Sequence[Budget]) -> str | None:
+def _unfitness(call: Candidate, rule: str, book: Book) -> str | None:
     if call.cost == 1:
         return None
     try:
         check_cost(call.cost)
     except InvalidCall as error:
         return str(error)
-    for budget in budgets:
+    for budget in book.settings.budgets[rule]:
         wanted = cost_of(call.cost, budget.limit.unit)
-        if wanted > budget.limit.capacity:
+        if wanted > budget.limit.capacity and not _admits(book, rule, budget, wanted):
             limit = f"{budget.limit.unit} are more than {budget.limit.label} ever admits"
             return f"cost: {wanted} {limit}"
     return None
 
 
-def _wait_for_room(account: Account, rule: str) -> Wait:
-    """The rule's own limits are used up: until all of them let a call go."""
-    instants = [meter.free_at(1) for meter in planning.own_meters(account, rule)]
-    if None in instants:
-        return Wait(on_answer=True)
-    return Wait(until=max((at for at in instants if at is not None), default=account.now))
+def _admits(book: Book, rule: str, own: Budget, wanted: int) -> bool:
+    """Whether the limit would ever admit this as any dispenser has it, or counts something else."""
+    return any(
+        wanted <= one.limit.capacity or one.limit.unit != own.limit.unit
+        for one in book.budgets[rule]
+        if one.known_as == own.known_as
+    )
+
+
+def _queues(account: Account, held: Held, rule: str) -> list[str]:
+    """The rule's queues that nothing holds."""
+    names = account.book.rules[rule].queue_names
+    return [queue for queue in names if not held.blocking(rule, None, queue)]
 
 
 def _wait_for_holds(account: Account, held: Held) -> Wait:

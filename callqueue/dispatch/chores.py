@@ -1,63 +1,92 @@
 """What a dispenser does besides releasing: a table of chores, each with how often it is done.
 
-One round of chores makes calls ready that became due, takes back what was lost, and gives a sign of
-life. It releases nothing, and takes the network for a message only.
+The loop that releases does a few itself, of statements only: it looks at the clock, gives a sign of
+life, makes calls ready that became due, and takes back what was lost. The others are done aside,
+each in a thread of its own: one that hangs keeps back nobody, not even another chore. One that
+fails says so, and has its next turn later. `run_once`, which ends when all is done, does all of
+them itself, one after the other.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from functools import partial
 
-from callqueue import callbacks, database
+from django.db import DatabaseError, InterfaceError
+
+from callqueue import callbacks, database, events
+from callqueue.aside import Errand
 from callqueue.dispatch import publisher
+from callqueue.history import sums
 from callqueue.ledger import clock_jumps, ready_calls
-from callqueue.maintenance import alerts, reconcile, recovery
-from callqueue.operations import counting
+from callqueue.maintenance import reconcile, recovery
 
 ROUND = 0.5  # seconds between two rounds, at most
 HEARTBEAT = 5.0  # seconds between two signs of life
-WATCH = 30.0  # seconds between two looks at what alerts, and at what is to be reconciled
+ADD_UP = 3.0  # seconds between two times that sums are added up
+WATCH = 30.0  # seconds between two looks at what is to be reconciled
 ALWAYS = 0.0  # a chore of every round
+AGAIN = 5.0  # seconds until one is tried again that has failed
+TELL = 60.0  # seconds between two events of one chore; and after which one that goes on is told of
 
 
 @dataclass
 class Chore:
-    """Something that is done `every` so many seconds, at the next round after them."""
+    """Something that is done `every` so many seconds, at the next round after them; `aside`: by a
+    thread of its own.
+    """
 
+    name: str
     every: float
     do: Callable[[], object]
+    aside: bool = True
     due_at: float = 0.0  # monotonic seconds
+    began_at: float = 0.0
+    told_at: float = field(default=-TELL)
+    errand: Errand | None = None
 
-    def do_if_due(self) -> None:
-        """One that fails is not tried again before its time: it must not keep the others back."""
+    @property
+    def is_under_way(self) -> bool:
+        """Whether its thread is at it."""
+        return self.errand is not None and self.errand.is_under_way
+
+    def put_off(self, error: BaseException) -> None:
+        """It has failed: its next turn is later."""
+        self.due_at = time.monotonic() + AGAIN
+        self.tell(f"{type(error).__name__}: {str(error).strip()[:200]}")
+
+    def tell(self, error: str) -> None:
+        """An event, at most one a minute."""
         now = time.monotonic()
-        if now >= self.due_at:
-            self.due_at = now + self.every
-            self.do()
+        if now - self.told_at >= TELL:
+            self.told_at = now
+            events.emit("chore_failed", chore=self.name, error=error)
 
 
 class Chores:
-    """The chores of one dispenser, in the order in which a round does them."""
+    """The chores of one dispenser, in the order in which a round does them. `is_loop`: of a loop
+    that must go round.
+    """
 
     def __init__(self, using: str, heartbeat: Callable[[], object]) -> None:
         self.using = using
+        self.is_loop = False
         self.next_round_at = 0.0
-        self._backlogs = alerts.Backlogs()
-        self._promoted = 0  # calls made ready in this round, of those due by then
-        self._looked_at: datetime = database.EPOCH
-        self._heartbeat = Chore(HEARTBEAT, heartbeat)
-        self._chores = (
-            Chore(ALWAYS, self._look_at_clock),
+        self._pause = ROUND  # seconds until the next round
+        self._heartbeat = Chore("heartbeat", HEARTBEAT, heartbeat, aside=False)
+        statements = [
+            Chore(one.__name__, ALWAYS, partial(one, using), aside=False) for one in recovery.ALL
+        ]
+        self.table = (
+            Chore("clock", ALWAYS, self._look_at_clock, aside=False),
             self._heartbeat,
-            Chore(ALWAYS, self._promote),
-            Chore(ALWAYS, lambda: recovery.recover(using)),
-            Chore(ALWAYS, lambda: callbacks.deliver_owed(using)),
-            Chore(ALWAYS, lambda: counting.count_on(using)),
-            Chore(WATCH, lambda: self._backlogs.tell(using)),
-            Chore(WATCH, lambda: publisher.ask_to_recover(using, reconcile.queues_wanted(using))),
+            Chore("promote", ALWAYS, self._promote, aside=False),
+            *statements,
+            Chore("callbacks", ALWAYS, lambda: callbacks.deliver_owed(using)),
+            Chore("history", ADD_UP, self._add_up),
+            Chore("reconcile", WATCH, self._ask_to_reconcile),
         )
 
     def maintain_if_due(self) -> None:
@@ -67,22 +96,82 @@ class Chores:
             self.next_round_at = now + self.maintain()
 
     def maintain(self) -> float:
-        """Do the chores that are due; the seconds until the next round."""
-        for chore in self._chores:
-            chore.do_if_due()
-        if self._promoted >= ready_calls.PROMOTED:
-            return 0.0
-        due_in = ready_calls.next_due_in(self.using, after=self._looked_at)
-        return min(ROUND, max(0.0, due_in))
+        """Do the chores that are due; the seconds until the next round. A database that is away is
+        the caller's.
+        """
+        self._pause = ROUND
+        for chore in self.table:
+            now = time.monotonic()
+            if chore.is_under_way:
+                if now - chore.began_at >= TELL:
+                    chore.tell(f"it has not ended for {now - chore.began_at:.0f} seconds")
+            elif now >= chore.due_at:
+                chore.due_at, chore.began_at = now + chore.every, now
+                self._begin(chore)
+        return self._pause
 
     def start_over(self) -> None:
         """The database was away: first of all, look at its clock and give a sign of life."""
         self.next_round_at = self._heartbeat.due_at = 0.0
 
+    def wait(self, seconds: float) -> None:
+        """Wait for those that are under way, so long for all of them."""
+        end = time.monotonic() + seconds
+        for chore in self.table:
+            if chore.errand is not None:
+                chore.errand.done.wait(max(0.0, end - time.monotonic()))
+
+    def _begin(self, chore: Chore) -> None:
+        if not (chore.aside and self.is_loop):
+            self._do(chore)
+            return
+        try:
+            chore.errand = Errand(chore.name, lambda: self._do_aside(chore))
+        except RuntimeError as error:  # no more threads
+            chore.put_off(error)
+
+    def _do(self, chore: Chore, *, again: bool = True) -> None:
+        """Do it here. Raises where the database is away, or this is inside somebody's transaction,
+        which is broken.
+        """
+        connection = database.raw_connection(self.using)
+        try:
+            chore.do()
+        except Exception as error:
+            is_of_database = isinstance(error, DatabaseError | InterfaceError)
+            if is_of_database and not database.answers(self.using, connection):
+                raise
+            if is_of_database and again:  # two transactions were in each other's way, perhaps
+                self._do(chore, again=False)
+            else:
+                chore.put_off(error)
+
+    def _do_aside(self, chore: Chore) -> None:
+        try:
+            with database.kept_connection(self.using):
+                self._do(chore)
+        except (DatabaseError, InterfaceError):  # it is away, as the loop says
+            chore.due_at = time.monotonic() + AGAIN
+        except BaseException as error:
+            chore.put_off(error)
+
     def _look_at_clock(self) -> None:
         if not database.in_transaction(self.using):
             clock_jumps.watch(self.using).look()
 
+    def _add_up(self) -> None:
+        """Not within somebody's transaction, such as a test's: it would see no more than that."""
+        if not database.in_transaction(self.using):
+            sums.keep(self.using)
+
     def _promote(self) -> None:
-        self._looked_at = database.clock(self.using)
-        self._promoted = ready_calls.promote(self.using)
+        """Make calls ready that are due, and see when the next one is."""
+        now = database.clock(self.using)
+        if ready_calls.promote(self.using) >= ready_calls.PROMOTED:
+            self._pause = 0.0
+        else:
+            due_in = ready_calls.next_due_in(self.using, after=now)
+            self._pause = min(ROUND, max(0.0, due_in))
+
+    def _ask_to_reconcile(self) -> None:
+        publisher.ask_to_recover(self.using, reconcile.queues_wanted(self.using))

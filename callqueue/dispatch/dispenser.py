@@ -1,7 +1,9 @@
 """Releases calls: exactly as fast as every limit of their rules allows, whoever else is releasing.
 
 The loop of a process: it sleeps until a slot opens, an answer comes or a call becomes due, makes a
-pass over the rules concerned, and publishes what that released. Any number of dispensers may run.
+pass over the rules concerned, and has published what that released. Any number of dispensers may
+run. While it runs, nothing that may take its time is done in the loop: messages are sent, the
+project's own code runs, and history is counted in threads beside it.
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
+from celery import current_app
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import clocks, conf, database, events, texts, transitions
+from callqueue import aside, broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import Chores
 from callqueue.dispatch.listener import Listener
 from callqueue.dispatch.membership import Membership
+from callqueue.dispatch.outbox import Outbox, is_full
 from callqueue.dispatch.release_pass import Pass, release
 from callqueue.dispatch.rule_group import RuleGroup
 from callqueue.ledger import charges, clock_jumps, ready_calls
@@ -32,6 +35,8 @@ from callqueue.maintenance import recovery
 
 ANSWERS = 0.005  # seconds between two looks for answers, while calls wait for one
 AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, that is away
+SENT = 0.025  # seconds between two looks at what is being published
+LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
 
 
 class Dispenser:
@@ -50,12 +55,16 @@ class Dispenser:
         settings: Callable[[], Book] = lambda: conf.current().book,
         name: str = "",
     ) -> None:
-        self.using, self.only, self.publish = using, frozenset(rules), publish
+        self.using, self.only = using, frozenset(rules)
+        self.outbox = Outbox(using, publish, self._broker_refused)
         self.settings = settings
         self.name = name or _name_of_process(os.getpid())
         self.groups: dict[tuple[str, ...], RuleGroup] = {}
         self.membership = Membership(using, self.name, settings)
+        if publish is publisher.publish:
+            self.membership.broker = broker.address(current_app)
         self.chores = Chores(using, self.membership.heartbeat)
+        self.announcer = aside.Announcer(using)  # one for all runs: a receiver may hang for ever
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
         self._has_settled = False
@@ -64,24 +73,32 @@ class Dispenser:
     def run(self, *, stop: threading.Event | None = None, seconds: float | None = None) -> None:
         """Release until `stop` is set, or for `seconds`. A database or broker is waited for."""
         stop, self.membership.runs = stop or threading.Event(), True
+        # Of somebody's transaction, a thread beside this one would see nothing.
+        self.chores.is_loop = not database.in_transaction(self.using)
         if seconds is None and not self.only:
             self.membership.kind = "steady"
         end, pause = math.inf if seconds is None else time.monotonic() + seconds, 0.0
         try:
-            while not stop.is_set() and time.monotonic() < end:
-                try:
-                    self._settle(stop)
-                    wanted = self.tick()
-                    left = max(0.0, min(wanted, end - time.monotonic()))
-                    self._on_notify(self._listener.wait(stop, left))
-                    pause = 0.0
-                except (DatabaseError, InterfaceError) as error:
-                    self._lost_database(error, is_again=pause > 0)
-                    stop.wait(max(0.0, min(pause, end - time.monotonic())))
-                    pause = AWAY
+            with aside.announcing(self.announcer):
+                while not stop.is_set() and time.monotonic() < end:
+                    try:
+                        self._settle(stop)
+                        wanted = self.tick()
+                        left = max(0.0, min(wanted, end - time.monotonic()))
+                        self._on_notify(self._listener.wait(stop, left))
+                        pause = 0.0
+                    except (DatabaseError, InterfaceError) as error:
+                        self._lost_database(error, is_again=pause > 0)
+                        stop.wait(max(0.0, min(pause, end - time.monotonic())))
+                        pause = AWAY
         finally:
             with suppress(DatabaseError, InterfaceError):
-                self._undo_unpublished()
+                self.outbox.end(self.groups.values(), broker.PATIENCE + LEAVING)
+            self.chores.wait(LEAVING)
+            self.announcer.wait(LEAVING)
+            self.chores.is_loop = False
+            database.close_kept(self.using)
+            with suppress(DatabaseError, InterfaceError):
                 self._listener.close()
 
     def leave(self) -> None:
@@ -95,7 +112,7 @@ class Dispenser:
         return sum(released)
 
     def _run_once(self, maintain: bool, released: list[int]) -> None:
-        self._undo_unpublished()
+        self.outbox.undo(self.groups.values())
         self._follow_settings(at_once=True)
         if maintain:
             self.chores.maintain()
@@ -108,14 +125,15 @@ class Dispenser:
 
     def tick(self) -> float:
         """One turn of the loop: what is due is done; the seconds until the next turn."""
-        self._undo_unpublished()
+        self.outbox.undo(self.groups.values())
         self._follow_settings()
         self.chores.maintain_if_due()
         self._poll_ready_if_due()
         self._poll_answers()
         for group in self.groups.values():
-            if group.is_due(time.monotonic()):
-                self._release_apart(group)
+            self._apart(group, self.outbox.look)
+            if group.is_due(time.monotonic()) and not is_full(self.groups.values()):
+                self._apart(group, self._release)
         return self._pause()
 
     def _settle(self, stop: threading.Event) -> None:
@@ -132,10 +150,10 @@ class Dispenser:
         if left > 0 and recovery.has_others(self.using, self.name):
             stop.wait(left)
 
-    def _release_apart(self, group: RuleGroup) -> None:
-        """Release. A fault in one group stops no other; a database that is away stops all."""
+    def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
+        """Do it. A fault in one group stops no other; a database that is away stops all."""
         try:
-            self._release(group)
+            work(group)
         except (DatabaseError, InterfaceError):
             raise
         except Exception as error:
@@ -144,38 +162,25 @@ class Dispenser:
             self._emit_once_a_minute("pass_failed", rules=",".join(group.rules), error=why)
 
     def _release(self, group: RuleGroup) -> Pass:
-        """Run a pass over the group's rules and publish what it released."""
+        """Run a pass over the group's rules and have published what it released."""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
         last = group.next_look.streak
         done = release(self.using, group.rules, self.membership.book, last=last)
         self.membership.is_outdated |= done.next_look.joins
         group.obey(done.next_look, time.monotonic())
         if done.released:
-            self._publish(group, done)
-        group.unpublished_from = 0.0
+            rules = ",".join(group.rules)
+            events.emit("calls_released", rules=rules, attempts=len(done.released))
+            beside = self.chores.is_loop and not current_app.conf.task_always_eager
+            self.outbox.send(group, done.released, beside=beside)
+        else:
+            group.unpublished_from = 0.0
         return done
 
-    def _publish(self, group: RuleGroup, done: Pass) -> None:
+    def _broker_refused(self, group: RuleGroup, error: publisher.BrokerAway) -> None:
         rules = ",".join(group.rules)
-        events.emit("calls_released", rules=rules, attempts=len(done.released))
-        try:
-            self.publish(self.using, publisher.pack(done.released))
-        except publisher.BrokerAway as error:
-            self._emit_once_a_minute("broker_away", rules=rules, error=str(error))
-            group.put_off(time.monotonic() + AWAY)
-
-    def _undo_unpublished(self) -> None:
-        """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
-        the database went away at the commit or soon after, or something else was raised. What
-        another dispenser has released of these rules meanwhile, and no worker has begun, goes again
-        too.
-        """
-        for group in self.groups.values():
-            if group.unpublished_from:
-                now = database.clock(self.using)
-                since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
-                transitions.undo_released(self.using, group.rules, since)
-                group.unpublished_from = 0.0
+        self._emit_once_a_minute("broker_away", rules=rules, error=str(error))
+        group.put_off(time.monotonic() + AWAY)
 
     def _poll_ready_if_due(self) -> None:
         """See which rules have calls ready."""
@@ -223,9 +228,14 @@ class Dispenser:
         """The seconds until anything is due."""
         now = time.monotonic()
         wakes = [self._poll_at, self.chores.next_round_at]
-        wakes += [group.look_at for group in self.groups.values() if not group.rests]
+        sending = [group for group in self.groups.values() if group.sending is not None]
+        if not is_full(sending):
+            idle = [group for group in self.groups.values() if group.sending is None]
+            wakes += [group.look_at for group in idle if not group.rests]
         if self._waiting_for_answers():
             wakes.append(now + ANSWERS)
+        if sending:
+            wakes.append(now + SENT)
         return max(0.0, min(wakes) - now)
 
     def _follow_settings(self, *, at_once: bool = False) -> None:

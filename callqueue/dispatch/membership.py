@@ -31,7 +31,7 @@ class Membership:
         self.seat = agreement.Seat(using, name)
         self.is_outdated = True
         self.runs = False  # it goes on running, so that its signs of life prove something
-        self.kind = ""  # as DispenserState has it
+        self.kind, self.broker = "", ""  # as DispenserState has them
         self._own: Book | None = None
         self._join_at, self._pause = 0.0, AGREE
         self._last_sign: recovery.Sign | None = None
@@ -79,5 +79,5 @@ class Membership:
         last = self._last_sign
         if last is not None and recovery.has_gone_back(self.using, self.name, last):
             recovery.hold_everything(self.using)
-        sign = recovery.beat(self.using, self.name, self.kind)
+        sign = recovery.beat(self.using, self.name, self.kind, self.broker)
         self._last_sign = sign if self.runs else None

@@ -9,7 +9,7 @@ No statement is made here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,23 +101,69 @@ def plan(
     return planner.made
 
 
-def room(account: Account, rule: str, most: int) -> int:
-    """How many calls of cost 1 the rule's own limits let go by `account.until`; at most `most`."""
-    meters = own_meters(account, rule)
-    return min((most_that_fits(meter, account.until, most) for meter in meters), default=most)
+def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int:
+    """How many calls of cost 1 the rule's own limits let go by `account.until`, by these of its
+    queues; at most `most`.
+    """
+    of_rule, of_queues = _own_meters(account, rule, queues)
+    for meter in of_rule:
+        most = most_that_fits(meter, account.until, most)
+    if not any(of_queues.values()):
+        return most
+    by_queue = (
+        min(most_that_fits(meter, account.until, most) for meter in meters)
+        for meters in of_queues.values()
+    )
+    return min(most, sum(by_queue))
 
 
-def own_meters(account: Account, rule: str) -> list[Meter]:
-    """The meters of the rule's own limits: those per rule, in calls."""
-    return [account.meter(budget) for budget in account.book.budgets[rule] if budget.limit.is_plain]
+def has_room_at(account: Account, rule: str, queues: Collection[str]) -> int | None:
+    """From when on the rule's own limits let a call of cost 1 go; None: after an answer."""
+    of_rule, of_queues = _own_meters(account, rule, queues)
+    found = [_latest(of_rule, account.now)]
+    if of_queues:
+        by_queue = [_latest(meters, account.now) for meters in of_queues.values()]
+        found.append(min((at for at in by_queue if at is not None), default=None))
+    return None if None in found else max(at for at in found if at is not None)
 
 
-def most_that_fits(meter: Meter, until: int, most: int) -> int:
-    """The largest cost up to `most` that fits by `until`."""
+def room_for(account: Account, call: Candidate, most: int) -> int:
+    """How many calls that cost as much as this one the rule's limits in other units than calls let
+    go by `account.until`; at most `most`.
+    """
+    for budget in account.book.budgets[call.rule]:
+        cost = budget.charge_of(call.cost)
+        if budget.limit.is_per_rule and budget.limit.unit != "calls" and cost:
+            most = most_that_fits(account.meter(budget), account.until, most, cost)
+    return most
+
+
+def _own_meters(
+    account: Account, rule: str, queues: Collection[str]
+) -> tuple[list[Meter], dict[str, list[Meter]]]:
+    """The meters of the rule's own limits in calls: those per rule, and those of each queue."""
+    budgets = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
+    of_queues = [budget for budget in budgets if budget.limit.is_per_queue]
+    return (
+        [account.meter(budget) for budget in budgets if budget.limit.is_per_rule],
+        {queue: [account.meter(one, queue) for one in of_queues] for queue in queues}
+        if of_queues
+        else {},
+    )
+
+
+def _latest(meters: Iterable[Meter], now: int) -> int | None:
+    """When all of these meters let a call go; None: after an answer."""
+    instants = [meter.free_at(1) for meter in meters]
+    return None if None in instants else max((at for at in instants if at is not None), default=now)
+
+
+def most_that_fits(meter: Meter, until: int, most: int, cost: int = 1) -> int:
+    """The largest number up to `most` of calls of this cost that fit by `until`."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        instant = meter.known_at(middle)
+        instant = meter.known_at(middle * cost)
         if instant is not None and instant <= until:
             low = middle
         else:

@@ -78,13 +78,8 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
     """Have a worker of each queue recover and reconcile: a dispenser does not take the network."""
     for queue in queues:
         try:
-            how = {
-                "ignore_result": True,
-                "retry": False,
-                "expiration": RECOVER_LASTS,
-                "expires": RECOVER_EXPIRES,
-            }
-            current_app.tasks[RECOVER].apply_async((), _options(using), queue=queue or None, **how)
+            task, given = current_app.tasks[RECOVER], _options(using)
+            broker.send(task, (), given, queue=queue, lasts=RECOVER_LASTS, expires=RECOVER_EXPIRES)
         except Exception as error:
             why = broker.why_away(current_app, error)
             events.emit("broker_away", during="reconcile", error=why)

@@ -21,7 +21,7 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.dispatch.permit_turns import Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, agreement_rows, clock_jumps, holds, ready_calls
+from callqueue.ledger import agreement, agreement_rows, clock_jumps, clock_shift, holds, ready_calls
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo
@@ -70,6 +70,8 @@ def release(
             return Pass(next_look=next_look.when_locked(last))
         if locked.is_outdated:
             return Pass(next_look=next_look.when_outdated(last))
+        if not _are_moved(locked):
+            return Pass(next_look=next_look.when_moving(last))
         made = _make(locked, _asking(locked) or permit_turns.NOBODY, LEAD, batch)
         transitions.fail(using, made.choice.unfit)
     if made.choice.unfit:
@@ -92,6 +94,8 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
             return Answer()
         if locked.is_outdated:
             return Answer(is_outdated=True)
+        if not _are_moved(locked):
+            return Answer()
         own = _as_asked(own, locked.now, within)
         asking = _asking(locked, own)
         if asking is None:
@@ -116,7 +120,9 @@ def ensure_states(using: str, rules: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Locked:
-    """The rows of a group's rules, locked at `now`, the instant that `reading` may be taken for."""
+    """The rows of a group's rules, locked at `now`, the instant that `reading` may be taken for.
+    `moving`: the rules with attempts that are still to be moved along with the clock.
+    """
 
     using: str
     book: Book
@@ -124,6 +130,7 @@ class _Locked:
     rows: Mapping[str, LockedRule]
     now: int
     reading: Reading
+    moving: frozenset[str]
 
     @property
     def is_outdated(self) -> bool:
@@ -170,10 +177,13 @@ def _lock(
         rule: LockedRule(
             passes, served, database.loaded(memo), agreed, *map(bool, (corrected, permits, calls))
         )
-        for _, _, rule, passes, served, memo, agreed, corrected, permits, calls, *_ in found
+        for _, _, _, rule, passes, served, memo, agreed, corrected, permits, calls, *_ in found
     }
     now = watch.credited(reading)
-    return None if now is None else _Locked(using, book, group, rows, now, reading)
+    if now is None:
+        return None
+    moving = frozenset(database.loaded(found[0][2]) or ())
+    return _Locked(using, book, group, rows, now, reading, moving)
 
 
 def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str:
@@ -194,11 +204,20 @@ def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str
     has_calls = f"EXISTS (SELECT 1 FROM {calls} c WHERE {of_rule})" if looks_for_calls else "1"
     return (
         f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
-        f"rule, passes, served, memo, agreement, {is_corrected}, {has_permits}, {has_calls}"
+        f"{clock_jumps.moving_sql(using)}, rule, passes, served, memo, agreement, "
+        f"{is_corrected}, {has_permits}, {has_calls}"
         f"{database.within_idle_seconds(using, SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )
+
+
+def _are_moved(locked: _Locked) -> bool:
+    """Whether all that counts for the group has been moved along with the clock; if not, some more
+    is now.
+    """
+    wanted = locked.moving and locked.moving & locked.book.counted_rules(locked.group)
+    return not wanted or clock_shift.move_on(locked.using, wanted)
 
 
 def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from callqueue.aside import Errand
 from callqueue.dispatch.next_look import NextLook
 from callqueue.ledger.charges import Glance
 
@@ -22,6 +23,7 @@ class RuleGroup:
     look_at: float = 0.0
     # when the pass began whose releases may be unpublished; 0: all are
     unpublished_from: float = 0.0
+    sending: Errand | None = None  # what publishes them
     _newest_end: int = 0  # when the last attempt ended, as far as is known
 
     @property
@@ -36,7 +38,7 @@ class RuleGroup:
 
     def is_due(self, now: float) -> bool:
         """Whether a pass is wanted now."""
-        return not self.rests and self.look_at <= now
+        return not self.rests and self.look_at <= now and self.sending is None
 
     def obey(self, look: NextLook, now: float) -> None:
         """A pass has ended: the next one is when it says."""

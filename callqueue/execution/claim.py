@@ -11,23 +11,19 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django.utils.module_loading import import_string
-
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
+from callqueue.execution import fitness
 from callqueue.fields import UNREADABLE
-from callqueue.handlers import methods
-from callqueue.ledger import clock_jumps
-from callqueue.limits.budgets import redirects_in
+from callqueue.ledger import agreement, clock_jumps
 from callqueue.transitions import Job
 
-EXPIRED = "expired"
 _OF_ATTEMPT = (
     "id", "number", "queue", "send_at", "released_at", "started_at", "finished_at", "call",
     "cost", "worker",
@@ -64,6 +60,7 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
     rows = find(using, attempt_ids, worker)
     clock, steady_from = _read_clock(using, rows, before)
     jobs = [_job(row, worker, clock, steady_from) for row in rows]
+    _leave_to_others(using, jobs)
     if not at_once:
         released = {row["a.id"]: row["a.released_at"] for row in rows}
         taken = _take(using, jobs, worker, released)
@@ -73,6 +70,17 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
     if clock_jumps.watch(using).wants_look and not database.in_transaction(using):
         clock_jumps.watch(using).look()
     return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
+
+
+def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
+    """Say of jobs whose rule is not in these settings that somebody else can make them, where a
+    dispenser knows it: a deployment is under way. No statement without any.
+    """
+    strange = [job for job in jobs if job.rule is None and job.unfit != fitness.EXPIRED]
+    known = agreement.known_rules(using) if strange else ()
+    for job in strange:
+        if job.rule_name in known:
+            job.unfit = fitness.NEWER
 
 
 def _refuse(using: str, attempt_ids: Sequence[int], count: int) -> None:
@@ -95,13 +103,6 @@ def give_back(using: str, attempt_ids: Sequence[int]) -> int:
         return 0
     transitions.void(using, seen)
     return len(left.all())
-
-
-@lru_cache
-def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
-    """A callable, or what a dotted path names."""
-    found: Callable[..., Any] = import_string(path) if isinstance(path, str) else path
-    return found
 
 
 def _take_at_once(using: str, attempt_ids: Sequence[int], worker: str) -> list[dict[str, Any]]:
@@ -216,11 +217,10 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
         clock=clock,
         trace_context=row["c.trace_context"],
         charged=row["a.cost"],
-        redirects=min(rule.redirects, redirects_in(row["a.cost"])) if rule else 0,
         rule=rule,
     )
     job.lease_ends = clock.before + _seconds_ahead(job) + conf.current().lease(rule)
-    job.unfit = _unfitness(job, is_readable, row["c.expires_at_dt"])
+    job.unfit = fitness.reason_against(job, is_readable, row["c.expires_at_dt"])
     job.send_at = slot(job.send_at, row["a.released_at"], clock, steady_from)
     return job
 
@@ -229,32 +229,6 @@ def _seconds_ahead(job: Job) -> float:
     """For how many seconds its slot is still to open, as it was written down at its release."""
     opens = job.slot_opens()
     return 0.0 if opens is None else max(0.0, opens - job.clock.after)
-
-
-def _unfitness(job: Job, readable: bool, expires_at: datetime | None) -> str | None:
-    """Why the call cannot be made any more, if so."""
-    if expires_at is not None and expires_at <= from_us(job.clock.at):
-        return EXPIRED
-    if job.rule is None:
-        return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
-    if job.failed_count and transitions.is_key_stale(job, job.rule, from_us(job.clock.at)):
-        return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
-    if not readable:
-        return (
-            "its call_data cannot be read; "
-            "is the key that encrypted it missing from ENCRYPTION_KEYS?"
-        )
-    if job.method not in methods():
-        return f"there is no handler for the method {job.method!r} any more"
-    for name in ("classify", "settle"):
-        path = getattr(job.rule, name)
-        try:
-            if path is not None:
-                imported(path)
-        except BaseException as error:
-            # Whatever its module does when it is read, it does to calls of this rule only.
-            return f"the rule's {name} cannot be imported: {texts.worded(error)}"
-    return None
 
 
 def _take(

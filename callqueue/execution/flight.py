@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from callqueue import clocks, database, events, telemetry, transitions
-from callqueue.execution import claim, judging, recorder, request, telling, thread_pool
-from callqueue.execution.announcer import Announcer
+from callqueue import aside, clocks, database, events, telemetry, transitions
+from callqueue.execution import claim, judging, recorder, request, starvation, telling, thread_pool
 from callqueue.execution.telling import TELL
 from callqueue.execution.thread_pool import Batch
 from callqueue.handlers import HTTP_METHODS
@@ -31,6 +30,9 @@ RECORDED = 2.0  # seconds past the last lease that a process which leaves waits 
 # seconds that a worker that is told to go at once stays for what has just been answered
 LEAVING = 1.0
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
+# seconds for which a message waits for room before what is left of it goes on to another process
+HELD = 0.03
+UNSERVED = "nothing was sent: this worker's process may have no more threads"
 
 T = TypeVar("T")
 
@@ -41,6 +43,9 @@ class Message:
     def __init__(self, attempt_ids: Sequence[int]) -> None:
         self.waiting = list(attempt_ids)  # those that are still to be begun
         self.count = 0  # how many of them were begun
+        self.left: list[int] = []  # those for which there was no room: others may have some
+        self.queue = ""  # that it came by, once one of them was begun
+        self.moved = 0.0  # when one was begun last, in monotonic seconds
         self.here: list[Job] = []  # what its task makes
         self.error: Exception | None = None
         self.is_left = False  # its task went away
@@ -57,18 +62,21 @@ class Flight:
         self.bell: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.boarding: list[Message] = []
         self.batches: list[Batch] = []
-        self.live: set[Batch] = set()  # those that may have news: a slow answer costs no looks
+        # those that may have news, in order: a slow answer costs no looks
+        self.live: dict[Batch, None] = {}
         self.back: set[int] = set()  # attempts that were given back unsent
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
         self.is_hurried = False
         self.landed = threading.Event()
         self.landing = threading.Lock()  # whether it has landed is decided by one at a time
-        self.announcer = Announcer(lambda: self.bell.put(None))
+        self.announcer = aside.Announcer(using, lambda: self.bell.put(None))
         thread = threading.Thread(target=self._fly, name="callqueue-flight", daemon=True)
         thread.start()
 
     def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
-        """Hand over attempts, and wait until they are under way and there is room for more."""
+        """Hand over attempts, and wait until they are under way and there is room for more, or it
+        shows that there is none for some of them.
+        """
         message = Message(attempt_ids)
         with self.landing:
             self.landed.clear()
@@ -105,12 +113,13 @@ class Flight:
     # --- What its thread does
 
     def _fly(self) -> None:
-        while True:
-            try:
-                self._turn()
-            except BaseException as error:  # of a listener: all that is in flight would hang
-                events.emit("listener_failed", receiver="in_flight", error=type(error).__name__)
-                time.sleep(TELL)
+        with aside.announcing(self.announcer):
+            while True:
+                try:
+                    self._turn()
+                except BaseException as error:  # all that is in flight would hang
+                    events.emit("listener_failed", receiver="in_flight", error=type(error).__name__)
+                    time.sleep(TELL)
 
     def _turn(self) -> None:
         """Wait for news; record what has ended, begin what has room, and look after the rest."""
@@ -127,7 +136,9 @@ class Flight:
                 self.told += telling.AWAY
 
     def _wait(self) -> None:
-        timeout = thread_pool.STALL if self.live else TELL if self.batches else None
+        is_restless = self.live or any(map(self._may_go_on, self.boarding))
+        is_waited_for = self.batches or self.boarding
+        timeout = thread_pool.STALL if is_restless else TELL if is_waited_for else None
         with suppress(queue.Empty):
             self._hear(self.bell.get(timeout=timeout))
             while True:
@@ -135,27 +146,32 @@ class Flight:
 
     def _hear(self, batch: Batch | None) -> None:
         if batch is not None:
-            self.live.add(batch)
+            self.live[batch] = None
 
     def _ended(self) -> list[Result]:
         """What has ended, of all messages together, and is taken herewith."""
         ended: list[Result] = []
         for batch in list(self.live):
+            unserved = batch.unserved()
+            batch.ended += [transitions.after_void(job, UNSERVED) for job in unserved]
             some = batch.look()
             batch.taken += len(some)
             ended += some
             if not batch.is_restless:
-                self.live.discard(batch)  # until a thread of it rings
+                self.live.pop(batch)  # until a thread of it rings
         return [result for result in ended if result.job.attempt_id not in self.back]
 
     def _record(self, results: Sequence[Result]) -> None:
         """Record. What cannot be recorded before its lease ends is left to recovery."""
         if not results:
             return
-        told = telling.riding(self._under_way())
+        told: list[Job] = []
         try:
-            announce = self.announcer.announce
-            self._connected(lambda: recorder.record(self.using, results, told, announce))
+            told = telling.riding(self._under_way())
+        except Exception as error:  # what is told of others keeps no answer from being recorded
+            events.emit("listener_failed", receiver="telling", error=type(error).__name__)
+        try:
+            self._connected(lambda: recorder.record(self.using, results, told))
         except Exception as error:
             for result in results:
                 events.emit("record_failed", **result.job.facts, error=type(error).__name__)
@@ -164,7 +180,7 @@ class Flight:
         """Begin what messages have waiting, as far as there is room, in one statement."""
         wanted: dict[int, Message] = {}
         most = self.most()
-        room = most - self._count()
+        room = 0 if starvation.pause.is_on else most - self._count()
         for message in list(self.boarding):
             if message.is_left or self.is_hurried or not most:
                 message.waiting = []
@@ -182,6 +198,8 @@ class Flight:
             begun = [job for job in jobs if wanted[job.attempt_id] is message]
             message.waiting = [pk for pk in message.waiting if pk not in wanted]
             message.count += len(begun)
+            message.moved = time.monotonic()
+            message.queue = begun[0].queue if begun else message.queue
             self._start(message, begun)
 
     def _start(self, message: Message, jobs: Iterable[Job]) -> None:
@@ -193,18 +211,20 @@ class Flight:
             make = telemetry.traced(request.make)
             batch = Batch(wired, make, self.bell)
             self.batches.append(batch)
-            self.live.add(batch)
+            self.live[batch] = None
             batch.begin(_threads_for(wired))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 
     def _settle(self) -> None:
-        """Let the tasks go whose calls are under way, if there is room for others. What a task that
-        went away was to make is given back.
+        """Let the tasks go whose calls are under way, if there is room for others, and those that
+        wait for room in vain. What a task that went away was to make is given back.
         """
         most = self.most()
-        has_room = not most or self._count() < most
+        has_room = not most or (self._count() < most and not starvation.pause.is_on)
         for message in list(self.boarding):
-            if message.waiting or not (has_room or message.here or message.is_left):
+            if self._may_go_on(message) and time.monotonic() - message.moved >= HELD:
+                message.left, message.waiting = message.waiting, []
+            elif message.waiting or not (has_room or message.here or message.is_left):
                 continue
             self.boarding.remove(message)
             if message.is_left:
@@ -213,6 +233,11 @@ class Flight:
         with self.landing:
             if not self.batches and not self.boarding and not self.announcer.owed:
                 self.landed.set()
+
+    @staticmethod
+    def _may_go_on(message: Message) -> bool:
+        """Whether a part of it was begun here, and the rest may be begun elsewhere."""
+        return bool(message.waiting and message.count)
 
     def _void(self, message: Message) -> None:
         """Record that what its task was to make was not sent."""

@@ -20,9 +20,9 @@ from billiard import current_process
 from billiard.compat import mem_rss
 from celery import current_app, signals
 
-from callqueue import conf, database
-from callqueue.execution import executor
-from callqueue.execution.flight import Flight
+from callqueue import broker, conf, database, events
+from callqueue.execution import executor, starvation, thread_pool
+from callqueue.execution.flight import Flight, Message
 
 _flights: dict[str, Flight] = {}
 _lock = threading.Lock()
@@ -36,19 +36,44 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     """Begin these attempts, those that are still to be begun; the count of them. HTTP calls are
     under way then, others made and recorded.
 
-    Returns when this process has room for another call: a slot is busy while it is full. What was
-    not begun well before a time limit of the task is given back.
+    Returns when this process has room for another call: a slot is busy while it is full. What there
+    is no room for goes on to a process that has some; what was not begun well before a time limit
+    of the task is given back, and so is all where the process has no thread for its calls.
     """
-    message = _flight(using).board(attempt_ids, patience(task))
+    try:
+        flight = _flight(using)
+    except (RuntimeError, MemoryError) as error:
+        starvation.pause.begin(str(error))
+        with database.kept_connection(using):
+            executor.give_back(using, attempt_ids)
+        starvation.pause.rest(patience(task))  # others have its messages meanwhile
+        return 0
+    message = flight.board(attempt_ids, patience(task))
     if message.error is not None:
         raise message.error
     with database.kept_connection(using):
         if message.here:
             begun = message.here
             executor.execute(using, [job.attempt_id for job in begun], begun=begun)
-        if message.count < len(attempt_ids):
+        if message.left:
+            _hand_on(using, message, task)
+        elif message.count < len(attempt_ids):
             executor.give_back(using, attempt_ids)
+    if message.left:
+        flight.board([], patience(task))
     return message.count
+
+
+def _hand_on(using: str, message: Message, task: Any) -> None:
+    """Let another process begin what is left; where the broker takes no message, give it back."""
+    options = {} if using == "default" else {"using": using}
+    lasts = conf.current().release_lease
+    try:
+        broker.send(task, (message.left,), options, queue=message.queue, lasts=lasts)
+    except Exception as error:
+        why = broker.why_away(task.app, error)
+        events.emit("publish_failed", queue=message.queue, messages=1, error=why)
+        executor.give_back(using, message.left)
 
 
 def land(*, hurried: bool = False, seconds: float | None = None) -> None:
@@ -72,13 +97,14 @@ def patience(task: Any) -> float | None:
 def most() -> int:
     """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots; none
     where the worker was told to go. A child of the prefork pool is one slot; the process of any
-    other pool has them all.
+    other pool has them all. No more than it has descriptors and threads for.
     """
     if _told[0]:
         return 0
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
-    return conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
+    wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
+    return int(min(wanted, starvation.most(), thread_pool.most()))
 
 
 def _flight(using: str) -> Flight:

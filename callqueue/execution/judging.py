@@ -11,14 +11,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from callqueue import clocks, conf, events, outcome, texts, transitions
-from callqueue.execution import claim, provider_limits
+from callqueue.execution import fitness, provider_limits, starvation
 from callqueue.execution.http.client import Answer
 from callqueue.handlers import IDEMPOTENT
 from callqueue.limits.backoff import backoff
-from callqueue.limits.budgets import key_part, with_redirects
+from callqueue.limits.budgets import key_part
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.sending.validation import check_cost
 from callqueue.transitions import Job, Result
+
+ELSEWHERE = timedelta(seconds=10)  # until a call is released again that workers here cannot make
 
 
 def of_answer(job: Job, answer: Answer) -> Result:
@@ -29,10 +31,7 @@ def of_answer(job: Job, answer: Answer) -> Result:
         sent_at = min(ended_at, job.shown_at(job.arrived_by(answer.sent_at, ended_mono)))
     if answer.sent and job.first_sent_dt is None:
         job.first_sent_dt = sent_at or ended_at
-    result = _of_answer(job, answer, ended_at).at(ended_at, ended_mono, sent_at)
-    if answer.redirects and result.cost is None:
-        result.cost = with_redirects(job.cost, answer.redirects)
-    return result
+    return _of_answer(job, answer, ended_at).at(ended_at, ended_mono, sent_at)
 
 
 def of_value(job: Job, value: object) -> Result:
@@ -56,8 +55,13 @@ def lost(job: Job, why: str) -> Result:
 
 def unfit(job: Job) -> Result:
     """The result of a job that cannot be made any more."""
-    if job.unfit == claim.EXPIRED:
+    if job.unfit == fitness.EXPIRED:
         return transitions.after_expiry(job).at(job.now(), 0.0)
+    if job.unfit == fitness.NEWER:
+        return transitions.after_void(job, job.unfit, job.now() + ELSEWHERE)
+    if job.unfit == fitness.STARVED:
+        starvation.pause.begin(fitness.STARVED)
+        return transitions.after_void(job, fitness.STARVED)
     return transitions.after_unfitness(job, job.unfit or "").at(job.now(), 0.0)
 
 
@@ -74,20 +78,14 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
         result = transitions.after_loss(job, job.sound_rule, why, now)
     else:
         return transitions.after_failure(job, job.sound_rule, answer.error, now)
-    result.response = response
+    result.response, result.is_whole = response, not (answer.truncated or answer.broken)
     return result
 
 
 def _of_response(job: Job, response: Any, cut: str, now: datetime) -> Result:
-    """The result of an answer, with what it costs after all, and the hold that its headers ask for.
-    `cut`: why the body is not whole.
-    """
+    """The result of an answer, with what it costs after all. `cut`: why the body is not whole."""
     result = _classified(job, response, cut, now)
     result.cost = _settled(job, response)
-    if result.hold is None:
-        status, most = response.status_code, job.sound_rule.retry.max_hold
-        advice = provider_limits.tightening(status, response.headers, now=now, max_hold=most)
-        result.hold = None if advice is None else _hold(job, advice, now)
     return result
 
 
@@ -104,7 +102,7 @@ def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
-            own = claim.imported(classify)(response)
+            own = fitness.imported(classify)(response)
             if isinstance(own, outcome.OUTCOMES):
                 return _judged(job, own, now, cut)
             if own is not None:
@@ -146,25 +144,28 @@ def _judged(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result
 
 def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     """The hold that a verdict asks for, as the arguments of `holds.lay`: at most `max_hold` long. A
-    hold that names no end lasts for the rule's backoff, and makes none longer that is in force.
+    hold that names no time to come lasts for the rule's backoff, and makes none longer that is in
+    force.
     """
-    retry, until = job.sound_rule.retry, verdict.until
-    if until is None:
-        until = backoff(retry, job.throttled_count + 1, 1.0)
-    if isinstance(until, int | float):
-        until = timedelta(seconds=min(until, retry.max_hold))
-    most = timedelta(seconds=retry.max_hold)
-    if isinstance(until, timedelta):
-        until = now + min(max(until, timedelta(0)), most)
+    retry, seconds = job.sound_rule.retry, _seconds(verdict.until, now)
+    is_named = not seconds <= 0  # what is no number fails below: such a verdict is none
+    if not is_named:
+        seconds = backoff(retry, job.throttled_count + 1, 1.0)
     per, value = _scope(job, verdict.scope)
     return {
-        "rules": _sharers(job, per),
         "per": per,
         "value": value,
-        "until": min(until if until.tzinfo else until.replace(tzinfo=UTC), now + most),
+        "until": now + timedelta(seconds=min(seconds, retry.max_hold)),
         "reason": verdict.why or "",
-        "extend": verdict.until is not None,
+        "extend": is_named,
     }
+
+
+def _seconds(until: float | timedelta | datetime | None, now: datetime) -> float:
+    """How long it is until then; 0 where that is not said."""
+    if isinstance(until, datetime):
+        until = (until if until.tzinfo else until.replace(tzinfo=UTC)) - now
+    return until.total_seconds() if isinstance(until, timedelta) else until or 0.0
 
 
 def _scope(job: Job, scope: str | None) -> tuple[str, str]:
@@ -176,19 +177,12 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
     return ("queue", job.queue) if "queue" in pers else ("rule", "")
 
 
-def _sharers(job: Job, per: str) -> tuple[str, ...]:
-    """The rules that a hold concerns: those that share a budget of that scope with the call's."""
-    budgets = conf.current().book.budgets.get(job.rule_name, ())
-    sharing = {rule for b in budgets if b.limit.per == per and b.limit.name for rule in b.rules}
-    return tuple(sorted(sharing | {job.rule_name}))
-
-
 def _settled(job: Job, response: Any) -> Any:
     """What the attempt is charged after all, as the rule settles it; None: as it was charged."""
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
-        cost = claim.imported(settle)(response)
+        cost = fitness.imported(settle)(response)
         return None if cost is None else check_cost(cost)
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"

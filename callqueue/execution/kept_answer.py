@@ -1,73 +1,175 @@
 """What is kept of an answer: its headers and the beginning of its body, with nothing secret in it.
 
-In: a result, with the secrets of its call. Out: what the attempt's columns hold. Whatever is cut is
-cut after it was scrubbed, so that no half of a secret is left.
+In: a result, with the secrets of its call, in the thread that made the call. Out: what the
+attempt's columns hold, which whoever records only writes. What is looked at is cut first, so the
+work has a bound in bytes; its bound in time is its `Allowance`. What is kept is cut last, so that
+no half of a secret or of a credential is left.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
-from callqueue import conf
-from callqueue.security.redaction import redact_headers
-from callqueue.security.scrubbing import room_for, scrub, scrub_json
-from callqueue.texts import decoded
+from celery.exceptions import SoftTimeLimitExceeded
+
+from callqueue import clocks, conf, states, texts
+from callqueue.answers import SCRUBBED, SCRUBBED_CUT, WITHHELD, packed
+from callqueue.security.allowance import Allowance, TooDear, spend
+from callqueue.security.redaction import REDACTED, redact_headers
+from callqueue.security.scrubbing import holds, room_for, scrub
 from callqueue.transitions import Result
 
 MOST_HEADERS, LONGEST_NAME, LONGEST_VALUE = 100, 200, 2000
-TRIES = 4  # readings of a body, each twice as long, before the scrubbed beginning is short
+MOST_OF_HEADERS = 32768  # characters of all headers that are looked at
+EDGE = 1024  # characters, the end of which may be half of what redaction takes out
+LONGEST_SIZE = 2**31 - 1
+_WIDE = ("utf-16", "utf-32")
+NOT_KEPT = "[not kept: cleaning it took too long]"
+NOTHING: Mapping[str, Any] = {
+    "response_status": None,
+    "response_headers": None,
+    "response_body": "",
+    "response_form": "",
+    "response_size": None,
+}
 
 
-def headers(result: Result) -> dict[str, str]:
-    """The answer's headers: scrubbed, redacted, and only then cut."""
-    listed = list(result.response.headers.items())[:MOST_HEADERS]
-    texts = {str(name): str(value) for name, value in listed}
-    clean = redact_headers(scrub_json(texts, result.secret_values))
-    return {name[:LONGEST_NAME]: str(value)[:LONGEST_VALUE] for name, value in clean.items()}
+def keep(result: Result, values: tuple[str, ...], clean: Callable[[str], str]) -> None:
+    """Clean the result's texts with `clean`, and compose the columns of what was answered."""
+    job = result.job
+    with Allowance(job.rule_name, (job.lease_ends - clocks.monotonic()) / 2):
+        hold = result.hold or {"reason": ""}
+        said = {result.error, result.why, hold["reason"]} - {""}
+        cleaned = {"": "", **{text: _affordable(clean, text) for text in said}}
+        result.error, result.why = cleaned[result.error], cleaned[result.why]
+        hold["reason"] = cleaned[hold["reason"]]
+        try:
+            result.kept = _columns(result, values)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # of a response that a hook has changed
+            unstorable(result, error)
 
 
-def body(result: Result) -> str:
-    """The beginning of the response's body, or of what a handler returned, as text."""
-    most = conf.current().keep_response_bytes
-    if result.response is None:
-        if result.value is None:
-            return ""
-        return scrub(_as_text(result.value), result.secret_values)[:most]
-    content, encoding = result.response.content or b"", result.response.encoding
-    text = _scrubbed_start(
-        lambda size: decoded(content[:size], encoding), len(content), most, result.secret_values
-    )
-    return text.encode()[:most].decode("utf-8", "ignore")
+def unstorable(result: Result, error: Exception) -> None:
+    """Keep nothing of the answer but its status, since this error kept it from being stored."""
+    status = getattr(result.response, "status_code", None)
+    why = f"what it said could not be stored ({type(error).__name__})"
+    result.kept, result.error, result.why = NOTHING, why, why if result.why else ""
+    if isinstance(status, int) and 100 <= status < 1000:
+        was_there = {"response_headers": {}, "response_form": WITHHELD, "response_size": 0}
+        result.kept = {**NOTHING, "response_status": status, **was_there}
+    if result.hold is not None:
+        result.hold["reason"] = why
 
 
-def _scrubbed_start(
-    read: Callable[[int], str], size: int, most: int, secret_values: tuple[str, ...]
-) -> str:
-    """The beginning of a text of `size` bytes, scrubbed: at least `most` characters of it where it
-    has so many.
+def _affordable(clean: Callable[[str], str], text: str) -> str:
+    try:
+        return clean(text)
+    except TooDear:
+        return NOT_KEPT
 
-    What is taken out draws the end of what was read into what is kept, where half a secret may be:
-    that end is left off, and more is read instead, if not without end.
-    """
-    room = room_for(secret_values)
-    wanted, kept = most + room, ""
-    for _ in range(TRIES):
-        text = read(wanted)
-        kept = scrub(text, secret_values)
-        if wanted >= size or kept == text:
-            return kept
-        kept = kept[:-room]
-        if len(kept) >= most:
-            return kept
-        wanted *= 2
+
+def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
+    response = result.response
+    if response is None:
+        if result.outcome != states.SUCCEEDED:
+            return NOTHING
+        return {**NOTHING, **_body(_as_json(result.value), "utf-8", result, values)}
+    try:
+        headers = _headers(response.headers, values)
+    except TooDear:
+        headers = {}
+    return {
+        "response_status": response.status_code,
+        "response_headers": headers,
+        **_body(response.content or b"", response.encoding, result, values),
+    }
+
+
+def _headers(given: Mapping[str, Any], values: tuple[str, ...]) -> dict[str, str]:
+    """The headers: cut, scrubbed and redacted, and cut again."""
+    reach, size = LONGEST_VALUE + EDGE, 0
+    most, listed, long = reach + room_for(values), dict[str, str](), set[str]()
+    for name, value in islice(given.items(), MOST_HEADERS):
+        name, text = str(name)[:most], str(value)
+        if len(text) > reach:
+            long.add(name)
+            text = text[:most]
+        size += len(name) + len(text)
+        if size > MOST_OF_HEADERS:
+            size -= len(name) + len(text)
+        else:
+            listed[name] = text
+    spend(size)
+    if values and holds("\n".join([*listed, *listed.values()]), values):
+        listed = {
+            scrub(name, values, LONGEST_NAME): scrub(text, values, reach)
+            for name, text in listed.items()
+        }
+        long = {scrub(name, values, LONGEST_NAME) for name in long}
+    elif long:
+        listed = {name: text[:reach] for name, text in listed.items()}
+    kept = {}
+    for name, text in redact_headers(listed).items():
+        if len(text) > LONGEST_VALUE or (name in long and text != REDACTED):
+            text = text[: -EDGE if name in long else None][:LONGEST_VALUE]
+        kept[name[:LONGEST_NAME]] = text
     return kept
 
 
-def _as_text(value: Any) -> str:
-    """What a handler returned, as JSON, or its repr where it has no such form (a loop)."""
+def _body(
+    content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
+) -> dict[str, Any]:
+    """The columns of a body. One that is cut is told of in the attempt's text."""
+    most = conf.current().keep(result.job.rule)
+    size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
+    columns = {"response_size": size}
     try:
-        return json.dumps(value, default=str)
+        text = _scrubbed(content, charset, most, values)
+    except TooDear:
+        return {**columns, "response_body": NOT_KEPT, "response_form": WITHHELD}
+    is_cut = len(content) > most or not result.is_whole
+    if text is None:
+        text, form = packed(content[:most], charset, is_cut=is_cut)
+    else:
+        text, form = text.encode()[:most].decode("utf-8", "ignore"), SCRUBBED
+        form = SCRUBBED_CUT if is_cut else SCRUBBED
+    if len(content) > most > 0:
+        note = f"{most} of {size} bytes of the answer are kept"
+        result.error = f"{result.error}; {note}" if result.error else note
+    return {**columns, "response_body": text, "response_form": form}
+
+
+def _scrubbed(
+    content: bytes, charset: str | None, most: int, values: tuple[str, ...]
+) -> str | None:
+    """The beginning of the body as text without secrets; None where there is none in it."""
+    if not values:
+        return None
+    room = room_for(values)
+    start = content[: most + room]
+    text = texts.decoded(start, charset)
+    is_found = holds(text, values)
+    # Letters of a charset that is falsely claimed would be the secret's bytes, two or four in one.
+    if not text.isascii() and (not is_found or texts.charset(charset).startswith(_WIDE)):
+        as_it_stands = texts.storable(start.decode("latin-1"))
+        if holds(as_it_stands, values):
+            text, is_found = as_it_stands, True
+    if not is_found:
+        return None
+    whole = len(text) - (room if len(start) < len(content) else 0)
+    return scrub(text, values, max(0, min(most, whole)))
+
+
+def _as_json(value: Any) -> bytes:
+    """What a handler returned, as JSON, or its repr where it has no such form (a loop)."""
+    if value is None:
+        return b""
+    try:
+        return json.dumps(value, default=str).encode()
     except (TypeError, ValueError, RecursionError):
-        return json.dumps(repr(value))
+        return json.dumps(repr(value)).encode()

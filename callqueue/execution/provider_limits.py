@@ -1,31 +1,31 @@
-"""What a provider says of its limits in an answer, and the default verdict of a rule.
+"""What a provider says of its limits where it refuses a call, and the default verdict of a rule.
 
-In: a status, headers, the beginning of a body, the time. Out: an outcome, or a hold. Pure: no
-Django, no clock. What a provider says may only tighten what the limits say, lasts at most
-`max_hold`, and never raises, whatever it is.
+In: a status, headers, the beginning of a body, the time. Out: an outcome. Pure: no Django, no
+clock. What a provider says may only tighten what the limits say, lasts at most `max_hold`, and
+never raises, whatever it is. Only a refusal is a reason to hold: a success with which nothing
+remains says what the limits know, later than they do.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
-from callqueue.execution.header_values import count_of, plain_headers
 from callqueue.execution.limit_headers import (
     Advice,
+    plain_headers,
     rate_limit_headers,
-    reset_of_refusal,
     retry_after,
 )
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
+from callqueue.security.redaction import redact_url
 
 _OVERLOADED = 529
 _THROTTLED_BODY = ("secondary rate limit", "rate limit exceeded", "abuse detection")
 _BODY_START = 4096  # bytes of a body that are read
-_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
+_LONGEST_LOCATION = 200  # characters that a reason names
 
 
 def verdict(
@@ -51,58 +51,45 @@ def verdict(
         return _hold(why, headers, now=now, max_hold=max_hold)
     if status in retry_statuses:
         return RetryLater(why)
-    if 300 <= status < 400 and "location" in plain:
-        return GiveUp(f"{why}; redirect {_to_host(plain['location'])}not followed")
+    if 300 <= status < 400 and (location := plain.get("location")):
+        return GiveUp(f"{why}; a redirect to {_shown(location)}, which is not followed")
     return GiveUp(why)
-
-
-def tightening(
-    status: int, headers: Mapping[str, str], *, now: datetime, max_hold: float
-) -> HoldUntil | None:
-    """The hold that an answer asks for, a success too: nothing remains until its reset."""
-    # most answers say nothing of limits, and cost no parsing
-    if not any("rate" in name.lower() for name in headers):
-        return None
-    advice = rate_limit_headers(headers, now=now, max_hold=max_hold)
-    if not advice.until_s:
-        return None
-    return HoldUntil(advice.until_s, f"nothing remains for {_text(advice)}")
 
 
 def _is_throttled(status: int, plain: Mapping[str, str], body: bytes) -> bool:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, _OVERLOADED):
         return True
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return "retry-after" in plain
+        return bool(plain.get("retry-after"))
     if status != HTTPStatus.FORBIDDEN:
         return False
-    if "retry-after" in plain or count_of(plain.get("x-ratelimit-remaining", "")) == 0:
+    if plain.get("retry-after") or plain.get("x-ratelimit-remaining") == "0":
         return True
     text = body[:_BODY_START].decode("utf-8", "ignore").lower()
     return any(words in text for words in _THROTTLED_BODY)
 
 
 def _hold(why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float) -> HoldUntil:
-    """Until Retry-After, which takes precedence, or else until the reset of what is used up."""
-    asked = retry_after(headers, now=now, max_hold=max_hold)
-    if asked.until_s is not None:
-        return HoldUntil(asked.until_s, f"{why}; Retry-After {_text(asked)}")
-    reset = reset_of_refusal(headers, now=now, max_hold=max_hold)
-    if reset.until_s:
-        return HoldUntil(
-            reset.until_s, "; ".join(filter(None, [why, asked.note, f"reset in {_text(reset)}"]))
-        )
-    late = "its reset is already past" if reset.until_s == 0 else reset.note
-    return HoldUntil(None, "; ".join(filter(None, [why, asked.note, late])))
+    """Until Retry-After, which takes precedence, else until the reset of what is used up; neither
+    counts where it names no time to come.
+    """
+    for read, name in ((retry_after, "Retry-After"), (rate_limit_headers, "reset in")):
+        said = read(headers, now=now, max_hold=max_hold)
+        if said.until_s:
+            return HoldUntil(said.until_s, f"{why}; {name} {_text(said)}")
+        if said.until_s == 0:
+            why = f"{why}; its {name.removesuffix(' in')} is already past"
+        elif said.note:
+            why = f"{why}; {said.note}"
+    return HoldUntil(None, why)
 
 
-def _to_host(location: str) -> str:
-    """The words "to HOST ", or none for a relative or unreadable Location."""
-    try:
-        host = urlsplit(location).hostname or ""
-    except ValueError:
-        return ""
-    return f"to {host} " if _HOST.fullmatch(host) else ""
+def _shown(location: str) -> str:
+    """A Location, as it may be shown: HTTP reads its bytes as Latin-1, and servers write UTF-8."""
+    with suppress(ValueError):
+        location = location.encode("latin-1").decode()
+    text = "".join(char if char.isprintable() else "?" for char in redact_url(location))
+    return text if len(text) <= _LONGEST_LOCATION else f"{text[:_LONGEST_LOCATION]}..."
 
 
 def _text(advice: Advice) -> str:

@@ -15,16 +15,12 @@ from django.db import connections
 
 from callqueue import clocks, database, events
 from callqueue.execution import results
+from callqueue.execution.http.errors import starved
 from callqueue.maintenance import breaker
 from callqueue.transitions import Job, Result
 
 
-def record(
-    using: str,
-    ended: Sequence[Result],
-    told: Sequence[Job] = (),
-    announce: results.Announce | None = None,
-) -> None:
+def record(using: str, ended: Sequence[Result], told: Sequence[Job] = ()) -> None:
     """Record, and keep trying while the database is away and a lease still runs: the answers are in
     hand. The ledger is told of `told`, which are under way, in the same breath, if all goes well.
 
@@ -34,13 +30,13 @@ def record(
     while True:
         try:
             _lay_holds(using, ended)
-            results.write(using, ended, told, announce)
+            results.write(using, ended, told)
             break
         except Exception as error:
             if interruption(error) is not None:
                 raise
-            if not database.may_pass(error):
-                return _record_apart(using, ended, error, announce)
+            if not database.may_pass(error) and not starved(error):
+                return _record_apart(using, ended, error)
             _wait_for_database(using, ended, error, pause)
             pause = min(2.0, pause * 2)
     breaker.observe(using, ended)
@@ -67,15 +63,13 @@ def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pa
     time.sleep(pause)
 
 
-def _record_apart(
-    using: str, ended: Sequence[Result], error: Exception, announce: results.Announce | None
-) -> None:
+def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None:
     """Record each result by itself, and one that cannot be stored without its texts."""
     if len(ended) > 1:
         for result in ended:
-            record(using, [result], announce=announce)
+            record(using, [result])
     elif not ended[0].is_bare:
-        record(using, [results.without_texts(ended[0], error)], announce=announce)
+        record(using, [results.without_texts(ended[0], error)])
     else:  # its lease decides
         events.emit("record_failed", **ended[0].job.facts, error=type(error).__name__)
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from callqueue import clocks, conf, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
-from callqueue.execution import judging
+from callqueue.execution import judging, starvation
 from callqueue.execution.http import client
+from callqueue.execution.http.errors import Starved, starved
 from callqueue.execution.results import scrubbed
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.log_scrubbing import at_work
@@ -49,7 +50,7 @@ class SlotGate(client.Gate):
         left = self._job.lease_ends - clocks.monotonic()
         if left <= 0:
             raise client.Dropped("the lease had ended before the first byte was sent")
-        if self.sent_at is None and left < self._needed():
+        if left < self._needed():
             raise client.Dropped(
                 "too little was left of the lease for an answer before the first byte was sent"
             )
@@ -82,12 +83,14 @@ def make(job: Job) -> Result:
     try:
         disclosed = disclosure.disclose(job.method, job.params, rule=job.rule_name, key=job.key)
     except (InvalidCall, NotAllowed) as error:
-        return transitions.after_giving_up(job, str(error))
+        return scrubbed(transitions.after_giving_up(job, str(error)), ())
     except BaseException as error:
+        if want := starved(error):
+            return _given_back(job, want)
         is_own = isinstance(error, CallQueueError)
-        return judging.failed(job, str(error) if is_own else texts.worded(error))
-    payload = None if job.method in HTTP_METHODS else job.params
-    with at_work(disclosed.values, job.method, payload):
+        why = str(error) if is_own else texts.worded(error)
+        return scrubbed(judging.failed(job, why), ())
+    with at_work(disclosed.values, job.method, job.params):
         return scrubbed(_made(job, disclosed), disclosed.values)
 
 
@@ -98,10 +101,19 @@ def _made(job: Job, disclosed: Disclosed) -> Result:
             return judging.of_answer(job, _requested(job, disclosed, gate))
         return judging.of_value(job, _handled(job, dict(disclosed.params), gate))
     except client.Dropped as dropped:
-        return transitions.after_void(job, str(dropped))
+        return _given_back(job, dropped)
     except BaseException as error:
+        if not job.is_through and (want := starved(error)):
+            return _given_back(job, want)
         why = texts.worded(error)
         return judging.lost(job, why) if gate.sent_at is not None else judging.failed(job, why)
+
+
+def _given_back(job: Job, dropped: client.Dropped) -> Result:
+    """Nothing was sent. Where this process is to blame, it takes no other call for a while."""
+    if isinstance(dropped, Starved):
+        starvation.pause.begin(str(dropped))
+    return transitions.after_void(job, str(dropped))
 
 
 def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> client.Answer:
@@ -110,9 +122,11 @@ def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> client.Answer:
     timeouts = client.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
     )
-    params, policy = _with_idempotency_key(job, disclosed.params), _policy(job, disclosed)
+    params, policy = _with_idempotency_key(job, disclosed.params), _policy(job)
     job.gate = gate
     answer = client.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
+    if answer.starved:
+        starvation.pause.begin(answer.error)
     if answer.sent_at is not None:
         _waits[job.rule_name] = clocks.monotonic() - answer.sent_at
     return answer
@@ -120,31 +134,30 @@ def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> client.Answer:
 
 def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
     """What is given, with the rule's idempotency header where the method changes something and the
-    call names no such header itself.
+    call names no such header itself, in whatever case.
     """
     params, header = dict(given), job.sound_rule.idempotency_header
-    if header and job.method not in SAFE:
-        params["headers"] = headers = dict(params.get("headers") or {})
-        headers.setdefault(header, job.idempotency_key)
+    own = params.get("headers") or {}
+    if header and job.method not in SAFE and header.lower() not in map(str.lower, own):
+        params["headers"] = {**own, header: job.idempotency_key}
     return params
 
 
-def _policy(job: Job, disclosed: Disclosed) -> client.Policy:
+def _policy(job: Job) -> client.Policy:
     settings = conf.current()
     return client.Policy(
         allowed_hosts=settings.allowed_hosts,
         allowed_networks=settings.allowed_networks,
         verify=job.sound_rule.verify,
-        redirects=job.redirects,
-        closed_hosts=settings.book.closed_hosts(job.rule_name) if job.redirects else (),
         max_response_bytes=settings.max_response_bytes,
-        secrets=disclosed.values,
-        is_bound=disclosed.is_bound,
     )
 
 
 def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     """Let the method's handler make the call; what it returns."""
+    handler = find(job.method)
+    if want := starved():  # it would fail for that, and nobody could say how far it had got
+        raise want
     gate.wait()
     left = timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic()))
     context = Context(
@@ -158,4 +171,4 @@ def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     )
     if job.first_sent_dt is None:
         job.first_sent_dt = job.now()
-    return find(job.method)(params, context)
+    return handler(params, context)

@@ -8,77 +8,57 @@ was a secret: values are scrubbed and headers redacted before they arrive here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
-from callqueue import callbacks, conf, database, events, states, tables, transitions
+from callqueue import callbacks, database, events, states, tables, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.execution import kept_answer, telling
-from callqueue.handlers import HTTP_METHODS
-from callqueue.ledger import clock_jumps, holds, row_locks
-from callqueue.ledger.tallies import tallied_rules
-from callqueue.limits.budgets import cost_of, costs_more
+from callqueue.ledger import agreement, clock_jumps, holds, row_locks
+from callqueue.limits.budgets import cost_of
 from callqueue.security.scrubbing import clean, payload_of
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result, astray
 
 LOOKS = 20  # at a clock that jumps again and again, before a record is put off
+# An end that is recorded later may have left a tallied window by then: those are a second or more.
+LATE = timedelta(seconds=0.5)
 
 
 def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
-    """The result with nothing secret in its texts: these values, and whatever looks like a
-    credential.
+    """The result with nothing secret in its texts, nor in what is kept of its answer: these values,
+    and whatever looks like a credential.
 
-    What a handler said may repeat what it was given, so its texts lose the call's own strings too:
-    they are logged, and are not encrypted.
+    What a hook, a handler or a provider said may repeat what it was given, so its texts lose the
+    call's own strings too: they are logged, and are not encrypted.
     """
-    job = result.job
-    payload = [] if job.method in HTTP_METHODS else payload_of(job.method, job.params)
-    result.secret_values = values
-    result.error = clean(result.error, values, payload)
-    result.why = clean(result.why, values, payload)
-    if result.hold is not None:
-        result.hold["reason"] = clean(result.hold["reason"], values, payload)
+    says = result.error or result.why or result.hold
+    payload = payload_of(result.job.method, result.job.params) if says else []
+    kept_answer.keep(result, values, lambda text: clean(text, values, payload))
     return result
 
 
 def without_texts(result: Result, error: Exception) -> Result:
     """The result without its texts, which this error kept from being stored."""
-    why = f"what it said could not be stored ({type(error).__name__})"
-    status = getattr(result.response, "status_code", None)
-    has_status = isinstance(status, int) and 100 <= status < 1000
-    bare = SimpleNamespace(status_code=status, content=b"", encoding=None, headers={})
-    result.response = bare if has_status else None
-    result.value, result.error, result.cost, result.is_bare = None, why, None, True
-    result.why = why if result.why else ""
-    if result.hold is not None:
-        result.hold["reason"] = why
+    kept_answer.unstorable(result, error)
+    result.cost, result.is_bare = None, True
     return result
 
 
-Announce = Callable[[str, Sequence[int], int], None]  # as callbacks.announce
-
-
-def write(
-    using: str,
-    results: Sequence[Result],
-    told: Sequence[Job] = (),
-    announce: Announce | None = None,
-) -> int:
+def write(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> int:
     """Write these results; the count of those that were still this worker's to write. Two updates
     for any number. The ledger is told of `told`, which are under way, in one of them; calls that
-    have ended, and that anybody wants to know of, are left to `announce`, or announced here.
+    have ended, and that anybody wants to know of, are announced.
     """
     kept = _written(using, results, told)
     if len(kept) < len(results):
         count, why = len(results) - len(kept), "the lease had ended before the record"
         events.emit("attempt_refused", attempts=count, reason=why)
     try:
-        _tell(using, kept, announce or callbacks.announce)
+        _tell(using, kept)
     except (DatabaseError, InterfaceError) as error:
         # The ends are recorded: what is still owed of them is for a dispenser.
         why = type(error).__name__
@@ -92,7 +72,17 @@ def lay(using: str, result: Result, hold: Mapping[str, Any]) -> None:
         # What follows a jump is not to be moved along with what was before it.
         clock_jumps.watch(using).settle()
     until = hold["until"] + astray(result, clock_jumps.read(using))
-    holds.lay(using, **{**hold, "until": until}, source="provider")
+    rules = _sharers(using, result.job.rule_name, hold["per"])
+    holds.lay(using, rules, **{**hold, "until": until}, source="provider")
+
+
+def _sharers(using: str, rule: str, per: str) -> list[str]:
+    """The rules that a hold concerns: those that share a budget of that scope with this one, in
+    force. One statement.
+    """
+    budgets = agreement.book_in_force(using).budgets.get(rule, ())
+    sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
+    return sorted(sharing | {rule})
 
 
 def _written(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> Sequence[Result]:
@@ -150,33 +140,33 @@ def _update(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> 
     free, reading = row_locks.calls_to_end(using, [result.job.pk for result in results])
     clock_jumps.check(using, reading)
     columns = [_columns_of_attempt(result, reading) for result in results]
-    rows = _with_corrections(results, columns)
+    rows = _with_corrections(results, columns, from_us(reading.at) - LATE)
     rows += [_columns_of_told(job, reading, rows[0]) for job in told]
     count = transitions.end_attempts(using, rows)
     transitions.end_calls(using, results, free, reading)
     return count
 
 
-def correction(job: Job, cost: Any, outcome: str) -> dict[str, Any]:
-    """The columns of an attempt that costs something else than it was charged: what the tallies are
-    to be told, and what it was charged, which stays known where it costs more. Empty for others.
+def correction(job: Job, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
+    """The columns of an attempt that costs something else than it was charged, or ended long ago:
+    the mark for the next pass, which knows what is tallied, and what it was charged. Empty for
+    others.
     """
-    is_voided = outcome == states.VOIDED
-    is_wrong = (is_voided or job.charged != cost) and (
-        job.rule_name in tallied_rules(conf.current().book)
-    )
-    is_more = not is_voided and costs_more(cost, job.charged)
-    if not (is_wrong or is_more):
+    if job.charged == cost and outcome != states.VOIDED and not is_late:
         return {}
-    return {"charged": job.charged, "correction_pending": is_wrong}
+    return {"charged": job.charged, "correction_pending": True}
 
 
 def _with_corrections(
-    results: Sequence[Result], attempts: list[dict[str, Any]]
+    results: Sequence[Result], attempts: list[dict[str, Any]], late: datetime
 ) -> list[dict[str, Any]]:
-    """The columns of attempts, and of all of them their corrections where one has any."""
-    pairs = zip(results, attempts, strict=True)
-    found = [correction(one.job, own["cost"], one.outcome) for one, own in pairs]
+    """The columns of attempts, and of all of them their corrections where one has any. What ended
+    before `late` is recorded late.
+    """
+    found = [
+        correction(one.job, own["cost"], one.outcome, is_late=own["finished_at"] < late)
+        for one, own in zip(results, attempts, strict=True)
+    ]
     if not any(found):
         return attempts
     none = {"charged": None, "correction_pending": False}
@@ -185,7 +175,6 @@ def _with_corrections(
 
 def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
     sent_at, finished_at = _instants(result, reading)
-    response = result.response
     cost = result.job.cost if result.cost is None else result.cost
     return {
         "pk": result.job.attempt_id,
@@ -193,9 +182,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
         "sent_at": sent_at,
         "finished_at": finished_at,
         "outcome": result.outcome,
-        "response_status": None if response is None else response.status_code,
-        "response_headers": None if response is None else kept_answer.headers(result),
-        "response_body": kept_answer.body(result),
+        **(result.kept or kept_answer.NOTHING),
         "error_message": _error(result),
         "cost": cost,
         "calls": cost_of(cost, "calls"),
@@ -211,7 +198,7 @@ def _columns_of_told(job: Job, reading: Reading, like: Mapping[str, Any]) -> dic
         "pk": job.attempt_id,
         "worker": job.worker,
         "outcome": states.OPEN,
-        "response_body": "",
+        **kept_answer.NOTHING,
         "error_message": "",
         "cost": job.charged,
         "calls": cost_of(job.charged, "calls"),
@@ -233,7 +220,7 @@ def _instants(result: Result, reading: Reading) -> tuple[datetime | None, dateti
     return (result.sent_at + by if result.sent_at else None), result.ended_at + by
 
 
-def _tell(using: str, results: Sequence[Result], announce: Announce) -> None:
+def _tell(using: str, results: Sequence[Result]) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         job, status = result.job, result.status
@@ -245,4 +232,4 @@ def _tell(using: str, results: Sequence[Result], announce: Announce) -> None:
             events.emit("attempt_failed", **job.facts, reason=result.error)
     for status, ids in ended.items():
         if callbacks.has_listeners(status) or any(one.job.callback for one in results):
-            announce(using, ids, status)
+            callbacks.announce(using, ids, status)

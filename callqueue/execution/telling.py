@@ -109,7 +109,7 @@ class _Patience:
 def _is_slow(job: Job, now: float) -> bool:
     """Whether it is to be told of: sent a while ago, as a whole, and arrived."""
     gate = job.gate
-    if gate is None or job.is_told or job.redirects or not gate.is_whole:
+    if gate is None or job.is_told or not gate.is_whole:
         return False
     sent = gate.sent_at
     if sent is None or now - sent < SLOW:

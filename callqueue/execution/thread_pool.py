@@ -15,8 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from callqueue import database, events
+from callqueue.execution.http import client
+from callqueue.execution.http.connection import IDLE_SECONDS
 from callqueue.transitions import Job, Result
 
 STALL = 0.003  # seconds without an end after which another thread joins
@@ -25,7 +28,14 @@ QUIET = 0.004
 AGE = 0.012  # seconds after which what has ended is handed over in any case
 # seconds after which it is while jobs are still to begin: fast calls are best recorded together
 PENDING_AGE = 0.05
-MINUTE = 60.0  # seconds between two lines that say that there are no more threads
+# seconds between two lines that say that there are no more threads, and for which that is believed
+MINUTE = 60.0
+UNSERVED = 1.0  # seconds after which a job that no thread can be had for is handed back
+
+
+def most() -> float:
+    """How many jobs this process has threads for, as far as is known."""
+    return _pool().most()
 
 
 class Batch:
@@ -44,13 +54,31 @@ class Batch:
         self.raised: list[BaseException] = []
         self.count, self.seen, self.taken, self.threads = len(jobs), 0, 0, 0
         self.first = self.last = self.moved = 0.0
+        self.refused_at = math.inf  # when no thread was to be had for it first
 
     def begin(self, threads: int) -> None:
         """Have `threads` more begin; others join while jobs are pending and none end."""
         for _ in range(min(max(1, threads), len(self.pending))):
-            if not _pool().join(self):
+            if not self._join():
                 break
         self.moved = time.monotonic()
+
+    def _join(self) -> bool:
+        is_served = _pool().join(self)
+        if not is_served:
+            self.refused_at = min(self.refused_at, time.monotonic())
+        return is_served
+
+    def unserved(self) -> list[Job]:
+        """The jobs that have waited in vain for a thread, taken herewith: another process may have
+        one, and their leases run.
+        """
+        taken: list[Job] = []
+        if time.monotonic() - self.refused_at >= UNSERVED:
+            with suppress(IndexError):
+                while True:
+                    taken.append(self.pending.popleft())
+        return taken
 
     def look(self) -> list[Result]:
         """What has ended and was not taken, once it is time to hand it over: whoever takes it says
@@ -62,7 +90,7 @@ class Batch:
             self.last = self.moved = now
             self.seen = count
         elif self.pending and self.threads < self.count and now - self.moved >= STALL:
-            _pool().join(self)
+            self._join()
             self.moved = now
         is_due = (
             self.seen + len(self.raised) == self.count
@@ -105,7 +133,13 @@ class _Pool:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._idle: list[queue.SimpleQueue[Batch]] = []
-        self._said = -math.inf
+        self._said = self._refused_at = -math.inf
+        self._count = 0
+
+    def most(self) -> float:
+        """As many as there are, for a minute after no other was to be had."""
+        is_full = time.monotonic() - self._refused_at < MINUTE
+        return max(1, self._count) if is_full else math.inf
 
     def join(self, batch: Batch) -> bool:
         """Let one more thread work on the batch; False where there is none to be had now, since the
@@ -120,21 +154,28 @@ class _Pool:
             )
             try:
                 thread.start()
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
+                self._refused_at = time.monotonic()
                 self._say_so(batch, error)
                 return False
+            self._count += 1
         batch.threads += 1
         inbox.put(batch)
         return True
 
-    def _say_so(self, batch: Batch, error: RuntimeError) -> None:
+    def _say_so(self, batch: Batch, error: Exception) -> None:
         if time.monotonic() - self._said >= MINUTE:
             self._said = time.monotonic()
             events.emit("threads_exhausted", waiting=len(batch.pending), error=str(error))
 
     def _live(self, inbox: queue.SimpleQueue[Batch]) -> None:
         while True:
-            inbox.get().drain()
+            try:
+                batch = inbox.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                client.close_idle()  # no call takes them any more, and each is a descriptor
+                batch = inbox.get()
+            batch.drain()
             self._idle.append(inbox)
 
 

@@ -24,7 +24,7 @@ HTTP_METHODS = IDEMPOTENT | {"post", "patch"}
 BUILT_IN = {
     "send_email": "callqueue.handlers.email.send_email",
     "celery_task": "callqueue.handlers.celery_task.run_task",
-    "django_task": "callqueue.integrations.django_tasks.run_django_task",
+    "django_task": "callqueue.backends.run_django_task",
 }
 
 Handler = Callable[[Mapping[str, Any], "Context"], Any]

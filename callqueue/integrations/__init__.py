@@ -1,1 +1,1 @@
-"""Other people's interfaces: Celery tasks, Django's tasks, requests' sessions, beat, Prometheus."""
+"""Other people's interfaces: Celery tasks, and schedules for beat."""

@@ -23,11 +23,11 @@ class Published:
 
     task: Any
     task_id: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    options: dict[str, Any]
-    of_send: Mapping[str, Any]
-    _told: dict[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = field(repr=False)
+    kwargs: Mapping[str, Any] = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+    of_send: Mapping[str, Any] = field(repr=False)
+    _told: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def tell_before(self) -> dict[str, Any]:
         """`before_task_publish`; the options, with what its receivers have added."""

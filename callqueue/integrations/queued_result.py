@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
@@ -11,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from callqueue import states
+from callqueue.exceptions import AnswerCut
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -78,10 +78,9 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
     if fresh.status in (states.FAILED, states.UNKNOWN, states.ERROR):
         meta["result"] = RuntimeError(fresh.error_message.partition("\n")[0])
         meta["traceback"] = fresh.error_message
-    attempt = fresh.attempts.order_by("-number").first() if fresh.status == states.DONE else None
-    if attempt is not None and attempt.response_body:
+    if fresh.status == states.DONE and (answer := fresh.answer) is not None:
         try:
-            meta["result"] = json.loads(attempt.response_body)
-        except ValueError:  # cut at KEEP_RESPONSE_BYTES
-            meta["result"] = attempt.response_body
+            meta["result"] = answer.json(scrubbed=True)
+        except AnswerCut as cut:
+            meta["result"] = cut
     return meta

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from celery import Task
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Retry
 from celery.result import AsyncResult
@@ -54,7 +55,7 @@ class QueuedTask(DjangoTask):
     key: Any = ""
     cost: Any = None
     unique_key: Any = None
-    callback: str | None = None
+    callback: str | Task | None = None
     using: str | None = None
     call_priority: int | None = None
     is_queued = True  # a retry within a call is the table's: see handlers/task_run.py

@@ -111,7 +111,7 @@ class Account:
             if is_tallied(budget.limit):
                 kept = self.memo.tallies.get(budget.id)
                 self.tallies[budget.id] = tallies_of(self.using, budget, self.now, kept, self.until)
-        if self.tallies and has_corrections:
+        if has_corrections:
             take_corrections(self.using, self.rules, self.tallies.values())
         advance(self.using, (one for one in self.tallies.values() if one.limit.is_keyed))
 
@@ -148,16 +148,9 @@ class Account:
             "rule": True,
             "queue": queues or any(b.limit.is_per_queue for b in budgets),
             "key": any(b.limit.is_keyed for b in budgets),
-            "cost": any(b.limit.unit != "calls" for b in budgets) or self._has_redirects_in_flight,
+            "cost": any(b.limit.unit != "calls" for b in budgets),
         }
         return [column for column, is_wanted in wanted.items() if is_wanted]
-
-    @property
-    def _has_redirects_in_flight(self) -> bool:
-        """Whether open attempts charge limits differently: only requests count redirects."""
-        known = (self.book.rules[rule] for rule in self.rules if rule in self.book.rules)
-        in_flight = any(budget.limit.counts_in_flight for budget in self.budgets)
-        return in_flight and any(rule.redirects for rule in known)
 
     def _charge_open(self, found: Open, budgets: Sequence[Budget]) -> None:
         for budget in budgets:

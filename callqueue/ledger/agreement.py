@@ -180,14 +180,14 @@ class _Sign:
         return moment - self.since > SILENCE or (self.is_first and now - self.at > LONG_SILENCE)
 
 
-def book_in_force(using: str, own: Book | None = None) -> Book:
+def book_in_force(using: str, own: Book | None = None, *, token: str | None = None) -> Book:
     """What is in force, for those who only look: with what all dispensers hold, and by default this
-    process's settings.
+    process's settings. `token`: the agreement's, by who has read it.
 
-    One statement, and three more where it has changed since the last look.
+    One statement without it, and three more where it has changed since the last look.
     """
     own = own or conf.current().book
-    token = agreement_rows.token(using)
+    token = agreement_rows.token(using) if token is None else token
     kept = _books.get(using)
     if kept is None or kept[0] != token or kept[1] is not own:
         found, now = (

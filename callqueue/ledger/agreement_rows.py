@@ -13,9 +13,11 @@ from callqueue import database, tables
 from callqueue.limits.agreements import Agreement
 from callqueue.limits.opinions import Opinion
 
-# The RuleState rows that are no rule's, since no rule has these names: the one about all rules, and
-# the one in which the clock's jumps are written down (`passes`: how many, `served`: their sum).
-ALL, FRAME = "", "\njumps"
+# The RuleState rows that are no rule's, since no rule has these names: the one about all rules, the
+# one in which the clock's jumps are written down (`passes`: how many, `served`: their sum), and the
+# one of the attempts that are still to be moved along (`memo`: by rule).
+ALL, FRAME, MOVING = "", "\njumps", "\nmoving"
+OF_NO_RULE = (ALL, FRAME, MOVING)
 
 
 def locked(using: str) -> Agreement:
@@ -55,7 +57,7 @@ def renew(using: str, before: Agreement, after: Agreement) -> Agreement:
 
 def behind(using: str, token: str) -> Any:
     """The rows of rules whose passes may go by another agreement."""
-    return tables.rule_states(using).exclude(rule__in=(ALL, FRAME)).exclude(agreement=token)
+    return tables.rule_states(using).exclude(rule__in=OF_NO_RULE).exclude(agreement=token)
 
 
 def stamp(using: str, token: str) -> bool:

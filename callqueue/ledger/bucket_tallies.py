@@ -28,9 +28,15 @@ class BucketTallies(Tallies):
         return end
 
     def take_away(self, value: str, ended: int, cost: int) -> None:
-        tally = self.of(value)
-        tally.full_at = max(tally.full_at, ended) + self.time_to_fill(cost)
+        self._lower(value, ended, cost)
         self.change(value, -cost)
+
+    def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
+        """What it cost more is missing from the level; what it cost less may be in it no more."""
+        super().settle_ended(value, ended, charged, cost)
+        if ended <= self.kept.left and cost > charged:
+            self.load([value])
+            self._lower(value, ended, cost - charged)
 
     def count(self, horizon: int) -> int:
         sealed = self.kept.left  # what ended before is in the level
@@ -42,6 +48,12 @@ class BucketTallies(Tallies):
             tally = self.of(value)
             tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
         return sealed
+
+    def _lower(self, value: str, ended: int, cost: int) -> None:
+        """Take so much out of the level; what is known late is as if it had been taken later."""
+        tally = self.of(value)
+        tally.full_at = max(tally.full_at, ended) + self.time_to_fill(cost)
+        tally.is_changed = True
 
     def find_next(self) -> int:
         return self.now + SECOND

@@ -22,8 +22,8 @@ from callqueue import clocks, database, events, tables
 from callqueue.clocks import ClockEstimate, Reading
 from callqueue.database import to_us
 from callqueue.ledger import clock_shift
-from callqueue.ledger.agreement_rows import ALL
 from callqueue.ledger.agreement_rows import FRAME as FRAME
+from callqueue.ledger.agreement_rows import MOVING, OF_NO_RULE
 from callqueue.ledger.clock_shift import Jump
 
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
@@ -157,10 +157,8 @@ class Watch:
             make_frame(self.using)
             stored = tables.rule_states(self.using).order_by("rule")
             found = {row.rule: row for row in database.locked(stored, wait=True)}
-            frame, rules = (
-                found.pop(FRAME),
-                [row for rule, row in found.items() if rule != ALL],
-            )
+            frame = found[FRAME]
+            rules = [row for rule, row in found.items() if rule not in OF_NO_RULE]
             reading = read(self.using)
             is_early, jump = self._unfollowed(last, reading, bool(frame.memo.get(UNDONE)))
             if jump.by:
@@ -224,6 +222,13 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     return f"(SELECT served FROM {table} WHERE rule = '{FRAME}'{sharing})"
 
 
+def moving_sql(using: str) -> str:
+    """Which attempts are still to be moved, as a statement selects it beside how far the ledger
+    was.
+    """
+    return f"(SELECT memo FROM {tables.name(using, 'RuleState')} WHERE rule = '{MOVING}')"
+
+
 def brought(using: str, before: float, shown: Any, moved: int | None) -> Reading:
     """The reading that a statement made after `before` brought along. The clock of SQLite, which
     brings none, is this host's.
@@ -264,8 +269,9 @@ def check(using: str, reading: Reading) -> None:
 
 
 def make_frame(using: str) -> None:
-    """Make the row that jumps are written down in, where it is missing."""
-    tables.rule_states(using).bulk_create([tables.RuleState(rule=FRAME)], ignore_conflicts=True)
+    """Make the rows that jumps are written down in, where they are missing."""
+    made = [tables.RuleState(rule=name) for name in (FRAME, MOVING)]
+    tables.rule_states(using).bulk_create(made, ignore_conflicts=True)
 
 
 _watches: dict[str, Watch] = {}

@@ -1,7 +1,8 @@
 """Holds: what keeps a scope of a rule from being released, whatever its limits say.
 
 Read at every pass, so a hold acts within a pass. Laying one twice is one hold; only its end can
-move, and only later.
+move, and only later, unless it is replaced. Whatever is done is one transaction: no pass sees half
+of it, and what fails has changed nothing.
 """
 
 from __future__ import annotations
@@ -106,40 +107,60 @@ def lay(
     *,
     source: str,
     extend: bool = True,
+    replace: bool = False,
 ) -> bool:
     """Hold a scope of these rules. True if it was not held before by the same source; a hold in
     force only ever gets longer.
 
-    With `extend=False` a hold in force stays as it is.
+    With `extend=False` a hold in force stays as it is; with `replace=True` it is as if it was laid
+    now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
-    laid = database.again_after_deadlock(
-        using, lambda: _lay_all(using, rules, scope, until, reason, extend)
-    )
+
+    def work() -> bool:
+        with database.writing(using):
+            now = from_us(clock_jumps.held(using).at)
+            key_turns.lock(using, rules)
+            laid = [
+                _lay(using, {"rule": rule, **scope}, until, reason, now, extend, replace)
+                for rule in sorted(rules)
+            ]
+            if replace:
+                key_turns.wake_all(using, rules)
+            return any(laid)
+
+    laid = database.again_after_deadlock(using, work)
     if laid:
-        told = "rule_paused" if source == tables.Hold.Source.OPERATOR else "rule_held"
-        for rule in rules:
-            events.emit(told, rule=rule, per=per, value=value, until=until, reason=reason)
+        _tell(rules, scope, until, reason)
     return laid
 
 
-def _lay_all(
-    using: str,
-    rules: Sequence[str],
-    scope: Mapping[str, str],
-    until: datetime | None,
-    reason: str,
-    extend: bool,
-) -> bool:
-    """Hold the scope of each rule, one after the other in the rules' order; whether it is new."""
-    laid = False
-    with database.writing(using):
-        now = from_us(clock_jumps.held(using).at)
-        states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
-        list(database.locked(states, wait=True).values_list("pk"))
-        for rule in sorted(rules):
-            laid |= _lay(using, {"rule": rule, **scope}, until, reason, now, extend)
-    return laid
+def lay_in_pass(
+    using: str, rule: str, until: datetime, reason: str, now: datetime, *, source: str
+) -> None:
+    """Hold a rule as of a pass's `now`; a hold in force stays as it is.
+
+    A pass has the rule's lock, without which nobody moves the ledger: it does not wait for the
+    frame's, which others take first.
+    """
+    scope = {"per": "rule", "value": "", "source": source}
+    if _lay(using, {"rule": rule, **scope}, until, reason, now, extend=False, replace=False):
+        _tell([rule], scope, until, reason)
+
+
+def _tell(
+    rules: Sequence[str], scope: Mapping[str, str], until: datetime | None, reason: str
+) -> None:
+    is_pause = scope["source"] == tables.Hold.Source.OPERATOR
+    for rule in rules:
+        events.emit(
+            "rule_paused" if is_pause else "rule_held",
+            rule=rule,
+            per=scope["per"],
+            value=scope["value"],
+            until=until,
+            reason=reason,
+        )
 
 
 def _lay(
@@ -149,15 +170,15 @@ def _lay(
     reason: str,
     now: datetime,
     extend: bool,
+    replace: bool,
 ) -> bool:
     """Hold one rule. That a hold gets no shorter is in the updates themselves: not all who write
     holds have the rule's lock.
     """
     stored = tables.holds(using)
     fresh = {"until": until, "reason": reason, "began_at": now}
-    if stored.get_or_create(**scope, defaults=fresh)[1] or stored.filter(
-        **scope, until__lte=now
-    ).update(**fresh):
+    old = stored.filter(**scope) if replace else stored.filter(**scope, until__lte=now)
+    if stored.get_or_create(**scope, defaults=fresh)[1] or old.update(**fresh):
         return True
     shorter = stored.filter(**scope, until__isnull=False)
     if extend:
@@ -168,17 +189,29 @@ def _lay(
 
 
 def lift(
-    using: str, rule: str, per: str | None = None, value: str = "", *, source: str | None = None
+    using: str,
+    rule: str,
+    per: str | None = None,
+    value: str = "",
+    *,
+    but: Sequence[str] = (),
 ) -> int:
-    """End the rule's holds, or those of a scope, or of a source; the count that was in force."""
-    stored = tables.holds(using).filter(rule=rule)
+    """End the rule's holds, or those of a scope, but for those of some sources; the count that was
+    in force.
+    """
+    stored = tables.holds(using).filter(rule=rule).exclude(source__in=but)
     if per is not None:
         stored = stored.filter(per=per, value=value)
-    if source is not None:
-        stored = stored.filter(source=source)
-    count = stored.filter(Q(until__isnull=True) | Q(until__gt=database.ClockNow())).count()
-    stored.delete()
-    key_turns.wake_all(using, [rule])
+
+    def work() -> int:
+        with database.writing(using):
+            key_turns.wake_all(using, [rule])
+            now = Q(until__isnull=True) | Q(until__gt=database.ClockNow())
+            count = stored.filter(now).count()
+            stored.delete()
+            return count
+
+    count = database.again_after_deadlock(using, work)
     if count:
         events.emit("rule_resumed", rule=rule, holds=count)
     return count

@@ -67,11 +67,16 @@ def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> 
         )
 
 
+def lock(using: str, rules: Sequence[str]) -> None:
+    """Lock the rows of these rules, in their order. Waits for a pass to end."""
+    states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
+    list(database.locked(states, wait=True).values_list("pk"))
+
+
 def wake_all(using: str, rules: Sequence[str]) -> None:
     """Wake all keys of these rules: limits or holds have changed. Waits for a pass to end."""
     with database.writing(using):
-        states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
-        list(database.locked(states, wait=True).values_list("pk"))
+        lock(using, rules)
         _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 
 

@@ -19,14 +19,14 @@ class Memo:
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
     their `Kept` says. `places`: by rule, where the look for keys stopped. `was`: what the clock
     showed before it jumped, so that what was due then still is. `agreement`: that by which keys
-    were last found to be blocked.
+    were last found to be blocked; None: not known.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
     tallies: dict[str, Any] = field(default_factory=dict)
     places: dict[str, list[Any]] = field(default_factory=dict)
     was: int = 0
-    agreement: str = ""
+    agreement: str | None = None
 
     @classmethod
     def load(
@@ -53,7 +53,7 @@ class Memo:
             dict(stored["tallies"]),
             dict(stored["places"]),
             was,
-            stored.get("agreement", ""),
+            stored.get("agreement"),
         )
 
     def dump(self, version: Mapping[str, int], agreement: str) -> dict[str, Any]:

@@ -5,14 +5,14 @@ microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.limits.budgets import Budget, Former, cost_of
 
-PARTS = 100  # budgets that one statement asks about
+PARTS = 250  # budgets that one statement asks about
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
 
 
@@ -28,7 +28,10 @@ class Leaving(NamedTuple):
 
 
 def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int, int]]]:
-    """What left each of these budgets: (value, ended, cost). A statement for PARTS of them."""
+    """What left each of these budgets: (value, ended, cost). A statement for PARTS of them.
+
+    What is still to be corrected stays: whoever corrects it takes it away.
+    """
     found: list[list[tuple[str, int, int]]] = [[] for _ in asked]
     for first in range(0, len(asked), PARTS):
         parts, params = list[str](), list[Any]()
@@ -48,38 +51,71 @@ def _left_sql(using: str, asked: Leaving, place: int) -> tuple[str, list[Any]]:
     sql = (
         f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE rule IN ({places(budget.rules)}) "
-        "AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
+        "AND finished_at > %s AND finished_at <= %s AND outcome <> %s AND NOT correction_pending "
         f"GROUP BY {column}, CASE WHEN finished_at > %s THEN finished_at END"
     )
     since, by, told_apart = _parameters(using, asked.begin, asked.ahead, asked.end)
     return sql, [*of_cost, *budget.rules, since, by, states.VOIDED, told_apart]
 
 
+Stored = tuple[str, int, int, int]  # a tally's row: value, used, full_at, pk
+
+
+def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Stored]]:
+    """The rows of these values, by budget. A statement for PARTS budgets."""
+    found: dict[str, list[Stored]] = {}
+    table, value = tables.name(using, "Tally"), quoted(using, "value")
+    names = list(wanted)
+    for first in range(0, len(names), PARTS):
+        some = names[first : first + PARTS]
+        where = " OR ".join(f"budget = %s AND {value} IN ({places(wanted[name])})" for name in some)
+        params = [one for name in some for one in (name, *wanted[name])]
+        sql = f"SELECT budget, {value}, used, full_at, id FROM {table} WHERE {where}"
+        _collect(found, rows(using, sql, params))
+    return found
+
+
+def fullest(using: str, names: Sequence[str], most: int) -> dict[str, list[Stored]]:
+    """The rows of these budgets that are charged most, `most` of each. A statement for PARTS of
+    them.
+    """
+    found: dict[str, list[Stored]] = {}
+    value, table = quoted(using, "value"), tables.name(using, "Tally")
+    one = (
+        f"SELECT * FROM (SELECT budget, {value}, used, full_at, id FROM {table} "
+        f"WHERE budget = %s ORDER BY full_at DESC, used DESC LIMIT {most}) AS fullest"
+    )
+    for first in range(0, len(names), PARTS):
+        some = names[first : first + PARTS]
+        _collect(found, rows(using, " UNION ALL ".join([one] * len(some)), list(some)))
+    return found
+
+
+def _collect(found: dict[str, list[Stored]], listed: Iterable[Sequence[Any]]) -> None:
+    for budget, value, used, full_at, pk in listed:
+        found.setdefault(budget, []).append((value, int(used), int(full_at), int(pk)))
+
+
 def charged(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
     """What is open or ended after the horizon: (value, cost).
 
-    What is to be corrected still costs what it was charged, since the correction comes after; ended
-    before, the difference.
+    What is to be corrected costs what it was charged, since the correction comes after; a call's
+    attempt also where it ended before.
     """
     (cost, of_cost), unit = _cost_sql(using, budget), budget.limit.unit
-    of_corrected = ", ".join(
-        f"CASE WHEN correction_pending THEN {part} END"
-        for part in ("cost", "outcome", "finished_at")
-    )
     sql = (
-        f"SELECT {_column(using, budget)}, charged, {of_corrected}, COUNT(*), SUM({cost}) "
-        f"FROM {attempts_table(using)} WHERE rule IN ({places(budget.rules)}) "
-        "AND (finished_at IS NULL OR finished_at > %s OR correction_pending) "
-        "AND (outcome <> %s OR correction_pending) GROUP BY 1, 2, 3, 4, 5"
+        f"SELECT {_column(using, budget)}, CASE WHEN correction_pending THEN charged END, "
+        f"COUNT(*), SUM({cost}) "
+        f"FROM {attempts_table(using)} WHERE rule IN ({places(budget.rules)}) AND (finished_at "
+        "IS NULL OR finished_at > %s OR (correction_pending AND call_id IS NOT NULL)) "
+        "AND (outcome <> %s OR correction_pending) GROUP BY 1, 2"
     )
     params = [*of_cost, *budget.rules, *_parameters(using, horizon), states.VOIDED]
-    for value, before, after, outcome, ended, count, total in _by_value(using, budget, sql, params):
-        used = int(total or 0)
-        if ended is not None:
-            used = cost_of(database.loaded(before), unit) * int(count)
-            if outcome != states.VOIDED and instant_us(ended) <= horizon:
-                used -= cost_of(database.loaded(after), unit) * int(count)
-        yield value, used
+    for value, before, count, total in _by_value(using, budget, sql, params):
+        if before is None:
+            yield value, int(total or 0)
+        else:
+            yield value, cost_of(database.loaded(before), unit) * int(count)
 
 
 def charged_by_former(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
@@ -107,6 +143,7 @@ def by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterator[tuple
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
+        "AND NOT (correction_pending AND call_id IS NOT NULL) "
         f"GROUP BY {column}, {database.slot_sql(using, 'finished_at', begin, width)} ORDER BY 2"
     )
     instants = _parameters(using, begin, end)

@@ -69,22 +69,29 @@ class Tallies:
         """A meter over one tally; what it takes is charged to it."""
         return _WindowMeter(self, value)
 
+    def unknown(self, values: Iterable[str]) -> list[str]:
+        """Those of these values that rows are still to be asked about."""
+        if self.is_anew:
+            return []
+        return [value for value in dict.fromkeys(values) if value not in self.by_value]
+
     def load(self, values: Iterable[str]) -> None:
         """Read the tallies of these values, of a budget per key."""
-        wanted = [value for value in dict.fromkeys(values) if value not in self.by_value]
-        if self.is_anew or not wanted:
-            return
-        self.by_value |= {value: Tally() for value in wanted}
-        for tally in self._stored().filter(value__in=wanted):
-            self.by_value[tally.value] = Tally(tally.used, tally.full_at, tally.pk)
+        if wanted := self.unknown(values):
+            name = stored_name(self.budget)
+            self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()), wanted)
 
-    def fullest(self) -> list[str]:
-        """The values that are charged most, of a budget per key."""
-        if not self.is_anew:
-            # Of those that are loaded the rows may still have what has left since.
-            stored = self._stored().exclude(value__in=list(self.by_value))
-            most = stored.order_by("-full_at", "-used")
-            self.load(most.values_list("value", flat=True)[:FULLEST])
+    def know(self, rows: Iterable[tuple[str, int, int, int]], asked: Iterable[str] = ()) -> None:
+        """Take in what rows say, (value, used, full_at, pk), of all that were asked about. What is
+        known already may be newer.
+        """
+        for value, used, full_at, pk in rows:
+            self.by_value.setdefault(value, Tally(used, full_at, pk))
+        for value in asked:
+            self.of(value)
+
+    def loaded_fullest(self) -> list[str]:
+        """The values that are charged most, of those that are loaded."""
         tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
         return [value for value, _ in tallies[-FULLEST:]]
 
@@ -120,11 +127,21 @@ class Tallies:
         if found or end - begin > longest_gap(self.limit) // 2:
             self.kept.left = max(begin, end)
 
-    def correct(self, value: str, less: int) -> None:
-        """An attempt cost less than it was charged (or more, where that is negative)."""
-        if less:
-            self.load([value])
-            self.change(value, -less)
+    def correct(self, value: str, ended: int, charged: int, cost: int) -> None:
+        """An attempt that is counted as it was charged cost something else, or has left before it
+        was known to have ended.
+        """
+        self.load([value])
+        self.change(value, cost - charged)
+        if ended <= self.kept.left and cost:
+            self.take_away(value, ended, cost)
+
+    def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
+        """The same of a permit: those are settled after their end too, so what has left was taken
+        away when it did. Where it was not, it counts too long, until the tally is counted anew.
+        """
+        if ended > self.kept.left:
+            self.correct(value, ended, charged, cost)
 
     def next_leave(self) -> int:
         """The earliest instant past `until` at which more may leave than is known now."""

@@ -18,8 +18,6 @@ from callqueue.limits.kinds import Limit
 from callqueue.limits.rules import Rule
 
 Cost = int | Mapping[str, int]
-# the unit in which an attempt's cost says how many redirects are charged with it
-REDIRECTS = "redirects"
 
 
 # a rule, and the last instant (microseconds) at which what it released counts; None: all counts
@@ -60,11 +58,8 @@ class Budget:
         return queue if per == "queue" else key_part(key, per)
 
     def charge_of(self, cost: Cost) -> int:
-        """What an open attempt charges. In flight, it makes one request after the other."""
-        charged = cost_of(cost, self.limit.unit)
-        if self.limit.counts_in_flight and self.limit.unit == "calls":
-            return charged // (1 + redirects_in(cost))
-        return charged
+        """What an attempt of this cost charges."""
+        return cost_of(cost, self.limit.unit)
 
 
 @dataclass(frozen=True)
@@ -97,6 +92,12 @@ class Book:
         """Every budget of a group once."""
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
+    def counted_rules(self, group: Iterable[str]) -> set[str]:
+        """The rules whose attempts some budget of a group counts, former ones too; and its own."""
+        budgets = self.group_budgets(group)
+        former = {name for budget in budgets for name, _ in budget.former}
+        return {*group, *former, *(rule for budget in budgets for rule in budget.rules)}
+
     def queues_of(self, budget: Budget) -> list[str]:
         """The queues that calls of the budget's rules may go by, sorted."""
         return sorted({queue for rule in budget.rules for queue in self.rules[rule].queue_names})
@@ -104,41 +105,6 @@ class Book:
     def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
         """Every group once, in the order of its first rule's name."""
         return tuple(sorted(set(self.groups.values())))
-
-    def charge_of(self, rule: str, cost: Cost) -> Cost:
-        """What a call of this cost is charged when it is released: with room for the redirects that
-        its rule follows.
-
-        For as many of them as the rule's limits could ever admit at once, since it goes all or
-        nothing.
-        """
-        calls, most = cost_of(cost, "calls"), 1 + self.rules[rule].redirects
-        if most == 1 or not calls:
-            return cost
-        rates = [
-            b.limit
-            for b in self.budgets[rule]
-            if b.limit.unit == "calls" and not b.limit.counts_in_flight
-        ]
-        requests = min([most, *(limit.capacity // calls for limit in rates)])
-        return with_redirects(cost, max(0, requests - 1))
-
-    def closed_hosts(self, rule: str) -> tuple[str, ...]:
-        """The hosts that a redirect of this rule's must not lead to: those of rules with a limit
-        that would not see it.
-        """
-        own = {budget.id for budget in self.budgets[rule]}
-        others = [
-            name
-            for name, budgets in self.budgets.items()
-            if not own.issuperset(budget.id for budget in budgets)
-        ]
-        return tuple(
-            host
-            for name in others
-            for host in self.rules[name].hosts
-            if host not in self.rules[rule].hosts
-        )
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
         """This book with rates that operators changed, by limit. Unknown limits are passed over."""
@@ -199,23 +165,8 @@ def costs_more(cost: Cost, charged: Cost) -> bool:
     """Whether a cost is more, in any unit, than what was charged."""
     if cost == charged:
         return False
-    units = {"calls", *(cost if isinstance(cost, Mapping) else ())} - {REDIRECTS}
+    units = {"calls", *(cost if isinstance(cost, Mapping) else ())}
     return any(cost_of(cost, unit) > cost_of(charged, unit) for unit in units)
-
-
-def with_redirects(cost: Cost, redirects: int) -> Cost:
-    """The cost of a call that makes that many more requests than one; its unit "redirects"
-    says so.
-    """
-    if not redirects:
-        return cost
-    units = cost if isinstance(cost, Mapping) else {"calls": cost}
-    return {**units, "calls": cost_of(cost, "calls") * (1 + redirects), REDIRECTS: redirects}
-
-
-def redirects_in(cost: Cost) -> int:
-    """For how many redirects an attempt of this cost was charged."""
-    return cost.get(REDIRECTS, 0) if isinstance(cost, Mapping) else 0
 
 
 @lru_cache(maxsize=16384)
@@ -238,7 +189,7 @@ def key_parts(key: str) -> Mapping[str, str]:
         return {}
     try:
         parts = json.loads(key)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return parts if isinstance(parts, dict) else {}
 

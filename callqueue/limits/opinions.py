@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.limits.budgets import Book
 from callqueue.limits.kinds import KINDS, Limit
+from callqueue.limits.rules import Rule
 
 Opinion = Mapping[str, Sequence[Mapping[str, Any]]]  # by rule: its limits, in their order
 
@@ -26,7 +27,7 @@ def opinion_of(book: Book) -> Opinion:
 def kinds_of(book: Book) -> dict[str, str]:
     """By rule with a limit of its own: a digest of its definition. A renamed rule keeps it."""
     return {
-        name: digest_of([[f.name, _plain(getattr(rule, f.name))] for f in fields(rule)])
+        name: digest_of(plain_rule(rule))
         for name, rule in book.rules.items()
         if any(not limit.name for limit in rule.limits)
     }
@@ -130,8 +131,12 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def plain_rule(rule: Rule) -> list[list[Any]]:
+    """A rule as JSON that is the same in every process that has the same settings."""
+    return [[f.name, _plain(getattr(rule, f.name))] for f in fields(rule)]
+
+
 def _plain(value: Any) -> Any:
-    """A field of a rule as text that is the same in every process that has the same settings."""
     if callable(value):
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"{getattr(value, '__module__', '')}.{name}"

@@ -26,8 +26,6 @@ PLACES_WANTED = (
     "host names, such as 'api.example.com', '*.example.com' or 'api.example.com:8443', "
     "without scheme or path"
 )
-# how many follow_redirects=True follows: http to https, to another host name, to a language
-SOME_REDIRECTS = 3
 
 
 @with_known_fields
@@ -122,13 +120,12 @@ class Rule:
     idempotency_header: str | None = "Idempotency-Key"
     idempotency_ttl: timedelta = timedelta(hours=24)
     on_lost: str = "auto"
-    follow_redirects: bool | int = False
     verify: bool | str = True
+    keep_response_bytes: int | None = None
     classify: str | Callable[..., Any] | None = None
     settle: str | Callable[..., Any] | None = None
     breaker: Breaker | None = None
     reconcile: str | Callable[..., Any] | None = None
-    backlog_alert: float | None = None
 
     ON_LOST: ClassVar[tuple[str, ...]] = ("auto", "retry", "unknown")
 
@@ -136,8 +133,10 @@ class Rule:
         object.__setattr__(self, "hosts", _names(self, "hosts", self.hosts))
         if not all(map(is_host_pattern, self.hosts)):
             raise _wrong(self, "hosts", HOSTS_WANTED)
-        queues = () if self.queues is None else _names(self, "queues", self.queues)
-        object.__setattr__(self, "queues", queues or None)
+        if self.queues is not None:
+            object.__setattr__(self, "queues", _names(self, "queues", self.queues))
+            if not self.queues:
+                raise _wrong(self, "queues", "a name, several, or None for Celery's default queue")
         _check_limits(self)
         if not isinstance(self.retry, Retry):
             raise _wrong(self, "retry", "a Retry(...)")
@@ -147,26 +146,19 @@ class Rule:
         _check_idempotency(self)
         if self.on_lost not in self.ON_LOST:
             raise _wrong(self, "on_lost", "one of 'auto', 'retry', 'unknown'")
-        if not isinstance(self.follow_redirects, bool):
-            _whole(self, "follow_redirects", 0, 10)
         if not isinstance(self.verify, bool | str) or self.verify == "":
             raise _wrong(self, "verify", "True, False, or the path of a CA bundle")
+        if self.keep_response_bytes is not None:
+            _whole(self, "keep_response_bytes", 0, 2**30)
         for name in ("classify", "settle", "reconcile"):
             _callable(self, name)
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
             raise _wrong(self, "breaker", "a Breaker(...), or None")
-        if self.backlog_alert is not None:
-            _seconds(self, "backlog_alert", 1, 366 * 86400)
 
     @property
     def queue_names(self) -> tuple[str, ...]:
         """The queues that calls of the rule may go to; "" is Celery's default queue."""
         return tuple(self.queues) if self.queues else ("",)
-
-    @property
-    def redirects(self) -> int:
-        """How many redirects a call may follow, where the limits have room for as many requests."""
-        return SOME_REDIRECTS if self.follow_redirects is True else int(self.follow_redirects)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""What time brings: lost attempts, expiries, retention, probes, alerts."""
+"""What time brings: lost attempts, expiries, retention, probes."""

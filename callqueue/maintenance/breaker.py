@@ -44,13 +44,13 @@ def observe(using: str, results: Sequence[Result]) -> None:
             events.emit("database_away", during="breaker", error=type(error).__name__)
 
 
-def room(using: str, name: str, open_attempts: int) -> int | None:
-    """How many calls of a rule past the end of its breaker's hold may go: 1 to probe, 0 while that
-    one is out; None: any.
+def room(using: str, name: str, open_attempts: int, now: datetime) -> int | None:
+    """How many calls of a rule past the end of its breaker's hold may go, in a pass at `now`: 1 to
+    probe, 0 while that one is out; None: any.
     """
     if open_attempts:
         return 0
-    state = _settle(using, name, may_trip=False)
+    state = _settle(using, name, may_trip=False, in_pass_at=now)
     return {"closed": None, "held": 0, "probing": 1}[state]
 
 
@@ -63,7 +63,7 @@ def is_failure(outcome: str, status: int | None) -> bool:
     )
 
 
-def _settle(using: str, name: str, *, may_trip: bool) -> str:
+def _settle(using: str, name: str, *, may_trip: bool, in_pass_at: datetime | None = None) -> str:
     """Bring the breaker up to date with the ledger; whether it is "closed", "held" or "probing"
     now.
     """
@@ -71,11 +71,11 @@ def _settle(using: str, name: str, *, may_trip: bool) -> str:
     if rule is None or rule.breaker is None:
         return "closed"
     hold = _stored(using, name).first()
-    now = database.clock(using)
+    now = in_pass_at or database.clock(using)
     if hold is not None and hold.until > now:
         return "held"
     if hold is not None and hold.until > hold.began_at:
-        return _judge_probe(using, name, rule.breaker, hold, now)
+        return _judge_probe(using, name, rule.breaker, hold, now, in_pass=in_pass_at is not None)
     if may_trip:
         since = now - timedelta(seconds=rule.breaker.within)
         since = max(since, hold.until) if hold else since
@@ -86,7 +86,9 @@ def _settle(using: str, name: str, *, may_trip: bool) -> str:
     return "closed"
 
 
-def _judge_probe(using: str, name: str, breaker: Breaker, hold: Any, now: datetime) -> str:
+def _judge_probe(
+    using: str, name: str, breaker: Breaker, hold: Any, now: datetime, *, in_pass: bool
+) -> str:
     """What came of the call that probed the rule, if one did: closed, or held for longer."""
     ended = _ended(using, name, 1, released_at__gte=hold.until)
     if not ended:
@@ -95,7 +97,10 @@ def _judge_probe(using: str, name: str, breaker: Breaker, hold: Any, now: dateti
         whole = (hold.until - hold.began_at) * breaker.factor
         longer = min(timedelta(seconds=breaker.longest), whole)
         why = "the circuit breaker: the call that probed the rule failed too"
-        _hold(using, name, now + longer, why)
+        if in_pass:
+            holds.lay_in_pass(using, name, now + longer, why, now, source=SOURCE)
+        else:
+            _hold(using, name, now + longer, why)
         return "held"
     mine = _stored(using, name).filter(pk=hold.pk, until=hold.until)
     if mine.update(until=now, began_at=now):

@@ -18,8 +18,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import agreement, clock_jumps, retention
-from callqueue.maintenance import history
+from callqueue.ledger import agreement, clock_jumps, clock_shift, retention
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -115,7 +114,6 @@ def _prune(
             cleaned.attempts += database.delete_each(tables.CallAttempt, using, ids)
     cleaned.holds += _ended_holds(using).delete()[0]
     _delete_turns(using)
-    history.prune(using)
 
 
 def _cuts(using: str, older_than: timedelta | None) -> Iterator[tuple[int, datetime]]:
@@ -266,9 +264,12 @@ def _spent(using: str) -> Q:
 
 
 def _credited(using: str) -> datetime:
-    """The database's clock, no further on than time went by since this began."""
+    """The database's clock, no further on than time went by since this began, nor than attempts
+    have been moved along with it.
+    """
     watch, reading = clock_jumps.watch(using), clock_jumps.read(using)
-    return from_us(reading.at if watch.last is None else watch.last.credit(reading))
+    at = reading.at if watch.last is None else watch.last.credit(reading)
+    return from_us(at - clock_shift.lag(using))
 
 
 def _table_names() -> list[str]:

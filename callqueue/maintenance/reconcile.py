@@ -4,23 +4,28 @@ never answered.
 In: calls that are UNKNOWN, whose rule has a hook. Out: what the hook says, as the call's state:
 done, failed, or to be made again. The hook may use the network, so it is asked in a worker and
 never inside a transaction; it is asked again after a minute, then less and less often, and no more
-than MOST times.
+than MOST times. One worker at a time asks of a rule, so a hook that hangs keeps one slot and no
+second one.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db import DatabaseError, InterfaceError
 from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
-from callqueue import conf, database, events, states, tables, texts, transitions
-from callqueue.database import from_us
+from callqueue import clocks, conf, database, events, states, tables, texts, transitions
+from callqueue.database import EPOCH, from_us
 from callqueue.exceptions import IllegalTransition, InvalidCall
-from callqueue.handlers import HTTP_METHODS
-from callqueue.ledger import row_locks
+from callqueue.ledger import agreement_rows, row_locks
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
 from callqueue.security.scrubbing import clean, payload_of
 from callqueue.sending import disclosure
@@ -32,7 +37,10 @@ if TYPE_CHECKING:
 FIRST = 60.0
 LONGEST = 6 * 3600.0
 MOST = 10  # times that a hook is asked of a call
-BATCH = 20  # calls that one round asks of
+BATCH = 20  # calls of a rule that one round asks of
+ROUND = 5.0  # seconds after which a round asks of no other call
+TURN = timedelta(minutes=1)  # for which a rule is one worker's to ask of, unless it says so again
+RENEWAL = 20.0  # seconds after which it does
 
 
 def reconcile(call: CallQueue) -> int:
@@ -56,27 +64,104 @@ def reconcile(call: CallQueue) -> int:
 
 
 def ask_due(using: str, most: int = BATCH) -> int:
-    """Ask of the calls whose time it is, at most so many; the count of those that are UNKNOWN no
-    more. Not in a transaction.
+    """Ask of the calls whose time it is, at most so many of each rule, for ROUND seconds; the count
+    of those that are UNKNOWN no more. Not in a transaction.
     """
-    if not _hooks():
-        return 0
-    due = _due(using).order_by(F("reconcile_at").asc(nulls_first=True), "pk")[:most]
-    settled = 0
-    for call in database.persist(using, lambda: list(due.all()), during="reconcile"):
-        if database.persist(using, partial(_claim, using, call), during="reconcile"):
-            settled += _ask(using, call)
+    settled, end = 0, clocks.monotonic() + ROUND
+    for rule in database.persist(using, partial(_free_rules, using), during="reconcile"):
+        if clocks.monotonic() < end:
+            with _turn(using, rule) as is_ours:
+                settled += _ask_of(using, rule, most, end) if is_ours else 0
     return settled
 
 
 def queues_wanted(using: str) -> list[str]:
-    """A queue for each rule that has calls to be asked of: its workers can do it. No statement
-    where no rule has a hook.
+    """A queue for each rule that has calls to be asked of, and that nobody asks of now: its workers
+    can do it. No statement where no rule has a hook.
+    """
+    return sorted({conf.current().rules[rule].queue_names[0] for rule in _free_rules(using)})
+
+
+def _free_rules(using: str) -> list[str]:
+    """The rules that have calls to be asked of, and that nobody asks of now: first those that were
+    asked of longest ago.
     """
     if not _hooks():
         return []
-    rules = set(_due(using).order_by().values_list("rule", flat=True).distinct())
-    return sorted({conf.current().rules[rule].queue_names[0] for rule in rules})
+    due = set(_due(using).order_by().values_list("rule", flat=True).distinct())
+    rows = tables.rule_states(using).filter(rule__in=due, reconciling_until__isnull=False)
+    until: dict[str, Any] = dict(rows.values_list("rule", "reconciling_until"))
+    now = database.clock(using)
+    free = [rule for rule in due if until.get(rule, EPOCH) <= now]
+    return sorted(free, key=lambda rule: (until.get(rule, EPOCH), rule))
+
+
+@contextmanager
+def _turn(using: str, rule: str) -> Iterator[bool]:
+    """Whether this worker asks of the rule: then nobody else does until the block ends, however
+    long that takes, or until TURN after its process has.
+    """
+    mine = database.persist(using, partial(_take_turn, using, rule), during="reconcile")
+    if mine is None:
+        yield False
+        return
+    ended, latest = threading.Event(), [mine]
+    keeper = threading.Thread(
+        target=_keep_turn, args=(using, rule, latest, ended), name="callqueue-turn", daemon=True
+    )
+    keeper.start()
+    try:
+        yield True
+    finally:
+        ended.set()
+        with suppress(DatabaseError, InterfaceError):  # then it lapses
+            _turns(using, rule).filter(reconciling_until=latest[0]).update(
+                reconciling_until=database.clock(using)
+            )
+
+
+def _turns(using: str, rule: str) -> Any:
+    return tables.rule_states(using).filter(rule=rule)
+
+
+def _take_turn(using: str, rule: str) -> datetime | None:
+    """Until when the rule is this worker's; None where it is another's."""
+    agreement_rows.ensure_states(using, {rule}, "")
+    now = database.clock(using)
+    free = Q(reconciling_until__isnull=True) | Q(reconciling_until__lte=now)
+    return (
+        now + TURN
+        if _turns(using, rule).filter(free).update(reconciling_until=now + TURN)
+        else None
+    )
+
+
+def _keep_turn(using: str, rule: str, latest: list[datetime], ended: threading.Event) -> None:
+    """Say again and again that the rule is this worker's: what a thread of its own does, on a
+    connection of its own, while a hook takes its time.
+    """
+    while not ended.wait(RENEWAL):
+        with suppress(DatabaseError, InterfaceError):
+            until = database.clock(using) + TURN
+            if (
+                _turns(using, rule)
+                .filter(reconciling_until=latest[0])
+                .update(reconciling_until=until)
+            ):
+                latest[0] = until
+        database.close_all()
+
+
+def _ask_of(using: str, rule: str, most: int, end: float) -> int:
+    """Ask of the rule's calls whose time it is, until it is late; how many are UNKNOWN no more."""
+    due = _due(using).filter(rule=rule).order_by(F("reconcile_at").asc(nulls_first=True), "pk")
+    settled = 0
+    for call in database.persist(using, lambda: list(due[:most]), during="reconcile"):
+        if clocks.monotonic() < end and database.persist(
+            using, partial(_claim, using, call), during="reconcile"
+        ):
+            settled += _ask(using, call)
+    return settled
 
 
 def _hooks() -> dict[str, Any]:
@@ -115,6 +200,8 @@ def _ask(using: str, call: CallQueue) -> bool:
     except BaseException as error:
         why = _clean(call, texts.worded(error))[:300]
         events.emit("reconcile_failed", call_id=call.pk, rule=call.rule, reason=why)
+        if isinstance(error, SoftTimeLimitExceeded):  # the task's, which has to end
+            raise
         return False
 
 
@@ -151,10 +238,10 @@ def _reading_of(call: CallQueue, answer: Any) -> tuple[int, str]:
 
 
 def _clean(call: CallQueue, text: str) -> str:
-    """What a hook said, without the call's secrets and, where it is not encrypted, its payload."""
+    """What a hook said, without the call's secrets and its own strings."""
     data: Any = call.call_data if isinstance(call.call_data, dict) else {}
     params, method = data.get("params"), str(data.get("method"))
-    payload = [] if method in HTTP_METHODS else payload_of(method, params)
+    payload = payload_of(method, params)
     return clean(text, disclosure.values_of(method, params, rule=call.rule, key=call.key), payload)
 
 

@@ -17,7 +17,7 @@ from callqueue.database import from_us
 from callqueue.ledger import agreement, clock_jumps, holds, ready_calls, retention, row_locks
 from callqueue.ledger.row_locks import Pair
 from callqueue.states import Move
-from callqueue.transitions import Result, after_failure, after_loss
+from callqueue.transitions import Result, after_loss
 
 # for how long a due call may have a rule that these settings do not know
 ORPHANED = timedelta(seconds=10)
@@ -28,13 +28,7 @@ MOST = 1000  # rows that one statement of recovery handles
 
 def recover(using: str) -> int:
     """One round of all that time brings, every second or so; the count of changed calls."""
-    return (
-        void_unbegun(using)
-        + end_lost(using)
-        + transitions.end_deferred(using)
-        + expire(using)
-        + fail_orphans(using)
-    )
+    return sum(one(using) for one in ALL)
 
 
 def void_unbegun(using: str) -> int:
@@ -48,7 +42,7 @@ def end_lost(using: str) -> int:
     """End attempts that were begun and never answered, as their rules' `on_lost` says."""
     begun = tables.attempts(using).open().filter(started_at__isnull=False)
     overdue = begun.filter(lease_until__lt=database.ClockNow()).order_by("lease_until")
-    ids = list(overdue.values_list("pk", flat=True)[:MOST])
+    ids = _to_end_here(using, overdue)
     if not ids:
         return 0
     with database.writing(using):
@@ -64,6 +58,18 @@ def end_lost(using: str) -> int:
     return changed
 
 
+def _to_end_here(using: str, overdue: Any) -> list[int]:
+    """The first of these attempts, but for those of calls whose rule only other dispensers know:
+    what becomes of them is theirs to say.
+    """
+    found = list(overdue.values_list("pk", "rule")[:MOST])
+    strange = {rule for _, rule in found} - conf.current().rules.keys()
+    if strange and (theirs := strange & agreement.known_rules(using)):
+        own = overdue.exclude(call__isnull=False, rule__in=theirs)
+        return list(own.values_list("pk", flat=True)[:MOST])
+    return [pk for pk, _ in found]
+
+
 def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
     """Lock these attempts with their calls, and keep those whose lease has ended by now."""
     pairs = row_locks.free_pairs(using, ids, begun=True)
@@ -74,9 +80,8 @@ def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
 def _lost(call: Any, now: datetime) -> Result:
     """What becomes of a call whose worker fell silent."""
     rule = conf.current().rules.get(call.rule)
-    if rule is None:
-        return after_failure(call, None, f"{SILENT}; the rule {call.rule!r} is gone", now)
-    return after_loss(call, rule, SILENT, now)
+    why = SILENT if rule is not None else f"{SILENT}; the rule {call.rule!r} is gone"
+    return after_loss(call, rule, why, now)
 
 
 def _tell_of_lost(using: str, results: list[Result]) -> None:
@@ -119,6 +124,10 @@ def _fail_orphans_of(using: str, rule: str) -> int:
     return len(transitions.end_overdue(using, first, "rule", Move.FAIL, error_message=why))
 
 
+# each looks for what nobody else brings about
+ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
+
+
 @dataclass(frozen=True)
 class Sign:
     """A dispenser's sign of life: when, and the newest attempt then (its id, its release)."""
@@ -127,15 +136,16 @@ class Sign:
     newest: tuple[int, datetime] | None
 
 
-def beat(using: str, name: str, kind: str = "") -> Sign:
-    """Give a dispenser's sign of life (`kind`: see DispenserState); forgets the dispensers that
+def beat(using: str, name: str, kind: str = "", broker: str = "") -> Sign:
+    """Give a dispenser's sign of life (`kind`, `broker`: see DispenserState); forgets those that
     have been silent for longer than anything counts.
     """
     now = database.clock(using)
     rows, seen = tables.dispensers(using), clock_jumps.watch(using).proof()
-    if not rows.filter(pk=name).update(seen_at=now, kind=kind, reading=seen):
+    said = {"seen_at": now, "kind": kind, "broker": broker[:255], "reading": seen}
+    if not rows.filter(pk=name).update(**said):
         rows.filter(seen_at__lt=now - _memory(using)).delete()
-        row = tables.DispenserState(name=name, started_at=now, seen_at=now, kind=kind, reading=seen)
+        row = tables.DispenserState(name=name, started_at=now, **said)
         rows.bulk_create([row], ignore_conflicts=True)
     return Sign(
         now, tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
@@ -178,11 +188,13 @@ def _memory(using: str) -> timedelta:
 def hold_everything(using: str) -> None:
     """Hold every rule until nothing that the ledger may have forgotten counts any more: a full
     window of its own limits.
+
+    No pause makes this shorter, and only who asks for it ends it: `control.resume(restored=True)`.
     """
     now, config, book = database.clock(using), conf.current(), agreement.book_in_force(using)
     for name, rule in config.rules.items():
         windows = [budget.limit.window_us for budget in book.budgets[name]]
         seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
         until = now + timedelta(seconds=seconds)
-        holds.lay(using, [name], "rule", "", until, WENT_BACK, source="operator")
+        holds.lay(using, [name], "rule", "", until, WENT_BACK, source="restored")
     events.emit("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)

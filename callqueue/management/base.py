@@ -1,8 +1,7 @@
 """What every command shares: the database it works on, durations, JSON, and exit codes.
 
 0 done, 1 found a problem (the database or the broker away is one), 2 wrong use, 141 where whoever
-read the output has left. A command parses,
-calls one function of a room, and reports; it holds no logic of its own.
+read the output has left. A command parses, calls one function, and reports.
 """
 
 from __future__ import annotations
@@ -47,16 +46,8 @@ class CallQueueCommand(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """A wrong option ends with 2 from call_command, too."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        exits = parser.error
-
-        def error(message: str) -> NoReturn:
-            try:
-                exits(message)
-            except CommandError as refused:
-                raise wrong_use(str(refused)) from None
-            raise AssertionError("not reached")
-
-        parser.error = error  # type: ignore[method-assign]
+        if not parser.called_from_command_line:
+            parser.error = _refuse  # type: ignore[method-assign]
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -67,7 +58,10 @@ class CallQueueCommand(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        using = _database(options["database"])
+        alias = options["database"]
+        using = str(CallQueue.objects.db_for_write) if alias is None else alias
+        if using not in connections:
+            raise wrong_use(f"--database: there is no {using!r} in DATABASES")
         database.connect_within(using, PATIENCE)
         try:
             if self.is_repeatable:
@@ -80,9 +74,7 @@ class CallQueueCommand(BaseCommand):
             if self.stdout._out is sys.stdout:
                 _let_go_of_stdout()
             raise SystemExit(UNREAD) from None
-        except WrongDuration as error:
-            raise wrong_use(str(error)) from None
-        except CallQueueError as error:
+        except (WrongDuration, CallQueueError) as error:
             raise wrong_use(str(error)) from None
         except (DatabaseError, InterfaceError) as error:
             raise problem(_what_ails(using, error)) from None
@@ -138,16 +130,12 @@ def key_of(text: str | None) -> Any:
         return text or ""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong_use(f"--key: not JSON: {error}") from None
 
 
-def _database(alias: str | None) -> str:
-    if alias is None:
-        return str(CallQueue.objects.db_for_write)
-    if alias not in connections:
-        raise wrong_use(f"--database: there is no {alias!r} in DATABASES")
-    return alias
+def _refuse(message: str) -> NoReturn:
+    raise wrong_use(f"Error: {message}")
 
 
 def _let_go_of_stdout() -> None:
@@ -158,15 +146,12 @@ def _let_go_of_stdout() -> None:
 
 def _what_ails(using: str, error: Exception) -> str:
     """Whether the database is away, or refuses what was asked of it."""
-    connection = connections[using]
-    if connection.in_atomic_block:
-        return f"the database refused: {in_one_line(error)}"
-    try:
-        connection.close()
-        connection.ensure_connection()
-    except Exception as reason:
-        return f"the database is away: {in_one_line(reason)}"
-    return (
-        "the database refused: "
-        f"{in_one_line(error)} (are all migrations applied? see callqueue_doctor)"
-    )
+    connection, hint = connections[using], ""
+    if not connection.in_atomic_block:
+        hint = " (are all migrations applied? see callqueue_doctor)"
+        try:
+            connection.close()
+            connection.ensure_connection()
+        except Exception as reason:
+            return f"the database is away: {in_one_line(reason)}"
+    return f"the database refused: {in_one_line(error)}{hint}"

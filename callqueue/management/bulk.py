@@ -10,6 +10,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from callqueue.control import bulk
+from callqueue.control.bulk import Pick
 from callqueue.management.base import (
     CallQueueCommand,
     counted,
@@ -19,57 +21,36 @@ from callqueue.management.base import (
     wrong_use,
 )
 from callqueue.management.progress import progress
-from callqueue.operations import bulk
-from callqueue.operations.bulk import Pick
 
 
 class BulkCommand(CallQueueCommand):
-    """Acts on the calls that the options pick."""
+    """Acts on the calls that the options pick: those of the `default` statuses, where none is
+    named, out of the `legal` ones.
+    """
 
-    verb, past = "", ""
+    verb, past, statuses = "", "", ""
+    default: tuple[int, ...] = ()
+    legal: tuple[int, ...] = ()
     is_repeatable = False  # its batches are, and it asks but once
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--status",
-            dest="statuses",
-            nargs="+",
-            action="extend",
-            metavar="S",
-            help=self.statuses_help(),
-        )
-        parser.add_argument("--rule", metavar="R", help="only calls of this rule")
-        parser.add_argument(
-            "--key",
-            metavar="K",
-            help="only calls of this key; several named ones as a JSON mapping",
-        )
-        parser.add_argument(
-            "--since",
-            metavar="2h",
-            help="only calls that ended (an error: last failed) no longer ago",
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="say how many, and change nothing"
-        )
-        parser.add_argument(
-            "--no-input",
-            dest="interactive",
-            action="store_false",
-            help="do not ask, even in a terminal",
-        )
+        add = parser.add_argument
+        several: Any = {"dest": "statuses", "nargs": "+", "action": "extend"}
+        add("--status", metavar="S", help=self.statuses, **several)
+        add("--rule", metavar="R", help="only calls of this rule")
+        key = "only calls of this key; several named ones as a JSON mapping"
+        add("--key", metavar="K", help=key)
+        since = "only calls that ended (an error: last failed) no longer ago"
+        add("--since", metavar="2h", help=since)
+        add("--dry-run", action="store_true", help="say how many, and change nothing")
+        quiet = "do not ask, even in a terminal"
+        add("--no-input", dest="interactive", action="store_false", help=quiet)
 
-    def statuses_help(self) -> str:
-        """What --status may be, and is where it is not given."""
-        raise NotImplementedError
-
-    def pick(
-        self, options: dict[str, Any], default: tuple[int, ...], legal: tuple[int, ...]
-    ) -> Pick:
+    def pick(self, options: dict[str, Any]) -> Pick:
         """The calls that the options pick."""
         try:
-            statuses = bulk.statuses_of(options["statuses"], default, legal)
+            statuses = bulk.statuses_of(options["statuses"], self.default, self.legal)
         except ValueError as error:
             raise wrong_use(f"--status: {error}") from None
         return Pick(statuses, options["rule"], key_of(options["key"]), duration(options["since"]))
@@ -87,7 +68,9 @@ class BulkCommand(CallQueueCommand):
             self.say(f"would {self.verb} {counted(bulk.count(using, pick))}; nothing was changed")
             return
         if self.may_ask(options):
-            self._ask(bulk.count(using, pick), warning)
+            question = f"{warning}{self.verb} {counted(bulk.count(using, pick))}? [y/N] "
+            if input(question).strip().lower() not in ("y", "yes"):
+                raise problem("nothing was changed")
         with progress(f"{self.verb}ing") as update:
             count = do(using, pick, progress=update)
         self.say(f"{self.past} {counted(count)}")
@@ -95,8 +78,3 @@ class BulkCommand(CallQueueCommand):
     def may_ask(self, options: dict[str, Any]) -> bool:
         """Whether somebody is there to answer, and wants to be asked."""
         return bool(options["interactive"]) and sys.stderr.isatty() and sys.stdin.isatty()
-
-    def _ask(self, count: int, warning: str) -> None:
-        answer = input(f"{warning}{self.verb} {counted(count)}? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
-            raise problem("nothing was changed")

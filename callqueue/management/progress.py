@@ -7,85 +7,43 @@ nothing is written, so logs and pipes stay clean.
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from importlib.util import find_spec
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-PATIENCE = 0.5  # seconds before a bar is drawn at all: short work needs none
-
-
-class Update(Protocol):
-    """Says how far the work is, as often as one likes: so much is done, of so much (None: nobody
-    knows). A `label` other than before begins the next piece of work, and its time.
-    """
-
-    def __call__(
-        self, done: int, total: int | None = None, *, label: str | None = None
-    ) -> None: ...
+Update = Callable[..., None]  # (done, total=None, *, label="..."), as often as one likes
 
 
 @contextmanager
 def progress(
     label: str, *, stream: TextIO | None = None, wanted: bool = True
 ) -> Iterator[Update | None]:
-    """A bar for as long as the block runs, if it is `wanted`, on `stream` (standard error). The
-    block gets what updates the bar; None where none is drawn.
+    """A bar for as long as the block runs, which leaves no trace. The block gets what updates it;
+    None where none is drawn.
     """
     stream = sys.stderr if stream is None else stream
-    bar = _bar(stream) if wanted and _is_terminal(stream) else None
-    if bar is None:
+    if not wanted or not stream.isatty() or find_spec("rich") is None:
         yield None
         return
-    begin = threading.Timer(PATIENCE, bar.start)
-    begin.start()
-    try:
-        yield _update_of(bar, label)
-    finally:
-        begin.cancel()
-        begin.join()
-        if bar.live.is_started:
-            bar.stop()
+    from rich import progress as rich
+    from rich.console import Console
 
-
-def _bar(stream: TextIO) -> Progress | None:
-    """A bar that leaves no trace when it ends; None where rich is not installed."""
-    try:
-        from rich import progress as rich
-        from rich.console import Console
-    except ImportError:
-        return None
-    return rich.Progress(
+    columns = (
         rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(),
         rich.TaskProgressColumn(),
         rich.MofNCompleteColumn(),
         rich.TimeElapsedColumn(),
         rich.TimeRemainingColumn(),
-        console=Console(file=stream),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
     )
+    console = Console(file=stream)
+    with rich.Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task(label, total=None)
 
+        def update(done: int, total: int | None = None, *, label: str | None = None) -> None:
+            bar.update(task, completed=done, total=total, description=label)
 
-def _update_of(bar: Progress, label: str) -> Update:
-    task = bar.add_task(label, total=None)
-
-    def update(done: int, total: int | None = None, *, label: str | None = None) -> None:
-        if label is not None and label != bar.tasks[0].description:
-            bar.reset(task, description=label)
-        bar.tasks[0].total = total
-        bar.update(task, completed=done)
-
-    return update
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):
-        return False
+        yield update

@@ -5,20 +5,19 @@ Rows only: what may be done with them is in `callqueue.managers`, and in the pac
 
 from callqueue.models.attempts import BelatedEnding, CallAttempt, PermitRequest
 from callqueue.models.calls import CallQueue
-from callqueue.models.history import Counted, Peak, Total
+from callqueue.models.history import Sum, Summed
 from callqueue.models.rules import DispenserState, Hold, KeyTurn, RuleState, Tally
 
 __all__ = [
     "BelatedEnding",
     "CallAttempt",
     "CallQueue",
-    "Counted",
     "DispenserState",
     "Hold",
     "KeyTurn",
-    "Peak",
     "PermitRequest",
     "RuleState",
+    "Sum",
+    "Summed",
     "Tally",
-    "Total",
 ]

@@ -15,12 +15,13 @@ from callqueue import states
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField, one_call
 from callqueue.managers import CallAttemptManager
 from callqueue.models.calls import CallQueue
+from callqueue.models.table import Table
 
 # what failed, or was answered with anything but success
 UNUSUAL = models.Q(outcome__in=states.FAULTY) | models.Q(response_status__gte=states.BEYOND_SUCCESS)
 
 
-class CallAttempt(models.Model):
+class CallAttempt(Table):
     """One try at a call: a row of the ledger. Charged from `released_at` until `finished_at`, then
     it ages. One without a call is a permit: a call that its caller makes without the queue.
     """
@@ -66,6 +67,11 @@ class CallAttempt(models.Model):
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     response_headers = ToldJSONField(_("response headers"), null=True, blank=True)
     response_body = SealedTextField(_("response body"), blank=True, default="")
+    # How `response_body` holds what came (see callqueue.answers), and how many bytes that was.
+    response_form = models.CharField(
+        _("form of the body"), max_length=20, blank=True, default="", db_default="", editable=False
+    )
+    response_size = models.PositiveIntegerField(_("response size"), null=True, blank=True)
     error_message = ToldTextField(_("error"), blank=True, default="")
     worker = models.CharField(_("worker"), max_length=100, blank=True, default="")
     # What it was charged at its release, where it costs something else after all; pending until the
@@ -119,7 +125,7 @@ class CallAttempt(models.Model):
         }
 
 
-class PermitRequest(models.Model):
+class PermitRequest(Table):
     """A permit that waits for its turn: whoever makes a pass grants it, as it releases a call.
 
     `owner`: its waiter, which also is the `worker` of the attempt that it is granted. `until`: the

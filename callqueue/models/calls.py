@@ -8,11 +8,18 @@ from django.db import models
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from callqueue import states
+from callqueue import forecast, states
+from callqueue.answers import Answer, answer_of
 from callqueue.database import ClockNow
-from callqueue.fields import SealedJSONField, ToldTextField, new_idempotency_key, one_call
+from callqueue.fields import (
+    UNREADABLE,
+    SealedJSONField,
+    ToldTextField,
+    new_idempotency_key,
+    one_call,
+)
 from callqueue.managers import CallQueueManager
-from callqueue.operations import forecast
+from callqueue.models.table import Table
 
 if TYPE_CHECKING:
     from django.db.models.fields.related_descriptors import RelatedManager
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from callqueue.models.attempts import CallAttempt
 
 
-class CallQueue(models.Model):
+class CallQueue(Table):
     """A call that the application owes to an API, from `send` to its end."""
 
     class Status(models.IntegerChoices):
@@ -73,6 +80,8 @@ class CallQueue(models.Model):
     idempotency_key = models.UUIDField(default=new_idempotency_key, editable=False)
     first_sent_dt = models.DateTimeField(null=True, editable=False)
     callback_pending = models.BooleanField(default=False, editable=False)
+    # Until when somebody is sending the callback that is owed, or it is let be (NULL: it is not).
+    callback_at = models.DateTimeField(null=True, editable=False)
     # When the rule's reconcile hook may be asked next of a call that is UNKNOWN (NULL: at once),
     # and how often it was.
     reconcile_at = models.DateTimeField(null=True, editable=False)
@@ -98,9 +107,15 @@ class CallQueue(models.Model):
             ("cancel_call", _("Can cancel calls")),
             ("control_rule", _("Can pause and resume rules and change their limits")),
         )
-        # Not unique=True: that would make a second index, for LIKE, which nothing uses.
+        # Not unique=True: that would make a second index, for LIKE, which nothing uses. Most calls
+        # have no key of their own: without the condition it would hold a NULL for each of them,
+        # three times in its life.
         constraints = (
-            models.UniqueConstraint(fields=("active_key",), name="callqueue_active_key"),
+            models.UniqueConstraint(
+                fields=("active_key",),
+                name="callqueue_active_key",
+                condition=models.Q(active_key__isnull=False),
+            ),
         )
         indexes = (
             models.Index(
@@ -130,9 +145,13 @@ class CallQueue(models.Model):
                 name="callqueue_expiring",
                 condition=models.Q(status__in=states.WAITING, expires_at_dt__isnull=False),
             ),
-            # The list of calls: every filter of the admin is a walk along parts of it.
+            # The lists of calls by rule and by status. What is new has indexes above, and what is
+            # done is nearly all.
+            models.Index(fields=("rule", "id"), name="callqueue_of_rule"),
             models.Index(
-                fields=("rule", "status", "method", "created_dt", "id"), name="callqueue_listed"
+                fields=("status", "rule", "id"),
+                name="callqueue_of_status",
+                condition=models.Q(status__in=states.NEITHER_NEW_NOR_DONE),
             ),
             models.Index(
                 "status",
@@ -153,8 +172,8 @@ class CallQueue(models.Model):
             ),
             # These two find text by how it begins.
             models.Index(
-                fields=("key", "created_dt", "id"),
-                opclasses=("varchar_pattern_ops", "timestamptz_ops", "int8_ops"),
+                fields=("key", "id"),
+                opclasses=("varchar_pattern_ops", "int8_ops"),
                 name="callqueue_keyed",
                 condition=~models.Q(key=""),
             ),
@@ -180,6 +199,15 @@ class CallQueue(models.Model):
     def cancel(self) -> None:
         """End a call that no worker has begun. Else IllegalTransition."""
         type(self).objects.db_manager(self._state.db).cancel_one(self)
+
+    @property
+    def answer(self) -> Answer | None:
+        """What the last attempt that has ended was answered, read from the table now; None where it
+        was not, whatever an earlier one was.
+        """
+        ended = self.attempts.exclude(outcome__in=(states.OPEN, states.VOIDED))
+        attempt = ended.order_by("-number", "-pk").first()
+        return None if attempt is None else answer_of(attempt, UNREADABLE)
 
     def forecast(self) -> forecast.Forecast:
         """What the call waits for, its place (from 1), and when it should go, or None."""

@@ -8,6 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 from callqueue.database import ClockNow
 from callqueue.fields import ToldTextField
+from callqueue.models.table import Table
 
 
 class RuleState(models.Model):
@@ -21,11 +22,13 @@ class RuleState(models.Model):
     # The token of the agreement by which passes over the rule go: see agreement.py. The row "" is
     # about all rules.
     agreement = models.CharField(max_length=16, default="", db_default="", editable=False)
+    # Until when the rule's UNKNOWN calls are one worker's to ask its reconcile hook of.
+    reconciling_until = models.DateTimeField(null=True, editable=False)
 
     class Meta:
         verbose_name = _("rule")
-        verbose_name_plural = _("rules")
-        default_permissions = ("view",)
+        verbose_name_plural = _("dashboard")  # what the admin's menu calls the page of all rules
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.rule
@@ -54,7 +57,7 @@ class Tally(models.Model):
         return f"{self.budget} {self.value}"
 
 
-class KeyTurn(models.Model):
+class KeyTurn(Table):
     """A key that has calls waiting at some priority of a rule, and its turn among the others:
     lowest `served` first.
 
@@ -77,12 +80,7 @@ class KeyTurn(models.Model):
         )
         indexes = (
             models.Index(
-                "rule",
-                "blocked_on",
-                models.F("priority").desc(),
-                "served",
-                "id",
-                name="callqueue_turns",
+                fields=("rule", "blocked_on", "-priority", "served", "id"), name="callqueue_turns"
             ),
             models.Index(
                 "rule",
@@ -105,6 +103,7 @@ class Hold(models.Model):
         PROVIDER = "provider", _("the provider")
         OPERATOR = "operator", _("an operator")
         BREAKER = "breaker", _("the circuit breaker")
+        RESTORED = "restored", _("a dispenser, after a restored backup")
 
     id = models.BigAutoField(primary_key=True)
     rule = models.CharField(_("rule"), max_length=100)
@@ -145,6 +144,8 @@ class DispenserState(models.Model):
     # "steady": it dispenses all rules until it is told to stop, and beat's task leaves the work to
     # it. "beat": that task, in a worker. Empty: any other.
     kind = models.CharField(max_length=16, default="", db_default="", editable=False)
+    # Where it publishes to, without user and password; empty where it makes calls itself.
+    broker = models.CharField(max_length=255, default="", db_default="", editable=False)
     # What its settings say of the limits, and a digest of that; empty once it has ended.
     opinion = models.JSONField(null=True, editable=False)
     digest = models.CharField(max_length=16, default="", db_default="", editable=False)

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from callqueue import conf
 from callqueue.permits import transport
 from callqueue.permits.asking import Options, Wanted
 from callqueue.permits.granted import Permit
 from callqueue.permits.permit import abegin, begin
 from callqueue.transitions import Result
+
+_PIECE = 1024  # bytes of a compressed body that are unfolded at once
 
 if TYPE_CHECKING:
     import httpx
@@ -77,8 +80,8 @@ class PermitTransport(_Transport, BaseTransport):
         try:
             response, body = self._sent(request), None
             if _is_worth_reading(permit, response):
-                body = b"".join(response.iter_raw())
-                response.close()
+                body = _Start(response)
+                body.read()
         except BaseException as error:
             permit.end_with(permit.ended(error))
             raise
@@ -107,8 +110,8 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
         try:
             response, body = await self._sent(request), None
             if _is_worth_reading(permit, response):
-                body = b"".join([part async for part in response.aiter_raw()])
-                await response.aclose()
+                body = _AsyncStart(response)
+                await body.read()
         except BaseException as error:
             permit.end_with(permit.ended(error))
             await permit.written()
@@ -127,6 +130,64 @@ class AsyncPermitTransport(_Transport, AsyncBaseTransport):
 
     def _default(self, **of_transport: Any) -> Any:
         return httpx.AsyncHTTPTransport(**of_transport)
+
+
+class _Read:
+    """The beginning of a body, which the verdict is made by: all of it, or somewhat more than
+    MAX_RESPONSE_BYTES. To the client it is the whole body: what was read, and what is still to
+    come.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.most, self.start, self.is_whole = conf.current().max_response_bytes, b"", False
+        self._room = self.most + self.most // 100 + 1024  # what gzip adds to what it cannot shorten
+        self._stream: Any = response.stream
+        response.stream = self  # type: ignore[assignment]
+
+
+class _Start(_Read, SyncByteStream):
+    def read(self) -> None:
+        parts, size = [], 0
+        self._coming = iter(self._stream)
+        for part in self._coming:
+            parts.append(part)
+            size += len(part)
+            if size > self._room:
+                break
+        else:
+            self.is_whole = True
+            self._stream.close()
+        self.start = b"".join(parts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.start
+        yield from self._coming
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _AsyncStart(_Read, AsyncByteStream):
+    async def read(self) -> None:
+        parts, size = [], 0
+        self._coming = aiter(self._stream)
+        async for part in self._coming:
+            parts.append(part)
+            size += len(part)
+            if size > self._room:
+                break
+        else:
+            self.is_whole = True
+            await self._stream.aclose()
+        self.start = b"".join(parts)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.start
+        async for part in self._coming:
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class _Body:
@@ -175,30 +236,37 @@ def _answered(
     permit: Permit,
     request: httpx.Request,
     response: httpx.Response,
-    body: bytes | None,
+    body: _Read | None,
     stream: type[_Body],
 ) -> httpx.Response:
     """The permit has this answer; what the client gets, to which nobody has done anything. `body`:
-    as it came, where it was read.
+    where it was read.
     """
     status, headers = response.status_code, response.headers
-    read = None if body is None else _decoded(headers, body)
+    read, is_cut = (None, False) if body is None else _decoded(headers, body)
     told = transport.as_response(status, dict(headers), read, str(request.url))
-    result = transport.judged(permit, told)
-    if body is None and transport.lasts(permit):
+    result = transport.judged(permit, told, is_cut=is_cut)
+    if (body is None or not body.is_whole) and transport.lasts(permit):
         permit.answered(result)
         response.stream = stream(response.stream, permit, result)  # type: ignore[assignment]
         return response
     permit.end_with(result)
-    if body is None:
-        return response
-    unread = httpx.ByteStream(body)
-    return httpx.Response(status, headers=headers, stream=unread, extensions=response.extensions)
+    if body is not None and body.is_whole:  # for either kind of client
+        response.stream = httpx.ByteStream(body.start)
+    return response
 
 
-def _decoded(headers: httpx.Headers, body: bytes) -> bytes:
-    """The body's content; as it came where it is not what its headers say."""
+def _decoded(headers: httpx.Headers, body: _Read) -> tuple[bytes, bool]:
+    """The body's content, at most MAX_RESPONSE_BYTES of it, and whether that is not all; as it came
+    where it is not what its headers say. Decoded in small pieces, however far they unfold.
+    """
+    found = bytearray()
+    pieces = (body.start[at : at + _PIECE] for at in range(0, len(body.start), _PIECE))
     try:
-        return httpx.Response(200, headers=headers, content=body).content
+        for part in httpx.Response(200, headers=headers, content=pieces).iter_bytes():
+            found += part
+            if len(found) > body.most:
+                break
     except httpx.DecodingError:
-        return body
+        found = bytearray(body.start)
+    return bytes(found[: body.most]), not body.is_whole or len(found) > body.most

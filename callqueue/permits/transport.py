@@ -1,8 +1,8 @@
 """A permit for each request that an HTTP client makes, whichever client that is.
 
 In: a request's method and URL, then its answer as a `requests.Response`. The answer is judged as a
-worker judges it: `classify`, `settle`, `Retry-After` and what its headers say of limits, and the
-circuit breaker. Refuses nothing that the client would do.
+worker judges it: `classify`, `settle`, a refusal's `Retry-After`, and the circuit breaker. Refuses
+nothing that the client would do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from callqueue import conf
 from callqueue.exceptions import NotAllowed
 from callqueue.execution import judging
 from callqueue.execution.http.client import Answer
+from callqueue.execution.results import scrubbed
 from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit
 from callqueue.transitions import Result
@@ -32,9 +33,12 @@ def wanted(options: Options, method: str, url: str) -> Wanted | None:
     return options.wanted(url, method)
 
 
-def judged(permit: Permit, response: requests.Response) -> Result:
-    """What this answer makes of the permit."""
-    return judging.of_answer(permit.job, Answer(response, None, sent=True))
+def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
+    """What this answer makes of the permit. `is_cut`: the body is longer than MAX_RESPONSE_BYTES,
+    and this is its beginning.
+    """
+    answer = Answer(response, None, sent=True, truncated=is_cut)
+    return scrubbed(judging.of_answer(permit.job, answer), ())
 
 
 def as_response(status: int, headers: Any, body: bytes | None, url: str) -> requests.Response:

@@ -21,7 +21,7 @@ from typing import Any
 
 from django.db import router
 
-from callqueue import clocks, conf, database, tables, texts
+from callqueue import clocks, conf, database, forecast, tables, texts
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.permit_answers import Answer
@@ -29,7 +29,6 @@ from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.ledger import guests
 from callqueue.ledger.ready_calls import Asked, Candidate
 from callqueue.limits.budgets import Book
-from callqueue.operations import forecast
 from callqueue.permits import begun, chores, request_rows
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted

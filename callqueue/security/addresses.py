@@ -73,21 +73,22 @@ def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str
     (https://www.iana.org/assignments/iana-ipv4-special-registry and
     .../iana-ipv6-special-registry), multicast, every IPv6 address outside of global unicast
     (https://www.iana.org/assignments/ipv6-address-space), and the addresses at which cloud
-    providers keep machines' credentials. An IPv4 address inside an IPv6 one (mapped, NAT64, ISATAP)
-    is judged as what it is. `allowed_networks` (CIDR) opens any of them. ValueError where one of
-    them is not a network.
+    providers keep machines' credentials. An IPv4 address inside an IPv6 one is judged as what it is
+    where the network makes it that (mapped, NAT64), and beside the IPv6 one where some host may
+    (ISATAP): both have to be allowed then. `allowed_networks` (CIDR) opens any of them. ValueError
+    where one of them is not a network.
     """
     if isinstance(address, str):
         address = ip_address(address)
-    judged = _embedded(address)
-    for network in map(_network, allowed_networks):
-        if address in network or judged in network:
-            return None
-    why = _special(judged)
-    if why is None:
+    networks = [_network(text) for text in allowed_networks]
+    if any(address in network for network in networks):
         return None
-    shown = str(address) if judged is address else f"{address} (that is, {judged})"
-    return f"the address {shown} is {why}, and ALLOWED_NETWORKS does not open it"
+    for judged in _meanings(address):
+        why = _special(judged)
+        if why is not None and not any(judged in network for network in networks):
+            shown = str(address) if judged is address else f"{address} (that is, {judged})"
+            return f"the address {shown} is {why}, and ALLOWED_NETWORKS does not open it"
+    return None
 
 
 def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = None) -> str | None:
@@ -148,17 +149,17 @@ def _network(text: str) -> Network:
     return ip_network(text, strict=False)
 
 
-def _embedded(address: Address) -> Address:
-    """The IPv4 address that this IPv6 one stands for; the address itself where none."""
+def _meanings(address: Address) -> Sequence[Address]:
+    """Where a packet to this address may end up: all of these have to be allowed."""
     if isinstance(address, IPv4Address):
-        return address
+        return (address,)
     if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
+        return (address.ipv4_mapped,)
     last = IPv4Address(int(address) & 0xFFFFFFFF)
     if address in _NAT64:
-        return last
+        return (last,)
     is_isatap = (int(address) >> 32) & 0xFDFFFFFF == 0x5EFE  # RFC 5214 section 6.1
-    return last if is_isatap and _special(last) is not None else address
+    return (last, address) if is_isatap else (address,)
 
 
 @lru_cache(maxsize=4096)

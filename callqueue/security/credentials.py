@@ -1,8 +1,7 @@
 """What looks like a credential: names of fields and headers, and the schemes that stand before one.
 
-A name or a value enters; whether it probably holds a secret leaves. Three questions are asked, each
-as strict as its answer's use allows: what to show, what may follow a redirect, and what part of a
-secret is the secret.
+A name or a value enters; whether it probably holds a secret leaves. Two questions are asked,
+each as strict as its answer's use allows: what to show, and what part of a secret is the secret.
 """
 
 from __future__ import annotations
@@ -41,22 +40,11 @@ _TELLING = (
 _NAMES = frozenset(
     {"cookie", "setcookie", "auth", "pwd", "jwt", "bearer", "xcsrf", "cvc", "cvv", "otp"}
 )
-_HEADER = re.compile(
-    r"auth|cookie|token|secret|key|credential|passw|passphrase|session|sign|jwt|bearer|csrf|xsrf"
-    r"|saml|assertion|otp$|^host$",
-    re.IGNORECASE,
-)
-_HEADER_VALUE = re.compile(rf"({_SCHEMES}|token|apikey|hmac\S*|aws4\S*)\s", re.IGNORECASE)
 
 
 def is_telling(name: object) -> bool:
     """Whether a header, field or parameter of this name probably holds a secret."""
     return _is_telling(str(name)[:200])
-
-
-def is_for_its_origin(header: str, value: str) -> bool:
-    """Whether a header may be for its origin alone: rather one too many than one too few."""
-    return bool(_HEADER.search(header) or _HEADER_VALUE.match(value))
 
 
 @lru_cache(maxsize=2048)

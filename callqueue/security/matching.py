@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from callqueue.security.allowance import spend
 from callqueue.security.needles import Needle, Wanted
 from callqueue.security.readings import AS_BASE64, Reading, decoded, decoded_text
 
@@ -34,12 +35,13 @@ def _may_hold(text: str, wanted: Wanted) -> bool:
     """Whether a closer look is worth it: the text as it is read below, without places."""
     plain = text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
     unescaped = decoded_text(plain)
-    return bool(
-        wanted.among("text", unescaped.replace("+", " "))
-        or wanted.among("base64", unescaped.translate(AS_BASE64).replace("\n", ""))
-        or wanted.among("hex", unescaped.lower())
-        or (unescaped is not plain and wanted.among("text", plain.replace("+", " ")))
-    )
+    looks = [
+        ("text", unescaped.replace("+", " ")),
+        ("base64", unescaped.translate(AS_BASE64).replace("\n", "")),
+        ("hex", unescaped.lower()),
+        ("text", plain.replace("+", " ") if unescaped is not plain else ""),
+    ]
+    return any(True for name, reading in looks for _ in wanted.among(name, reading))
 
 
 def _runs(reading: str, text: str, wanted: Wanted) -> Iterator[tuple[int, int, Needle]]:
@@ -54,8 +56,9 @@ def _runs(reading: str, text: str, wanted: Wanted) -> Iterator[tuple[int, int, N
     for piece in wanted.among(reading, text):
         found, covered = text.find(piece), 0
         while found >= 0:
-            for needle, at in wanted.by_reading[reading][piece]:
+            for needle, at in wanted.having(reading, piece):
                 if found >= done.get((needle, found - at), 0):
+                    spend()
                     begin, end = _widened(text, needle.text, found, at, len(piece))
                     done[needle, found - at] = end
                     if end - begin >= needle.least:

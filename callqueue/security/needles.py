@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from callqueue.security.allowance import spend
 from callqueue.security.credentials import SCHEME
 from callqueue.security.readings import AS_BASE64, decoded_text
 
 SHORT = 4  # a value of fewer characters is scrubbed only where it stands alone
 PART = 8  # as many characters of a value in a row are scrubbed wherever they are
-_SAMPLE = 4  # characters of a needle that are looked for first
 _MANY = 100  # samples from which on a text is cut up instead
 _BASE64_PART = 10  # characters of base64 that 8 characters decide at least, wherever they stand
 _PAYLOAD_PART = 24  # as many characters of a payload in a row are taken out: common words are not
@@ -28,8 +28,8 @@ _LEAST_PIECE = 6
 class Needle(NamedTuple):
     """A text to look for, in one way to read: at least so many characters of it in a row.
 
-    `samples` are short pieces of it and their places, so close together that every part that is
-    long enough has one.
+    `samples` are pieces of it of half that length, and their places, so close together that every
+    part that is long enough has one.
     """
 
     text: str
@@ -38,43 +38,53 @@ class Needle(NamedTuple):
     is_alone: bool = False
     has_backslash: bool = False
 
+    def __repr__(self) -> str:
+        return f"<a needle of {len(self.text)} characters>"
+
     @property
     def samples(self) -> Iterator[tuple[int, str]]:
-        size = self.least if self.least == len(self.text) else min(_SAMPLE, self.least)
+        size = self.least if self.least == len(self.text) else (self.least + 1) // 2
         for at in range(0, len(self.text) - size + 1, self.least - size + 1):
             yield at, self.text[at : at + size]
 
 
 class Wanted(NamedTuple):
-    """Needles by how a text is read for them: by sample, the needles that have it, and where."""
+    """Needles by how a text is read for them, by the length of their samples, and by sample: which
+    needles have it, and where.
+    """
 
-    by_reading: Mapping[str, Mapping[str, Sequence[tuple[Needle, int]]]]
+    by_reading: Mapping[str, Mapping[int, Mapping[str, Sequence[tuple[Needle, int]]]]]
+
+    def __repr__(self) -> str:
+        return "<what is wanted>"
 
     @classmethod
     def of(cls, needles: Iterable[Needle]) -> Wanted:
         """The needles in order."""
-        found: dict[str, dict[str, list[tuple[Needle, int]]]] = {
+        found: dict[str, dict[int, dict[str, list[tuple[Needle, int]]]]] = {
             "text": {},
             "base64": {},
             "hex": {},
         }
         for needle in dict.fromkeys(needles):
             for at, piece in needle.samples:
-                found[needle.reading].setdefault(piece, []).append((needle, at))
+                of_size = found[needle.reading].setdefault(len(piece), {})
+                of_size.setdefault(piece, []).append((needle, at))
         return cls(found)
 
-    def among(self, reading: str, text: str) -> list[str]:
+    def among(self, reading: str, text: str) -> Iterator[str]:
         """The samples that are in the text."""
-        samples = self.by_reading[reading]
-        if len(samples) < _MANY:
-            return [piece for piece in samples if piece in text]
-        sizes = {len(piece) for piece in samples}
-        there = (
-            {text[at : at + size] for size in sizes for at in range(len(text) - size + 1)}
-            if len(sizes) < 3
-            else samples
-        )
-        return [piece for piece in samples.keys() & there if piece in text]
+        for size, samples in self.by_reading[reading].items():
+            spend(len(text))
+            if len(samples) < _MANY:
+                yield from (piece for piece in samples if piece in text)
+            else:
+                pieces = {text[at : at + size] for at in range(len(text) - size + 1)}
+                yield from (piece for piece in samples if piece in pieces)
+
+    def having(self, reading: str, sample: str) -> Sequence[tuple[Needle, int]]:
+        """The needles that have this sample, and where."""
+        return self.by_reading[reading][len(sample)][sample]
 
 
 @lru_cache(maxsize=256)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import html.entities
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from callqueue.security.allowance import spend
 
 
 @dataclass(frozen=True)
 class Reading:
     """A text as bytes, one character each, and where in the original each began and ended."""
 
-    text: str
+    text: str = field(repr=False)
     begins: Sequence[int]
     ends: Sequence[int]
 
@@ -85,6 +87,7 @@ def decoded(reading: Reading) -> Reading:
     for _ in range(_PASSES):
         if not any(char in reading.text for char in _FIRST):
             break
+        spend(len(reading.text))
         reading, is_changed = _decoded_once(reading)
         if not is_changed:
             break
@@ -96,6 +99,7 @@ def decoded_text(text: str) -> str:
     for _ in range(_PASSES):
         if not any(char in text for char in _FIRST):
             break
+        spend(len(text))
         before, text = text, _TOKEN.sub(_meaning_or_itself, text.replace('\\"', '"'))
         if text == before:
             break

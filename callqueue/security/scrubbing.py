@@ -8,6 +8,7 @@ part of it that is 8 characters or longer. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,13 +22,16 @@ SCRUBBED = "[secret]"
 PAYLOAD = "[payload]"
 TELLING = 6  # characters from which on a string of a payload tells something
 _LONGEST = 65536  # characters at each end of an error's text that are looked at
+_PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]{0,39}")
+_AFTER_HOST, _ROUTE = re.compile(r"[/?#&=;]"), re.compile(r"[a-z]*")
 _WIDEST = 16  # characters that one character may become in some encoding
 _TASKS = ("celery_task", "django_task")
 
 
-def scrub(text: str, values: Iterable[str]) -> str:
+def scrub(text: str, values: Iterable[str], upto: int | None = None) -> str:
     """`text` with "[secret]" for every value, and for any 8 characters of one, however encoded on
-    their way back.
+    their way back; of its first `upto` characters, where a value that begins in them is taken out
+    whole if `room_for` more are there.
 
     Found are: the value itself; percent-encoded (any of its characters, either case, several times
     over), "+" for a space; JSON's, JavaScript's and Python's escapes, as in a value's repr; HTML's
@@ -39,8 +43,11 @@ def scrub(text: str, values: Iterable[str]) -> str:
     """
     wanted = needles.wanted(tuple(values))
     if wanted is None or not text:
-        return text
-    return replaced(text, spans(text, wanted), SCRUBBED)
+        return text[:upto]
+    found = spans(text, wanted)
+    if upto is not None:
+        found = ((begin, end) for begin, end in found if begin < upto)
+    return replaced(text[:upto], found, SCRUBBED)
 
 
 def scrub_json(value: Any, values: Iterable[str]) -> Any:
@@ -64,8 +71,8 @@ def holds(text: str, values: Iterable[str]) -> bool:
 
 
 def room_for(values: Iterable[str]) -> int:
-    """How many characters a value may take in a text. Of one that is read only so far, as many at
-    its end may be half of it.
+    """How many characters a value may take in a text: so many are to be read beyond those that are
+    kept.
     """
     return max(map(len, values), default=0) * _WIDEST
 
@@ -85,14 +92,26 @@ def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
 
 
 def payload_of(method: str, params: Any) -> list[str]:
-    """The strings in a call's params that tell something; of a task, those of its arguments."""
-    if method in _TASKS and isinstance(params, Mapping):
-        params = [params.get("args"), params.get("kwargs")]
-    return sorted(
-        {string for string in _strings(params) if len(string) >= TELLING},
-        key=len,
-        reverse=True,
-    )
+    """The strings in a call's params that tell something: values, and names that are more than a
+    word; of a task, those of its arguments; of a URL, what follows its host.
+    """
+    found: list[str] = []
+    if isinstance(params, Mapping):
+        if method in _TASKS:
+            params = [params.get("args"), params.get("kwargs")]
+        elif isinstance(url := params.get("url"), str):
+            found = _AFTER_HOST.split(url.partition("://")[2])[1:]
+            found = [piece for piece in found if not _ROUTE.fullmatch(piece)]
+            params = {**params, "url": None}
+    found += _strings(params)
+    named = (value for value in walked(params) if isinstance(value, Mapping))
+    found += (name for value in named for name in map(str, value) if not is_plain(name))
+    return sorted({text for text in found if len(text) >= TELLING}, key=len, reverse=True)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name in a payload is a word, which tells nothing of whom it is about."""
+    return _PLAIN.fullmatch(name) is not None
 
 
 def _strings(value: Any, *, with_names: bool = False) -> Iterator[str]:

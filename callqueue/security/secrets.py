@@ -80,11 +80,6 @@ class SecretFor:
         if not all(map(is_place_pattern, self.hosts or ())):
             raise ImproperlyConfigured(f"SecretFor.hosts: one of them is not among {PLACES_WANTED}")
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether there are places where it may not go."""
-        return self.hosts is not None or self.rules is not None
-
     def value(self, name: str, context: SecretContext) -> str:
         """The value, for this use. SecretError, which names the secret, where there is none."""
         value, failed = self.source, ""

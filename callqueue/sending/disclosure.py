@@ -22,34 +22,32 @@ from callqueue.sending import validation
 
 @dataclass(frozen=True)
 class Disclosed:
-    """A call's params with values in place. `is_bound`: one of them may not go anywhere."""
+    """A call's params with values in place, and those values."""
 
-    params: Mapping[str, Any]
+    params: Mapping[str, Any] = field(repr=False)
     values: tuple[str, ...] = field(default=(), repr=False)
-    is_bound: bool = False
 
 
 def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> Disclosed:
-    """The params with their secrets' values; each is asked for once, and the whole is checked once
-    more now that they are known.
+    """The params with their secrets' values; each is asked for once. The whole is checked now that
+    they are known, whether `send` has ever seen it or not.
 
     NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
     does not fit its place, SecretError where one has no value now.
     """
-    if not secrets.has_secret(params):
-        return Disclosed(params)
-    asking = _Asking(rule, key)
+    asking, resolved = _Asking(rule, key), params
     try:
-        if method in HTTP_METHODS:
-            asking.go_to(params.get("url"))
-        resolved = secrets.resolve(params, asking.value_of)
+        if secrets.has_secret(params):
+            if method in HTTP_METHODS:
+                asking.go_to(params.get("url"))
+            resolved = secrets.resolve(params, asking.value_of)
         validation.check_params(method, resolved, _reach())
     except InvalidCall as error:
         raise InvalidCall(error.field, scrubbing.scrub(error.why, asking.values.values())) from None
     except NotAllowed as error:
         raise NotAllowed(scrubbing.scrub(str(error), asking.values.values())) from None
     values = [*asking.values.values(), *secrets.basic_credentials(params, resolved)]
-    return Disclosed(resolved, tuple(dict.fromkeys(values)), asking.is_bound)
+    return Disclosed(resolved, tuple(dict.fromkeys(values)))
 
 
 def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
@@ -72,7 +70,6 @@ class _Asking:
         self.rule, self.key = rule, key
         self.host, self.port = "", 0
         self.values: dict[str, str] = {}
-        self.is_bound = False
 
     def go_to(self, url: Any) -> None:
         """Learn where the call goes; its URL may be a secret, which is asked for first."""
@@ -94,7 +91,6 @@ class _Asking:
                 )
             if not is_url:
                 self._check_host(name)
-            self.is_bound |= source.is_bound
             self.values[name] = source.value(name, SecretContext(self.rule, self.key, self.host))
         elif not is_url:
             self._check_host(name)

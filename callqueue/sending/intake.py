@@ -8,8 +8,8 @@ does no network.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy
-from dataclasses import dataclass, fields, replace
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,6 +30,8 @@ from callqueue.sending.validation.value_checks import MAX_TEXT
 from callqueue.texts import suggest
 
 if TYPE_CHECKING:
+    from celery import Task
+
     from callqueue.models import CallQueue
 
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 class CallRequest:
     """What a caller of `send` asks for, not yet checked."""
 
-    call_data: Any
+    call_data: Any = field(repr=False)
     rule: str | None = None
     key: Any = ""
     priority: int | None = None
@@ -45,7 +47,7 @@ class CallRequest:
     not_before: datetime | None = None
     expires_at: datetime | None = None
     unique_key: str | None = None
-    callback: str | None = None
+    callback: str | Task | None = None
 
 
 # what `send` takes besides call_data
@@ -158,7 +160,7 @@ def request_of(item: Any, same: Mapping[str, Any] | None = None) -> CallRequest:
 def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None:
     """The request with what the router adds; None where it discards the call."""
     router = conf.current().router
-    answer = None if router is None else router(data)
+    answer = None if router is None else router(deepcopy(data))  # what it changes is not checked
     if answer is None:
         return request
     if isinstance(answer, Discard):

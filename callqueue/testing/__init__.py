@@ -4,7 +4,8 @@ what was sent.
 `run_callqueue` releases and makes calls without a broker, inside a test's transaction too.
 `fake_transport` answers in place of the network, `travel` shifts the clock, `assert_call_sent` and
 `calls_sent` look at what the code under test sent, `assert_permit` at the permits that it took.
-Where there is pytest, this package is a plugin of it (see callqueue.testing.plugin).
+Async tests await `arun_callqueue`, and the others through `sync_to_async`. Where there is pytest,
+this package is a plugin of it (see callqueue.testing.plugin).
 
 pytest imports the package when it starts, before Django's settings are known. So its modules import
 Django, Celery, requests and what needs them inside their functions.
@@ -12,12 +13,11 @@ Django, Celery, requests and what needs them inside their functions.
 
 from importlib.util import find_spec
 
-from callqueue.testing.answers import answer, in_turn
+from callqueue.testing.answers import UnexpectedRequest, answer
 from callqueue.testing.clock import Clock, travel
-from callqueue.testing.permits import assert_permit
-from callqueue.testing.run import run_callqueue
-from callqueue.testing.sent import Sent, assert_call_sent, calls_sent
-from callqueue.testing.transport import FakeTransport, Request, UnexpectedRequest, fake_transport
+from callqueue.testing.run import CallbackFailed, arun_callqueue, run_callqueue
+from callqueue.testing.sent import Sent, assert_call_sent, assert_permit, calls_sent
+from callqueue.testing.transport import FakeTransport, Request, fake_transport
 
 if find_spec("pytest"):
     # pytest finds fixtures by their names in the module that it was told of, which is this one.
@@ -26,17 +26,18 @@ if find_spec("pytest"):
     from callqueue.testing.plugin import callqueue_transport as callqueue_transport
 
 __all__ = [
+    "CallbackFailed",
     "Clock",
     "FakeTransport",
     "Request",
     "Sent",
     "UnexpectedRequest",
     "answer",
+    "arun_callqueue",
     "assert_call_sent",
     "assert_permit",
     "calls_sent",
     "fake_transport",
-    "in_turn",
     "run_callqueue",
     "travel",
 ]

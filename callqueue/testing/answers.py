@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from http import HTTPStatus
+from collections.abc import Mapping
+from copy import copy
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import requests
 
     from callqueue.execution.http import client
-    from callqueue.testing.transport import Request
-
-HTTP_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
-@dataclass(frozen=True)
-class Given:
-    """A status, headers and a body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def response(self, made: Request) -> requests.Response:
-        """The answer to a request, as requests gives it."""
-        import requests
-        from requests.utils import get_encoding_from_headers
-
-        response = requests.Response()
-        response.status_code = self.status
-        response.headers.update(self.headers)
-        response._content = self.body
-        response.url = made.url
-        response.reason = HTTP_REASONS.get(self.status, "")
-        response.encoding = get_encoding_from_headers(response.headers)
-        return response
+class UnexpectedRequest(AssertionError):
+    """A call was made that the test has no answer for."""
 
 
 def answer(
@@ -46,35 +24,38 @@ def answer(
     json: Any = None,
     body: str | bytes = b"",
     headers: Mapping[str, str] | None = None,
-) -> Given:
+) -> requests.Response:
     """An answer for `fake_transport`: a status, and JSON or a body."""
-    if json is None:
-        return Given(status, dict(headers or {}), _bytes(body))
-    headers = {"Content-Type": "application/json", **(headers or {})}
-    return Given(status, headers, jsonlib.dumps(json).encode())
+    import requests
+    from requests.utils import get_encoding_from_headers
+
+    response = requests.Response()
+    if json is not None:
+        response.headers["Content-Type"] = "application/json"
+        body = jsonlib.dumps(json)
+    response.headers.update(headers or {})
+    response.status_code, response.reason = status, responses.get(status, "")
+    response._content = body.encode() if isinstance(body, str) else body
+    response.encoding = get_encoding_from_headers(response.headers)
+    return response
 
 
-def in_turn(*answers: Any) -> Callable[[Request], Any]:
-    """One answer after the other, the last one for ever."""
-    left = list(answers)
-    return lambda request: left.pop(0) if len(left) > 1 else left[0]
-
-
-def as_answer(made: Request, given: Any, sent_at: float) -> client.Answer:
+def as_answer(given: Any, url: str, sent_at: float) -> client.Answer:
     """The client's Answer for what the test gave. Raises what is no exception of requests'."""
+    import requests
+
     from callqueue.execution.http import client
 
-    if isinstance(given, client.Answer):
-        return given
-    if is_exception(given):
-        return _as_failure(given, sent_at)
-    return client.Answer(response=_as_given(given).response(made), sent_at=sent_at, sent=True)
-
-
-def is_exception(given: Any) -> bool:
-    """Whether the answer is an exception, or a class of them."""
-    kind = given if isinstance(given, type) else type(given)
-    return issubclass(kind, BaseException)
+    given = given() if isinstance(given, type) else given
+    if isinstance(given, requests.RequestException):
+        why = f"{type(given).__name__}: {given}".rstrip(": ")
+        sent = not is_unsent(given)
+        return client.Answer(None, sent_at if sent else None, error=why, sent=sent)
+    if isinstance(given, BaseException):
+        raise given
+    response = copy(_as_response(given))
+    response.url = url
+    return client.Answer(response, sent_at, sent=True)
 
 
 def is_unsent(given: Any) -> bool:
@@ -83,43 +64,16 @@ def is_unsent(given: Any) -> bool:
 
     kind = given if isinstance(given, type) else type(given)
     lost = (requests.exceptions.ReadTimeout, requests.exceptions.ChunkedEncodingError)
-    return issubclass(kind, requests.exceptions.RequestException) and not issubclass(kind, lost)
+    return issubclass(kind, requests.RequestException) and not issubclass(kind, lost)
 
 
-def _as_failure(given: Any, sent_at: float) -> client.Answer:
-    """A failure of the network, as the client tells it; any other exception is raised."""
+def _as_response(given: Any) -> requests.Response:
     import requests
 
-    from callqueue.execution.http import client
-
-    error = given() if isinstance(given, type) else given
-    if not isinstance(error, requests.exceptions.RequestException):
-        raise error
-    why = f"{type(error).__name__}: {error}".rstrip(": ")
-    if is_unsent(error):
-        return client.Answer(None, None, error=why)
-    return client.Answer(None, sent_at, error=why, sent=True)
-
-
-def _as_given(given: Any) -> Given:
-    if isinstance(given, Given):
+    if isinstance(given, requests.Response):
         return given
-    if isinstance(given, bool) or given is None:
-        raise TypeError(
-            f"{given!r} is no answer for fake_transport; see callqueue.testing.FakeTransport"
-        )
-    if isinstance(given, int):
-        return Given(given, {}, b"")
-    if isinstance(given, str | bytes):
-        return Given(200, {}, _bytes(given))
-    if not isinstance(given, tuple):
+    if isinstance(given, dict):
         return answer(json=given)
-    status, headers, *rest = given
-    body = rest[0] if rest else b""
-    if isinstance(body, str | bytes):
-        return answer(status, headers=headers, body=body)
-    return answer(status, headers=headers, json=body)
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+    if isinstance(given, int) and not isinstance(given, bool):
+        return answer(given)
+    raise UnexpectedRequest(f"{given!r} is no answer: see callqueue.testing.FakeTransport")

@@ -8,9 +8,12 @@ from contextlib import closing, contextmanager
 from typing import Any
 from unittest import mock
 
+from asgiref.sync import sync_to_async
+
 from callqueue import broker
 from callqueue.testing.clock import active_clocks, forget_readings
 from callqueue.testing.transport import active_transports, without_network
+from callqueue.texts import suggest
 
 # Seconds that a run waits, really, for the next call: a limit per second, the first retries.
 PATIENCE = 5.0
@@ -18,6 +21,10 @@ PATIENCE = 5.0
 # later.
 SOON = 0.1
 NEVER = 86400.0  # what ready_calls.next_due_in says where nothing is due
+
+
+class CallbackFailed(AssertionError):
+    """A callback raised, or no task is registered under its name."""
 
 
 def run_callqueue(
@@ -32,8 +39,9 @@ def run_callqueue(
     Goes on until nothing may go within PATIENCE (5 seconds, really waited for); with
     `until_idle=False` makes one pass. What a limit, a hold or a retry keeps back for longer stays:
     `travel` to when it may go, or let `skip_waits` do so. Inside `travel` nothing is waited for.
-    Celery tasks that are sent meanwhile run at once. AssertionError after `max_passes`, and for a
-    request that no `fake_transport` answers; only one to this machine is really made.
+    Celery tasks that are sent meanwhile run at once. CallbackFailed, once all have run, where a
+    callback raised or is not registered. AssertionError after `max_passes`, and for a request that
+    no `fake_transport` answers; only one to this machine is really made.
     """
     if skip_waits and not active_clocks:
         raise RuntimeError(
@@ -41,17 +49,19 @@ def run_callqueue(
             " use it inside callqueue.testing.travel(), which puts it right again"
         )
     run = _Run(using)
-    with _in_this_process(), without_network(), closing(run):
+    with _in_this_process() as tasks, without_network(), closing(run):
         for _ in range(max_passes):
             made = run.make_pass()
-            if not until_idle:
+            if not until_idle or not (made or run.waits(skip_waits)):
+                tasks.check()
                 return run.attempts
-            if made or run.waits_a_moment() or (skip_waits and run.skips_a_wait()):
-                continue
-            return run.attempts
+        tasks.check()
     raise AssertionError(
         f"the queue was not idle after {max_passes} passes: does a call send another without end?"
     )
+
+
+arun_callqueue = sync_to_async(run_callqueue)  # in async tests
 
 
 class _Run:
@@ -73,6 +83,7 @@ class _Run:
                 return done
 
         self.dispenser = Watched(using, publish=self._execute)
+        self.close = self.dispenser.leave
 
     def make_pass(self) -> int:
         """Release once and make what was released; the count of attempts."""
@@ -90,64 +101,88 @@ class _Run:
                 transport.check()
         return True
 
-    def close(self) -> None:
-        """No dispenser runs any more."""
-        self.dispenser.leave()
-
-    def waits_a_moment(self) -> bool:
-        """Wait for what may go soon; False where nothing may."""
-        left = self._next_in()
-        if left is None or left > (SOON if active_clocks else PATIENCE):
-            return False
-        time.sleep(max(0.001, left))
-        return True
-
-    def skips_a_wait(self) -> bool:
-        """Travel to when the next call may go; False where none ever will."""
-        left = self._next_in()
-        if left is None:
-            return False
-        active_clocks[-1].forward(max(0.001, left + 0.001))
-        return True
-
-    def _next_in(self) -> float | None:
-        """Seconds until a call is due, or a limit or hold lets one go; None without such a call."""
+    def waits(self, skip: bool) -> bool:
+        """Wait for what may go soon, or travel to it; False where nothing may."""
         from callqueue.ledger import ready_calls
 
         due = ready_calls.next_due_in(self.using)
-        waits = [] if due >= NEVER else [due]
-        waits += [
-            wake
-            for rules, wake in self.wakes.items()
-            if wake is not None and ready_calls.rules_with_ready(self.using, rules)
+        opening = [
+            opens_in
+            for rules, opens_in in self.wakes.items()
+            if opens_in is not None and ready_calls.rules_with_ready(self.using, rules)
         ]
-        return min(waits, default=None)
+        left = min([due, *opening])
+        if left <= (SOON if active_clocks else PATIENCE):
+            time.sleep(max(0.001, left))
+        elif skip and (opening or due < NEVER):
+            active_clocks[-1].forward(left + 0.001)
+        else:
+            return False
+        return True
+
+
+class _Tasks:
+    """Celery's stand-in: runs the tasks that are sent, here and now, and keeps what went wrong with
+    callbacks.
+    """
+
+    def __init__(self) -> None:
+        from celery import current_app
+
+        self.app: Any = current_app._get_current_object()
+        self.failures: list[str] = []
+        self.error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise CallbackFailed where a callback failed."""
+        if self.failures:
+            raise CallbackFailed("\n".join(self.failures)) from self.error
+
+    def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """What is no callback fails by itself; a task that is not registered is dropped."""
+        task = broker.registered(self.app, name)
+        if task is None:
+            return self.app.AsyncResult(options.get("task_id") or "unknown")
+        kept = ("task_id", "link", "link_error", "headers", "priority")
+        given = {key: options[key] for key in kept if options.get(key) is not None}
+        return task.apply(args, kwargs, throw=False, **given)
+
+    def send_callback(self, app: Any, name: str, args: tuple[Any, ...]) -> None:
+        """Run a callback with `(call_id, status)`; one that queues itself is left to it."""
+        from celery import Task
+
+        from callqueue.callbacks import TELL_RESULTS
+
+        if name == TELL_RESULTS:
+            self.send_task(name, args)
+            return
+        task, told = broker.registered(app, name), f"callback {name} of call {args[0]}"
+        if task is None:
+            own = [known for known in app.tasks if not known.startswith("celery.")]
+            why = f"no task is registered under that name{suggest(name, own)}"
+            self.failures.append(f"{told}: {why}")
+        elif type(task).apply_async is not Task.apply_async:
+            task.apply_async(args)
+        elif (done := task.apply(args, throw=False)).failed():
+            raised = f"{type(done.result).__name__}: {done.result}"
+            self.failures.append(f"{told} ({args[1]}) raised {raised}\n{done.traceback}")
+            self.error = self.error or done.result
 
 
 @contextmanager
-def _in_this_process() -> Iterator[None]:
+def _in_this_process() -> Iterator[_Tasks]:
     """No call is released ahead of its slot, for nobody waits for it here; Celery tasks run at
-    once; time began just now.
+    once, in this thread, which alone sees the test's transaction; time began just now.
     """
-    from celery import current_app
-
+    from callqueue import aside
     from callqueue.dispatch import release_pass
 
     forget_readings()
+    tasks = _Tasks()
     with (
         mock.patch.object(release_pass, "LEAD", 0.0),
-        mock.patch.object(current_app._get_current_object(), "send_task", _run_instead_of_sending),
+        mock.patch.object(aside, "within", lambda seconds, name, work: work()),
+        mock.patch.object(broker, "send_by_name", tasks.send_callback),
+        mock.patch.object(tasks.app, "send_task", tasks.send_task),
     ):
-        yield
-
-
-def _run_instead_of_sending(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """The broker's stand-in: runs the task here and now. One that is not registered is dropped."""
-    from celery import current_app
-
-    task = broker.registered(current_app._get_current_object(), name)
-    if task is None:
-        return current_app.AsyncResult(options.get("task_id") or "unknown")
-    kept = ("task_id", "link", "link_error", "headers", "priority")
-    given = {key: options[key] for key in kept if options.get(key) is not None}
-    return task.apply(args, kwargs, throw=False, **given)
+        yield tasks

@@ -1,21 +1,23 @@
-"""What the code under test sent: the calls in the table, and assertions that say what was sent
+"""What the code under test sent, and which permits it took: assertions that say what there was
 instead.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from callqueue.testing.transport import is_url
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
-    from callqueue.models import CallQueue
+    from callqueue.models import CallAttempt, CallQueue
 
-_COLUMNS = ("rule", "key", "priority", "unique_key", "cost", "callback")
+T = TypeVar("T")
+OF_CALLS = ("rule", "key", "priority", "unique_key", "cost", "callback")
+OF_PERMITS = ("rule", "key", "label", "cost", "outcome", "response_status")
 
 
 class Sent(Sequence["CallQueue"]):
@@ -35,19 +37,15 @@ class Sent(Sequence["CallQueue"]):
         """The newest."""
         return self.calls[-1]
 
-    def matching(self, **what: Any) -> list[CallQueue]:
-        """Those that `assert_call_sent` with the same arguments would count."""
-        return [call for call in self.calls if not _differences(call, what)]
-
     def assert_call_sent(self, *, count: int | None = None, **what: Any) -> CallQueue | None:
         """See the function `assert_call_sent`; looks at these calls only."""
         __tracebackhide__ = True
-        return _assert_sent(self.calls, count, what)
+        return _Look("sent", self.calls, _of_call, _call_told).newest(count, what)
 
     def assert_nothing_sent(self) -> None:
         """No call was sent."""
         __tracebackhide__ = True
-        _assert_sent(self.calls, 0, {})
+        self.assert_call_sent(count=0)
 
     @overload
     def __getitem__(self, place: int) -> CallQueue: ...
@@ -60,7 +58,7 @@ class Sent(Sequence["CallQueue"]):
         return len(self.calls)
 
     def __repr__(self) -> str:
-        return f"<Sent: {_listed(self.calls)}>"
+        return f"<Sent: {', '.join(map(_call_told, self.calls))}>"
 
 
 @contextmanager
@@ -77,10 +75,80 @@ def assert_call_sent(
 
     `method`, `rule`, `key`, `priority`, `status` ("new", "done", ...), `unique_key`, `cost`,
     `callback`; everything else names one of the call's params: `url` (with `*` for any text, or a
-    compiled regular expression), `json`, `data`, `headers` (those named), `to`, `name`, `args`...
+    function of it), `json`, `data`, `headers` (those named), `to`, `name`, `args`...
     """
     __tracebackhide__ = True
-    return _assert_sent(list(_calls(using).order_by("pk")), count, what)
+    calls = list(_calls(using).order_by("pk"))
+    return _Look("sent", calls, _of_call, _call_told).newest(count, what)
+
+
+def assert_permit(
+    *, count: int | None = None, using: str | None = None, **what: Any
+) -> CallAttempt | None:
+    """A permit that looks like this was taken (exactly `count` of them, where given); returns the
+    newest attempt.
+
+    `rule`, `key`, `label`, `cost` (what it was charged after all), `outcome` ("succeeded",
+    "failed", "throttled", "" while it is open), `response_status`.
+    """
+    __tracebackhide__ = True
+    from callqueue.models import CallAttempt, CallQueue
+
+    rows = CallAttempt.objects.using(using or CallQueue.objects.db_for_write)
+    permits = list(rows.filter(call__isnull=True).order_by("pk"))
+    return _Look("taken", permits, _of_permit, _permit_told).newest(count, what)
+
+
+@dataclass(frozen=True)
+class _Look(Generic[T]):
+    """Rows that a test looks at: what was done with them, oldest first, what each has under the
+    name of an argument, and a row in words.
+    """
+
+    done: str
+    rows: Sequence[T]
+    value: Callable[[T, str], Any]
+    told: Callable[[T], str]
+
+    def newest(self, count: int | None, what: Mapping[str, Any]) -> T | None:
+        """The newest row that is as wanted; AssertionError where it is not `count` of them."""
+        __tracebackhide__ = True
+        differences = [self._differences(row, what) for row in self.rows]
+        found = [row for row, wrong in zip(self.rows, differences, strict=True) if not wrong]
+        if len(found) == count or (count is None and found):
+            return found[-1] if found else None
+        lines = [
+            f"\n  {self.told(row)}" + (f"  [{_listed(wrong)}]" if wrong else "")
+            for row, wrong in zip(self.rows, differences, strict=True)
+        ]
+        times = "" if count is None else f" {count} times, but {len(found)} times"
+        wanted, there = _listed(what) or "any", "".join(lines) or " nothing"
+        raise AssertionError(f"not {self.done}{times}: {wanted}; {self.done}:{there}")
+
+    def _differences(self, row: T, what: Mapping[str, Any]) -> dict[str, Any]:
+        """What is otherwise in the row, by the argument's name."""
+        values = {name: self.value(row, name) for name in what}
+        return {n: value for n, value in values.items() if not _is_wanted(n, what[n], value)}
+
+
+def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
+    if name == "url":  # a secret, where the call's URL is one
+        url = value if isinstance(value, str) else ""
+        if callable(wanted):
+            return bool(wanted(url))
+        return wanted == value or (isinstance(wanted, str) and is_url(wanted, url))
+    if name == "method":
+        return str(wanted).lower() == str(value).lower()
+    if name == "headers" and isinstance(wanted, Mapping):
+        have = {k.lower(): v for k, v in (value or {}).items()}
+        return all(have.get(k.lower()) == v for k, v in wanted.items())
+    if name == "key":
+        from callqueue.sending.validation import check_key
+
+        wanted = check_key(wanted)
+    if name == "status" and not isinstance(wanted, str):
+        wanted = _status_name(wanted)
+    return bool((list(wanted) if isinstance(wanted, tuple) else wanted) == value)
 
 
 def _calls(using: str | None) -> CallQueueQuerySet:
@@ -89,82 +157,38 @@ def _calls(using: str | None) -> CallQueueQuerySet:
     return CallQueue.objects.using(using or CallQueue.objects.db_for_write)
 
 
-def _assert_sent(
-    calls: list[CallQueue], count: int | None, what: Mapping[str, Any]
-) -> CallQueue | None:
-    __tracebackhide__ = True
-    found = [call for call in calls if not _differences(call, what)]
-    if len(found) == count or (count is None and found):
-        return found[-1] if found else None
-    wanted = ", ".join(f"{name}={value!r}" for name, value in what.items()) or "a call"
-    times = "" if count is None else f" {count} times, but {len(found)} times"
-    lines = [f"\n  {_told(call)}" + _why(call, what) for call in calls]
-    raise AssertionError(f"not sent{times}: {wanted}; sent:{''.join(lines) or ' nothing'}")
-
-
-def _differences(call: CallQueue, what: Mapping[str, Any]) -> list[str]:
-    """The names of what is otherwise in the call."""
-    return [
-        name for name, wanted in what.items() if not _is_wanted(name, wanted, _value(call, name))
-    ]
-
-
-def _value(call: CallQueue, name: str) -> Any:
-    if name in _COLUMNS:
+def _of_call(call: CallQueue, name: str) -> Any:
+    if name in OF_CALLS:
         return getattr(call, name)
-    if name == "method":
-        return call.call_data.get("method")
     if name == "status":
-        return _name_of(call.status)
-    return call.call_data.get("params", {}).get(name)
+        return _status_name(call.status)
+    data = call.call_data
+    return data.get("method") if name == "method" else data.get("params", {}).get(name)
 
 
-def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
-    if name == "url":
-        return _is_wanted_url(wanted, value)
-    if name == "method":
-        return bool(str(wanted).lower() == str(value).lower())
-    if name == "key":
-        from callqueue.sending.validation import check_key
-
-        return bool(check_key(wanted) == value)
-    if name == "status":
-        return bool(value == (wanted if isinstance(wanted, str) else _name_of(int(wanted))))
-    if name == "headers" and isinstance(wanted, Mapping):
-        have = {k.lower(): v for k, v in (value or {}).items()}
-        return all(have.get(k.lower()) == v for k, v in wanted.items())
-    if isinstance(wanted, tuple):
-        wanted = list(wanted)
-    return bool(wanted == value)
+def _of_permit(permit: CallAttempt, name: str) -> Any:
+    if name not in OF_PERMITS:
+        raise TypeError(f"assert_permit knows {', '.join(OF_PERMITS)}; not {name}")
+    return getattr(permit, name)
 
 
-def _is_wanted_url(wanted: Any, value: Any) -> bool:
-    """The value is a secret where the call's URL is one."""
-    if wanted == value:
-        return True
-    url = value if isinstance(value, str) else ""
-    if isinstance(wanted, re.Pattern):
-        return wanted.search(url) is not None
-    return isinstance(wanted, str) and is_url(wanted, url)
-
-
-def _name_of(status: int) -> str:
+def _status_name(status: int) -> str:
     from callqueue import conf
 
-    return conf.NAMES_OF_STATUS[status]
+    return conf.NAMES_OF_STATUS[int(status)]
 
 
-def _why(call: CallQueue, what: Mapping[str, Any]) -> str:
-    wrong = _differences(call, what)
-    values = ", ".join(f"{name}={_value(call, name)!r}" for name in wrong)
-    return f"  [{values}]" if wrong else ""
-
-
-def _listed(calls: Sequence[CallQueue]) -> str:
-    return ", ".join(_told(call) for call in calls)
-
-
-def _told(call: CallQueue) -> str:
+def _call_told(call: CallQueue) -> str:
     params = call.call_data.get("params", {})
     target = params.get("url") or params.get("name") or params.get("to") or ""
-    return f"{call.call_data.get('method')} {target} (rule {call.rule}, {_value(call, 'status')})"
+    status = _status_name(call.status)
+    return f"{call.call_data.get('method')} {target} (rule {call.rule}, {status})"
+
+
+def _permit_told(permit: CallAttempt) -> str:
+    outcome = permit.outcome or "open"
+    return f"permit (rule {permit.rule}, label {permit.label!r}, {outcome})"
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())

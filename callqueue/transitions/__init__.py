@@ -27,7 +27,6 @@ from callqueue.transitions.moves import (
     dispatch,
     end_overdue,
     fail,
-    postpone,
     requeue,
     send_again,
     settle,

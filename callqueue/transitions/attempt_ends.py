@@ -64,9 +64,12 @@ def after_throttle(job: Job, rule: Rule, why: str, now: datetime, until: datetim
     return result
 
 
-def after_loss(job: Job, rule: Rule, why: str, now: datetime) -> Result:
-    """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN."""
-    if rule.on_lost == "retry" or (rule.on_lost == "auto" and job.method in IDEMPOTENT):
+def after_loss(job: Job, rule: Rule | None, why: str, now: datetime) -> Result:
+    """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN. What
+    would be retried and has no rule any more is FAILED.
+    """
+    on_lost = "auto" if rule is None else rule.on_lost
+    if on_lost == "retry" or (on_lost == "auto" and job.method in IDEMPOTENT):
         return after_failure(job, rule, why, now)
     return _result(job, states.LOST, states.UNKNOWN, why, failed_count=job.failed_count + 1)
 
@@ -76,10 +79,10 @@ def after_giving_up(job: Job, why: str) -> Result:
     return _failed(job, states.GAVE_UP, why)
 
 
-def after_void(job: Job, why: str) -> Result:
-    """The attempt never reached the wire: the call waits as it did before."""
+def after_void(job: Job, why: str, due_at: datetime | None = None) -> Result:
+    """The attempt never reached the wire: the call waits as it did before, or until `due_at`."""
     status = states.ERROR if job.failed_count or job.throttled_count else states.NEW
-    return _result(job, states.VOIDED, status, "", error=why)
+    return _result(job, states.VOIDED, status, "", error=why, due_at=due_at or job.due_at_dt)
 
 
 def after_expiry(job: Job) -> Result:

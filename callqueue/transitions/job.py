@@ -7,7 +7,7 @@ the names of a job that decide what its call becomes, so recovery, which has no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -25,12 +25,11 @@ class Job:
     more.
 
     `begins_at`: of a permit, the monotonic instant at which its slot has certainly opened.
-    `charged`: what it was charged at its release; `redirects`: how many it may follow, since so
-    many are charged with it. `is_left`: it is not to be sent any more, unless it `is_through` its
-    gate: it has been, or is about to be. `gate`: what its request passes, which knows
-    when it was sent; None while there is no request. `arrived`: the monotonic instant by which the
-    other side had all of it, as far as that is known; `is_late`: it did not at the last look;
-    `is_told`: whether the ledger knows when it was sent.
+    `charged`: what it was charged at its release. `is_left`: it is not to be sent any more, unless
+    it `is_through` its gate: it has been, or is about to be. `gate`: what its request passes, which
+    knows when it was sent; None while there is no request. `arrived`: the monotonic instant by
+    which the other side had all of it, as far as that is known; `is_late`: it did not at the last
+    look; `is_told`: whether the ledger knows when it was sent.
     """
 
     attempt_id: int
@@ -42,7 +41,7 @@ class Job:
     key: str
     cost: Any
     method: str
-    params: Mapping[str, Any]
+    params: Mapping[str, Any] = field(repr=False)
     failed_count: int
     throttled_count: int
     unique_key: str | None
@@ -54,7 +53,6 @@ class Job:
     clock: Reading
     trace_context: str | None = None
     charged: Any = 1
-    redirects: int = 0
     rule: Rule | None = None
     lease_ends: float = 0.0
     unfit: str | None = None
@@ -106,7 +104,9 @@ class Result:
     ended). `why` is the call's text, `error` the attempt's; `value` is what a handler returned.
     `sent_at` and `ended_at` are by the database's clock as it was read at begin, `ended_mono` by
     this process's own; None and 0 where there is no instant but that of the record. `hold`: the
-    arguments of `holds.lay`, where the provider asked for a hold. `is_bare`: its texts were left
+    arguments of `holds.lay`, where the provider asked for a hold. `is_whole`: whether all of the
+    response's body was read; `kept`: the columns of what is kept of the answer, with nothing secret
+    in them. `is_bare`: its texts were left
     out, since they could not be stored.
     """
 
@@ -116,16 +116,17 @@ class Result:
     due_at: datetime
     failed_count: int
     throttled_count: int
-    why: str = ""
-    error: str = ""
-    response: Any = None
-    value: Any = None
+    why: str = field(default="", repr=False)
+    error: str = field(default="", repr=False)
+    response: Any = field(default=None, repr=False)
+    value: Any = field(default=None, repr=False)
     sent_at: datetime | None = None
     ended_at: datetime | None = None
     ended_mono: float = 0.0
     cost: Any = None
-    hold: dict[str, Any] | None = None
-    secret_values: tuple[str, ...] = ()
+    hold: dict[str, Any] | None = field(default=None, repr=False)
+    is_whole: bool = True
+    kept: Mapping[str, Any] | None = field(default=None, repr=False)
     is_bare: bool = False
 
     def at(self, ended_at: datetime, ended_mono: float, sent_at: datetime | None = None) -> Result:

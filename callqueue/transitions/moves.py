@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, F, Q, Value, When
 
-from callqueue import callbacks, conf, database, events, states, tables
-from callqueue.ledger import row_locks, tallies
+from callqueue import callbacks, database, events, states, tables
+from callqueue.ledger import row_locks
 from callqueue.states import Move
 from callqueue.transitions.job import LONGEST_MESSAGE
 
@@ -56,14 +56,6 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
     return count
-
-
-def postpone(using: str, dues: Mapping[int, datetime]) -> None:
-    """Let calls that were just requeued wait until they are due, each at an instant of its own. To
-    be called in the transaction that requeued them.
-    """
-    records = [{"pk": pk, "due_at_dt": due, "ready": False} for pk, due in dues.items()]
-    database.update_each(tables.CallQueue, using, records, f"t.status = {states.NEW}")
 
 
 def cancel(using: str, pks: Sequence[int]) -> int:
@@ -186,6 +178,7 @@ def ended(status: int) -> dict[str, Any]:
         "active_key": None,
         "ready": False,
         "callback_pending": Case(When(has_none, then=Value(False)), default=Value(True)),
+        "callback_at": None,
     }
 
 
@@ -221,6 +214,7 @@ def _as_new() -> dict[str, Any]:
         "failed_count": 0,
         "throttled_count": 0,
         "callback_pending": False,
+        "callback_at": None,
         "reconcile_at": None,
         "reconcile_count": 0,
     }
@@ -241,10 +235,12 @@ def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
 
 def _void_locked(using: str, ids: Sequence[int]) -> None:
     """Void attempts that are locked, and of which nothing was sent."""
-    attempts = tables.attempts(using).filter(pk__in=ids)
-    tallied = attempts.filter(rule__in=tallies.tallied_rules(conf.current().book))
-    tallied.update(charged=F("cost"), correction_pending=True)
-    attempts.update(finished_at=database.ClockNow(), outcome=states.VOIDED)
+    tables.attempts(using).filter(pk__in=ids).update(
+        finished_at=database.ClockNow(),
+        outcome=states.VOIDED,
+        charged=F("cost"),
+        correction_pending=True,
+    )
 
 
 def _unsettled(using: str, call: CallQueue) -> Any:

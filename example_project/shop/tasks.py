@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from celery import shared_task
 from django.utils import timezone
 
-from callqueue.models import CallAttempt
+from callqueue.models import CallQueue
 from example_project.shop.models import Product
 
 
@@ -18,7 +16,7 @@ def price_arrived(call_id: int, status: str) -> None:
     """
     if status != "done":
         return
-    answer = json.loads(CallAttempt.objects.filter(call_id=call_id).latest("number").response_body)
+    answer = CallQueue.objects.get(pk=call_id).answer.json()
     Product.objects.filter(sku=answer["sku"]).update(
         price=answer["price"], priced_at=timezone.now()
     )

@@ -138,26 +138,6 @@ def test_four_dispensers_are_no_more_than_one_even_when_one_sleeps_in_a_pass(sce
     never_over(scene.drain(60), 30, 1.0)
 
 
-def test_a_redirect_that_is_followed_counts(scene: Scene) -> None:
-    """Two requests a call; those that are not redirected make one, and leave the room for the other
-    to the next.
-    """
-    scene.rule(
-        'Rule(queues=QUEUE, follow_redirects=1, limits=[SlidingWindow("20/s"), Concurrency(3)])'
-    )
-    scene.send(30, "/redirect?to=/ok")
-    scene.send(30, "/ok?plain=1")
-    scene.workers(2, 2)
-    scene.processes.dispenser()
-    unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
-    until_none_is_left(lambda: Counter(unfinished.values_list("status", flat=True)), 60)
-    arrivals = scene.vendor.arrivals()
-    never_over([arrival.at for arrival in arrivals], 20, 1.0)
-    with verdict():
-        assert Counter(arrival.path for arrival in arrivals) == {"/redirect": 30, "/ok": 60}
-        assert Counter(CallAttempt.objects.values_list("calls", flat=True)) == {2: 30, 1: 30}
-
-
 def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> None:
     scene.rule(
         'Rule(queues=QUEUE, limits=[SlidingWindow("5/s", per="key"), SlidingWindow("40/s")])'
@@ -177,7 +157,7 @@ def test_keys_have_limits_of_their_own_under_the_limit_of_all(scene: Scene) -> N
 
 def test_a_pause_and_a_resume_act_within_a_second(scene: Scene) -> None:
     scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("20/s")])')
-    scene.send(100)
+    scene.send(200)  # the commands take their time to start
     scene.workers(1, 4)
     scene.processes.dispenser()
     scene.vendor.wait_for(30)
@@ -186,7 +166,7 @@ def test_a_pause_and_a_resume_act_within_a_second(scene: Scene) -> None:
     before = scene.vendor.count()
     time.sleep(1.0)
     with on_a_quiet_machine():
-        assert scene.vendor.count() == before < 100
+        assert scene.vendor.count() == before < 200
     assert scene.processes.manage("callqueue_resume", "r").returncode == 0
     time.sleep(1.0)
     with on_a_quiet_machine():

@@ -141,7 +141,7 @@ def left() -> Counter[int]:
 def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(
     fleet: Fleet, broker: Any
 ) -> None:
-    calls = fleet.send(340, "/delay")
+    calls = fleet.send(560, "/delay")
     lonely, *others = fleet.network.hosts
     with fleet.at_work():
         fleet.vendor.wait_for(3 * RATE)
@@ -151,7 +151,7 @@ def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(
         sleep(CUT)
         lonely.mend()
         mended_at = monotonic()
-        until_none_is_left(left, 40)
+        until_none_is_left(left, 60)
     by_host = {host: fleet.arrivals_from(host) for host in fleet.network.hosts}
     assert sum(map(len, by_host.values())) == fleet.vendor.count()
     judge_limits(by_host)
@@ -162,7 +162,8 @@ def test_each_address_keeps_its_limit_while_one_host_is_cut_off_and_comes_back(
     assert during[lonely] == 0
     with on_a_quiet_machine():
         assert all(during[host] > RATE * CUT / 2 for host in others), during
-    assert any(arrival.at > mended_at for arrival in by_host[lonely]), "it never came back"
+        # before the others have made all that there was
+        assert any(arrival.at > mended_at for arrival in by_host[lonely]), "it never came back"
     judge_calls(calls, fleet.vendor.arrivals())
 
 

@@ -40,8 +40,8 @@ class Address:
 
 
 def addresses() -> list[Address]:
-    """Every address that one of the app's admin classes answers, and the two of Django's that show
-    its calls.
+    """Every address that one of the app's admin classes answers, the page of a rule, which its query
+    names, and the two of Django's that show its calls.
     """
     found = [
         Address(route, _model(route))
@@ -49,7 +49,12 @@ def addresses() -> list[Address]:
         if route.startswith("admin/callqueue/")
     ]
     query = "?app_label=callqueue&model_name=callattempt&field_name=call&term="
-    return [*found, Address("admin/callqueue/", ""), Address(f"admin/autocomplete/{query}", "")]
+    others = (
+        "admin/callqueue/callqueue/dashboard/rule/?name=default",
+        "admin/callqueue/",
+        f"admin/autocomplete/{query}",
+    )
+    return [*found, *(Address(route, "") for route in others)]
 
 
 def _routes(resolver: Any, before: str = "") -> Iterator[str]:
@@ -105,17 +110,16 @@ def viewer() -> Client:
 
 @dataclass(frozen=True)
 class Scene:
-    """One row of everything: a call that failed, one that waits, an attempt, a hold, a rule."""
+    """One row of everything: a call that failed, one that waits, an attempt, a hold."""
 
     failed: CallQueue
     waiting: CallQueue
     attempt: CallAttempt
     hold: Hold
-    rule: RuleState
 
     def pks(self, model: str) -> list[Any]:
         calls = [self.failed.pk, self.waiting.pk]
-        one = {"callattempt": self.attempt.pk, "hold": self.hold.pk, "rulestate": self.rule.pk}
+        one = {"callattempt": self.attempt.pk, "hold": self.hold.pk}
         return calls if model == "callqueue" else [one[model]] if model else [""]
 
     def paths(self, listed: list[Address]) -> list[str]:
@@ -153,10 +157,10 @@ def scene(text: str = "t", hidden: str = "h", params: Any = None) -> Scene:
     Hold.objects.update_or_create(
         rule="default", per="rule", defaults={"reason": text, "until": until}
     )
-    rule, _ = RuleState.objects.get_or_create(rule="default")
+    RuleState.objects.get_or_create(rule="default")
     user = User.objects.create_user(f"user{User.objects.count()}")
     LogEntry.objects.log_actions(user.pk, [failed, waiting], 2, text)
-    return Scene(failed, waiting, attempt, hold, rule)
+    return Scene(failed, waiting, attempt, hold)
 
 
 def telling(hidden: str, text: str) -> dict[str, Any]:

@@ -21,9 +21,8 @@ from django.test import Client
 from django.urls import reverse
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.admin import simulate_page
 from callqueue.admin.base import OwnAdmin
-from callqueue.models import CallQueue, Hold
+from callqueue.models import CallQueue
 from tests.attacks.admin_site import (
     Scene,
     acts,
@@ -69,7 +68,7 @@ def forms(there: Scene) -> list[dict[str, Any]]:
     edited = {"method": "post", "params": {"url": "https://vendor.example/v2"}}
     common = {"_selected_action": [there.failed.pk, there.waiting.pk], "index": "0", "select_across": "1", "confirm": "all",
               "post": "yes", "again": "on", "rule": "default", "key": "", "limit": "default#0", "rate": "5/h",
-              "call_data": json.dumps(edited), "status": "3", "reason": "because"}  # fmt: skip
+              "call_data": json.dumps(edited), "status": "3", "reason": "because", "for": "10m"}  # fmt: skip
     acts = [("requeue_calls", "pause"), ("cancel_calls", "resume"), ("delete_selected", "limit")]
     return [{**common, "action": action, "do": do} for action, do in acts]
 
@@ -231,9 +230,10 @@ def test_whoever_may_do_everything_gets_no_error_by_asking_for_what_is_not_there
 NONSENSE = [
     "p=-1", "p=99999999999999999999", "p=x", "o=-99.x", "o=9999999999999999999999", "all=1", "e=1", "_popup=1", "_facets=1",
     "_to_field=key", "q=%00", f"q={'x' * 3000}", "q='%22;--", "status__exact=99999999999999999999", "status__exact=%00",
-    "rule__exact=%00", "method__exact=%00", "source__exact=%00", "created_dt__year=0", "created_dt__year=99999",
-    "created_dt__gte=%00", "created_dt__lt=x", "created_dt__gte=9999-99-99", "created_dt__year=2026&created_dt__day=99",
-    "calls=1&rule=%00", f"calls={'9' * 5000}", "calls=1&rule=default&latency=1e400&keys=1", "=", "&&&", "%FF=%FF",
+    "rule__exact=%00", "source__exact=%00", "created=%00", "before=-1", "before=9999999999999999999999", "after=x", "after=%00",
+    "created_dt__gte=%00", "created_dt__year=99999",
+    "name=%00", f"more={'9' * 5000}", "more=1e400", "more=-1", "=",
+    "limit=default%230&more=1e9", "limit=default%230&rate=1e9/s", "rate=1/s", "audit=%00", "&&&", "%FF=%FF",
 ]  # fmt: skip
 
 
@@ -241,10 +241,8 @@ NONSENSE = [
 def test_nonsense_in_an_address_is_no_error(there: Scene, query: str) -> None:
     client = viewer()
     for path in {address.of("") for address in ADDRESSES if not address.model}:
-        assert client.get(f"{path}?{query}", follow=True).status_code in (200, 400, 403, 404), (
-            path,
-            query,
-        )
+        asked = f"{path}&{query}" if "?" in path else f"{path}?{query}"
+        assert client.get(asked, follow=True).status_code in (200, 400, 403, 404), asked
 
 
 # --- lookups
@@ -275,17 +273,12 @@ def own_parameters(made: OwnAdmin) -> set[str]:
         "callqueue": {
             "status__exact",
             "rule__exact",
-            "method__exact",
-            *(f"created_dt__{part}" for part in PARTS),
+            "created",
         },
         "callattempt": {"outcome__exact", "rule__exact", "answer", "ended"},
+        "hold": {"rule__exact", "source__exact"},
     }
-    return links.get(str(made.opts.model_name), set()) | (
-        {"source__exact", "source__isnull"} if made.model is Hold else set()
-    )
-
-
-PARTS = ("year", "month", "day", "gte", "lt")
+    return links.get(str(made.opts.model_name), set())
 
 
 def test_every_admin_class_of_the_app_is_one_that_refuses_lookups() -> None:
@@ -300,6 +293,8 @@ def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
     client, tried = viewer(), 0
     for made in admins():
         path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
+        if client.get(path).status_code == 302:  # it leads elsewhere, and reads no row
+            continue
         for field in made.opts.get_fields():
             for lookup in {"", *lookups_of(field)}:
                 name = f"{field.name}__{lookup}".removesuffix("__")
@@ -328,37 +323,29 @@ def test_the_lookups_that_once_read_secrets_or_kept_a_process_busy(
     there: Scene, query: dict[str, str]
 ) -> None:
     client = viewer()
-    for name in ("callqueue", "callattempt", "hold", "rulestate"):
+    for name in ("callqueue", "callattempt", "hold"):
         assert client.get(reverse(f"admin:callqueue_{name}_changelist"), query).status_code == 400
 
 
 def test_every_link_of_a_list_works(there: Scene) -> None:
-    """What the filters and the dates offer is not refused with the rest."""
+    """What the filters offer is not refused with the rest."""
     client, followed = viewer(), 0
     for made in admins():
         path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
-        for _ in range(3):  # year, month, day
-            links = set(re.findall(r'href="(\?[^"]+)"', client.get(path).content.decode()))
-            for link in links:
-                assert (
-                    client.get(f"{path.split('?')[0]}{link.replace('&amp;', '&')}").status_code
-                    == 200
-                ), link
-                followed += 1
-            dates = [link.replace("&amp;", "&") for link in links if "created_dt__" in link]
-            path = f"{path.split('?')[0]}{max(dates, key=len)}" if dates else path
+        for link in set(re.findall(r'href="(\?[^"]+)"', client.get(path).content.decode())):
+            assert client.get(f"{path}{link.replace('&amp;', '&')}").status_code == 200, link
+            followed += 1
     assert followed > 20
 
 
-def test_a_list_is_sorted_by_the_columns_that_it_offers(there: Scene) -> None:
-    """Any other column has no index: one address would sort a million rows."""
+def test_a_list_is_sorted_by_number_alone(there: Scene) -> None:
+    """No other column has an index: one address would sort a million rows."""
     client = viewer()
     path = reverse("admin:callqueue_callqueue_changelist")
     columns = client.get(path).context["cl"].list_display
-    heeded = {"age": "created_dt"}
     for place, column in enumerate(columns):
         asked = client.get(path, {"o": str(place)}).context["cl"]
-        assert asked.queryset.query.order_by[0] == heeded.get(column, "-id"), column
+        assert asked.queryset.query.order_by[0] == "-id", column
 
 
 # --- what a look may cost
@@ -397,24 +384,20 @@ ALL_KINDS = [
     [[], *([limit] for limit in ALL_KINDS), ALL_KINDS],
     ids=lambda limits: str(len(limits)),
 )
-@pytest.mark.parametrize(
-    "asked", [{"latency": "0"}, {"latency": "86400"}, {"latency": "0.2", "keys": "20000"}]
-)
+@pytest.mark.parametrize("rate", ["", "1/h", "1000000000/s", "7"])
 def test_a_what_if_costs_no_more_than_so_many_steps(
-    rules: Rules, limits: list[Any], asked: dict[str, str]
+    rules: Rules, limits: list[Any], rate: str
 ) -> None:
-    """Whatever the address asks for: the largest that is answered, and everything larger."""
+    """Whatever the address asks for: the largest backlog that is answered, and everything larger."""
     rules(default=Rule(limits=limits, queues=["a", "b"]))
+    asked = {"name": "default", "limit": "default#0", "rate": rate}
+    fits = bool(limits) and (not rate or ("/" in rate) is not limits[0].counts_in_flight)
     client = viewer()
-    most = simulate_page.STEPS // max(1, len(limits))
-    for calls, is_answered in ((most, True), (most + 1, False), (10**18, False)):
+    for more, is_answered in ((10**9, True), (10**9 + 1, False), (10**18, False)):
         with Steps() as steps:
-            page = client.get(
-                reverse("admin:callqueue_simulate"),
-                {"rule": "default", "calls": calls, "keys": "1", **asked},
-            )
-        assert ("found" in page.context) == is_answered
-        assert steps.count < (MOST_STEPS if is_answered else 1000), calls
+            page = client.get(reverse("admin:callqueue_rule"), {"more": more, **asked})
+        assert page.status_code == (200 if is_answered and fits else 302)
+        assert steps.count < MOST_STEPS, more
 
 
 # --- what is hidden

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Sum
-
 from tests.benchmarks.flat import _sql
 from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
@@ -48,12 +46,13 @@ CALLS = (
     "status__exact=4",
     "rule__exact=pay",
     "rule__exact=provider-17&status__exact=4",
-    "rule__exact=chat&status__exact=0&method__exact=post",
+    "rule__exact=chat&status__exact=0",
+    "created=yesterday",
     "q=k77",
     "q=k77&status__exact=4",
     "q=api.example.com",
     "q=/v1/",
-    "p=3&status__exact=3",
+    "status__exact=3",
 )
 ATTEMPTS = (
     "",
@@ -81,29 +80,27 @@ def measure(rows: int) -> dict[str, Any]:
 
 def count() -> dict[str, Any]:
     """What a dispenser's counting of an hour takes: seconds of CPU, this process's and that of its
-    PostgreSQL backend, for each attempt. What windows held before is read first.
+    PostgreSQL backend, for each attempt.
     """
     from django.db import connection
     from django.utils import timezone
 
     from callqueue.database import to_us
-    from callqueue.models import Counted, Total
-    from callqueue.operations import counting
+    from callqueue.history import sums
+    from callqueue.models import Sum, Summed
 
     since = to_us(timezone.now() - timedelta(hours=1))
-    Counted.objects.update_or_create(pk=1, defaults={"until": since, "pending": []})
-    counting.SPENT = 3600.0
-    counter = counting.Counter("default")
+    Summed.objects.update_or_create(
+        pk=1, defaults={"until": since, "settled": to_us(timezone.now()) // 1_000_000}
+    )
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         (pid,) = cursor.fetchone()
-    counter.count()  # reads what the windows hold
-    before = Total.objects.filter(width=60, key="").aggregate(sent=Sum("sent"))["sent"] or 0
     began, server = time.process_time(), _cpu_of(pid)
-    while counter.count():
+    while sums.add_up("default"):
         pass
     own, server = time.process_time() - began, _cpu_of(pid) - server
-    sent = Total.objects.filter(width=60, key="").aggregate(sent=Sum("sent"))["sent"] - before
+    sent = sum(Sum.objects.filter(width=sums.EVER).values_list("sent", flat=True))
     each = {
         "counting, us of the dispenser's CPU an attempt": 1e6 * own / sent,
         "counting, us of PostgreSQL's CPU an attempt": 1e6 * server / sent,
@@ -120,14 +117,16 @@ def count_day() -> None:
     """What a dispenser would have counted of the day before that hour, by rule and quarter of an
     hour; without histograms, which nothing reads of so long ago.
     """
-    began = "floor(extract(epoch FROM finished_at) / 900) * 900"
+    from callqueue.history.sums import new_buckets
+
+    began, none = "floor(extract(epoch FROM finished_at) / 900) * 900", new_buckets()
     _sql(
-        "INSERT INTO callqueue_total (rule, key, width, start, sent, done, failed, throttled, lost, waits, answers) "
-        f"SELECT rule, '', 900, {began}, count(*), count(*), 0, 0, 0, '{{}}', '{{}}' FROM callqueue_callattempt "
-        "WHERE finished_at < now() - interval '1 h' GROUP BY rule, 4 "
-        "ON CONFLICT (rule, key, width, start) DO UPDATE SET sent = callqueue_total.sent + excluded.sent"
+        "INSERT INTO callqueue_sum (rule, width, start, sent, done, failed, throttled, lost, waits, answers) "
+        f"SELECT rule, 900, {began}, count(*), count(*), 0, 0, 0, '{none}', '{none}' FROM callqueue_callattempt "
+        "WHERE finished_at < now() - interval '1 h' GROUP BY rule, 3 "
+        "ON CONFLICT (rule, width, start) DO UPDATE SET sent = callqueue_sum.sent + excluded.sent"
     )
-    _sql("VACUUM ANALYZE callqueue_total")
+    _sql("VACUUM ANALYZE callqueue_sum")
 
 
 def release_of_each() -> None:
@@ -166,9 +165,10 @@ def look() -> dict[str, Any]:
     from django.contrib.auth.models import User
     from django.test import Client, override_settings
 
+    from callqueue.look import look as read
+    from callqueue.management.commands.callqueue_status import as_json
     from callqueue.metrics import CallQueueCollector
     from callqueue.models import CallQueue
-    from callqueue.operations import status_report
 
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
@@ -177,15 +177,10 @@ def look() -> dict[str, Any]:
         for rule in RULES
     }
     near = CallQueue.objects.new().filter(rule="day").order_by("due_at_dt")[1000]
-    page, live = (
-        "/admin/callqueue/callqueue/dashboard/",
-        "/admin/callqueue/callqueue/dashboard/live/",
-    )
+    page = "/admin/callqueue/callqueue/dashboard/"
     asked: dict[str, Callable[[], Any]] = {
         "dashboard": lambda: _get(client, page),
-        "its next look": lambda: _get(client, live),
-        "the page of a rule": lambda: _get(client, f"{page}rules/chat/"),
-        "its next look ": lambda: _get(client, f"{page}rules/chat/?live=1"),
+        "the page of a rule": lambda: _get(client, f"{page}rule/?name=chat"),
         **{
             f"{title}, {query or 'all'}": (
                 lambda model=model, query=query: _get(client, f"/admin/callqueue/{model}/?{query}")
@@ -197,7 +192,7 @@ def look() -> dict[str, Any]:
             for query in queries
         },
         "metrics": lambda: list(CallQueueCollector().collect()),
-        "callqueue_status --json": lambda: status_report.overview("default"),
+        "callqueue_status --json": lambda: as_json(read("default")),
         "forecast, 1,000 calls ahead": near.forecast,
         **{f"forecast, last of {rule}": call.forecast for rule, call in last.items()},
     }

@@ -16,7 +16,7 @@ from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
 
 ALL = "all indexes"
-LISTS = ("listed", "keyed", "target", "idempotency_key", "unusual")
+LISTS = ("of_rule", "of_status", "keyed", "target", "idempotency_key", "unusual")
 SETTINGS = "CALLQUEUE = {}"
 # As `new_idempotency_key` makes them: by time, and random behind it.
 UUID = """

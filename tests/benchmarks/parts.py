@@ -79,12 +79,11 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
         from callqueue import database
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, recorder, request
+        from callqueue.history import sums
         from callqueue.models import CallQueue
-        from callqueue.operations import counting
 
-        counting.MARGIN = counting.EVERY = 0  # what ends is counted at once, and not seconds later
-        counter = counting.Counter("default")
-        _count(counter)
+        sums.LATE_S = 0  # what ends is added up at once, and not seconds later
+        _add_up(sums)
         say(f"parts: {calls} calls")
         messages = list[Any]()
         url, body = on.api.url("/call"), "x" * 200
@@ -103,7 +102,7 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
                     parts.take(
                         "record", lambda reports=reports: recorder.record("default", reports)
                     )
-                parts.take(COUNTING, lambda: _count(counter))
+                parts.take(COUNTING, lambda: _add_up(sums))
         made = CallQueue.objects.done().count()
         if made != calls:
             raise RuntimeError(f"{made} of {calls} calls were made: the figures are of those alone")
@@ -122,6 +121,6 @@ def share_of_counting(found: dict[str, dict[str, float]], what: str) -> float:
     return found[COUNTING][what] / sum(one[what] for one in own)
 
 
-def _count(counter: Any) -> None:
-    while counter.count():
+def _add_up(sums: Any) -> None:
+    while sums.add_up("default"):
         pass

@@ -194,18 +194,19 @@ def test_all_unknown_calls_are_requeued_after_one_question(
 def test_an_action_that_takes_long_goes_on_by_itself_to_its_end(
     logged_in: Any, site: str, scene: Any, wait: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from callqueue.admin import actions
+    from callqueue.admin import call_actions
+    from callqueue.control import bulk
     from callqueue.models import CallQueue
 
-    monkeypatch.setattr(actions, "STEP", -1.0)
-    monkeypatch.setattr(actions, "BATCH", 30)
+    monkeypatch.setattr(call_actions, "STEP", -1.0)
+    monkeypatch.setattr(bulk, "BATCH", 30)
     scene.play()
     count = CallQueue.objects.failed().count()
     assert count > 60
     browser = logged_in
     browser.get(f"{site}/admin/callqueue/callqueue/?status__exact=4")
     find(browser, "#action-toggle").click()
-    press(browser, f"Select all {count} calls")
+    press(browser, f"Select all that match ({count})")
     find(browser, ".actions select option[value=requeue_calls]").click()
     press(browser, "Go")
     wait(lambda: every(browser, ".cq-confirm"))
@@ -233,26 +234,13 @@ def test_an_edited_call_goes_again(
     ) == ("chf", "tok_visa")
 
 
-def test_what_if_is_worked_out_and_drawn(
-    logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
-) -> None:
-    browser = logged_in
-    browser.get(f"{site}/admin/callqueue/callqueue/dashboard/rules/stripe-pay/")
-    press(browser, "What if?")
-    wait(lambda: every(browser, ".cq-what-if"))
-    press(browser, "Work it out")
-    wait(lambda: every(browser, ".cq-curve polyline"))
-    assert "1000 calls under stripe-pay" in text(browser, "#cq-answer")
-    shoot("what-if")
-
-
 def test_in_german_every_page_fits(logged_in: Any, site: str, scene: Any) -> None:
     scene.play()
     call = scene.failed_payment()
     logged_in.add_cookie({"name": "django_language", "value": "de", "path": "/"})
     pages = {
         f"{site}/admin/callqueue/callqueue/dashboard/": "Fertig um",
-        f"{site}/admin/callqueue/callqueue/dashboard/rules/stripe-pay/": "Wie der Rückstand abnimmt",
+        f"{site}/admin/callqueue/callqueue/dashboard/rule/?name=stripe-pay": "Was gescheitert ist",
         f"{site}/admin/callqueue/callqueue/?q=": "Ausgewählte Aufrufe erneut einreihen",
         call_page(site, call): "Fehlgeschlagene Versuche",
     }

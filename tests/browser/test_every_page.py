@@ -67,10 +67,10 @@ def _pages(browser: Any, site: str, scene: Any, wait: Wait) -> Iterator[tuple[st
     calls, board = f"{ADMIN}/callqueue", f"{ADMIN}/callqueue/dashboard"
     asked = {
         "dashboard": f"{board}/",
-        "rule": f"{board}/rules/stripe-pay/",
-        "rule, held": f"{board}/rules/maps/?range=day",
-        "rule, what if": f"{board}/rules/chat/?limit=chat%230&rate=300/m&held=15m",
-        "what if": f"{board}/simulate/?rule=chat&calls=500",
+        "rule": f"{board}/rule/?name=stripe-pay",
+        "rule, held": f"{board}/rule/?name=maps",
+        "rule, audited": f"{board}/rule/?name=stripe-pay&audit=1",
+        "rule, what if": f"{board}/rule/?name=chat&limit=chat%230&rate=300/m&more=50",
         "calls": f"{calls}/",
         "calls, filtered": f"{calls}/?rule__exact=chat&status__exact=3&q=T001",
         "calls, none": f"{calls}/?q=nothing-is-called-so",
@@ -85,7 +85,6 @@ def _pages(browser: Any, site: str, scene: Any, wait: Wait) -> Iterator[tuple[st
         "attempts, filtered": f"{ADMIN}/callattempt/?outcome__exact=throttled",
         "attempt": f"{ADMIN}/callattempt/{attempt.pk}/change/",
         "holds": f"{ADMIN}/hold/",
-        "index": f"{ADMIN}/",
     }
     for name, path in asked.items():
         yield name, lambda path=path: browser.get(f"{site}{path}")

@@ -120,8 +120,8 @@ def test_a_rule_is_watched_paused_and_resumed(
     wait(lambda: every(browser, ".cq-rule-page"))
     assert not browser.execute_script(UNSEEN)
     shoot(browser, "rule")
-    find(browser, "input[name=for]").send_keys("15m")
-    press(browser, "Pause")
+    press(browser, "Pause …")
+    press(browser, "Yes, pause it")
     wait(lambda: every(browser, ".cq-hold"))
     colours = browser.execute_script(
         "const style = getComputedStyle(document.querySelector('.cq-hold'));"

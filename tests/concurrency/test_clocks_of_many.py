@@ -31,7 +31,7 @@ from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import claim, judging, recorder
 from callqueue.execution.http import client
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import clock_jumps, clock_shift
 from callqueue.ledger.clock_jumps import Watch
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.transitions import Job, Result
@@ -78,13 +78,14 @@ class Cluster(RuleBasedStateMachine):
         self.messages: list[list[int]] = []
         self.processes: list[Process] = []
 
-    @initialize(count=st.sampled_from([2, 4]))
-    def start(self, count: int) -> None:
+    @initialize(count=st.sampled_from([2, 4]), at_once=st.sampled_from([1, 3, 1000]))
+    def start(self, count: int, at_once: int) -> None:
         for model in (CallAttempt, CallQueue, Hold, RuleState):
             model.objects.all().delete()
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "watch", lambda using: self.current.watch))
         enter(patch.object(clocks, "monotonic", self.own_clock))
+        enter(patch.object(clock_shift, "AT_ONCE", at_once))
         enter(patch.object(database, "clock", lambda using: self.wall()))
         enter(patch.object(database, "clock_sql", self.wall_sql))
         ensure_states("default", list(conf.current().rules))
@@ -292,8 +293,11 @@ class Cluster(RuleBasedStateMachine):
         while any(p.answered for p in self.processes):
             self.one_records(0)
         assert any(self.all_agree() for _ in range(4)), "the processes go on moving the ledger"
-        self.mono += WINDOW + JITTER + 0.01
         self.chosen(0)
+        while clock_shift.lag("default"):
+            with database.writing("default"):
+                clock_shift.move_on("default")
+        self.mono += WINDOW + JITTER + 0.01
         count = sum(
             len(release("default", ["r"]).released) for _ in range(2)
         )  # the first may learn that others saw more

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection
 
-from callqueue import Rule, SlidingWindow, database, states
+from callqueue import Rule, SlidingWindow, control, database, states
 from callqueue.ledger import agreement
 from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
-from callqueue.operations import control
 from tests.support.dispensers import Process
 from tests.support.processes import Processes
 from tests.support.verdicts import Late

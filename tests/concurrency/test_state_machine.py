@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from callqueue import Concurrency, Retry, Rule, SlidingWindow, clocks, database
+from callqueue import Concurrency, Retry, Rule, SlidingWindow, clocks, control, database
 from callqueue.database import server_clock
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import ensure_states, release
@@ -39,7 +39,6 @@ from callqueue.execution.http import client
 from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
-from callqueue.operations import control
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 from tests.support.length import examples

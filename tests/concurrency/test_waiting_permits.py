@@ -16,13 +16,12 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, clocks
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, clocks, control
 from callqueue.dispatch import permit_turns, release_pass
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import agreement, clock_jumps
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, DispenserState, Hold, PermitRequest
-from callqueue.operations import control
 from callqueue.permits import apart
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter

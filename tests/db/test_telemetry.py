@@ -7,9 +7,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from opentelemetry import trace
 
 from callqueue import Retry, Rule, telemetry
@@ -173,6 +175,37 @@ def test_a_tracer_that_fails_after_the_request_leaves_its_answer(
     run()
     assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.DONE
     assert len(remote.requests) == 1
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded, MemoryError, SystemExit])
+def test_what_strikes_while_a_call_is_made_is_raised_and_makes_it_no_second_time(
+    recorder: Recorder, error: type[BaseException]
+) -> None:
+    made: list[Any] = []
+
+    def struck(job: Any) -> Any:
+        made.append(job)
+        raise error
+
+    job = SimpleNamespace(method="celery_task", rule_name="r", pk=1, number=1, queue="", params={})
+    job.trace_context = None
+    with pytest.raises(error):
+        telemetry.traced(struck)(job)  # type: ignore[arg-type]
+    assert made == [job]
+    assert len(recorder.spans) == 1
+
+
+def test_a_provider_of_tracers_that_cannot_be_loaded_harms_no_call(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(trace, "get_tracer_provider", failing)
+    rules(r=Rule())
+    call = send("r")
+    run()
+    assert CallQueue.objects.get(pk=call.pk).status == CallQueue.Status.DONE
 
 
 def test_a_failed_attempt_is_a_failed_span_and_the_next_one_another(

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.support.brokers import broker
 from tests.support.servers import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -33,7 +35,7 @@ def python_blocks(page: Path) -> list[str]:
 class Project:
     """A project made by following the page, with a port of its own for the vendor."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "myshop") -> None:
         self.folder, self.port = folder, str(free_port())
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         kept = {
@@ -48,7 +50,8 @@ class Project:
             "PYTHONUNBUFFERED": "1",
         }
         self.session = ""
-        self.run("-m", "django", "startproject", "myshop", ".")
+        if name:
+            self.run("-m", "django", "startproject", name, ".")
 
     def follow(self, blocks: list[str]) -> None:
         """Write the blocks that are files, appending to those that are there; keep the rest for the
@@ -64,6 +67,37 @@ class Project:
                     file.write(rest)
             else:
                 self.session += block
+
+    def obey(self, line: str, stack: ExitStack) -> None:
+        """Type a line of a page. What goes on runs until `stack` ends; what asks is asked until it
+        finds what the page says.
+        """
+        program, *rest = shlex.split(line.replace(PORT_OF_THE_PAGE, self.port))
+        as_module = {"django-admin": ["-m", "django"], "celery": ["-m", "celery"], "python": []}
+        if "venv" in rest or program == "pip":
+            return
+        if program == "mkdir":
+            (self.folder / rest[0]).mkdir()
+            return
+        arguments = [*as_module[program], *rest]
+        if not {"worker", "callqueue_dispenser", "http.server"} & set(rest):
+            finds = {"callqueue_status": "done", "callqueue_doctor": "asked 1: as they are here"}
+            wanted = next((text for name, text in finds.items() if name in rest), "")
+            deadline = time.monotonic() + 60
+            while wanted not in self.run(*arguments):
+                assert time.monotonic() < deadline, f"{line}: not {wanted}"
+            return
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        if "http.server" in rest:
+            wait_for_port(self.port, process)
 
     def run(self, *arguments: str, text: str = "") -> str:
         command = [sys.executable, *arguments]
@@ -128,17 +162,25 @@ def test_the_readme_s_code_is_python() -> None:
         compile(block, str(README), "exec")
 
 
-def test_the_readme_s_settings_are_sound(project: Project) -> None:
-    blocks = [block.replace("mysite", "myshop") for block in python_blocks(README)]
-    package = project.folder / "myshop"
-    for name, mark in (
-        ("settings.py", "CALLQUEUE = {"),
-        ("celery.py", "autodiscover_tasks"),
-        ("__init__.py", "import app as celery_app"),
-    ):
-        with (package / name).open("a", encoding="utf-8") as file:
-            file.write(next(block for block in blocks if mark in block))
-    assert "no issues" in project.run("manage.py", "check")
+@pytest.mark.server("redis")
+def test_the_readme_s_start_ends_with_a_call_that_is_done(tmp_path: Path) -> None:
+    """Every command and every block of the section, in order, but for the environment that is here
+    already, with a port and a Redis database of its own.
+    """
+    text = README.read_text(encoding="utf-8")
+    start = text[text.index("\n## Start\n") : text.index("\n## Send a call\n")]
+    with broker("redis") as own, ExitStack() as stack:
+        project = Project(tmp_path, name="")
+        for language, block in re.findall(
+            r"^```(\w+)\n(.*?)^```$", start, re.MULTILINE | re.DOTALL
+        ):
+            block = block.replace("redis://localhost:6379/0", own.url)
+            if language == "python" and not block.startswith("DATABASES"):
+                project.follow([block])
+                if not block.startswith("# file: "):
+                    project.run("manage.py", "shell", "--command", project.session)
+            for line in re.findall(r"^\$ (.*?)(?: +#.*)?$", block, re.MULTILINE):
+                project.obey(line, stack)
 
 
 def test_a_project_without_its_celery_application_is_warned(project: Project) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,7 +15,7 @@ from celery import current_app
 from django.utils import timezone
 
 from callqueue.dispatch import backpressure
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.faults import private
 from tests.faults.stage import Stage, Status, wait_until
 from tests.support.brokers import Broker
@@ -337,3 +339,31 @@ def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Len
     with on_a_quiet_machine():
         assert time.monotonic() - began < 20
     assert stage.judge(unknown_allowed=False) == {"DONE": 400}
+
+
+def test_redis_is_frozen(staged: Any, redis_server: private.Redis) -> None:
+    """It takes connections, and says nothing. A message is given up; the dispenser gives signs of
+    life and lets calls expire meanwhile, and all goes on when Redis does.
+    """
+    stage = staged(redis_server)
+    stage.rule(release=30.0)
+    with stage.keep(lambda: stage.worker(concurrency=2)):
+        stage.dispenser()
+        stage.send(10, method="post")
+        stage.vendor.wait_for(10)
+        os.killpg(redis_server.process.pid, signal.SIGSTOP)
+        try:
+            stage.send(30, method="post")
+            seen = DispenserState.objects.get(kind="steady").seen_at
+            given_up = stage.attempts().filter(outcome="voided")
+            wait_until(lambda: given_up.exists(), 20)
+            (late,) = stage.send(1, expires_at=timezone.now() + timedelta(seconds=0.2))
+            stage.wait_for_status(late, Status.EXPIRED)
+            del stage.numbers[late.pk]  # nothing of it is to arrive
+            late.delete()
+            on = DispenserState.objects.filter(seen_at__gt=seen + timedelta(seconds=6))
+            wait_until(lambda: on.exists(), 20)
+        finally:
+            os.killpg(redis_server.process.pid, signal.SIGCONT)
+        stage.wait_for_all(60)
+    stage.judge(unknown_allowed=False, recovery=10)

@@ -176,6 +176,58 @@ def test_a_receiver_that_takes_its_time_ends_no_lease_of_a_call_in_flight(stage:
     assert worker.stop() == 0
 
 
+STARVING = """
+import os, resource, threading, time
+from celery import signals
+INSTALLED_APPS = [app for app in INSTALLED_APPS if "abotage" not in app]  # it opens files itself
+
+@signals.worker_process_init.connect(weak=False)
+def lack_descriptors(**_):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (130, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    threading.Thread(target=take_all, daemon=True).start()
+
+def take_all():
+    held = []
+    while not os.path.exists({flag!r}):
+        time.sleep(0.01)
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        try:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            if os.path.exists({flag!r}):
+                os.rename({flag!r}, {flag!r} + "d")
+            time.sleep(0.01)
+    for descriptor in held:
+        os.close(descriptor)
+"""
+
+
+def test_a_process_without_descriptors_makes_its_calls_later_and_no_attempt_of_them_fails(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Something else of the process takes all that there are, for a while; and a slot never has
+    more calls in flight than there are descriptors for.
+    """
+    flag = tmp_path / "starve"
+    stage.rule(total=LONG)
+    stage.add_settings(STARVING.format(flag=str(flag)))
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    stage.send(1)
+    stage.wait_for_all()
+    flag.touch()
+    wait_until(flag.with_name("starved").exists, 20)
+    stage.send(120, path="/delay?s=0.5", method="post")
+    worker.wait_for_log("worker_starved")
+    stage.wait_for_all(60)
+    with verdict():
+        assert _most_at_once(stage.vendor.arrivals()) < 130 - 64
+        outcomes = set(stage.attempts().values_list("outcome", flat=True))
+        assert outcomes == {"succeeded", "voided"}
+    assert stage.judge(unknown_allowed=False) == {"DONE": 121}
+
+
 @pytest.mark.slow
 def test_a_full_slot_lets_go_of_its_task_before_a_time_limit_kills_the_process(
     stage: Stage,

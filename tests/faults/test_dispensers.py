@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from callqueue.history.sums import counters
+from callqueue.models import CallAttempt
 from tests.faults.stage import Stage, Status, wait_until
 from tests.support.verdicts import on_a_quiet_machine
 
@@ -69,6 +71,36 @@ def test_a_frozen_dispenser_holds_up_nobody(stage: Stage) -> None:
     wait_until(lambda: all(_status(call) == Status.DONE for call in more), 20)
     assert len(calls) == 20
     assert stage.judge(unknown_allowed=False) == {"DONE": 40}
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_sums_go_on_after_a_restart(stage: Stage, end: signal.Signals) -> None:
+    """Under 30 calls a second: what the last dispenser had added up stays, and the next one adds
+    what it had not, each attempt once.
+    """
+    stage.rule(30)
+    stage.worker(concurrency=4)
+    first = stage.dispenser()
+    stage.send(360)
+    stage.vendor.wait_for(150)
+    wait_until(lambda: _summed() > 0, 20)
+    first.process.send_signal(end)
+    first.wait()
+    summed, made = _summed(), CallAttempt.objects.filter(finished_at__isnull=False).count()
+    stage.dispenser()
+    began = time.monotonic()
+    wait_until(lambda: _summed() > max(summed, made), 60)
+    print(f"sums went on {time.monotonic() - began:.1f} s after the restart")
+    stage.wait_for_all(60)
+    stage.judge(unknown_allowed=False)
+    wait_until(
+        lambda: _summed() == CallAttempt.objects.filter(finished_at__isnull=False).count(), 30
+    )
+
+
+def _summed() -> int:
+    """How many attempts the sums have since ever."""
+    return counters("default", ["r"])["r"].done
 
 
 def _status(call: Any) -> int:

@@ -1,4 +1,6 @@
-"""Handlers that take their worker with them, and cleanups that are killed half way."""
+"""Handlers that take their worker with them, hooks that hang, and cleanups that are killed half
+way.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import pytest
 from django.db.models import Exists, OuterRef
 
 from callqueue.models import CallAttempt, CallQueue
-from tests.faults.stage import Stage, Status
+from tests.celery_app import app
+from tests.faults.stage import Stage, Status, wait_until
+from tests.support.verdicts import verdict
 
 Length = Callable[[Any, Any], Any]
 
@@ -59,6 +63,36 @@ def test_a_handler_that_ends_its_process(
     assert worker.is_alive()
     sound = stage.send()[0]
     stage.wait_for_status(sound, Status.DONE)
+
+
+HANGING = """
+import threading
+
+def hang(call):
+    threading.Event().wait()
+
+RULES = CALLQUEUE["RULES"]
+RULES["hangs"] = Rule(queues=RULES["r"].queues, reconcile=hang)
+"""
+
+
+def test_a_reconcile_hook_that_hangs_keeps_one_slot_of_its_queue(stage: Stage) -> None:
+    """However often it is asked: the others make the calls of other rules."""
+    stage.add_settings(HANGING)
+    for call in stage.send(3):
+        lost = {"rule": "hangs", "status": Status.UNKNOWN, "ready": False}
+        stage.calls().filter(pk=call.pk).update(**lost, active_key=None)
+    stage.worker(concurrency=2)
+    stage.dispenser()
+    for _ in range(4):
+        stage.processes.broker.send(app, "callqueue.recover_lost_calls", queue="one")
+    asked = stage.calls().unknown().filter(reconcile_count__gt=0)
+    wait_until(asked.exists, 20)
+    stage.send(100)
+    stage.wait_for_all(40)
+    assert stage.judge() == {"DONE": 100, "UNKNOWN": 3}
+    with verdict():
+        assert asked.count() == 1
 
 
 def test_a_cleanup_is_killed_half_way_under_load(stage: Stage, length: Length) -> None:

@@ -91,10 +91,6 @@ async def later() -> CallQueue | None:
     return await CallQueue.objects.asend({"method": "get"}, rule="read")
 
 
-def through_a_session() -> CallQueue | None:
-    return callqueue.Session(rule="read").post("https://api.example.com/", json={"a": 1})
-
-
 def look_back() -> list[str]:
     last: CallAttempt | None = CallAttempt.objects.filter(rule="read").order_by("-id").first()
     unfinished: list[CallQueue] = [*CallQueue.objects.using("default").waiting(), *CallQueue.objects.dispatched()]
@@ -167,7 +163,7 @@ def test_it_holds_what_is_not_code_too(wheel: zipfile.ZipFile, name: str) -> Non
 def test_it_holds_the_pages_that_hints_name(wheel: zipfile.ZipFile) -> None:
     sources = "".join(
         (ROOT / "callqueue" / name).read_text(encoding="utf-8")
-        for name in ("checks.py", "operations/doctor/worker_checks.py")
+        for name in ("checks.py", "look/doctor/ledger.py")
     )
     pages = re.findall(r"page\('([^']+)'\)", sources)
     assert len(pages) >= 4

@@ -69,8 +69,8 @@ class Doors:
                     setattr(module, name, simulated.Local(self))
                 elif value is datetime:
                     setattr(module, name, simulated.datetime_of(self))
-                elif value is time.sleep:
-                    setattr(module, name, fakes[time].sleep)
+                elif value is time.sleep or value is time.thread_time:
+                    setattr(module, name, getattr(fakes[time], value.__name__))
             self._kept += [(module, name, vars(module)[name]) for name in _kept_names(module)]
         uuid.uuid4 = lambda: uuid.UUID(
             int=self.scheduler.stream("uuid").getrandbits(128), version=4

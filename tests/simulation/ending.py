@@ -41,7 +41,7 @@ class Ending:
         self._from = scheduler.now
 
     def _resume(self) -> None:
-        from callqueue.operations import control
+        from callqueue import control
 
         self.world.judge.holds.clear()
         for rule in self.world.scene.rules:

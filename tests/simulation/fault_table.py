@@ -126,7 +126,7 @@ FAULTS = {
     ),
     "a jump of the clock moves nothing": fault(
         "ledger.clock_shift",
-        "return _shift_open(using, jump) + _shift_answered(using, jump)",
+        "count = _shift_open(using, jump)",
         "return 0",
     ),
     "nobody watches the clock": fault(
@@ -176,12 +176,34 @@ FAULTS = {
         "return False and",
         scenes=["keys"],
     ),
-    "what answers tell of limits is not heard": fault(
-        "execution.judging", "if result.hold is None:", "if False:"
+    "what refuses holds nothing": fault(
+        "execution.judging", "    result.hold = hold\n", "    result.hold = None\n"
+    ),
+    "who records judges by settings of his own what is tallied": Fault(
+        Change(
+            "execution.results",
+            "    if job.charged == cost and outcome != states.VOIDED and not is_late:\n",
+            "    if job.charged == cost and outcome != states.VOIDED and not is_late "
+            "or not _is_tallied(job):\n",
+        ),
+        Change(
+            "execution.results",
+            "def correction(",
+            """def _is_tallied(job: Job) -> bool:
+    from callqueue import conf
+    from callqueue.ledger.tallies import is_tallied
+
+    budgets = conf.current().book.budgets.get(job.rule_name, ())
+    return any(is_tallied(budget.limit) for budget in budgets)
+
+
+def correction(""",
+        ),
+        scenes=["crossed", "limited"],
     ),
     "a forecast counts each wait twice": fault(
-        "operations.expected_release",
-        "instant = start + round(made.last_release * SECOND)",
-        "instant = start + round(made.last_release * SECOND * 2)",
+        "forecast",
+        "+ timedelta(seconds=seconds)",
+        "+ timedelta(seconds=2 * seconds)",
     ),
 }

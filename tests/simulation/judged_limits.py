@@ -48,7 +48,7 @@ class Limits:
             if is_before and name in release.charged:
                 other = self.facts.calls[y.token]
                 if other.value(limit.per, release.queue) == value:
-                    others.append((y, _charged(y, other, limit.unit)))
+                    others.append((y, self._charged(y, other, limit.unit, own.began_at)))
         most = self._most(name, limit, own)
         used = getattr(self, f"_in_{limit.kind}")(x, limit, others, most)
         if used > most:
@@ -60,16 +60,28 @@ class Limits:
             )
 
     def _most(self, name: str, limit: LimitOf, own: Release) -> int:
-        """The most that any rate allows which may be in force at the release."""
+        """The most that any rate allows which may be in force at the release. Of two operators who
+        change a limit at the same time, either may be the last.
+        """
         found = [limit.n]
-        rates = (one for one in self.facts.rates if one.limit == name)
-        for rate in sorted(rates, key=lambda one: one.must):  # who asked first may be done last
-            n = limit.n if rate.n is None else rate.n
+        rates = [one for one in self.facts.rates if one.limit == name]
+        for rate in sorted(rates, key=lambda one: one.must):
             if rate.must <= own.began_at:
-                found = [n]
+                together = [x for x in rates if x.may <= rate.must and rate.may <= x.must]
+                found = [limit.n if x.n is None else x.n for x in together]
             elif rate.may <= own.at:
-                found.append(n)
+                found.append(limit.n if rate.n is None else rate.n)
         return max(found)
+
+    def _charged(self, request: Request, call: CallOf, unit: str, by: int) -> int:
+        """What the provider counted. What is more than was charged cannot keep others back before
+        it is recorded: of that, what was known at an instant.
+        """
+        charged = call.charge(unit)
+        if unit != "tokens" or not request.used or request.used <= charged:
+            return request.used if unit == "tokens" and request.used else charged
+        at, tokens = self.facts.ended.get(request.attempt or 0, (by + 1, charged))
+        return max(charged, tokens) if at <= by else charged
 
     @property
     def _bend(self) -> int:
@@ -118,8 +130,3 @@ class Limits:
             sum(n for y, n in others if number(y, late) == number(x, late))
             for late in (0, off, -off)
         )
-
-
-def _charged(request: Request, call: CallOf, unit: str) -> int:
-    """What the provider counted."""
-    return request.used if unit == "tokens" and request.used else call.charge(unit)

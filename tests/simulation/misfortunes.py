@@ -48,7 +48,7 @@ def drawn(world: World, leave_out: Collection[int]) -> list[Misfortune]:
     count = draw.choice(length.misfortunes)
     kinds = draw.sample(KINDS, draw.randint(*length.kinds))  # few kinds, but several of each
     if count > 1 and draw.random() < 0.5:
-        kinds = draw.choice(PLOTS)
+        kinds = draw.choice(world.scene.plots or PLOTS)
     found = []
     for number in range(count):
         kind = kinds[number] if number < len(kinds) else draw.choice(kinds)
@@ -212,7 +212,7 @@ def _pause(world: World, draw: Any) -> None:
     rule = draw.choice(sorted(world.scene.rules))
 
     def do() -> None:
-        from callqueue.operations import control
+        from callqueue import control
 
         with cuts_allowed():
             control.pause("default", rule, seconds=seconds)
@@ -223,13 +223,18 @@ def _pause(world: World, draw: Any) -> None:
 def _rate(world: World, draw: Any) -> None:
     """An operator gives a limit another rate."""
     rule = draw.choice(sorted(world.scene.rules))
-    name, limit = draw.choice(world.scene.rules[rule].ids(rule))
+    limits = world.scene.rules[rule].ids(rule)
+    if not limits:
+        return
+    name, limit = draw.choice(limits)
     n = draw.choice([1, 2, limit.n + 2, None])
-    if limit.kind in ("once", "calendar") or limit.unit != "calls":
+    if limit.unit == "tokens":  # no less than a call may cost
+        n = draw.choice([limit.capacity, limit.n + 2, 2 * limit.n, None])
+    if limit.kind in ("once", "calendar"):
         return
 
     def do() -> None:
-        from callqueue.operations import control
+        from callqueue import control
 
         rate = Rate(name, n, world.scheduler.now)
         world.judge.rates.append(rate)

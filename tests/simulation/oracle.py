@@ -70,6 +70,8 @@ class Judge:
     complaints: list[str] = field(default_factory=list)
     own: dict[Process, Rules] = field(default_factory=dict)  # what permits are taken by
     holds: list[Hold] = field(default_factory=list)
+    # by attempt: when its end was committed, and its tokens then
+    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
     was_set: bool = False  # the clock
 
     def __post_init__(self) -> None:
@@ -105,6 +107,11 @@ class Judge:
                     )
         if rows:
             self.released_first.setdefault(by, now)
+
+    def note_ends(self, rows: list[Any], now: int) -> None:
+        """The ends of attempts were just committed: (id, tokens)."""
+        for pk, tokens in rows:
+            self.ended.setdefault(pk, (now, tokens))
 
     def note_holds(self, requests: list[Request], by: Process, now: int) -> None:
         """Holds were just committed: those that answers asked for which this process has had. Where

@@ -59,11 +59,15 @@ def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -
     if isinstance(call.cost, dict) and draw.random() < 0.5:
         call.cost = {unit: max(1, n - 1) for unit, n in call.cost.items()}  # as it is counted
         permit.settle(call.cost)
+    used = None
+    if world.scene.overspends and draw.random() < 0.5:
+        used = call.charge("tokens") + draw.randint(1, 9)
+        permit.settle({"tokens": used})
     sock = Socket(world.provider)
     world.provider.accept(sock, call.token)
     request = sock.request
     assert request is not None
-    request.attempt = permit.attempt_id
+    request.attempt, request.used = permit.attempt_id, used
     if fate < 0.4:
         permit.sent()
     if 0.4 < fate < 0.5:

@@ -111,7 +111,7 @@ class Provider:
         if request.used is not None and kind in ("ok", "slow", "told"):
             body = b'{"tokens": %d}' % request.used
         request.status = status
-        request.wants_rest = float(headers.get("Retry-After", headers.get("RateLimit-Reset", 0)))
+        request.wants_rest = float(headers.get("Retry-After", 0))
         back = draw.uniform(0.0005, 0.01)
         self.scheduler.later(back, lambda: sock.arrive(request, _bytes(status, headers, body)))
 

@@ -23,6 +23,11 @@ def one(*limits: LimitOf, **more: Any) -> Rules:
     return {"r": RuleOf(limits, **more)}
 
 
+def spent(*limits: LimitOf) -> Rules:
+    """A rule with these limits whose answers say what its calls have cost."""
+    return one(*limits, settles=True)
+
+
 def named() -> list[Scene]:
     window = LimitOf("window", 3)
     account = LimitOf("window", 4, name="account")
@@ -36,6 +41,13 @@ def named() -> list[Scene]:
     lone = {"a": RuleOf((account,)), "b": RuleOf((LimitOf("window", 3),))}
     shared = {"a": RuleOf((account,)), "b": RuleOf((account, window), priority=2)}
     costs = tuple({"tokens": n} for n in (1, 2, 4, 5))
+    # What is tallied by some settings, and by rates that operators give, is not by others.
+    crossed: dict[str, Any] = {
+        "is_tallied": True, "coarse": 10, "overspends": True,
+        "plots": (("rate", "deploy"), ("rate", "broker"), ("rate", "freeze"), ("rate", "cancel")),
+    }  # fmt: skip
+    untallied, tallied = (LimitOf("window", n, 2, unit="tokens") for n in (9, 14))
+    late = LimitOf("window", 2, 2, per="key")  # answers are recorded after it, now and then
     return [
         Scene("window", one(window), one(replace(window, n=2))),
         Scene("tallied", one(window), one(replace(window, n=4)), is_tallied=True),
@@ -53,6 +65,10 @@ def named() -> list[Scene]:
             "counted", one(tokens, settles=True), one(tokens, settles=True), costs=costs,
             is_tallied=True,
         ),
+        Scene("crossed", spent(untallied), spent(tallied), costs=costs, **crossed),
+        Scene("crossed back", spent(tallied), spent(untallied), costs=costs, **crossed),
+        Scene("crossed keys", spent(untallied, late), spent(tallied, late), KEYS, costs, **crossed),
+        Scene("limited", spent(), spent(tallied), costs=costs, **crossed),
         Scene("queues", {"r": queued}, {"r": queued}),
         Scene("again", one(window, on_lost="retry"), one(window, on_lost="retry")),
         Scene("calendar", one(calendar), one(replace(calendar, n=2))),

@@ -82,6 +82,9 @@ class Scene:
     keys: tuple[Any, ...] = ("",)
     costs: tuple[Any, ...] = (1,)
     is_tallied: bool = False  # small windows are tallied as large ones are
+    coarse: int = 1  # where so: those that may hold more than this
+    plots: tuple[tuple[str, ...], ...] = ()  # what does harm together here, if not as elsewhere
+    overspends: bool = False  # answers say that calls have cost up to three times their charge
 
     def limits(self, rule: str | None = None) -> Iterator[LimitOf]:
         """All limits of a rule, or of all, in both settings."""

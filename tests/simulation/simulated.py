@@ -51,8 +51,14 @@ def _time(doors: Doors) -> Any:
     def sleep(seconds: float) -> None:
         doors.scheduler.sleep(seconds)
 
+    def wall_ns() -> int:
+        return round(START.timestamp()) * 10**9 + doors.scheduler.now * 1000
+
     names = dict.fromkeys(("monotonic", "clock_gettime", "perf_counter"), read)
-    return module("time", time, sleep=sleep, time=wall, **names)
+    # No time goes by while a thread computes.
+    return module(
+        "time", time, sleep=sleep, time=wall, time_ns=wall_ns, thread_time=lambda: 0.0, **names
+    )
 
 
 def datetime_of(doors: Doors) -> Any:
@@ -257,4 +263,7 @@ def _secrets(doors: Doors) -> Any:
     def token_hex(size: int = 32) -> str:
         return f"{doors.scheduler.stream('secrets').getrandbits(8 * size):0{2 * size}x}"
 
-    return module("secrets", secrets, token_hex=token_hex)
+    def randbits(size: int) -> int:
+        return doors.scheduler.stream("bits").getrandbits(size)
+
+    return module("secrets", secrets, token_hex=token_hex, randbits=randbits)

@@ -4,6 +4,7 @@ what the judge is told of it.
 
 from __future__ import annotations
 
+import json
 import sys
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,6 +53,7 @@ class Statements:
         self._began: dict[Any, int] = {}  # by connection, when its transaction began
         self._inserted: set[Any] = set()  # connections whose transactions have released something
         self._holding: set[Any] = set()  # and those that have laid a hold
+        self._ending: set[Any] = set()  # and those that have ended attempts
 
     def connect(self) -> None:
         """From now on statements are told here."""
@@ -77,6 +79,8 @@ class Statements:
             self._began[wrapper] = scheduler.now
         if text.startswith("INSERT INTO") and "callattempt" in text[:60]:
             self._inserted.add(wrapper)
+        if "finished_at" in text and text.startswith(("UPDATE", "WITH")):
+            self._ending.add(wrapper)
         if "callqueue_hold" in text and text.startswith(("INSERT", "UPDATE")):
             self._holding.add(wrapper)
 
@@ -94,8 +98,9 @@ class Statements:
         world, now = self.world, self.scheduler.now
         began = self._began.pop(wrapper, now)
         has_inserted, has_held = wrapper in self._inserted, wrapper in self._holding
-        self._inserted.discard(wrapper)
-        self._holding.discard(wrapper)
+        has_ended = wrapper in self._ending
+        for noted in (self._inserted, self._holding, self._ending):
+            noted.discard(wrapper)
         if has_inserted and not is_undone:
             found = world.stage.server.ask(
                 'SELECT id, call_id, rule, queue, "key" FROM callqueue_callattempt ORDER BY id'
@@ -104,6 +109,11 @@ class Statements:
             # first.
             rows = [row for row in found if row[0] not in world.judge.releases]
             world.judge.note(rows, process, began, now)
+        if has_ended and not is_undone and world.scene.overspends:
+            ended = "SELECT id, cost FROM callqueue_callattempt WHERE finished_at IS NOT NULL"
+            known = world.judge.ended
+            found = [row for row in world.stage.server.ask(ended) if row[0] not in known]
+            world.judge.note_ends([(pk, _tokens(cost)) for pk, cost in found], now)
         if has_held and not is_undone:
             world.judge.note_holds(world.provider.requests, process, now)
 
@@ -138,6 +148,11 @@ class Statements:
         if task.process.kind != "host" and hosts and seconds > 0.25:
             text = f"{task.name} waited {seconds:.2f} s for a row that {hosts} held"
             self.world.judge.complain(text)
+
+
+def _tokens(cost: Any) -> int:
+    cost = json.loads(cost) if isinstance(cost, str | bytes) else cost
+    return int(cost.get("tokens", 0)) if isinstance(cost, dict) else 0
 
 
 def _place() -> str:

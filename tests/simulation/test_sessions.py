@@ -11,7 +11,8 @@ import pytest
 
 from tests.simulation.command import ROOT
 
-MOST = 10  # sessions of the processes of these runs at a time
+# sessions of the processes of these runs at a time; a dispenser has one for what it does aside
+MOST = 12
 # Runs in which many processes do one thing each. (`Postgres.end` fails where sessions are left
 # open.)
 SEEDS = 21

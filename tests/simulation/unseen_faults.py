@@ -8,6 +8,17 @@ from __future__ import annotations
 from tests.simulation.fault_table import Change, Fault, fault
 
 UNSEEN = {
+    "calls go while attempts are still to be moved": fault(
+        "dispatch.release_pass",
+        "return not wanted or clock_shift.move_on(locked.using, wanted)",
+        "return True",
+    ),
+    "what is recorded after its window stays in the tallies": fault(
+        "execution.results",
+        "LATE = timedelta(seconds=0.5)",
+        "LATE = timedelta(days=1)",
+        scenes=["crossed"],
+    ),
     "a slot is taken to open as early as it can": fault(
         "clocks",
         "return self.after + (instant - self.at) / 1_000_000",
@@ -16,9 +27,9 @@ UNSEEN = {
         scenes=["tight"],
     ),
     "tallies give back too much": fault(
-        "ledger.tallies",
-        "return cost_of(self.charged, unit) - final",
-        "return cost_of(self.charged, unit) - final + 1",
+        "ledger.window_tallies",
+        "self.change(value, cost - charged)",
+        "self.change(value, cost - charged - 1)",
         runs=400,
         scenes=["counted"],
     ),
@@ -100,9 +111,7 @@ UNSEEN = {
         scenes=["calendar"],
     ),
     "an answer spoils those beside it": Fault(
-        Change(
-            "execution.recorder", "return _record_apart(using, ended, error, announce)", "raise"
-        ),
+        Change("execution.recorder", "return _record_apart(using, ended, error)", "raise"),
         Change("texts", "codec = charset(label)\n", "codec = label or 'utf-8'\n"),
     ),
     "a permit's turn is taken up though it was taken back": fault(

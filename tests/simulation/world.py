@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -106,13 +106,16 @@ class World:
 
     @contextmanager
     def _tallied(self) -> Iterator[None]:
-        """Small windows are tallied too, where the scene says so: what is large is the same."""
-        from callqueue.ledger import window_tallies
+        """What is large is the same: few attempts are moved along with the clock at once, and small
+        windows are tallied too, where the scene says so.
+        """
+        from callqueue.ledger import clock_shift, window_tallies
 
-        if not self.scene.is_tallied:
-            yield
-            return
-        with patch.object(window_tallies, "COARSE", 1), patch.object(window_tallies, "ROOMY", 0):
+        small = {"COARSE": self.scene.coarse, "ROOMY": 0, "SHORT": 0, "SHORT_UNITS": 0}
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(clock_shift, "AT_ONCE", 3))
+            if self.scene.is_tallied:
+                patches.enter_context(patch.multiple(window_tallies, **small))
             yield
 
     def _play(self) -> None:
@@ -144,8 +147,10 @@ class World:
         """Which attempt it is: one that its worker has a message of."""
         call = self.judge.calls[request.token]
         if self.scene.settles(call.rule) and call.pk is not None:
-            asked = call.charge("tokens")
-            request.used = self.scheduler.stream("used").randint(1, max(1, asked))
+            # A forecast knows no more of a call than its charge.
+            is_more = self.scene.overspends and not self.is_calm
+            most = call.charge("tokens") * (3 if is_more else 1)
+            request.used = self.scheduler.stream("used").randint(1, max(1, most))
         if request.attempt is not None:
             return  # a permit's
         ids = {pk for message in request.process.all_messages for pk in message.ids}

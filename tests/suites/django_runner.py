@@ -18,12 +18,10 @@ import django.tasks.backends.immediate
 import django.test
 from django.test.runner import DiscoverRunner
 
-from callqueue.integrations.django_tasks import backend_of
-
-Backend: Any = backend_of("django.tasks")
+from callqueue.backends import CallQueueBackend
 
 
-class Immediate(Backend):
+class Immediate(CallQueueBackend):
     """What is enqueued is run at once, by the dispenser and the executor of the testing kit."""
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
@@ -34,7 +32,7 @@ class Immediate(Backend):
         return self.get_result(queued.id)
 
 
-class Dummy(Backend):
+class Dummy(CallQueueBackend):
     """What is enqueued waits."""
 
     @property

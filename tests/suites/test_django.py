@@ -1,4 +1,6 @@
-"""Django's own tests of tasks, with callqueue's backend in place of Django's two."""
+"""Django's own tests of tasks, with callqueue's backend in place of Django's two; and ours, on a
+Django that has the API.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,9 @@ from tests.suites import judged, published
 from tests.support.processes import ROOT
 
 VERSION, PYTHON = "6.1.3", (3, 12)
+OURS = "tests/db/integrations/test_django_tasks.py"
+NEEDED = ["django~=6.0.0", "django-celery-beat>=2.8", "hypothesis", "pytest", "pytest-django",
+          "pytest-rerunfailures"]  # fmt: skip
 OF_THE_TEST = "it edits the list of Django's dummy backend; here results come from rows"
 CAN = "it wants a refusal of what callqueue can: results, run_after"
 DIFFERENCES = {
@@ -24,13 +29,32 @@ DIFFERENCES = {
 }
 
 
+def own() -> list[str]:
+    """What the app needs besides Django."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        wanted = tomllib.load(file)["project"]["dependencies"]
+    return [one for one in wanted if not one.startswith("django>")]
+
+
+def test_our_tests_of_tasks_pass_where_django_has_them(tmp_path: Path) -> None:
+    """An older Django passes over them."""
+    python, report = published.python(*PYTHON), tmp_path / "report.xml"
+    beside = published.packages("django-ours", *NEEDED, *own(), python=python)
+    environment = published.environment(beside, ROOT)
+    command = [str(python), "-m", "pytest", "--database=sqlite", f"--junitxml={report}", OURS]
+    command += ["-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, timeout=300, capture_output=True, text=True
+    )
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    verdicts = judged.read(report)
+    assert done.returncode == 0 and len(verdicts.passed) >= 30 and not verdicts.skipped
+
+
 def test_djangos_tests_of_tasks(tmp_path: Path) -> None:
     python = published.python(*PYTHON)
     suite = published.source("django", VERSION, python="3.12")
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        own = tomllib.load(file)["project"]["dependencies"]
-    wanted = [one for one in own if not one.startswith("django>")]
-    beside = published.packages("django", f"django=={VERSION}", *wanted, python=python)
+    beside = published.packages("django", f"django=={VERSION}", *own(), python=python)
     report = tmp_path / "report.xml"
     environment = published.environment(
         beside,

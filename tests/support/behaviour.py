@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import requests
+from requests.utils import get_encoding_from_headers
 
 from callqueue import database
 from callqueue.dispatch.dispenser import Dispenser
@@ -65,6 +66,7 @@ def response(status: int, headers: dict[str, str], body: bytes | object) -> requ
     answer = requests.Response()
     answer.status_code = status
     answer.headers.update(headers)
+    answer.encoding = get_encoding_from_headers(answer.headers)
     answer._content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return answer
 

@@ -19,11 +19,11 @@ from typing import Any
 from django.db import OperationalError, connections, transaction
 
 from callqueue import Retry, Rule, SlidingWindow, states, transitions
+from callqueue.control import bulk
 from callqueue.dispatch.release_pass import release
 from callqueue.execution import executor
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import BelatedEnding, CallAttempt, CallQueue
-from callqueue.operations import bulk
 from tests.support.behaviour import Vendor
 
 SETTINGS = {

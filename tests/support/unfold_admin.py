@@ -3,14 +3,13 @@
 from django.contrib import admin
 from unfold.admin import ModelAdmin
 
-from callqueue.admin import CallAttemptAdmin, CallQueueAdmin, HoldAdmin, RuleStateAdmin
-from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.admin import CallAttemptAdmin, CallQueueAdmin, HoldAdmin
+from callqueue.models import CallAttempt, CallQueue, Hold
 
 OWN = {
     CallQueue: CallQueueAdmin,
     CallAttempt: CallAttemptAdmin,
     Hold: HoldAdmin,
-    RuleState: RuleStateAdmin,
 }
 
 for model, own in OWN.items():

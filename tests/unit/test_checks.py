@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+from django.db import connections
 
-from callqueue import Rule, SlidingWindow
-from callqueue.checks import check_handlers, check_settings, check_time_limit
+from callqueue import QueuedTask, Rule, SlidingWindow
+from callqueue.checks import (
+    check_deployment,
+    check_handlers,
+    check_isolation,
+    check_queued_tasks,
+    check_rules,
+    check_settings,
+    check_time_limit,
+)
 from callqueue.tasks import make_api_call
+from tests.celery_app import app
 
 
 def test_use_tz_off_is_an_error_that_says_what_to_set(settings: Any) -> None:
@@ -63,3 +73,87 @@ def test_a_handler_that_cannot_be_imported_is_a_check_error(settings: Any) -> No
         "RULES": {"a": Rule(classify="no.such.thing")},
     }
     assert len(check_handlers()) == 2
+
+
+def test_a_host_of_two_rules_is_told(settings: Any) -> None:
+    settings.CALLQUEUE = {
+        "RULES": {name: Rule(hosts=["api.example.com", f"{name}.example"]) for name in ("a", "b")}
+    }
+    (warning,) = check_rules()
+    assert warning.id == "callqueue.W004"
+    assert "RULES['b'].hosts: 'api.example.com': RULES['a'] has it too" in warning.msg
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "is_told"),
+    [
+        ({"read_timeout": 120}, True),
+        ({"connect_timeout": 61}, True),
+        ({"read_timeout": 120, "total_timeout": 120}, False),
+        ({"total_timeout": 10}, False),  # the others were not stated
+    ],
+)
+def test_a_timeout_that_total_timeout_cuts_is_told(
+    settings: Any, timeouts: dict[str, float], is_told: bool
+) -> None:
+    settings.CALLQUEUE = {"RULES": {"a": Rule(**timeouts)}}
+    assert [found.id for found in check_rules()] == ["callqueue.W005"] * is_told
+
+
+def test_a_queued_task_whose_rule_is_gone_is_told(settings: Any) -> None:
+    @app.task(base=QueuedTask, rule="githup", name="tests.checked")
+    def checked() -> None: ...
+
+    try:
+        settings.CALLQUEUE = {"RULES": {"github": Rule()}}
+        (error,) = check_queued_tasks()
+        assert error.id == "callqueue.E007"
+        assert "tests.checked" in error.msg
+        assert "did you mean 'github'" in error.msg
+        settings.CALLQUEUE = {"RULES": {"githup": Rule()}}
+        assert check_queued_tasks() == []
+    finally:
+        app.tasks.pop("tests.checked")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        ({}, False),
+        ({"isolation_level": "read committed"}, False),
+        ({"isolation_level": "REPEATABLE READ"}, True),
+        ({"isolation_level": None}, True),
+    ],
+)
+def test_repeatable_read_is_refused_on_mariadb_and_mysql(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_told: bool
+) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "mysql")
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", options)
+    assert [found.id for found in check_isolation()] == ["callqueue.E006"] * is_told
+    monkeypatch.setattr(connections["default"], "vendor", "postgresql")
+    assert check_isolation() == []
+
+
+def test_what_is_for_trying_it_is_told_before_a_deployment(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+    settings.CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"]}
+    before = dict(app.conf.changes)
+    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
+    try:
+        app.conf.changes.update(broker_url="amqp://mq//", broker_write_url="amqp://mq//")
+        assert [found.id for found in check_deployment()] == [
+            f"callqueue.W01{number}" for number in range(4)
+        ]
+        app.conf.changes.update(broker_transport_options={"confirm_publish": True})
+        monkeypatch.setattr(connections["default"], "vendor", "postgresql")
+        settings.CALLQUEUE = {"ALLOWED_NETWORKS": ["10.0.0.0/8"], "ALLOWED_HOSTS": ["a.example"]}
+        assert check_deployment() == []
+    finally:
+        app.conf.changes.clear()
+        app.conf.changes.update(before)
+    settings.CALLQUEUE = {"ALLOWED_NETWORKS": ["127.0.0.0/8"]}
+    ids = {found.id for found in run_checks(tags=["callqueue"])}
+    assert not ids & {"callqueue.W011", "callqueue.W012"}

@@ -21,5 +21,5 @@ def test_defaults_of_the_settings(settings: Any) -> None:
     assert (config.max_call_bytes, config.max_response_bytes, config.keep_response_bytes) == (
         262144,
         1048576,
-        4096,
+        65536,
     )

@@ -28,7 +28,7 @@ from callqueue.exceptions import (
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.permits import granted
 
-NAMES = """AsyncPermitTransport NotNow PermitAdapter PermitTransport apermit permit permitted Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule Session
+NAMES = """AsyncPermitTransport NotNow PermitAdapter PermitTransport apermit permit permitted Concurrency Discard FixedWindow Forecast GiveUp HoldUntil QueuedTask Retry RetryLater Route Rule
 SlidingWindow Succeeded TokenBucket beat_schedule call_failed call_finished call_unknown handler rule_held"""
 COMMANDS = (
     """dispenser cleanup status send requeue cancel pause resume schedule audit simulate doctor"""
@@ -56,7 +56,7 @@ def test_models_have_their_columns() -> None:
     call = """status created_dt due_at_dt expires_at_dt dispatched_at_dt finished_at_dt rule queue key priority cost
     call_data failed_count error_message unique_key callback"""
     attempt = """call number rule key queue cost released_at started_at sent_at finished_at outcome response_status
-    response_headers response_body error_message worker"""
+    response_headers response_body response_size error_message worker"""
     assert set(call.split()) <= {f.name for f in CallQueue._meta.get_fields()}
     assert set(attempt.split()) <= {f.name for f in CallAttempt._meta.get_fields()}
     assert {p[0] for p in CallQueue._meta.permissions} == {
@@ -146,10 +146,9 @@ def test_a_rate_that_is_none_is_refused_with_its_place(rate: object) -> None:
     ("field", "value"),
     [
         ("hosts", 5), ("hosts", ["https://api.example.com"]), ("hosts", ["api.example.com:443"]), ("hosts", ["api.*.com"]),
-        ("queues", [1]), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
+        ("queues", [1]), ("queues", []), ("queues", ()), ("limits", SlidingWindow("1/s")), ("limits", ["1/s"]), ("retry", 3),
         ("connect_timeout", 0), ("read_timeout", -1), ("total_timeout", "60"), ("priority", 1.5), ("priority", 10**6),
-        ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"), ("follow_redirects", "no"),
-        ("follow_redirects", 11), ("follow_redirects", -1),
+        ("idempotency_header", "a b"), ("idempotency_ttl", 3600), ("on_lost", "maybe"),
         ("verify", 1), ("classify", "nodots"), ("settle", 7),
     ],
 )  # fmt: skip

@@ -22,7 +22,7 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from callqueue.execution.http.connection import IDLE_SECONDS, Connection, SecureConnection
 from callqueue.execution.http.deadline import Deadline, now
-from callqueue.execution.http.errors import Failed
+from callqueue.execution.http.errors import Failed, starved
 from callqueue.execution.http.policy import Policy
 from callqueue.execution.http.target import Target
 
@@ -160,6 +160,8 @@ def _context(verify: bool | str) -> ssl.SSLContext:
     try:
         context.load_verify_locations(**{"capath" if os.path.isdir(where) else "cafile": where})
     except OSError as error:
+        if want := starved(error):
+            raise want from None
         raise Failed(
             f"the certificates to trust cannot be read from {where}: {error.strerror or error}"
         ) from None

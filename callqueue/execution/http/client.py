@@ -10,7 +10,7 @@ for what a network or a server did.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +19,10 @@ from requests.utils import default_headers
 
 from callqueue.execution.http.adapter import close_idle, this_thread
 from callqueue.execution.http.deadline import Deadline, now
-from callqueue.execution.http.errors import Dropped, Failed, refuse_to_compose
+from callqueue.execution.http.errors import Dropped, Failed, Starved, refuse_to_compose
 from callqueue.execution.http.policy import Gate, Policy, Timeouts
-from callqueue.execution.http.redirects import location_of, redirected
 from callqueue.execution.http.response import ACCEPT_ENCODING, read_body
-from callqueue.execution.http.target import Target, target_of
+from callqueue.execution.http.target import target_of
 from callqueue.texts import charset
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
@@ -39,7 +38,7 @@ _DEFAULT_HEADERS = {
 class Answer:
     """How far the call got, and what came back, its body read and bounded."""
 
-    response: requests.Response | None
+    response: requests.Response | None = field(repr=False)
     sent_at: float | None
     # why there is no response, or why its body is not whole; holds no query string and no header
     error: str = ""
@@ -47,9 +46,8 @@ class Answer:
     refused: bool = False  # by policy, for good: nothing arrived at the refused place
     truncated: bool = False  # the body was cut at max_response_bytes
     broken: bool = False  # the body broke off, or ran past a timeout
-    dropped: bool = False  # the gate raised Dropped
-    # how many were followed; perhaps one of them never got as far as the network
-    redirects: int = 0
+    dropped: bool = False  # the gate raised Dropped, or this process lacks what a call takes
+    starved: bool = False  # the latter
 
 
 def request(
@@ -63,19 +61,20 @@ def request(
     """Make the call. `params`: url, params, data, json, headers, cookies, auth, as requests.request
     takes them.
 
-    The response is the last one: a 3xx where redirects are not followed, or where the next hop is
-    refused. Whatever the gate raises besides Dropped is raised.
+    A redirect is an answer like any other: none is followed. Whatever the gate raises besides
+    Dropped is raised.
     """
     gate = Gate() if gate is None else gate
     deadline = Deadline(timeouts, gate)
     answer = Answer(None, None)
     may_be_sent = False
     try:
-        _follow(_prepared(method, params), policy, deadline, answer)
+        _send(_prepared(method, params), policy, deadline, answer)
     except Failed as failure:
         answer.error, answer.refused = str(failure), failure.is_final
     except Dropped as dropped:
         answer.error, answer.dropped = str(dropped) or "dropped before it was sent", True
+        answer.starved = isinstance(dropped, Starved)
     except requests.RequestException as error:  # only of an adapter that a test put in our place
         answer.error = type(error).__name__
         may_be_sent = not isinstance(error, requests.ConnectTimeout)
@@ -105,35 +104,13 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
     return prepared
 
 
-def _follow(
+def _send(
     prepared: requests.PreparedRequest, policy: Policy, deadline: Deadline, answer: Answer
 ) -> None:
-    """Hop until an answer is not followed. Whatever is raised, `answer` says how far this got."""
-    history: list[requests.Response] = []
-    while True:
-        target = target_of(prepared.url, policy, is_redirected=bool(history))
-        answer.response, answer.truncated, answer.broken, answer.error = None, False, False, ""
-        answer.redirects = len(history)
-        response = answer.response = _hop(prepared, target, policy, deadline, answer)
-        response.history = list(history)
-        location = location_of(response) if policy.redirects else None
-        if location is None:
-            return
-        if len(history) == policy.redirects:
-            answer.error = f"more than {len(history)} redirects; the last one was not followed"
-            return
-        history.append(response)
-        prepared = redirected(prepared, response, location, policy)
-
-
-def _hop(
-    prepared: requests.PreparedRequest,
-    target: Target,
-    policy: Policy,
-    deadline: Deadline,
-    answer: Answer,
-) -> requests.Response:
-    """One request and its answer, body read. A test may have put an adapter in ours' place."""
+    """The request and its answer, body read. Whatever is raised, `answer` says how far this got. A
+    test may have put an adapter in ours' place.
+    """
+    target = target_of(prepared.url, policy)
     session, ours = this_thread()
     ours.enter(target, policy, deadline)
     try:
@@ -142,11 +119,11 @@ def _hop(
         response._content, answer.error = body.content, body.error
         response._content_consumed = True  # type: ignore[attr-defined]
         answer.truncated, answer.broken = body.truncated, body.broken
+        answer.response = response
         if body.is_whole:
             ours.keep(response)
     finally:
         ours.leave()
-    return response
 
 
 def _sent(
@@ -157,7 +134,7 @@ def _sent(
 ) -> requests.Response:
     """The response with its body still to be read. `elapsed` is without the time in the gate."""
     timeouts = deadline.timeouts
-    began, in_gate = now(), deadline.in_gate
+    began = now()
     response = session.get_adapter(prepared.url or "").send(
         prepared,
         stream=True,
@@ -165,7 +142,7 @@ def _sent(
         verify=policy.verify,
         proxies={},
     )
-    response.elapsed = timedelta(seconds=now() - began - (deadline.in_gate - in_gate))
+    response.elapsed = timedelta(seconds=now() - began - deadline.in_gate)
     # what a hook reads as text is looked up by no name of the server's
     if response.encoding is not None:
         response.encoding = charset(response.encoding)

@@ -22,7 +22,13 @@ from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
 from callqueue.execution.http import delivery
 from callqueue.execution.http.deadline import Deadline, now
-from callqueue.execution.http.errors import Failed, Flooded, reason_of, refuse_to_compose
+from callqueue.execution.http.errors import (
+    Failed,
+    Flooded,
+    reason_of,
+    refuse_to_compose,
+    starved,
+)
 from callqueue.execution.http.resolver import Place, allowed_places
 from callqueue.execution.http.response import BoundedReader, Head
 from callqueue.execution.http.target import Target
@@ -103,6 +109,8 @@ class Connection(HTTPConnection):
             late = deadline.why_late("connect", deadline.timeouts.connect)
             raise Failed(f"connecting to {self._name} took longer than {late}") from None
         except (OSError, HTTPError) as error:
+            if want := starved(error):
+                raise want from None
             raise Failed(
                 f"no {'TLS ' * self.is_secure}connection to {self._name}: {reason_of(error)}"
             ) from None
@@ -150,6 +158,8 @@ class Connection(HTTPConnection):
             # TLS may have sent a part of what it did not take
             if not self._sent_bytes and not self.is_secure:
                 gate.sent_at = before
+                if want := starved(error):
+                    raise want from None
             if not self._sent_bytes or (
                 isinstance(error, TimeoutError) and not wait_for_read(self.sock, 0)
             ):

@@ -1,5 +1,4 @@
-"""When a request must have ended, and how busy it may keep this process: one deadline for all its
-hops.
+"""When a request must have ended, and how busy it may keep this process.
 
 The clock and what came off the network enter; the seconds that are left leave, or the reason why
 there are none. Nothing here touches a network.
@@ -27,7 +26,7 @@ def now() -> float:
 
 
 class Deadline:
-    """The end of one request with all its hops, its gate, and what its answers have cost so far."""
+    """The end of one request, its gate, and what its answer has cost so far."""
 
     def __init__(self, timeouts: Timeouts, gate: Gate) -> None:
         self.timeouts = timeouts

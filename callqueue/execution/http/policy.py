@@ -6,27 +6,19 @@ Values only. Nothing here touches a network.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Policy:
     """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
     CIDR ranges.
-
-    At most `redirects` are followed, and none to one of `closed_hosts`. `secrets` are values that
-    the request holds and that stay with its origin; where they are bound to places, no redirect
-    leaves it.
     """
 
     allowed_hosts: tuple[str, ...] = ("*",)
     allowed_networks: tuple[str, ...] = ()
     verify: bool | str = True
-    redirects: int = 0
-    closed_hosts: tuple[str, ...] = ()
     max_response_bytes: int = 1048576
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-    is_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,8 +33,8 @@ class Timeouts:
 class Gate:
     """What a request passes just before its first byte. This gate is always open.
 
-    `sent_at` is clocks.monotonic() just after the last byte of the request, of the latest hop; None
-    where no byte of any hop may have reached the network. `ends` is when the request must have
+    `sent_at` is clocks.monotonic() just after the last byte of the request; None where no byte of
+    it may have reached the network. `ends` is when the request must have
     ended, on that clock, whatever its timeouts say. `is_whole`: whether the last byte has left.
     """
 
@@ -55,9 +47,8 @@ class Gate:
         return True
 
     def wait(self) -> None:
-        """Return when the first byte may go, or raise Dropped. Called once per hop, connected and
-        composed.
+        """Return when the first byte may go, or raise Dropped. Called connected and composed.
 
         The time spent here counts against no timeout. Called once more where the server hung up
-        meanwhile: then nothing of this hop has been sent, and there is a new connection.
+        meanwhile: then nothing has been sent, and there is a new connection.
         """

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from callqueue.execution.http.deadline import Deadline
-from callqueue.execution.http.errors import Failed, Refused, reason_of
+from callqueue.execution.http.errors import HERE, Failed, Refused, reason_of, starved
 from callqueue.security.addresses import literal_address, refusal
 
 # names being resolved at once, in this process: a resolver that hangs must not eat all threads
@@ -40,6 +40,7 @@ def allowed_places(
     for place in places:
         why = refusal(str(place.where[0]), networks)
         if why is not None:
+            why = f"{why} {HERE}"
             raise Refused(why if place.is_literal else f"the host {host} resolves: {why}")
     return places
 
@@ -69,6 +70,8 @@ def _looked_up(host: str, port: int, deadline: Deadline) -> list[Any]:
         late = deadline.why_late("total", bound)
         raise Failed(f"resolving the name {host} took longer than {late}") from None
     if isinstance(found, Exception):
+        if want := starved(found):
+            raise want
         raise Failed(f"the name {host} does not resolve: {reason_of(found)}")
     return list(found)
 

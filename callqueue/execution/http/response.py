@@ -124,6 +124,9 @@ class Body(NamedTuple):
     truncated: bool = False  # cut at max_response_bytes, or because the server flooded us
     broken: bool = False  # broke off, ran past a timeout, or could not be decoded
 
+    def __repr__(self) -> str:
+        return f"<a body of {len(self.content)} bytes>"
+
     @property
     def is_whole(self) -> bool:
         return not (self.truncated or self.broken)

@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from callqueue.execution.http.errors import Refused
+from callqueue.execution.http.errors import HERE, Refused
 from callqueue.execution.http.policy import Policy
-from callqueue.security.addresses import host_refusal, literal_address, place_refusal
+from callqueue.security.addresses import literal_address, place_refusal
 
 LONGEST_AUTHORITY = 300  # characters of a host and its port: a name has at most 253
 _UNREADABLE = "the URL has no host that can be read"
@@ -29,19 +29,15 @@ class Target(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def target_of(url: str | None, policy: Policy, *, is_redirected: bool) -> Target:
-    """The target of a URL. Refused where the policy closes it; a redirect also stays out of hosts
-    that are another rule's.
-    """
+def target_of(url: str | None, policy: Policy) -> Target:
+    """The target of a URL. Refused where the policy closes it."""
     parts = urlsplit(url or "")
     found: Target | str = _UNREADABLE
     # no cache keeps what a stranger makes as long as he likes
     if len(parts.scheme) + len(parts.netloc) <= LONGEST_AUTHORITY:
         found = judged(parts.scheme, parts.netloc, policy.allowed_hosts, policy.allowed_networks)
-    if is_redirected and isinstance(found, Target):
-        found = _open_to_redirects(found, policy)
     if isinstance(found, str):
-        raise Refused(f"a redirect was not followed: {found}" if is_redirected else found)
+        raise Refused(found)
     return found
 
 
@@ -65,11 +61,6 @@ def judged(
         return _UNREADABLE
     address = literal_address(host)
     port = port if port is not None else 443 if scheme == "https" else 80
-    why = place_refusal(host, port, hosts, networks)
-    return why or Target(scheme, host if address is None else str(address), port)
-
-
-def _open_to_redirects(target: Target, policy: Policy) -> Target | str:
-    if host_refusal(target.host, policy.closed_hosts) is None:
-        return f"the host {target.host} is another rule's, with limits of its own"
-    return target
+    if why := place_refusal(host, port, hosts, networks):
+        return f"{why} {HERE}"
+    return Target(scheme, host if address is None else str(address), port)

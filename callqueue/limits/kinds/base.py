@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from typing import ClassVar, Self
 
 from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.limits.kinds.fields import SECOND, parse_rate
-from callqueue.limits.kinds.lanes import Lane
 
 # what `jitter=None` is: seconds at least, a share of the window where that is more
 JITTER, JITTER_SHARE = 0.05, 50
@@ -214,6 +214,16 @@ class Limit:
         """
         raise NotImplementedError
 
+    @property
+    def per_second(self) -> float | None:
+        """How much it lets through a second, over a long time; None where answers say so."""
+        return None
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The time zone of its calendar; None where it has none."""
+        return None
+
     def with_rate(self, rate: str) -> Self:
         """This limit with another rate: what an operator's override makes."""
         raise NotImplementedError
@@ -223,10 +233,6 @@ class Limit:
         raise NotImplementedError
 
     # --- how a backlog goes through it; no release goes by this
-
-    def lane(self, cost: int, values: int) -> Lane:
-        """The limit in a simulation of calls of this cost, spread over so many values."""
-        return Lane(self, cost, values)
 
     def seconds_until_gone(
         self, meter: Meter, amount: float, now: int, latency: float
@@ -241,12 +247,25 @@ class Limit:
 
     def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
         """Seconds until more than is free has passed. Here every period room opens in the same
-        order: what is free now first, then each as its charge leaves.
+        order: what is free now first, then each as its charge leaves. What is open now is taken to
+        have half of its time behind it.
+        """
+        charged = latency or min(JITTER, self.jitter_us / SECOND)
+        period = self.window_us / SECOND + charged
+        full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
+        first = meter.free_at(last + 1)
+        wait = period - charged / 2 if first is None else (first - now) / SECOND
+        return full * period + wait
+
+    def last_period(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> tuple[float, float]:
+        """When the period begins in which the last of a backlog passes, in seconds, and how much of
+        it is left for that period; all of it, at once, where room opens evenly.
         """
         period = self.window_us / SECOND + (latency or min(JITTER, self.jitter_us / SECOND))
         full, last = divmod(max(0, math.ceil(amount) - 1), self.capacity)
-        first = meter.free_at(last + 1)
-        return full * period + (period if first is None else (first - now) / SECOND)
+        return full * period, last + 1
 
 
 @dataclass(frozen=True)
@@ -268,6 +287,10 @@ class RateLimit(Limit):
     @property
     def rate_text(self) -> str:
         return self.rate
+
+    @property
+    def per_second(self) -> float:
+        return self.n * SECOND / self.period_us
 
     @property
     def window_us(self) -> int:

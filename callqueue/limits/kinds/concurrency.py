@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -52,5 +53,10 @@ class Concurrency(Limit):
         self, meter: Meter, amount: float, now: int, latency: float
     ) -> float | None:
         if latency:
-            return amount / self.n * latency
+            return max(0, math.ceil(amount + meter.used) - 1) // self.n * latency
         return 0.0 if amount <= meter.free else None
+
+    def last_period(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> tuple[float, float]:
+        return 0.0, amount

@@ -12,7 +12,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from callqueue.limits.kinds.base import MOST_JITTER, Meter, RateLimit, Usage
 from callqueue.limits.kinds.fields import DAY, PERIODS, SECOND, with_known_fields
-from callqueue.limits.kinds.lanes import Lane
 
 # windows of a backlog that are looked up one by one; the rest are taken to be as long as the mean
 WINDOWS = 400
@@ -42,6 +41,11 @@ class FixedWindow(RateLimit):
             ) from None
 
     @property
+    def zone(self) -> ZoneInfo:
+        """The time zone of its calendar."""
+        return ZoneInfo(self.timezone)
+
+    @property
     def window_us(self) -> int:
         # A local day may be 25 hours long, and at both of its edges a window counts `jitter` more
         # than itself.
@@ -60,7 +64,7 @@ class FixedWindow(RateLimit):
 
     def window(self, instant: int) -> tuple[int, int]:
         """The calendar window around `instant`: its first instant, and the first after it."""
-        zone = ZoneInfo(self.timezone)
+        zone = self.zone
         day = datetime.fromtimestamp(instant // SECOND, zone).date()
         if self.period_us % DAY == 0:
             days = self.period_us // DAY
@@ -76,9 +80,6 @@ class FixedWindow(RateLimit):
     def meter(self, usage: Usage, now: int) -> Meter:
         return _CalendarMeter(self, usage, now)
 
-    def lane(self, cost: int, values: int) -> Lane:
-        return _CalendarLane(self, cost, values)
-
     def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
         """Until the beginning of the window in which the last of it fits."""
         wanted = math.ceil((amount - meter.free) / self.n)
@@ -88,6 +89,14 @@ class FixedWindow(RateLimit):
             instant = self.window(instant)[1]
         each = (instant - first) / (counted - 1) if counted > 1 else 0
         return float((instant - now + (wanted - counted) * each) + self.jitter_us) / SECOND
+
+    def last_period(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> tuple[float, float]:
+        if amount <= meter.free:
+            return 0.0, amount
+        left = (amount - meter.free) % self.n
+        return self.seconds_for(meter, amount, now, latency), left or self.n
 
 
 class _CalendarMeter(Meter):
@@ -116,21 +125,6 @@ class _CalendarMeter(Meter):
             if self._open + count + cost <= self._n:
                 return instant
         return None
-
-
-class _CalendarLane(Lane):
-    """A charge leaves with the window of its instant."""
-
-    limit: FixedWindow
-
-    def __init__(self, limit: FixedWindow, cost: int, values: int) -> None:
-        super().__init__(limit, cost, values)
-        self._window = (0, 0)
-
-    def leaves(self, instant: int) -> int:
-        if not self._window[0] <= instant + self.jitter < self._window[1]:
-            self._window = self.limit.window(instant + self.jitter)
-        return self._window[1] + self.jitter
 
 
 def _midnight(ordinal: int, zone: ZoneInfo) -> int:

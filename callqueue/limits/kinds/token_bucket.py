@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
@@ -10,7 +9,6 @@ from typing import ClassVar, Self
 
 from callqueue.limits.kinds.base import Meter, RateLimit, Usage
 from callqueue.limits.kinds.fields import SECOND, check_count, with_known_fields
-from callqueue.limits.kinds.lanes import Lane
 
 
 @with_known_fields
@@ -80,13 +78,15 @@ class TokenBucket(RateLimit):
     def times(self, count: int) -> Self:
         return replace(super().times(count), burst=self.burst * count)
 
-    def lane(self, cost: int, values: int) -> Lane:
-        return _BucketLane(self, cost, values)
-
     def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
         """Until the last token of it is there; it holds no more of them at once than its size."""
         filled = (amount - meter.free) * self.period_us / self.n / SECOND
         return max(filled, amount / self.burst * latency)
+
+    def last_period(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> tuple[float, float]:
+        return 0.0, amount
 
 
 class _BucketMeter(Meter):
@@ -113,48 +113,3 @@ class _BucketMeter(Meter):
         if wanted > self._cap:
             return None
         return max(self._now, self._at - (self._level - wanted) // self._n)
-
-
-class _BucketLane(Lane):
-    """A bucket: an open call holds its tokens, which leave when the call begins to age."""
-
-    limit: TokenBucket
-
-    def __init__(self, limit: TokenBucket, cost: int, values: int) -> None:
-        super().__init__(limit, cost, values)
-        self._cap = limit.burst * limit.period_us
-        # Tokens times the period, and the instant of that.
-        self._levels = [[self._cap, 0] for _ in range(values)]
-        # From when each ages, and when the ledger knows.
-        self._open: list[deque[tuple[int, int]]] = [deque() for _ in range(values)]
-
-    def free_at(self, number: int, at: int, notice: int) -> tuple[int, bool]:
-        value, by_answer = number % self.values, False
-        pending = self._open[value]
-        while True:
-            while pending and pending[0][1] <= at:
-                self._settle(value)
-            wanted = (len(pending) + 1) * self.cost * self.limit.period_us
-            if wanted <= self._cap:
-                level, since = self._levels[value]
-                instant = max(at, since - (level - wanted) // self.limit.n)
-                return instant, by_answer and instant == at
-            at, by_answer = pending[0][1] + notice, True
-
-    def take(self, number: int, sent: int, answered: int) -> None:
-        aged, known = self.aged_from(sent, answered), self.known_at(sent, answered)
-        self._open[number % self.values].append((aged, known))
-
-    def charge(self, usage: Usage, start: int, latency: int) -> None:
-        level, at = self.limit.level_at(usage, start)
-        self._levels[0] = [level, at]
-        answered = start + latency
-        open_calls = -(-usage.open // self.cost)
-        one = self.aged_from(start, answered), self.known_at(start, answered)
-        self._open[0].extend([one] * open_calls)
-
-    def _settle(self, value: int) -> None:
-        leave, _ = self._open[value].popleft()
-        level, at = self._levels[value]
-        level = min(self._cap, level + self.limit.n * max(0, leave - at))
-        self._levels[value] = [level - self.cost * self.limit.period_us, max(at, leave)]

@@ -9,10 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from callqueue.history.audit import Audit, audit
 from callqueue.management.base import CallQueueCommand, duration, problem
 from callqueue.management.progress import progress
 from callqueue.management.table import table
-from callqueue.operations.audit import Audit, audit
 
 
 class Command(CallQueueCommand):

@@ -24,82 +24,45 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--older-than", metavar="7d", help="replaces RETENTION for every final status"
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=int,
-            default=cleanup.BATCH,
-            metavar="N",
-            help="rows a transaction deletes",
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="say what would be deleted, and change nothing"
-        )
-        parser.add_argument(
-            "--vacuum", action="store_true", help="vacuum afterwards; locks nothing"
-        )
-        parser.add_argument(
-            "--vacuum-full",
-            action="store_true",
-            help="rewrite the tables; locks them against all use",
-        )
-        parser.add_argument(
-            "--no-progress", action="store_true", help="no progress bar, even in a terminal"
-        )
+        add = parser.add_argument
+        add("--older-than", metavar="7d", help="replaces RETENTION for every final status")
+        add("--batch-size", type=int, default=cleanup.BATCH, metavar="N", help="rows at a time")
+        add("--dry-run", action="store_true", help="say how many, and change nothing")
+        add("--vacuum", action="store_true", help="vacuum afterwards; locks nothing")
+        add("--vacuum-full", action="store_true", help="rewrite the tables, locked meanwhile")
+        add("--no-progress", action="store_true", help="no progress bar, even in a terminal")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        older_than = duration(options["older_than"])
+        older_than, is_dry = duration(options["older_than"]), options["dry_run"]
         if options["batch_size"] < 1:
             raise wrong_use("--batch-size: must be at least 1")
-        wanted = not options["no_progress"]
-        recovered = 0 if options["dry_run"] else self._recover(using, wanted)
         if options["vacuum_full"]:
             self.say(LOCKS)
-        with progress(_label(options), wanted=wanted) as update:
+        with progress("cleaning", wanted=not options["no_progress"]) as update:
+            recovered = 0 if is_dry else _recover(using)
             cleaned = cleanup.clean(
                 using,
                 older_than=older_than,
                 batch_size=options["batch_size"],
-                dry_run=options["dry_run"],
+                dry_run=is_dry,
                 vacuum=options["vacuum"],
                 vacuum_full=options["vacuum_full"],
                 progress=update,
             )
-        if options["dry_run"]:
-            self.say(f"would delete {_counts(cleaned)}; nothing was changed")
-        else:
-            self.say(
-                f"recovered {counted(recovered)}, deleted {_counts(cleaned)}{_reclaimed(options)}"
-            )
-
-    def _recover(self, using: str, wanted: bool) -> int:
-        with progress("recovering", wanted=wanted) as update:
-            total = 0
-            while count := database.persist(
-                using, lambda: recovery.recover(using), during="recovery"
-            ):
-                total += count
-                if update:
-                    update(total)
-        return total
+        what = (
+            f"{counted(cleaned.calls)}, {counted(cleaned.attempts, 'attempt')} of calls that are "
+            f"gone, {counted(cleaned.holds, 'ended hold')}"
+        )
+        if is_dry:
+            self.say(f"would delete {what}; nothing was changed")
+            return
+        vacuumed = ", vacuumed" if options["vacuum"] or options["vacuum_full"] else ""
+        in_full = " in full" if options["vacuum_full"] else ""
+        self.say(f"recovered {counted(recovered)}, deleted {what}{vacuumed}{in_full}")
 
 
-def _label(options: dict[str, Any]) -> str:
-    if options["dry_run"]:
-        return "counting"
-    return "deleting, then vacuuming" if options["vacuum"] or options["vacuum_full"] else "deleting"
-
-
-def _counts(cleaned: cleanup.Cleaned) -> str:
-    return (
-        f"{counted(cleaned.calls)}, {counted(cleaned.attempts, 'attempt')} of calls that are gone, "
-        f"{counted(cleaned.holds, 'ended hold')}"
-    )
-
-
-def _reclaimed(options: dict[str, Any]) -> str:
-    if options["vacuum_full"]:
-        return ", vacuumed in full"
-    return ", vacuumed" if options["vacuum"] else ""
+def _recover(using: str) -> int:
+    total = 0
+    while count := database.persist(using, lambda: recovery.recover(using), during="recovery"):
+        total += count
+    return total

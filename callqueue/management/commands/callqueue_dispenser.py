@@ -10,14 +10,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import conf
+from callqueue import conf, database
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.look import alive, doctor
 from callqueue.management.base import CallQueueCommand, counted, problem, wrong_use
-from callqueue.operations import dispensers, doctor
-from callqueue.texts import in_one_line
-
-SILENT = 60.0  # seconds without a sign of life, of which there is one every five
+from callqueue.texts import host, in_one_line
 
 
 class Command(CallQueueCommand):
@@ -29,18 +27,14 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--once", action="store_true", help="release what may go now, and end")
-        parser.add_argument(
-            "--for", dest="seconds", type=float, metavar="SECONDS", help="end after so many seconds"
-        )
-        parser.add_argument(
-            "--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these rules"
-        )
-
-        parser.add_argument(
+        add = parser.add_argument
+        add("--once", action="store_true", help="release what may go now, and end")
+        add("--for", dest="seconds", type=float, metavar="SECONDS", help="end after this time")
+        add("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these")
+        add(
             "--alive",
             action="store_true",
-            help="for a health check: exit with 1 where a dispenser of this host has gone silent",
+            help="for a health check: exit with 1 where no dispenser of this host is alive",
         )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
@@ -60,14 +54,17 @@ class Command(CallQueueCommand):
     def _check(self, using: str) -> None:
         """A database that is away says nothing about the dispenser, which waits for it."""
         try:
-            silent = dispensers.silence_of_host(using)
+            now = database.clock(using)
+            signs = alive.signs(using, now)
         except (DatabaseError, InterfaceError) as error:
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return
-        if silent is None or silent.total_seconds() > SILENT:
-            ago = "ever" if silent is None else f"for {silent.total_seconds():.0f} s"
+        here = [one for one in signs if one.name.startswith(f"{host()}:") and one.kind != "beat"]
+        if not any(one.is_alive for one in here):
+            silent = alive.silence_s(here, now)
+            ago = "ever" if silent is None else f"for {silent:.0f} s"
             raise problem(f"no dispenser of this host has given a sign of life {ago}")
-        self.say(f"a dispenser of this host was seen {silent.total_seconds():.0f} s ago")
+        self.say(f"a dispenser of this host was seen {alive.silence_s(here, now):.0f} s ago")
 
     def _once(self, using: str, rules: Sequence[str]) -> None:
         if refusal := doctor.database_refusal(using):
@@ -95,20 +92,18 @@ class Command(CallQueueCommand):
     def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
         stop = threading.Event()
         dispenser = Dispenser(using, rules=rules)
-        before = {
-            number: signal.signal(number, lambda *_: _set(stop))
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+
+        def end(*_: Any) -> None:
+            # in a thread: the signal may come while this one holds the event's lock
+            threading.Thread(target=stop.set, daemon=True).start()
+
+        numbers = signal.SIGTERM, signal.SIGINT
+        before = [(number, signal.signal(number, end)) for number in numbers]
         self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")
         try:
             dispenser.run(stop=stop, seconds=seconds)
         finally:
-            for number, handler in before.items():
+            for number, handler in before:
                 signal.signal(number, handler)
             dispenser.leave()
         self.say("ended")
-
-
-def _set(stop: threading.Event) -> None:
-    """From a thread: the signal may come while this one holds the event's lock."""
-    threading.Thread(target=stop.set, daemon=True).start()

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from callqueue.look import doctor
 from callqueue.management.base import CallQueueCommand, problem
-from callqueue.operations import doctor
 
 
 class Command(CallQueueCommand):

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from callqueue import control
 from callqueue.management.base import CallQueueCommand, duration, key_of
-from callqueue.operations import control
 
 
 class Command(CallQueueCommand):

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue.management.base import CallQueueCommand, counted, key_of
-from callqueue.operations import control
+from callqueue import control
+from callqueue.management.base import CallQueueCommand, counted, key_of, problem
 
 
 class Command(CallQueueCommand):
@@ -21,10 +21,23 @@ class Command(CallQueueCommand):
         parser.add_argument(
             "--key", metavar="K", help="only this key; several named ones as a JSON mapping"
         )
+        parser.add_argument(
+            "--restored",
+            action="store_true",
+            help="end the hold that a dispenser laid after a restored backup, too",
+        )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rule, key = options["rule"], key_of(options["key"])
-        count = control.resume(using, rule, key=key)
+        count = control.resume(using, rule, key=key, restored=options["restored"])
         scope = f"{rule}, key {options['key']}" if key else rule
-        ended = f"resumed {scope}: {counted(count, 'hold')} ended"
-        self.say(ended if count else f"{scope} was not held")
+        kept = control.kept_after_restore(using, rule)
+        if count or not kept:
+            ended = f"resumed {scope}: {counted(count, 'hold')} ended"
+            self.say(ended if count else f"{scope} was not held")
+        if kept:
+            raise problem(
+                f"{rule} is still held until {kept:%Y-%m-%d %H:%M:%S %Z}: the database went back "
+                "in time, and what it forgot may still count at the provider. Where it does not, "
+                f"callqueue_resume {rule} --restored ends this hold too"
+            )

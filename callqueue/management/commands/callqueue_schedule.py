@@ -9,8 +9,8 @@ from django.core.management.base import CommandParser
 
 from callqueue import conf
 from callqueue.integrations.beat_schedule import beat_schedule
+from callqueue.maintenance import periodic
 from callqueue.management.base import CallQueueCommand, problem, wrong_use
-from callqueue.operations import periodic
 
 
 class Command(CallQueueCommand):

@@ -28,20 +28,15 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "file", nargs="?", default="-", metavar="FILE", help="- is standard input"
-        )
-        parser.add_argument("--rule", metavar="R", help="the rule of calls that name none")
-        parser.add_argument(
+        add = parser.add_argument
+        add("file", nargs="?", default="-", metavar="FILE", help="- is standard input")
+        add("--rule", metavar="R", help="the rule of calls that name none")
+        add(
             "--secrets",
             action="store_true",
             help='let the file name secrets: {"$secret": NAME} in params is one, not data',
         )
-        parser.add_argument(
-            "--skip-bad",
-            action="store_true",
-            help="send the good lines; exits 1 if any was skipped",
-        )
+        add("--skip-bad", action="store_true", help="send the good lines; exits 1 if any is bad")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         with _opened(options["file"]) as source, progress("sending") as update:

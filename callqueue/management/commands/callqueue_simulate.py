@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from callqueue import conf, database
 from callqueue.ledger import agreement
-from callqueue.limits.simulation import simulate
+from callqueue.limits.budgets import Budget, cost_of
+from callqueue.limits.kinds import Usage
+from callqueue.look import estimate, words
+from callqueue.look.estimate import Gate
 from callqueue.management.base import CallQueueCommand, counted, wrong_use
-from callqueue.operations import latency as pacing
 
 
 class Command(CallQueueCommand):
@@ -23,25 +23,13 @@ class Command(CallQueueCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--rule", required=True, metavar="R")
-        parser.add_argument("--calls", required=True, type=int, metavar="N")
-        parser.add_argument(
-            "--latency",
-            type=float,
-            default=0.2,
-            metavar="0.2",
-            help="seconds that the API takes to answer",
-        )
-        parser.add_argument(
-            "--keys", type=int, default=1, metavar="N", help="spread over so many keys (default: 1)"
-        )
-        parser.add_argument(
-            "--cost",
-            default="1",
-            metavar="1",
-            help="of each call: calls, or unit=n, as in tokens=1500",
-        )
-        parser.add_argument("--json", action="store_true", help="one JSON document")
+        add = parser.add_argument
+        add("--rule", required=True, metavar="R")
+        add("--calls", required=True, type=int, metavar="N")
+        add("--latency", type=float, default=0.2, help="seconds that the API takes to answer")
+        add("--keys", type=int, default=1, metavar="N", help="spread over so many (default: 1)")
+        add("--cost", default="1", help="of each call: calls, or unit=n, as in tokens=1500")
+        add("--json", action="store_true", help="one JSON document")
 
     def run(self, using: str, options: dict[str, Any]) -> None:
         rule, calls, latency = options["rule"], options["calls"], options["latency"]
@@ -52,51 +40,40 @@ class Command(CallQueueCommand):
             )
         conf.current().rule(rule)
         book = agreement.book_in_force(using)
-        units = {budget.limit.unit for budget in book.budgets.get(rule, ())}
-        start = database.to_us(database.clock(using))
-        delivery, notice = pacing.observed(using)
-        try:
-            found = simulate(
-                book,
-                rule,
-                calls,
-                latency=latency,
-                start=start,
-                cost=_cost(options["cost"], units),
-                keys=options["keys"],
-                delivery=delivery,
-                notice=notice,
-            )
-        except ValueError as error:
-            raise wrong_use(f"--cost: {error}") from None
+        now = database.to_us(database.clock(using))
+        gates = []
+        for budget, charge in _charges(book.budgets[rule], options["cost"]):
+            limit = budget.limit
+            empty = limit.meter(Usage(level=limit.capacity * limit.period_us, since=now), now)
+            sizes = [(-(-calls // options["keys"]), options["keys"])] if limit.is_keyed else []
+            lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
+            charged_s = estimate.charged_s(limit, latency)
+            gates.append(Gate(limit, empty, sizes, lanes, cost=charge, charged_s=charged_s))
+        each = {gate.limit.label: gate.seconds(gate.amount(calls), now) or 0.0 for gate in gates}
+        whole = (estimate.seconds(gates, calls, now) or 0.0) + estimate.WAY_S + latency
+        seconds = round(whole, 3) if calls else 0.0
+        slowest = max(each, key=lambda label: each[label], default="")
+        binding = slowest if each.get(slowest) else None
         if options["json"]:
-            seconds = round(found.seconds, 3)
-            self.say_json(
-                {
-                    "rule": rule,
-                    "calls": calls,
-                    "seconds": seconds,
-                    "binding_limit": found.binding_limit,
-                }
-            )
+            found = {"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": binding}
+            self.say_json(found)
             return
-        binds = (
-            f"the limit that binds is {found.binding_limit}"
-            if found.binding_limit
-            else "no limit binds"
-        )
+        binds = f"the limit that binds is {binding}" if binding else "no limit binds"
         takes = "takes" if calls == 1 else "take"
-        self.say(f"{counted(calls)} under {rule} {takes} {_length(found.seconds)}; {binds}")
+        self.say(f"{counted(calls)} under {rule} {takes} {words.duration(seconds)}; {binds}")
 
 
-def _length(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else f"{timedelta(seconds=round(seconds))} (h:mm:ss)"
-
-
-def _cost(text: str, units: Set[str]) -> Any:
+def _charges(budgets: tuple[Budget, ...], text: str) -> list[tuple[Budget, int]]:
+    """The limits that a call of this cost is charged to, and how much."""
     unit, _, amount = text.rpartition("=")
     if not amount.isdecimal():
-        raise ValueError(f"{text!r} is neither a whole number nor unit=n")
-    if unit and unit not in units:
-        raise ValueError(f"no limit of the rule counts {unit!r}")
-    return {unit: int(amount)} if unit else int(amount)
+        raise wrong_use(f"--cost: {text!r} is neither a whole number nor unit=n")
+    if unit and unit not in {budget.limit.unit for budget in budgets}:
+        raise wrong_use(f"--cost: no limit of the rule counts {unit!r}")
+    cost = {unit: int(amount)} if unit else int(amount)
+    charges = [(budget, cost_of(cost, budget.limit.unit)) for budget in budgets]
+    for budget, charge in charges:
+        if charge > budget.limit.capacity:
+            allowed = f"{budget.limit.label} allows {budget.limit.capacity}"
+            raise wrong_use(f"--cost: {charge} could never be admitted: {allowed}")
+    return [(budget, charge) for budget, charge in charges if charge]

@@ -12,6 +12,7 @@ error never repeats a value, which may be secret: it names the path and the reas
 from callqueue.sending.validation.arguments import (
     check_callback,
     check_cost,
+    check_instant,
     check_key,
     check_priority,
     check_times,
@@ -19,7 +20,8 @@ from callqueue.sending.validation.arguments import (
 )
 from callqueue.sending.validation.call_data import check_call_data, check_params
 from callqueue.sending.validation.email_params import EMAIL_PARAMS
-from callqueue.sending.validation.http_params import ELSEWHERE, FRAMING, HTTP_PARAMS
+from callqueue.sending.validation.http_params import ELSEWHERE, HTTP_PARAMS
 from callqueue.sending.validation.json_values import MAX_DEPTH
 from callqueue.sending.validation.task_params import TASK_PARAMS
 from callqueue.sending.validation.urls import Reach, check_url
+from callqueue.sending.validation.value_checks import MAX_TEXT

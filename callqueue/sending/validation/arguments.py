@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+from celery import Task
 
 from callqueue.exceptions import InvalidCall
 from callqueue.sending.validation.json_values import encode
@@ -19,6 +21,7 @@ from callqueue.sending.validation.value_checks import (
 )
 
 MAX_COST = 2**31 - 1
+A_DAY = timedelta(days=1)
 
 
 def check_key(key: object) -> str:
@@ -63,13 +66,31 @@ def check_priority(priority: object) -> int:
 
 def check_times(now: datetime, not_before: object, expires_at: object) -> None:
     """Both are aware or None; the call does not expire before it may begin, nor before now."""
-    begin, end = _aware("not_before", not_before), _aware("expires_at", expires_at)
+    begin, end = check_instant("not_before", not_before), check_instant("expires_at", expires_at)
     if end is None:
         return
     if end <= now:
         raise InvalidCall("expires_at", "is in the past")
     if begin is not None and end < begin:
         raise InvalidCall("expires_at", "is before not_before, so the call could never be made")
+
+
+def check_instant(field: str, value: object) -> datetime | None:
+    """An aware datetime in UTC, or None; one that every time zone can show."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidCall(field, f"must be a datetime, not {kind_of(value)}")
+    if value.utcoffset() is None:
+        raise InvalidCall(
+            field, "is naive; give it a time zone, as django.utils.timezone.now() has"
+        )
+    try:
+        at = value.astimezone(UTC)
+        at - A_DAY, at + A_DAY  # no zone is further from UTC
+    except OverflowError:
+        raise InvalidCall(field, "is out of the range of dates in UTC") from None
+    return at
 
 
 def check_unique_key(unique_key: object) -> str | None:
@@ -89,8 +110,12 @@ def check_callback(callback: object) -> str | None:
     """The name of a Celery task, or None."""
     if callback is None:
         return None
+    if isinstance(callback, Task):
+        callback = callback.name
     if not isinstance(callback, str):
-        raise InvalidCall("callback", f"must be the name of a Celery task, not {kind_of(callback)}")
+        raise InvalidCall(
+            "callback", f"must be a Celery task or the name of one, not {kind_of(callback)}"
+        )
     if not TASK_NAME.fullmatch(callback):
         raise InvalidCall(
             "callback", "must be the name of a Celery task, such as 'shop.tasks.paid'"
@@ -139,18 +164,3 @@ def _checked_amount(field: str, amount: object) -> int:
             field, "must not be negative" if amount < 0 else f"must not be over {MAX_COST}"
         )
     return int(amount)
-
-
-def _aware(field: str, value: object) -> datetime | None:
-    if value is None:
-        return None
-    if not isinstance(value, datetime):
-        raise InvalidCall(field, f"must be a datetime, not {kind_of(value)}")
-    if value.utcoffset() is None:
-        raise InvalidCall(
-            field, "is naive; give it a time zone, as django.utils.timezone.now() has"
-        )
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise InvalidCall(field, "is out of the range of dates in UTC") from None

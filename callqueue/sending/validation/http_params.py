@@ -25,7 +25,9 @@ ELSEWHERE = {
     "cert": (
         "is not offered: give the rule a handler of your own (HANDLERS) for client certificates"
     ),
-    "allow_redirects": "belongs to the rule: set Rule(follow_redirects=...)",
+    "allow_redirects": (
+        "is not offered: redirects are not followed; give the URL that the answer's Location names"
+    ),
     "hooks": "is code, not JSON: set Rule(classify=...) to judge answers",
     "files": (
         "is not offered: bodies are JSON or text; upload from a handler of your own (HANDLERS)"

@@ -1,78 +1,40 @@
-/* The live parts of the dashboard, and of the pages of a rule and of a call that is not over. What has the focus keeps it, what is open stays open, what is scrolled stays where it is, and what is selected is not taken away. */
+/* Fetches the page again and again, and puts its live parts in the places of the old ones. A part that is in use, or that is what it was, stays as it is. */
 "use strict";
 
 (function () {
-  const board = document.querySelector("[data-live-url]");
-  if (!board) {
+  const page = document.querySelector("[data-live-every]");
+  if (!page) {
     return;
   }
-  const stale = board.querySelector("[data-stale]");
-  const every = Number(board.dataset.liveEvery);
+  const parts = [...page.querySelectorAll("[data-live]")];
+  const said = new Map(parts.map((part) => [part, part.innerHTML]));
+  setTimeout(look, page.dataset.liveEvery);
 
   async function look() {
-    if (!document.hidden) {
-      try {
-        const answer = await fetch(board.dataset.liveUrl, { credentials: "same-origin", redirect: "manual" });
-        if (answer.type === "opaqueredirect" || answer.status === 403) {
-          ended();
-          return;
-        }
-        if (!answer.ok) {
-          throw new Error("status " + answer.status);
-        }
-        stale.hidden = true;
-        if (replace(await answer.text())) {
-          return;
-        }
-      } catch (error) {
-        stale.textContent = stale.dataset.stale;
-        stale.hidden = false;
-      }
+    const fresh = document.hidden ? null : await load().catch(() => null);
+    page.querySelector(".cq-stale").hidden = document.hidden || Boolean(fresh);
+    if (fresh) {
+      parts.forEach((part) => renew(part, fresh.querySelector(`[data-live="${part.dataset.live}"]`)));
     }
-    setTimeout(look, every);
-  }
-  setTimeout(look, every);
-
-  /* The session is over: nothing here is new any more, and the way back is a link. */
-  function ended() {
-    const link = document.createElement("a");
-    link.href = location.href;
-    link.textContent = stale.dataset.login;
-    stale.replaceChildren(stale.dataset.ended + " ", link);
-    stale.hidden = false;
+    if (!fresh || !fresh.querySelector("[data-live-over]")) {
+      setTimeout(look, page.dataset.liveEvery);
+    }
   }
 
-  /* Puts the parts of a page in their places; whether it is over, so that no more will come. */
-  function replace(text) {
-    const fresh = new DOMParser().parseFromString(text, "text/html");
+  async function load() {
+    const answer = await fetch(location.href, { redirect: "manual" });
+    return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+  }
+
+  function renew(part, fresh) {
+    const focus = part.contains(document.activeElement) && document.activeElement !== part ? document.activeElement : null;
     const selection = getSelection();
-    for (const part of fresh.querySelectorAll("[data-live]")) {
-      const place = [...board.querySelectorAll("[data-live]")].find((old) => old.dataset.live === part.dataset.live);
-      if (!place || part.hasAttribute("data-live-kept") || (!selection.isCollapsed && selection.containsNode(place, true))) {
-        continue;
-      }
-      for (const old of place.querySelectorAll("details[data-keep]")) {
-        for (const same of part.querySelectorAll("details[data-keep]")) {
-          same.open = same.dataset.keep === old.dataset.keep ? old.open : same.open;
-        }
-      }
-      const focused = place.contains(document.activeElement) && document.activeElement !== place ? nameOf(document.activeElement) : "";
-      const scrolled = [...place.querySelectorAll(".cq-scroll")].map((one) => one.scrollLeft);
-      place.replaceChildren(...part.childNodes);
-      [...place.querySelectorAll(".cq-scroll")].forEach((one, i) => { one.scrollLeft = scrolled[i] || 0; });
-      if (focused) {
-        const same = [...place.querySelectorAll("a, summary, button, [tabindex]")].find((one) => nameOf(one) === focused);
-        if (same) {
-          same.focus({ preventScroll: true });
-        }
-      }
+    const isInUse = (focus && !focus.href) || (!selection.isCollapsed && selection.containsNode(part, true));
+    if (!fresh || isInUse || fresh.innerHTML === said.get(part)) {
+      return;
     }
-    return Boolean(fresh.querySelector("[data-live-over]"));
-  }
-
-  /* What tells an element from others, in the part and in its successor. */
-  function nameOf(one) {
-    const details = one.closest("details[data-keep]");
-    return one.tagName + " " + (one.getAttribute("href") || (details && details.dataset.keep) || one.getAttribute("aria-label") || one.textContent);
+    said.set(part, fresh.innerHTML);
+    part.replaceChildren(...fresh.childNodes);
+    [...part.querySelectorAll("a")].find((one) => focus && one.href === focus.href)?.focus({ preventScroll: true });
   }
 })();

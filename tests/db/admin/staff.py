@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -65,11 +66,18 @@ def do(client: Client, action: str, *calls: CallQueue, **more: Any) -> Any:
     return ask(client, action, *calls, **{"confirm": "all", **more})
 
 
-def answer(client: Client, asked: Any, query: str = "", **more: str) -> Any:
-    """Send the form of a page that asks, or that is to go on, as it stands; `more` is filled in."""
-    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text_of(asked)))
-    assert fields, "there is no form"
-    return client.post(f"{reverse(CHANGELIST)}{query}", {**fields, **more}, follow=True)
+def answer(client: Client, asked: Any, **more: str) -> Any:
+    """Send the form of a page that asks, or that is to go on, by its first button; `more` is
+    filled in.
+    """
+    text = text_of(asked).partition('<div id="content-main"')[2]
+    fields: dict[str, Any] = {}
+    for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text):
+        fields.setdefault(name, []).append(value)
+    fields |= dict(re.findall(r'<button type="submit" name="(\w+)" value="(\w+)"', text)[:1])
+    to = re.search(r'<form method="post" action="([^"]+)"', text)
+    assert to and "job" in fields, "there is no form"
+    return client.post(html.unescape(to[1]), {**fields, **more}, follow=True)
 
 
 def attempt(call: CallQueue, number: int = 1, **fields: Any) -> CallAttempt:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from datetime import timedelta
-from itertools import pairwise
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -14,8 +14,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import database
-from callqueue.admin import actions, call_actions
+from callqueue import Rule, SlidingWindow
+from callqueue.admin import call_actions
+from callqueue.control import bulk
 from callqueue.models import CallAttempt, CallQueue, Hold
 from tests.db.admin.staff import (
     CHANGELIST,
@@ -36,16 +37,41 @@ Status = CallQueue.Status
 def test_failed_calls_are_asked_about_requeued_and_each_is_logged(
     rules: Rules, root: Client
 ) -> None:
+    rules(default=Rule(limits=[SlidingWindow("1/h")]))
     calls = [ended(Status.FAILED), ended(Status.CANCELLED), ended(Status.EXPIRED)]
     asked = ask(root, "requeue_calls", *calls)
     assert "Requeue 3 calls" in text_of(asked)
-    assert "default: about" in text_of(asked)
+    assert re.search(r"default: done by [^<]*, in 2 hours", text_of(asked))
     assert set(CallQueue.objects.values_list("status", flat=True)) == {4, 5, 6}
     assert "3 calls requeued" in text_of(do(root, "requeue_calls", *calls))
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.NEW}
     entries = LogEntry.objects.all()
     assert {entry.object_id for entry in entries} == {str(call.pk) for call in calls}
     assert {entry.change_message for entry in entries} >= {"Requeued. Status before: failed."}
+
+
+@pytest.mark.parametrize("action", ["requeue_calls", "cancel_calls"])
+def test_the_page_that_asks_names_filter_rule_and_reason(
+    rules: Rules, root: Client, action: str
+) -> None:
+    rules(pay=Rule(), ship=Rule())
+    status = {"requeue_calls": Status.FAILED, "cancel_calls": Status.ERROR}[action]
+    for number in range(3):
+        ended(status, rule="pay", error_message=f"HTTP 402: card 1000{number} declined")
+    call = ended(status, rule="ship", error_message="HTTP 503 password=h1dd3n")
+    shown = ask(root, action, *CallQueue.objects.all())
+    assert shown.context["about"] == [
+        ("pay", "HTTP 402: card … declined", "3"),
+        ("ship", "HTTP 503 password=[redacted]", "1"),
+    ]
+    assert "All that the list shows" not in text_of(shown)
+    assert "Why they failed" not in text_of(ask(root, "cancel_calls", send("pay")))
+    data = {"action": action, "_selected_action": [call.pk], "select_across": "1"}
+    query = f"?rule__exact=pay&status__exact={status.value}"
+    shown = root.post(reverse(CHANGELIST) + query, data)
+    assert f"All that the list shows: rule = pay, status = {status.label}" in re.sub(
+        "<[^>]+>", "", text_of(shown)
+    )
 
 
 @pytest.mark.parametrize("status", [Status.UNKNOWN, Status.DONE])
@@ -95,21 +121,21 @@ FAILED_ONES = {"action": "requeue_calls", "select_across": "1", "index": "0"}
 def test_all_that_match_are_done_in_steps_and_counted_exactly(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actions, "BATCH", 4)
-    monkeypatch.setattr(actions, "LOGGED", 8)
-    monkeypatch.setattr(actions, "STEP", -1.0)  # a batch a request
+    monkeypatch.setattr(bulk, "BATCH", 4)
+    monkeypatch.setattr(call_actions, "LOGGED", 8)
+    monkeypatch.setattr(call_actions, "STEP", -1.0)  # a batch a request
     calls = [ended(Status.FAILED) for _ in range(14)]
     kept = ended(Status.CANCELLED)
     query = "?status__exact=4"
     data = {**FAILED_ONES, "_selected_action": [calls[0].pk]}
     page = root.post(f"{reverse(CHANGELIST)}{query}", data)
     assert "Requeue 14 calls" in text_of(page)
-    page = answer(root, page, query)
+    page = answer(root, page)
     assert "4 calls requeued so far" in text_of(page)
     later = ended(Status.FAILED)  # nobody was asked about this one
     steps = 1
     while "so far" in text_of(page):
-        page, steps = answer(root, page, query), steps + 1
+        page, steps = answer(root, page), steps + 1
         assert steps < 9
     assert "14 calls requeued" in text_of(page)
     assert dict(CallQueue.objects.exclude(status=Status.NEW).values_list("pk", "status")) == {
@@ -123,46 +149,71 @@ def test_all_that_match_are_done_in_steps_and_counted_exactly(
 def test_a_step_that_is_sent_twice_does_nothing_twice(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actions, "BATCH", 2)
-    monkeypatch.setattr(actions, "STEP", -1.0)
+    monkeypatch.setattr(bulk, "BATCH", 2)
+    monkeypatch.setattr(call_actions, "STEP", -1.0)
     calls = [ended(Status.FAILED) for _ in range(5)]
     first = answer(root, ask(root, "requeue_calls", *calls, select_across="1"))
-    answer(root, first)
-    answer(root, first)
-    page = answer(root, first)
-    assert "5 calls requeued" in text_of(page)
-    assert "left as" not in text_of(page)
-    assert LogEntry.objects.count() == 5
-    assert "5 calls requeued" in text_of(answer(root, first))
-    assert LogEntry.objects.count() == 5
+    for _ in range(4):
+        page = answer(root, first)
+        assert "left as" not in text_of(page)
+    assert CallQueue.objects.new().count() == LogEntry.objects.count() == 5
 
 
-def test_requeued_calls_come_due_at_the_pace_that_was_asked_for(
+def test_what_a_form_says_of_itself_is_believed_only_where_it_is_signed(
     rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actions, "BATCH", 2)
-    calls = [ended(Status.FAILED) for _ in range(5)]
-    begin = database.clock("default")
-    assert "5 calls requeued" in text_of(do(root, "requeue_calls", *calls, pace="30/m", delay="1h"))
-    dues = list(CallQueue.objects.order_by("pk").values_list("due_at_dt", flat=True))
-    gaps = {later - sooner for sooner, later in pairwise(dues)}
-    assert gaps == {timedelta(seconds=2)}
-    assert timedelta(hours=1) <= dues[0] - begin < timedelta(hours=1, minutes=5)
-    assert release() == []
-    CallQueue.objects.filter(pk=calls[0].pk).update(due_at_dt=begin)
-    assert release() == [calls[0]]
+    monkeypatch.setattr(bulk, "BATCH", 1)
+    monkeypatch.setattr(call_actions, "LOGGED", 1)
+    calls = [ended(Status.FAILED) for _ in range(3)]
+    asked = ask(root, "requeue_calls", *calls)
+    assert "3 calls requeued" in text_of(answer(root, asked, job="[99, 0, 0, 99, 0]"))
+    assert LogEntry.objects.exclude(object_id=None).count() == 1, "the first is named"
 
 
-@pytest.mark.parametrize("wrong", [{"pace": "fast"}, {"delay": "soon"}, {"pace": "0/s"}])
-def test_a_pace_that_cannot_be_read_is_asked_for_once_more(
-    rules: Rules, root: Client, wrong: dict[str, str]
+def test_what_became_done_after_the_question_is_not_made_again(rules: Rules, root: Client) -> None:
+    failed, done = ended(Status.FAILED), ended(Status.FAILED)
+    asked = ask(root, "requeue_calls", failed, done)
+    CallQueue.objects.filter(pk=done.pk).update(status=Status.DONE)
+    assert "1 call requeued" in text_of(answer(root, asked))
+    assert CallQueue.objects.get(pk=done.pk).status == Status.DONE
+
+
+def test_more_calls_than_are_counted_are_asked_about_all_the_same(
+    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = ended(Status.FAILED)
-    text = text_of(do(root, "requeue_calls", call, **wrong))
-    assert 'role="alert"' in text
-    assert f'value="{next(iter(wrong.values()))}"' in text
-    call.refresh_from_db()
-    assert call.status == Status.FAILED
+    monkeypatch.setattr(call_actions, "COUNTED", 2)
+    calls = [ended(Status.FAILED) for _ in range(4)] + [ended(Status.UNKNOWN)]
+    text = text_of(ask(root, "requeue_calls", *calls))
+    assert "Requeue 2+ calls" in text
+    assert "take effect twice" in text
+
+
+def test_when_the_last_is_done_is_said_for_all_rules_together(rules: Rules, root: Client) -> None:
+    """Two rules share a limit of one a second: ten calls of each take twenty seconds."""
+    shared = SlidingWindow("1/s", name="account")
+    rules(high=Rule(limits=[shared], priority=5), low=Rule(limits=[shared]), free=Rule())
+    for rule in ("high", "low"):
+        for _ in range(10):
+            ended(Status.FAILED, rule=rule)
+    CallQueue.objects.filter(pk=ended(Status.FAILED).pk).update(rule="gone")
+    said = ask(root, "requeue_calls", *CallQueue.objects.all()).context["ends"]
+    assert len(said) == 2
+    seconds = re.search(r"in (\d+) seconds", said[0])
+    assert seconds and 18 <= int(seconds[1]) <= 23
+    assert said[1].startswith("gone: its rule is not in")
+
+
+def test_what_a_question_counts_is_one_statement_however_many_rules(
+    rules: Rules, root: Client, django_assert_max_num_queries: Any
+) -> None:
+    names = [f"r{n}" for n in range(40)]
+    rules(**{name: Rule(limits=[SlidingWindow("1/s")]) for name in names})
+    for name in names:
+        ended(Status.FAILED, rule=name)
+    with django_assert_max_num_queries(40):
+        shown = ask(root, "requeue_calls", *CallQueue.objects.all())
+    assert len(shown.context["counts"]) == call_actions.LISTED
+    assert "And 10 lines more" in text_of(shown)
 
 
 def test_one_call_is_requeued_and_cancelled_from_its_page(rules: Rules, root: Client) -> None:
@@ -210,23 +261,21 @@ def test_nothing_is_done_by_get_or_without_the_token(rules: Rules, root: Client)
     assert not LogEntry.objects.exists()
 
 
-def test_a_superuser_deletes_calls_and_their_attempts_stay_for_the_ledger(
+def test_one_call_is_deleted_and_its_attempts_stay_for_the_ledger(
     rules: Rules, root: Client
 ) -> None:
-    call = ended(Status.DONE)
+    call, other = ended(Status.DONE), ended(Status.DONE)
     attempt(call, outcome="succeeded")
-    assert "Are you sure" in text_of(do(root, "delete_selected", call))
-    do(root, "delete_selected", call, post="yes")
-    assert not CallQueue.objects.exists()
+    page = reverse("admin:callqueue_callqueue_delete", args=[call.pk])
+    assert "Are you sure" in text_of(root.get(page))
+    root.post(page, {"post": "yes"})
+    assert list(CallQueue.objects.all()) == [other]
     assert CallAttempt.objects.count() == 1
     assert LogEntry.objects.count() == 1
 
 
-def test_more_calls_than_fit_on_a_page_are_not_deleted_by_form(
-    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_actions, "DELETED", 2)
-    sent = [send() for _ in range(3)]
-    assert "callqueue_cleanup" in text_of(do(root, "delete_selected", *sent))
-    assert "Are you sure" in text_of(do(root, "delete_selected", *sent[:2]))
-    assert CallQueue.objects.count() == 3
+def test_many_calls_are_not_deleted_by_form(rules: Rules, root: Client) -> None:
+    call = ended(Status.DONE)
+    assert "delete_selected" not in text_of(root.get(reverse(CHANGELIST)))
+    do(root, "delete_selected", call, post="yes")
+    assert CallQueue.objects.exists()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
-import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
-from callqueue.admin import call_page
 from callqueue.models import CallQueue, Hold
 from callqueue.security.secrets import Secret
 from tests.db.admin.staff import (
@@ -48,6 +49,62 @@ def test_the_page_of_a_call_shows_the_request_and_every_attempt_with_its_respons
         assert shown in text
 
 
+def test_what_happened_is_one_list_in_order(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    call = ended(Status.FAILED, rule="pay", error_message="HTTP 500")
+    now = timezone.now()
+    CallQueue.objects.filter(pk=call.pk).update(
+        created_dt=now - timedelta(seconds=90), finished_at_dt=now + timedelta(seconds=1)
+    )
+    for number in (1, 2):
+        attempt(call, number, queue="egress-1", worker="w1")
+    first = call.attempts.get(number=1)
+    first.released_at = now - timedelta(seconds=60)
+    first.started_at, first.sent_at = first.released_at, first.released_at
+    first.finished_at = now - timedelta(seconds=59)
+    first.save()
+    events = root.get(page_of(call)).context["events"]
+    assert [event.what for event in events] == ["created", "Attempt 1", "Attempt 2", "failed"]
+    assert [event.after for event in events[:2]] == ["", "+30 s"]
+    steps = events[1].attempt.steps
+    assert [what for what, _ in steps] == [
+        "released to egress-1",
+        "begun by w1",
+        "sent",
+        "answered",
+    ]
+    assert steps[-1][1] == "+1.0 s"
+
+
+def test_the_page_leads_to_the_rule_and_to_the_calls_of_its_key(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    call = send("pay", key="tenant-1")
+    text = text_of(root.get(page_of(call)))
+    assert f'href="{reverse("admin:callqueue_rule")}?name=pay"' in text
+    same = f"{reverse(CHANGELIST)}?rule__exact=pay&amp;q=tenant-1"
+    assert f'href="{same}"' in text
+    assert str(call.pk) in text_of(root.get(same.replace("&amp;", "&")))
+    CallQueue.objects.filter(pk=call.pk).update(rule="gone")
+    assert "?name=gone" not in text_of(root.get(page_of(call)))
+
+
+def test_a_call_that_merely_waits_is_neither_edited_nor_deleted_by_a_button(
+    rules: Rules, root: Client
+) -> None:
+    def buttons(call: CallQueue) -> set[str]:
+        shown = text_of(root.get(page_of(call)))
+        names = ("requeue", "edit", "cancel", "delete")
+        return {
+            name
+            for name in names
+            if reverse(f"admin:callqueue_callqueue_{name}", args=[call.pk]) in shown
+        }
+
+    assert buttons(send()) == {"cancel"}
+    assert buttons(ended(Status.FAILED)) == {"requeue", "edit", "delete"}
+    assert buttons(ended(Status.DONE)) == {"requeue", "delete"}
+
+
 def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
     rules({"SECRETS": {"KEY": "sk_live_of_the_settings"}}, pay=Rule())
     call = CallQueue.objects.send(
@@ -61,6 +118,7 @@ def test_secrets_are_never_in_a_page(rules: Rules, root: Client) -> None:
         },
         rule="pay",
     )
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
     attempt(
         call,
         response_headers={"Set-Cookie": "hidden-cookie"},
@@ -101,7 +159,7 @@ def test_nothing_from_a_call_or_a_provider_is_taken_as_html(rules: Rules, root: 
     Hold.objects.create(rule="pay", reason=XSS)
     Hold.objects.create(rule="pay", per="key", value=XSS, reason=XSS)
     edit = reverse("admin:callqueue_callqueue_edit", args=[call.pk])
-    CallQueue.objects.filter(pk=call.pk).update(status=Status.ERROR)
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.FAILED)
     for page in (
         reverse(CHANGELIST),
         page_of(call),
@@ -129,22 +187,6 @@ def test_a_waiting_call_says_why_it_waits(rules: Rules, root: Client) -> None:
     assert "the provider is down" in text
 
 
-def test_the_reason_is_fetched_after_the_page_where_there_are_many_attempts(
-    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_page.database, "estimated_rows", lambda using, table: 1_000_000)
-    rules(pay=Rule())
-    call = send("pay")
-    Hold.objects.create(rule="pay", reason="the provider is down")
-    later = reverse("admin:callqueue_callqueue_forecast", args=[call.pk])
-    page = text_of(root.get(page_of(call)))
-    assert later in page
-    assert "the provider is down" not in page
-    assert "the provider is down" in text_of(root.get(later))
-    call.cancel()
-    assert root.get(later).status_code == 302
-
-
 def test_a_call_that_does_not_exist_leads_back_to_the_index(rules: Rules, root: Client) -> None:
     for name in ("change", "edit"):
         for pk in ("999999999", "x", "9" * 30):
@@ -158,3 +200,37 @@ def test_calls_are_neither_added_nor_changed_by_form(rules: Rules, root: Client)
     add = root.get(reverse("admin:callqueue_callqueue_add"), follow=True)
     assert "Nothing is added here" in add.content.decode()
     assert root.post(page_of(call), {"status": 3}).status_code == 403
+
+
+def test_the_page_says_what_is_not_shown_of_an_answer(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    call = ended(Status.DONE, rule="pay")
+    kinds = [
+        ({"response_body": "cut", "response_size": 70_000}, "3 of 70,000 bytes are kept."),
+        ({"response_body": "[secret]", "response_size": 20, "response_form": "scrubbed"}, "A secret of the call was taken out."),
+        ({"response_body": "iVBORw0K//8=", "response_size": 8, "response_form": "base64"}, "8 bytes that are no text."),
+    ]  # fmt: skip
+    for number, (columns, _) in enumerate(kinds, 1):
+        attempt(call, number, **columns)
+    text = text_of(root.get(page_of(call)))
+    for number, (_, note) in enumerate(kinds, 1):
+        assert note in text
+        own = call.attempts.get(number=number).pk
+        page = text_of(root.get(reverse("admin:callqueue_callattempt_change", args=[own])))
+        assert note in page
+    assert "iVBORw0K" not in text
+
+
+def test_the_page_reads_the_newest_bodies_only(
+    rules: Rules, root: Client, django_assert_max_num_queries: Any
+) -> None:
+    """A hundred attempts may have 64 kB each."""
+    rules(pay=Rule())
+    call = ended(Status.FAILED, rule="pay", error_message="HTTP 500")
+    for number in range(1, 15):
+        attempt(call, number, response_body=f"body of {number}.", response_size=10)
+    with django_assert_max_num_queries(30):
+        text = text_of(root.get(page_of(call)))
+    shown = [number for number in range(1, 15) if f"body of {number}." in text]
+    assert shown == list(range(5, 15))
+    assert text.count("The body is on the attempt") == 4

@@ -14,20 +14,21 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow
-from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, Peak, Total
-from callqueue.operations import history
-from tests.db.admin.staff import CHANGELIST, DASHBOARD, text_of
+from callqueue import Concurrency, Rule, SlidingWindow, control
+from callqueue.history import sums
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, Sum, Summed
+from tests.db.admin.staff import CHANGELIST, DASHBOARD, log_in, text_of
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
-LIVE = "admin:callqueue_dashboard_live"
 
 
 @pytest.fixture
 def dispenser(db: None) -> DispenserState:
     now = timezone.now()
-    return DispenserState.objects.create(name="egress-1", started_at=now, seen_at=now)
+    return DispenserState.objects.create(
+        name="egress-1:7", started_at=now, seen_at=now, digest="settings"
+    )
 
 
 def rows(client: Client, **query: str) -> dict[str, dict[str, Any]]:
@@ -35,119 +36,199 @@ def rows(client: Client, **query: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in response.context["rows"]}
 
 
+def states(row: dict[str, Any]) -> list[str]:
+    return [str(state) for state, _ in row["states"]]
+
+
 def sentences(client: Client) -> list[tuple[str, str]]:
-    return [(one.kind, one.text) for one in client.get(reverse(DASHBOARD)).context["said"]]
+    """What the page says, in its order."""
+    told = client.get(reverse(DASHBOARD)).context
+    return [(one.kind, one.text) for one, _ in [*told["troubles"], *told["said"]]]
 
 
-def totals(rule: str, seconds: int = 60, **counts: Any) -> None:
+def came_to(rule: str, seconds: int = 60, **counts: Any) -> None:
     """So much in the stretches that were over so many seconds ago."""
     at = int(timezone.now().timestamp()) - seconds
-    for width in history.KEPT:
-        Total.objects.create(rule=rule, width=width, start=at // width * width, **counts)
+    for width in (sums.MINUTE_S, sums.QUARTER_S):
+        Sum.objects.create(rule=rule, width=width, start=at // width * width, **counts)
 
 
-def counted_now() -> None:
-    from callqueue.models import Counted
+def summed(seconds: float = 2) -> None:
+    """Everything is added up, up to so many seconds ago."""
+    until = int((timezone.now().timestamp() - seconds) * 1_000_000)
+    Summed.objects.update_or_create(pk=1, defaults={"until": until})
 
-    now = int(timezone.now().timestamp() * 1_000_000)
-    Counted.objects.update_or_create(pk=1, defaults={"until": now, "peaks_until": now})
+
+def wait(rule: str, count: int = 1, seconds: float = 0) -> None:
+    """So many calls that have been due for so long."""
+    due = timezone.now() - timedelta(seconds=seconds)
+    CallQueue.objects.bulk_create(
+        [CallQueue(rule=rule, ready=True, due_at_dt=due, call_data={}) for _ in range(count)]
+    )
+
+
+def in_flight(rule: str, count: int, seconds: float = 0, **fields: Any) -> None:
+    """So many attempts, released so long ago."""
+    at = timezone.now() - timedelta(seconds=seconds)
+    CallAttempt.objects.bulk_create(
+        [
+            CallAttempt(call_id=i, number=1, rule=rule, released_at=at, **fields)
+            for i in range(1, count + 1)
+        ]
+    )
 
 
 def test_a_rule_is_a_row_the_worst_first(
     rules: Rules, root: Client, dispenser: DispenserState
 ) -> None:
-    rules(idle=Rule(), held=Rule(), failing=Rule(), full=Rule(limits=[SlidingWindow("5/s")]))
-    Hold.objects.create(rule="held", source="breaker", reason="5 of 5 failed")
-    for rule in ("held", "full", "full"):
-        send(rule)
-    totals("failing", sent=10, failed=9)
-    counted_now()
-    now = timezone.now()
-    CallAttempt.objects.create(
-        call_id=1, number=1, rule="full", released_at=now, finished_at=now, outcome="succeeded"
-    )
-    Peak.objects.create(
-        budget="full#0", width=history.QUARTER, highest=5, allowed=5,
-        start=int(timezone.now().timestamp()) // 900 * 900,
+    rules(
+        idle=Rule(), held=Rule(), failing=Rule(), stuck=Rule(limits=[SlidingWindow("5/s")]),
+        full=Rule(limits=[SlidingWindow("2/h")]), lots=Rule(limits=[SlidingWindow("5/s")]),
     )  # fmt: skip
-    CallQueue.objects.update(ready=True)
+    Hold.objects.create(rule="held", source="breaker", reason="5 of 5 failed")
+    wait("held")
+    wait("stuck", 2, seconds=30)
+    wait("full", 3, seconds=30)
+    wait("lots", 4, seconds=30)
+    in_flight("full", 2, started_at=timezone.now())
+    in_flight("lots", 1, started_at=timezone.now())
+    came_to("failing", sent=10, done=1, failed=9)
+    summed()
     found = rows(root)
-    assert list(found)[:3] == ["held", "failing", "full"]
-    assert [str(found[name]["state"]) for name in ("held", "failing", "full", "idle")] == [
-        "held", "failing", "at its limit", "idle",
+    assert {name: states(row) for name, row in found.items() if name != "default"} == {
+        "held": ["held"], "failing": ["failing"], "stuck": ["nothing is sent"],
+        "full": ["at its limit"], "lots": ["draining"], "idle": ["ok"],
+    }  # fmt: skip
+    assert [name for name in found if name != "default"] == [
+        "held", "failing", "stuck", "full", "lots", "idle",
     ]  # fmt: skip
-    assert found["full"]["waiting"] == "2"
-    assert "5 of 5" in found["full"]["use"]
-    assert 'class="x"' not in found["full"]["use"], "full speed is not drawn as a breach"
+    assert found["full"]["waiting"] == "3"
+    ((name, bar, changed),) = found["full"]["limits"]
+    assert (name, changed) == ("2/h", "")
+    assert "2 of 2" in bar
+    assert 'class="x"' not in bar, "a limit that is used whole is not drawn as a breach"
+    assert '<path class="w" d="M0 0H60v8' in bar, "nothing of it is answered yet"
+
+
+def test_a_rule_shows_all_its_troubles(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    """The one that is mended first does not hide the next."""
+    rules(pay=Rule(queues="money"))
+    control.pause("default", "pay", reason="maintenance")
+    in_flight("pay", 3, seconds=60, queue="money")
+    came_to("pay", sent=10, failed=10)
+    summed()
+    assert states(rows(root)["pay"]) == ["no workers", "held", "failing"]
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(hours=1))
+    assert states(rows(root)["pay"]) == ["no dispenser", "no workers", "held", "failing"]
+    assert [kind for kind, _ in sentences(root)][:4] == ["bad"] * 4
 
 
 def test_more_than_a_limit_allows_is_told_apart(rules: Rules, root: Client) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("5/s")]))
-    start = int(timezone.now().timestamp()) // 900 * 900
-    Peak.objects.create(budget="pay#0", width=900, highest=7, allowed=5, start=start)
-    assert 'class="x"' in rows(root)["pay"]["use"]
+    rules(pay=Rule(limits=[Concurrency(5)]))
+    in_flight("pay", 7, started_at=timezone.now())
+    ((_, bar, _),) = rows(root)["pay"]["limits"]
+    assert '<path class="x" d="M0 0H60v8' in bar
+    assert "7 of 5" in bar
+
+
+def test_the_longest_limit_is_shown_too_once_it_is_nearly_used_up(
+    rules: Rules, root: Client
+) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("2/s"), SlidingWindow("10/d", name="plan")]))
+    for count, shown in ((1, ["2/s"]), (8, ["2/s", "plan 10/d"])):
+        in_flight("pay", count, started_at=timezone.now())
+        assert [name for name, *_ in rows(root)["pay"]["limits"]] == shown
 
 
 def test_without_a_dispenser_nothing_is_promised(
     rules: Rules, root: Client, dispenser: DispenserState
 ) -> None:
     rules(pay=Rule(limits=[SlidingWindow("60/m")]))
-    for _ in range(120):
-        send("pay")
-    CallQueue.objects.update(ready=True)
+    wait("pay", 120)
     assert re.search(r"\d\d:\d\d", rows(root)["pay"]["done"])
     DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=11))
     row = rows(root)["pay"]
-    assert (row["done"], str(row["state"])) == ("–", "no dispenser")
+    assert (row["done"], states(row)) == ("–", ["no dispenser"])
     said = sentences(root)
     assert said[0][0] == "bad"
-    assert said[0][1].startswith("No dispenser runs: the last one was seen 11 minutes ago, at ")
+    assert re.fullmatch(
+        r"No dispenser runs: the last one was seen 11 minutes ago, at \d\d:\d\d:\d\d UTC, on "
+        r"egress-1 \(pid 7\)\. Nothing is sent until one runs\.",
+        said[0][1],
+    )
     assert not any("done by" in text for _, text in said)
 
 
-def test_the_health_line_says_what_is_held_failed_and_throttled(
+def test_where_none_ever_ran_it_says_so(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    wait("pay")
+    assert sentences(root)[0][1].startswith("No dispenser has been seen yet: nothing is sent")
+    assert states(rows(root)["pay"]) == ["no dispenser"]
+
+
+def test_it_says_what_is_held_failed_and_throttled(
     rules: Rules, root: Client, dispenser: DispenserState
 ) -> None:
     rules(pay=Rule(), read=Rule())
     Hold.objects.create(rule="pay", source="breaker", reason="5 of 5 failed")
-    for _ in range(3):
-        send("pay")
-    totals("read", sent=600, done=508, failed=12, throttled=80)
-    counted_now()
+    wait("pay", 3)
+    came_to("read", sent=600, done=508, failed=12, throttled=80)
+    summed()
     said = [text for _, text in sentences(root)]
     assert "1 rule held (pay by its breaker, 3 waiting)." in said
     assert "12 attempts failed and 80 were throttled in the last hour." in said
     assert any(text.startswith("1 dispenser, seen ") for text in said)
     read = rows(root)["read"]
-    assert (read["throttled"], read["throttled_day"], read["failed"]) == ("80", "80", "12")
+    assert (read["throttled"], read["failed"]) == ("80", "12")
+    assert rows(root)["pay"]["why"] == "5 of 5 failed"
+
+
+def test_it_does_not_say_that_nothing_failed_where_nobody_has_looked(
+    rules: Rules, root: Client, dispenser: DispenserState
+) -> None:
+    nothing = "Nothing failed and nothing was throttled in the last hour."
+    assert nothing not in [text for _, text in sentences(root)]
+    summed()
+    assert ("well", nothing) in sentences(root)
+    summed(seconds=600)
+    said = sentences(root)
+    assert nothing not in [text for _, text in said]
+    assert any(kind == "odd" and "is counted up to" in text for kind, text in said)
 
 
 def test_workers_that_never_come_are_missed(
     rules: Rules, root: Client, dispenser: DispenserState
 ) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("5/m")]))
+    """One cause, however many rules it concerns."""
+    rules(pay=Rule(limits=[SlidingWindow("5/m")], queues="q"), ship=Rule(queues="q"))
     send("pay")
+    send("ship")
     release()
     CallAttempt.objects.update(released_at=timezone.now() - timedelta(minutes=1))
-    assert str(rows(root)["pay"]["state"]) == "no workers"
-    assert ("bad", "1 rule has no workers (pay).") in sentences(root)
+    found = rows(root)
+    assert (states(found["pay"]), states(found["ship"])) == (["no workers"], ["no workers"])
+    (missed,) = [text for _, text in sentences(root) if text.startswith("Nobody takes calls")]
+    assert missed.startswith("Nobody takes calls from q since ")
+    assert missed.endswith(": 2 calls of pay, ship are released, and no worker has begun them.")
 
 
-def test_the_table_is_sorted_by_any_column(rules: Rules, root: Client) -> None:
+def test_the_table_is_sorted_by_numbers(rules: Rules, root: Client) -> None:
     rules(a=Rule(), b=Rule(), c=Rule())
     for rule, count in (("a", 1), ("b", 3), ("c", 2)):
-        for _ in range(count):
-            send(rule)
-    CallQueue.objects.update(ready=True)
-    assert [name for name in rows(root, o="waiting") if name != "default"] == ["a", "c", "b"]
-    assert list(rows(root, o="-rule"))[-1] == "a"
-    assert 'aria-sort="descending"' in text_of(root.get(reverse(DASHBOARD), {"o": "-waiting"}))
-    for column in root.get(reverse(DASHBOARD)).context["columns"]:
-        assert len(rows(root, o=f"-{column[0].name}")) == 4
+        wait(rule, count, seconds=60 * count)
+        came_to(rule, sent=10 * count, failed=count)
+    for column in ("waiting", "oldest", "failed"):
+        assert [name for name in rows(root, o=column) if name != "default"] == ["a", "c", "b"]
+        page = text_of(root.get(reverse(DASHBOARD), {"o": f"-{column}"}))
+        assert page.count("aria-sort") == 1
+        assert 'aria-sort="descending"' in page
+        assert list(rows(root, o=f"-{column}"))[:3] == ["b", "c", "a"]
     assert len(rows(root, o="nonsense")) == 4
 
 
-def test_250_rules_take_a_dozen_statements_and_a_page_of_150_kb(
+def test_250_rules_take_16_statements_and_a_page_of_150_kb(
     rules: Rules, root: Client, dispenser: DispenserState
 ) -> None:
     names = [f"provider-number-{i}" for i in range(250)]
@@ -160,47 +241,49 @@ def test_250_rules_take_a_dozen_statements_and_a_page_of_150_kb(
         ]
     )
     now = int(timezone.now().timestamp())
-    Total.objects.bulk_create(
+    buckets = [1000] * (len(sums.BOUNDS) + 1)
+    Sum.objects.bulk_create(
         [
-            Total(
+            Sum(
                 rule=name, width=width, start=(now - 60) // width * width, sent=60_000, done=50_000,
-                failed=5_000, throttled=4_000, waits={"40": 50_000}, answers={"50": 50_000},
+                failed=5_000, throttled=4_000, waits=buckets, answers=buckets,
             )
             for name in names
-            for width in history.KEPT
+            for width in (sums.MINUTE_S, sums.QUARTER_S)
         ]
     )  # fmt: skip
-    Peak.objects.bulk_create(
-        [
-            Peak(budget=f"{name}#0", width=900, start=now // 900 * 900, highest=10, allowed=10)
-            for name in names
-        ]
-    )
-    counted_now()
-    root.get(reverse(LIVE))  # settings are read
-    with CaptureQueriesContext(
-        connection,
-    ) as asked:
-        live = root.get(reverse(LIVE))
-    of_board = [one["sql"] for one in asked if "django_session" not in one["sql"]]
-    of_board = [sql for sql in of_board if "auth_user" not in sql and "SAVEPOINT" not in sql]
-    assert len(of_board) <= 12, "\n".join(sql[:150] for sql in of_board)
-    page = root.get(reverse(DASHBOARD))
+    summed()
+    root.get(reverse(DASHBOARD))  # settings are read
+    with CaptureQueriesContext(connection) as asked:
+        page = root.get(reverse(DASHBOARD))
+    theirs = ("django_session", "auth_user", "SAVEPOINT")
+    own = [one["sql"] for one in asked if not any(name in one["sql"] for name in theirs)]
+    assert len(own) <= 16, "\n".join(sql[:150] for sql in own)
     assert len(page.content) < 150_000
-    assert text_of(live).count("<tr>") == 252
+    assert text_of(page).partition("cq-rules")[2].count("<tr>") == 252
 
 
-def test_the_live_part_holds_every_rule_and_no_page(rules: Rules, root: Client) -> None:
+def test_what_is_fetched_again_is_the_page_itself(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
-    text = text_of(root.get(reverse(LIVE)))
-    assert reverse("admin:callqueue_rule", args=["pay"]) in text
+    response = root.get(reverse(DASHBOARD))
+    assert "no-store" in response["Cache-Control"]
+    text = text_of(response)
+    assert 'href="rule/?name=pay"' in text
     assert {'data-live="health"', 'data-live="rules"'} <= set(re.findall(r'data-live="\w+"', text))
-    assert "<html" not in text
-    for page in (text, text_of(root.get(reverse(DASHBOARD))).partition('id="content-main"')[2]):
-        assert "<script>" not in page
-        assert " style=" not in page
+    main = text.partition('id="content-main"')[2]
+    assert "<script>" not in main
+    assert " style=" not in main
 
 
-def test_the_dashboard_is_linked_from_the_list_and_the_index(rules: Rules, root: Client) -> None:
-    for path in (reverse(CHANGELIST), reverse("admin:app_list", args=["callqueue"])):
-        assert reverse(DASHBOARD) in text_of(root.get(path))
+def test_the_dashboard_is_linked_from_the_list(rules: Rules, root: Client) -> None:
+    assert reverse(DASHBOARD) in text_of(root.get(reverse(CHANGELIST)))
+
+
+def test_the_dashboard_is_in_the_menu_for_whoever_may_view_calls(rules: Rules) -> None:
+    """And on the admin's first page."""
+    entry = reverse("admin:callqueue_rulestate_changelist")
+    viewer = log_in("view_callqueue")
+    for path in (reverse("admin:index"), reverse("admin:app_list", args=["callqueue"])):
+        assert re.search(rf'<a href="{entry}"[^>]*>Dashboard</a>', text_of(viewer.get(path)))
+    assert viewer.get(entry)["Location"] == reverse(DASHBOARD)
+    assert entry not in text_of(log_in("view_callattempt").get(reverse("admin:index")))

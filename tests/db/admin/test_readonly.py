@@ -1,31 +1,66 @@
-"""Holds, rules and attempts can be looked at."""
+"""Holds and attempts can be looked at."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import timedelta
 
+import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
-from callqueue.ledger import clock_jumps
-from callqueue.models import Hold, RuleState
+from callqueue.models import Hold
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
 
 
-def test_the_row_of_the_clocks_jumps_is_no_rule(rules: Rules, root: Client) -> None:
-    RuleState.objects.get_or_create(rule=clock_jumps.FRAME)
-    response = root.get(reverse("admin:callqueue_rulestate_changelist"))
-    assert response.status_code == 200
-    assert clock_jumps.FRAME not in {state.rule for state in response.context["cl"].result_list}
+def test_holds_in_force_come_first_with_their_times(rules: Rules, root: Client) -> None:
+    now = timezone.now()
+    for name, until in (("over", -60), ("soon", 60), ("later", 3600), ("open", None)):
+        ends = None if until is None else now + timedelta(seconds=until)
+        Hold.objects.create(rule="pay", per="key", value=name, reason="why", until=ends)
+    page = root.get(reverse("admin:callqueue_hold_changelist"))
+    shown = re.findall(
+        r'field-value">(\w+)</td><td class="field-state"><span class="[^"]*">([^<]*)</span>',
+        page.content.decode(),
+    )
+    assert shown == [
+        ("open", "in force"),
+        ("later", "in force"),
+        ("soon", "in force"),
+        ("over", "over"),
+    ]
+    text = page.content.decode()
+    assert "until it is resumed" in text
+    assert f"{now + timedelta(seconds=3600):%Y-%m-%d %H:%M:%S} UTC" in text
+    assert "an operator" in text
 
 
-def test_holds_rules_and_attempts_can_only_be_looked_at(rules: Rules, root: Client) -> None:
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("rule__exact=pay", {"mine"}),
+        ("source__exact=provider", {"theirs"}),
+        ("rule__exact=pay&source__exact=provider", set()),
+    ],
+)
+def test_holds_are_filtered_by_rule_and_by_who_laid_them(
+    rules: Rules, root: Client, query: str, found: set[str]
+) -> None:
+    Hold.objects.create(rule="pay", reason="mine")
+    Hold.objects.create(rule="ship", reason="theirs", source=Hold.Source.PROVIDER)
+    page = root.get(f"{reverse('admin:callqueue_hold_changelist')}?{query}").content.decode()
+    assert {reason for reason in ("mine", "theirs") if reason in page} == found
+
+
+def test_holds_and_attempts_can_only_be_looked_at(rules: Rules, root: Client) -> None:
     call = send()
     release()
     hold = Hold.objects.create(rule="pay", reason="because")
-    pages = [("hold", hold.pk), ("rulestate", "default"), ("callattempt", call.attempts.get().pk)]
+    pages = [("hold", hold.pk), ("callattempt", call.attempts.get().pk)]
     for model, pk in pages:
         assert root.get(reverse(f"admin:callqueue_{model}_changelist")).status_code == 200
         page = reverse(f"admin:callqueue_{model}_change", args=[pk])

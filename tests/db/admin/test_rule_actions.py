@@ -13,40 +13,41 @@ from django.urls import reverse
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
+from callqueue.admin.rule_actions import rule_url
+from callqueue.maintenance import recovery
 from callqueue.models import Hold, RuleState
 from tests.db.admin.staff import DASHBOARD, act, log_in, text_of
 from tests.support.behaviour import send
 
 Rules = Callable[..., None]
-RULE = "admin:callqueue_rule"
 
 
 def test_a_rule_is_paused_and_resumed(rules: Rules) -> None:
     rules(pay=Rule())
     operator = log_in("view_callqueue", "view_hold", "control_rule")
     assert "Paused until" in act(
-        operator, do="pause", rule="pay", **{"for": "10m"}, reason="maintenance"
+        operator, do="pause", rule="pay", **{"for": "10m"}, reason="maintenance", confirm="yes"
     )
     hold = Hold.objects.get()
     assert hold.reason == "maintenance"
     assert timedelta(minutes=9) < hold.until - timezone.now() <= timedelta(minutes=10)
-    assert "maintenance" in text_of(operator.get(reverse(RULE, args=["pay"])))
+    assert "maintenance" in text_of(operator.get(rule_url("pay")))
     assert "1 hold ended" in act(operator, do="resume", rule="pay")
     assert not Hold.objects.exists()
     assert [entry.object_id for entry in LogEntry.objects.all()] == ["pay", "pay"]
 
 
-def test_a_rule_is_held_until_an_instant_or_until_it_is_resumed(rules: Rules, root: Client) -> None:
+def test_a_rule_is_held_until_it_is_resumed_where_that_is_chosen(
+    rules: Rules, root: Client
+) -> None:
     rules(pay=Rule())
-    act(root, do="pause", rule="pay", until="2199-01-31T12:00")
-    assert Hold.objects.get().until.year == 2199
-    act(root, do="pause", rule="pay")
+    act(root, do="pause", rule="pay", how="resumed", confirm="yes")
     assert Hold.objects.get().until is None
 
 
 def test_one_key_is_paused(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
-    act(root, do="pause", rule="pay", key="tenant-1")
+    act(root, do="pause", rule="pay", key="tenant-1", **{"for": "10m"}, confirm="yes")
     hold = Hold.objects.get()
     assert (hold.per, hold.value) == ("key", "tenant-1")
 
@@ -59,16 +60,16 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
     limit = {"do": "limit", "rule": "pay", "limit": "pay#0"}
     asked = operator.post(reverse(DASHBOARD), {**limit, "rate": "1000/h"})
     assert [list(one.values()) for one in asked.context["concerned"]] == [
-        ["pay", "250", "2 hours", "0 seconds", False]
+        ["pay", "250", "0", "0", "2 hours", "0 seconds", False]
     ]
     assert not RuleState.objects.exclude(rates={}).exists()
     assert "changed to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
-    (shown,) = operator.get(reverse(RULE, args=["pay"])).context["limits"]
-    assert (shown["limit"].rate, shown["configured"]) == ("1000/h", "100/h")
-    assert "changed from 100/h" in text_of(operator.get(reverse(RULE, args=["pay"])))
+    (shown,) = operator.get(rule_url("pay")).context["limits"]
+    assert (shown["limit"].rate, shown["changed"]) == ("1000/h", "100/h")
+    assert "changed from 100/h" in text_of(operator.get(rule_url("pay")))
     act(operator, **limit, rate="", confirm="yes")
-    (shown,) = operator.get(reverse(RULE, args=["pay"])).context["limits"]
-    assert shown["limit"].rate == "100/h"
+    (shown,) = operator.get(rule_url("pay")).context["limits"]
+    assert (shown["limit"].rate, shown["changed"]) == ("100/h", "")
     assert LogEntry.objects.count() == 2
 
 
@@ -77,11 +78,15 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
     [
         {"do": "pause", "rule": "nope"},
         {"do": "pause", "rule": "pay", "for": "soon"},
-        {"do": "pause", "rule": "pay", "for": "10m", "until": "2199-01-01T00:00"},
-        {"do": "pause", "rule": "pay", "until": "yesterday"},
-        {"do": "pause", "rule": "pay", "until": "2001-01-01T00:00"},
-        {"do": "pause", "rule": "pay", "until": "2199-99-99T00:00"},
+        {"do": "pause", "rule": "pay", "for": "soon", "confirm": "yes"},
+        {"do": "pause", "rule": "pay", "for": "0m", "confirm": "yes"},
+        {"do": "pause", "rule": "pay", "confirm": "yes"},
+        {"do": "pause", "rule": "pay", "how": "for", "confirm": "yes"},
+        {"do": "pause", "rule": "pay", "for": "10m", "key": "x" * 256, "confirm": "yes"},
+        {"do": "pause", "rule": "pay", "for": "10m", "key": '{"a":' * 3000, "confirm": "yes"},
+        {"do": "pause", "rule": "pay", "for": "10m", "key": '{"a":{"b":1}}', "confirm": "yes"},
         {"do": "resume", "rule": "nope"},
+        {"do": "resume", "rule": "pay", "key": '{"a":' * 3000},
         {"do": "limit", "rule": "pay", "limit": "nope", "rate": "5/s"},
         {"do": "limit", "rule": "pay", "limit": "pay#0", "rate": "ten/s"},
         {"do": "limit", "rule": "pay", "limit": "pay#0", "rate": "ten/s", "confirm": "yes"},
@@ -98,3 +103,57 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(
     assert not Hold.objects.exists()
     assert not RuleState.objects.exclude(rates={}).exists()
     assert not LogEntry.objects.exists()
+
+
+def test_a_pause_asks_first_and_says_what_waits(rules: Rules, root: Client) -> None:
+    """Nothing that was left empty pauses a rule for ever."""
+    rules(pay=Rule(), ship=Rule())
+    for key in ("a", "a", "b"):
+        send("pay", key=key)
+    send("ship")
+    asked = root.post(reverse(DASHBOARD), {"do": "pause", "rule": "pay"})
+    assert "3 calls wait" in text_of(asked)
+    assert '<input name="for" value="30m"' in text_of(asked)
+    assert 'value="for" checked' in text_of(asked)
+    asked = root.post(reverse(DASHBOARD), {"do": "pause", "rule": "pay", "key": "b"})
+    assert "1 call waits" in text_of(asked)
+    assert not Hold.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_what_was_typed_is_kept_after_a_bad_duration(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    typed = {
+        "how": "for",
+        "for": "ten",
+        "key": 'k"1',
+        "reason": "they <asked>",
+    }
+    shown = act(root, do="pause", rule="pay", **typed, confirm="yes")
+    assert "is not a duration" in shown
+    for name, value in {**typed, "key": "k&quot;1", "reason": "they &lt;asked&gt;"}.items():
+        assert name == "how" or f'name="{name}"' in shown
+        assert f'value="{value}"' in shown
+
+
+def test_a_message_begins_with_no_name_that_would_be_altered(rules: Rules, root: Client) -> None:
+    """Django begins each message with a capital."""
+    rules(**{"stripe-read": Rule()})
+    shown = act(root, do="pause", rule="stripe-read", **{"for": "10m"}, confirm="yes")
+    assert "Rule stripe-read: Paused until" in shown
+    assert "Stripe-read" not in shown
+
+
+def test_the_hold_after_a_restored_backup_is_ended_on_purpose(rules: Rules, root: Client) -> None:
+    rules(pay=Rule(), default=Rule())
+    page = rule_url("pay")
+    act(root, do="pause", rule="pay", how="resumed", confirm="yes")
+    assert 'name="restored"' not in text_of(root.get(page))
+    recovery.hold_everything("default")
+    assert 'name="restored"' in text_of(root.get(page))
+    assert "1 hold ended. It is still held after a restored backup, until 2" in act(
+        root, do="resume", rule="pay"
+    )
+    assert Hold.objects.get(rule="pay").source == "restored"
+    assert "Resumed; 1 hold ended." in act(root, do="resume", rule="pay", restored="yes")
+    assert not Hold.objects.filter(rule="pay").exists()

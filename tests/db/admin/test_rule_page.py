@@ -1,7 +1,11 @@
-"""The page of a rule: the proof of its limits, what it sent, its keys, what failed, how it drains."""
+"""The page of a rule: where it stands, its limits, what fails, its keys, what it sent, how it
+drains.
+"""
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,18 +15,17 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow
-from callqueue.models import CallAttempt, CallQueue, Total
-from callqueue.operations import audit, peaks
-from callqueue.operations.counting import Counter
-from tests.db.admin.staff import DASHBOARD, ended, log_in, text_of
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, control
+from callqueue.history import audit, errors, sums
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
+from tests.db.admin.staff import DASHBOARD, act, answer, ended, log_in, text_of
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
 
 
 def page(client: Client, name: str, **query: str) -> Any:
-    return client.get(reverse("admin:callqueue_rule", args=[name]), query)
+    return client.get(reverse("admin:callqueue_rule"), {"name": name, **query})
 
 
 def answered(
@@ -41,69 +44,116 @@ def answered(
         )  # fmt: skip
 
 
-def count() -> None:
-    counter = Counter("default")
-    while counter.count():
+def wait(rule: str, count: int, seconds: float = 0) -> None:
+    due = timezone.now() - timedelta(seconds=seconds)
+    CallQueue.objects.bulk_create(
+        [CallQueue(rule=rule, ready=True, due_at_dt=due, call_data={}) for _ in range(count)]
+    )
+
+
+def keep() -> None:
+    while sums.add_up("default"):
         pass
 
 
-def test_it_shows_what_an_audit_finds(rules: Rules, root: Client) -> None:
+def test_the_highest_use_is_what_an_audit_finds(rules: Rules, root: Client) -> None:
+    """It is looked for where it is asked for."""
     rules(pay=Rule(limits=[SlidingWindow("20/s", name="account"), SlidingWindow("9/m", per="key")]))
     answered("pay", 17, key="a")
     answered("pay", 3, 1000, "throttled", key="b")
-    count()
+    findings = audit.audit("default", since=timedelta(hours=1), tell=False).findings
+    shown = page(root, "pay", audit="1")
+    told = [(one["highest"], one["allowed"], one["is_over"]) for one in shown.context["audited"]]
+    of_rule = [one for one in findings if one.rule == "pay"]
+    assert told == [(str(one.highest), str(one.allowed), one.exceeded) for one in of_rule]
+    assert told[1] == ("17", "9", True)
+    assert page(root, "pay").context["audited"] is None
+
+
+def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    answered("pay", 17)
+    answered("pay", 3, 1000, "throttled")
+    keep()
     shown = page(root, "pay")
-    findings = audit.audit("default", since=timedelta(days=1), tell=False).findings
-    for one, found in zip(shown.context["limits"], findings, strict=False):
-        for use in one["uses"]:
-            assert f"{found.highest} of {found.allowed}" in use["bar"]
-            assert use["is_over"] == found.exceeded
-    assert [use["value"] for use in shown.context["limits"][1]["uses"]] == ["a"] * 3
-    assert [numbers for _, numbers, *_ in shown.context["sums"]] == [["20", "17", "0", "3"]] * 3
-    (_, (_, day)) = shown.context["sent_tables"]
-    assert [row[:3] for row in day] == [("a", "17", "85 %"), ("b", "3", "15 %")]
+    told = dict(shown.context["sums"])
+    assert set(told) == {"Today", "Yesterday", "Last hour", "Last 24 hours"}
+    assert told["Last hour"] == told["Last 24 hours"] == ["20", "17", "0", "3"]
+    both = zip(told["Today"], told["Yesterday"], strict=True)
+    assert [int(one) + int(other) for one, other in both] == [20, 17, 0, 3]
+    assert shown.context["waits"] == "at most 2.5 s"
+    assert shown.context["answers"] == "at most 50 ms"
 
 
-@pytest.mark.parametrize("shown", ["hour", "day", "week", "nonsense"])
-def test_every_range_is_drawn_and_written(rules: Rules, root: Client, shown: str) -> None:
+def test_up_to_when_it_is_counted_is_told(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    assert "Nothing is counted yet" in text_of(page(root, "pay"))
+    keep()
+    assert re.search(r"Counted up to \d\d:\d\d:\d\d UTC\.", text_of(page(root, "pay")))
+
+
+def test_the_last_day_is_drawn_and_written(rules: Rules, root: Client) -> None:
     rules(pay=Rule(limits=[SlidingWindow("20/s")]))
-    answered("pay", 5)
-    count()
-    charts = page(root, "pay", range=shown).context["charts"]
-    assert len(charts) == 4
-    for chart in charts:
-        assert chart["svg"].startswith("<svg")
-        assert "<title>" in chart["svg"]
-        assert chart["rows"]
-    live = text_of(page(root, "pay", range=shown, live="1"))
-    assert 'data-live="charts"' in live
-    assert "<html" not in live
+    answered("pay", 3)
+    answered("pay", 2, outcome="throttled")
+    keep()
+    shown = page(root, "pay").context
+    for kind, height in (("done", 58.8), ("throttled", 39.2)):
+        assert re.search(rf'<rect class="cq-{kind}" [^>]*height="{height}"', shown["chart"])
+    ((_, numbers),) = shown["chart_rows"]
+    assert numbers == ["5", "3", "0", "2"]
+
+
+def test_who_did_what_to_the_rule_is_for_those_who_see_holds(rules: Rules) -> None:
+    rules(pay=Rule(), other=Rule())
+    operator = log_in("view_callqueue", "view_hold", "control_rule")
+    for rule in ("pay", "other"):
+        act(operator, do="pause", rule=rule, key=f"of {rule}", confirm="yes", **{"for": "1h"})
+    ((_, who, what),) = page(operator, "pay").context["logged"]
+    assert who == "user0"
+    assert "of pay" in what
+    assert not page(log_in("view_callqueue"), "pay").context["logged"]
 
 
 def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client) -> None:
     rules(llm=Rule(limits=[Concurrency(2)]))
     answered("llm", 3)
-    count()
-    CallQueue.objects.create(rule="llm", ready=True, call_data={})
+    wait("llm", 1)
     for number in (1, 2):
         CallAttempt.objects.create(call_id=number, number=1, rule="llm", released_at=timezone.now())
         (limit,) = page(root, "llm").context["limits"]
-        assert bool(limit["note"]) == (number == 2)
+        assert bool(limit["note"]) == bool(limit["opens"]) == (number == 2)
     assert limit["note"].startswith("used up by 2 calls in flight, which take ")
+    assert limit["opens"] == "with an answer"
 
 
-def test_a_limit_that_is_not_followed_says_so(
-    rules: Rules, root: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its use is not nothing."""
-    monkeypatch.setattr(peaks, "MOST", 2)
-    rules(bulk=Rule(limits=[SlidingWindow("1000000/d")]))
-    assert page(root, "bulk").context["limits"][0]["note"] == ""
-    answered("bulk", 5, 900)
-    count()
-    (limit,) = page(root, "bulk").context["limits"]
-    assert [use["bar"] for use in limit["uses"]] == ["–"] * 3
-    assert "callqueue_audit counts them" in limit["note"]
+def test_what_is_used_now_is_told_with_the_key_that_uses_most(rules: Rules, root: Client) -> None:
+    rules(chat=Rule(limits=[SlidingWindow("9/m", per="key"), SlidingWindow("100/h")]))
+    answered("chat", 5, key="a")
+    answered("chat", 9, key="hog")
+    per_key, whole = page(root, "chat").context["limits"]
+    assert "9 of 9" in per_key["use"]
+    assert per_key["value"] == "hog"
+    assert re.fullmatch(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d UTC", per_key["opens"])
+    assert "14 of 100" in whole["use"]
+    assert (whole["value"], whole["opens"]) == ("", "")
+
+
+def test_it_says_what_is_wrong_and_nothing_of_other_rules(rules: Rules, root: Client) -> None:
+    rules(pay=Rule(), other=Rule())
+    wait("pay", 1)
+    wait("other", 1)
+    now = timezone.now()
+    DispenserState.objects.create(
+        name="a:1", digest="settings", started_at=now, seen_at=now - timedelta(minutes=5)
+    )
+    control.pause("default", "pay", reason="maintenance")
+    control.pause("default", "other", reason="why of another")
+    shown = page(root, "pay")
+    assert [str(state) for state, _ in shown.context["states"]] == ["no dispenser", "held"]
+    assert shown.context["notes"][0].text.startswith("No dispenser runs")
+    assert "other" not in " ".join(one.text for one in shown.context["notes"])
+    assert shown.context["ends"] == "no estimate: no dispenser runs"
 
 
 def test_a_name_may_be_anything(rules: Rules, root: Client) -> None:
@@ -113,6 +163,7 @@ def test_a_name_may_be_anything(rules: Rules, root: Client) -> None:
     assert shown.status_code == 200
     assert "<c>" not in text_of(shown)
     assert page(root, "nope").status_code == 404
+    assert page(root, "")["Location"] == reverse(DASHBOARD)
 
 
 def test_keys_are_counted_exactly(rules: Rules, root: Client) -> None:
@@ -124,12 +175,35 @@ def test_keys_are_counted_exactly(rules: Rules, root: Client) -> None:
         ]
     )
     shown = page(root, "chat")
-    assert shown.context["keys_waiting"][:2] == [
-        ("hog", "30", "50 %", False),
-        ("b", "3", "5 %", False),
-    ]
+    assert shown.context["keys"][:2] == [("hog", "30", "50 %", False), ("b", "3", "5 %", False)]
     assert shown.context["keys_count"] == "29"
-    assert "in 30 seconds" in shown.context["drain_rows"][0][2]
+    assert "in 30 seconds" in shown.context["ends"]
+    assert "All but hog are done by" in text_of(shown)
+
+
+def test_a_key_that_is_held_is_marked_however_many_are(rules: Rules, root: Client) -> None:
+    rules(chat=Rule())
+    names = [f"k{n:02d}" for n in range(12)]
+    Hold.objects.bulk_create([Hold(rule="chat", per="key", value=name) for name in names])
+    CallQueue.objects.bulk_create(
+        [CallQueue(rule="chat", key=key, ready=True, call_data={}) for key in [*names, "free"]]
+    )
+    keys = {key: is_held for key, _, _, is_held in page(root, "chat").context["keys"]}
+    assert keys == {"free": False} | dict.fromkeys(names, True)
+
+
+def test_a_key_is_paused_and_resumed_in_its_row(rules: Rules, root: Client) -> None:
+    rules(chat=Rule())
+    CallQueue.objects.create(rule="chat", key='{"a":"1"}', ready=True, call_data={})
+    for do, held in (("pause", ['{"a":"1"}']), ("resume", [])):
+        keys = text_of(page(root, "chat")).partition('aria-labelledby="keys"')[2]
+        form = keys.partition("<form")[2].partition("</form>")[0]
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)">', form))
+        del fields["csrfmiddlewaretoken"]
+        assert fields == {"rule": "chat", "do": do, "key": "{&quot;a&quot;:&quot;1&quot;}"}
+        asked = {**fields, "key": html.unescape(fields["key"])}
+        root.post(reverse(DASHBOARD), {**asked, "how": "resumed", "confirm": "yes"})
+        assert [hold.value for hold in Hold.objects.all()] == held
 
 
 def test_what_failed_alike_is_one_line_and_is_requeued(rules: Rules, root: Client) -> None:
@@ -142,14 +216,134 @@ def test_what_failed_alike_is_one_line_and_is_requeued(rules: Rules, root: Clien
         ("failed", "HTTP 402: card … declined", "4"),
         ("unknown", "no answer within 27 s", "1"),
     ]
-    asked = {"do": "requeue", "rule": "pay", "group": groups[0]["name"]}
-    assert "These are 4 calls" in text_of(root.post(reverse(DASHBOARD), asked))
+    group = {"do": "requeue", "rule": "pay", "group": groups[0]["name"]}
+    asked = root.post(reverse(DASHBOARD), group)
+    assert "Requeue 4 calls" in text_of(asked)
     assert CallQueue.objects.failed().count() == 4
-    done = root.post(reverse(DASHBOARD), {**asked, "confirm": "yes"}, follow=True)
-    assert "4 calls requeued" in text_of(done)
-    assert not CallQueue.objects.failed().exists()
-    again = root.post(reverse(DASHBOARD), {**asked, "confirm": "yes"}, follow=True)
-    assert "Nothing was changed" in text_of(again)
+    later = ended(Status.FAILED, rule="pay", error_message="HTTP 402: card 10009 declined")
+    other = ended(Status.FAILED, error_message="HTTP 402: card 10009 declined")
+    assert "4 calls requeued" in text_of(answer(root, asked)), "what the page said is what goes"
+    assert set(CallQueue.objects.failed()) == {later, other}
+    CallQueue.objects.failed().delete()
+    assert "Nothing was changed" in text_of(root.post(reverse(DASHBOARD), group, follow=True))
+
+
+def test_what_is_retried_is_among_what_failed(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    ended(Status.ERROR, rule="pay", error_message="HTTP 503")
+    ended(Status.FAILED, rule="pay", error_message="HTTP 503")
+    groups = page(root, "pay").context["groups"]
+    assert {(one["status"], one["text"]) for one in groups} == {
+        ("will be retried", "HTTP 503"),
+        ("failed", "HTTP 503"),
+    }
+
+
+def test_a_group_of_thousands_is_requeued_as_one(rules: Rules, root: Client) -> None:
+    """Django refuses a form of more than a thousand fields."""
+    rules(pay=Rule())
+    made = [
+        CallQueue(
+            rule="pay", status=Status.FAILED, call_data={}, method="get", error_message="no",
+            ready=False, finished_at_dt=timezone.now(),
+        )
+        for _ in range(1100)
+    ]  # fmt: skip
+    CallQueue.objects.bulk_create(made)
+    (group,) = page(root, "pay").context["groups"]
+    asked = root.post(reverse(DASHBOARD), {"do": "requeue", "rule": "pay", "group": group["name"]})
+    assert "1100 calls requeued" in text_of(answer(root, asked))
+
+
+def test_no_more_groups_are_listed_than_can_be_read(rules: Rules, root: Client) -> None:
+    """The largest; the others are counted, and can be requeued by their names all the same."""
+    rules(pay=Rule())
+    words = [f"the {one}{other}" for one in "ghijklmn" for other in "ghijklmn"]
+    for place, word in enumerate(words):
+        for _ in range(2 if place > 10 else 1):
+            ended(Status.FAILED, rule="pay", error_message=f"302 to {word}.example")
+    shown = page(root, "pay")
+    assert [group["count"] for group in shown.context["groups"]] == ["2"] * errors.MOST
+    others = len(words) - errors.MOST
+    assert f"and {others} other reasons ({2 * others - 11} calls)" in text_of(shown)
+    last = errors.groups("default", "pay")[0][-1]
+    asked = {"do": "requeue", "rule": "pay", "group": last.name}
+    assert "Requeue 1 call" in text_of(root.post(reverse(DASHBOARD), asked))
+
+
+HOSTILE = {
+    "letters and dashes": lambda n: f"{n:04x}" + "a-" * 1000,
+    "dashes and blanks": lambda n: f"{n:04x}" + "a------ " * 250,
+    "a host of its own": lambda n: f"HTTP 302 to http://w{n}x.example/",
+    "two thousand characters": lambda n: " ".join(f"{chr(103 + n % 19)}{n}w{i}" for i in range(300))[:2000],
+    "digits without an end": lambda n: f"w{n}" + "1" * 1990 + "x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_page_costs_no_more_than_so_much_whatever_providers_say(
+    rules: Rules, root: Client, kind: str
+) -> None:
+    """In characters that are looked at and sent, in place of seconds, which tell more of the
+    machine.
+    """
+    rules(pay=Rule())
+    CallQueue.objects.bulk_create(
+        [
+            CallQueue(
+                rule="pay", status=Status.FAILED, call_data={}, error_message=HOSTILE[kind](n)
+            )
+            for n in range(400)
+        ]
+    )
+    looked: list[int] = []
+
+    class Counting:
+        def sub(self, own: Any, text: str) -> str:
+            looked.append(len(text))
+            return str(real.sub(own, text))
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = errors._OWN
+        patch.setattr(errors, "_OWN", Counting())
+        shown = page(root, "pay")
+    assert len(shown.context["groups"]) <= 50
+    assert max(looked) <= 2000
+    assert sum(looked) <= 400 * 300 + 50 * 2000
+    assert len(shown.content) < 250_000
+
+
+def test_what_differs_from_call_to_call_is_left_out() -> None:
+    assert errors.alike("id 0123abcd-ef failed after 1.25 s for 12345") == (
+        "id … failed after … s for …"
+    )
+    assert errors.alike("a deadbeef of the letters, and 12 of 404") == (
+        "a deadbeef of the letters, and 12 of 404"
+    )
+    assert errors.alike("HTTP 422 from 127.0.0.1: 0.25 s") == "HTTP 422 from 127.0.0.1: … s"
+    assert len(errors.alike("x" * 5000)) == errors.COMPARED
+
+
+def test_a_secret_is_redacted_before_its_text_is_cut(rules: Rules, root: Client) -> None:
+    rules(pay=Rule())
+    padding = "x" * (errors.COMPARED - 20)
+    ended(Status.FAILED, rule="pay", error_message=f"{padding} password=h1dd3n-{'y' * 400}")
+    (group,) = page(root, "pay").context["groups"]
+    assert "h1dd3n" not in group["text"]
+
+
+def test_a_rule_with_a_thousand_held_keys_shows_some_of_them(rules: Rules) -> None:
+    rules(chat=Rule())
+    Hold.objects.bulk_create(
+        [Hold(rule="chat", per="key", value=f"k{n}", reason="slow down") for n in range(1000)]
+    )
+    control.pause("default", "chat", reason="all of it")
+    sees = log_in("view_callqueue", "view_hold")
+    shown = text_of(page(sees, "chat"))
+    assert shown.count('class="cq-hold"') == 6
+    assert "all of it" in shown
+    assert "995 more keys are held" in shown
+    assert text_of(page(log_in("view_callqueue"), "chat")).count('class="cq-hold"') == 1
 
 
 def test_requeueing_needs_its_permission_and_no_other(rules: Rules) -> None:
@@ -158,33 +352,76 @@ def test_requeueing_needs_its_permission_and_no_other(rules: Rules) -> None:
     controls = log_in("view_callqueue", "control_rule")
     (group,) = page(controls, "pay").context["groups"]
     assert "Requeue all" not in text_of(page(controls, "pay"))
-    asked = {"do": "requeue", "rule": "pay", "group": group["name"], "confirm": "yes"}
+    asked = {"do": "requeue", "rule": "pay", "group": group["name"]}
     assert controls.post(reverse(DASHBOARD), asked).status_code == 403
     requeues = log_in("view_callqueue", "requeue_call")
     assert requeues.post(reverse(DASHBOARD), {"do": "pause", "rule": "pay"}).status_code == 403
-    assert requeues.post(reverse(DASHBOARD), asked, follow=True).status_code == 200
+    answer(requeues, requeues.post(reverse(DASHBOARD), asked))
     assert not CallQueue.objects.failed().exists()
 
 
-def test_what_if_is_drawn_from_the_real_backlog(rules: Rules, root: Client) -> None:
+def test_what_if_is_worked_out_from_the_real_backlog(rules: Rules) -> None:
+    """By all who may look; what changes it is for those who may."""
     rules(pay=Rule(limits=[SlidingWindow("1/s")]))
-    CallQueue.objects.bulk_create(
-        [CallQueue(rule="pay", ready=True, call_data={}) for _ in range(600)]
-    )
-    asked = page(root, "pay", limit="pay#0", rate="2/s", held="10m").context["drain_rows"]
-    assert "in 10 minutes" in asked[0][2]
-    assert "in 15 minutes" in asked[1][2]
-    for wrong in ({"rate": "many", "limit": "pay#0"}, {"held": "soon"}):
-        assert page(root, "pay", **wrong).context["drain_wrong"]
+    wait("pay", 600)
+    looks, controls = log_in("view_callqueue"), log_in("view_callqueue", "control_rule")
+    assert "in 10 minutes" in page(looks, "pay").context["ends"]
+    (pay,) = page(looks, "pay", limit="pay#0", rate="2/s").context["concerned"]
+    assert (pay["before"], pay["after"]) == ("10 minutes", "5 minutes")
+    (pay,) = page(looks, "pay", limit="pay#0", more="600").context["concerned"]
+    assert (pay["after"], pay["is_longer"]) == ("21 minutes", True), "with the jitter of passes"
+    for client, may in ((looks, False), (controls, True)):
+        shown = text_of(page(client, "pay", limit="pay#0", rate="2/s"))
+        assert ("Yes, change it" in shown) is may
+
+
+def test_a_backlog_that_drains_more_slowly_is_not_said_to_grow(rules: Rules, root: Client) -> None:
+    """Nothing comes in; more is answered than the new rate would let through."""
+    rules(pay=Rule(limits=[SlidingWindow("5/s")]))
+    wait("pay", 600)
+    answered("pay", 100, seconds=1)
+    shown = page(root, "pay", limit="pay#0", rate="1/s").context
+    ((_, incoming, out),) = [(one["name"], one["in"], one["out"]) for one in shown["concerned"]]
+    assert (incoming, out) == ("0", "1.7")
+    assert shown["told"] == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rate": "many", "limit": "pay#0"},
+        {"rate": "5/s", "limit": "nope"},
+        {"rate": "5/s", "limit": ""},
+        {"more": "some", "limit": "pay#0"},
+        {"more": "-5", "limit": "pay#0"},
+        {"more": "9" * 5000, "limit": "pay#0"},
+    ],
+)
+def test_a_what_if_that_makes_no_sense_says_why(
+    rules: Rules, root: Client, wrong: dict[str, str]
+) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("1/s")]))
+    shown = root.get(reverse("admin:callqueue_rule"), {"name": "pay", **wrong}, follow=True)
+    (said,) = [str(one) for one in shown.context["messages"]]
+    assert said.startswith("Nothing was changed: ")
+    assert len(said) < 200
 
 
 def test_what_a_long_window_holds_is_waited_for(rules: Rules, root: Client) -> None:
     """A day's limit that is used up lets nothing go before midnight; one that is free, all."""
     rules(maps=Rule(limits=[FixedWindow("100/d")]))
-    CallQueue.objects.bulk_create(
-        [CallQueue(rule="maps", ready=True, call_data={}) for _ in range(40)]
-    )
-    assert "in 0 seconds" in page(root, "maps").context["drain_rows"][0][2]
-    start = int(timezone.now().timestamp()) // 900 * 900
-    Total.objects.create(rule="maps", width=900, start=start, sent=100)
-    assert "in 0 seconds" not in page(root, "maps").context["drain_rows"][0][2]
+    wait("maps", 40)
+    assert "in 0 seconds" in page(root, "maps").context["ends"]
+    now = timezone.now()
+    CallAttempt.objects.bulk_create(
+        [
+            CallAttempt(
+                call_id=i + 1, number=1, rule="maps", released_at=now, started_at=now,
+                sent_at=now, finished_at=now, outcome="succeeded",
+            )
+            for i in range(100)
+        ]
+    )  # fmt: skip
+    shown = page(root, "maps").context
+    assert "in 0 seconds" not in shown["ends"]
+    assert "100 of 100" in shown["limits"][0]["use"]

@@ -10,7 +10,7 @@ import pytest
 from callqueue import Rule, broker, tasks
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.operations.doctor import broker_checks
+from tests.celery_app import app
 from tests.support.behaviour import send
 
 Rules = Callable[..., None]
@@ -40,7 +40,7 @@ def test_a_broker_that_refuses_is_named_with_its_address_and_what_it_said(
 ) -> None:
     rules(r=Rule())
     send("r")
-    celery = broker_checks.celery_app()
+    celery = app
     monkeypatch.setitem(celery.conf.changes, "broker_url", "amqp://me:secret@127.0.0.1:1//")
 
     def refuse(*_: Any, **__: Any) -> None:

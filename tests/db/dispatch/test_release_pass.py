@@ -8,10 +8,8 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, states
-from callqueue.execution.claim import begin
+from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, states
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import control
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
@@ -133,18 +131,6 @@ def long_ago() -> object:
 
 def hours_ago(hours: int) -> object:
     return timezone.now() - timedelta(hours=hours)
-
-
-def test_a_worker_follows_no_more_redirects_than_were_charged(rules: Rules) -> None:
-    """The rule may have changed since, or a lowered limit had no room for them."""
-    rules(r=Rule(limits=[SlidingWindow("9/m")]))
-    send("r")
-    release()
-    rules(r=Rule(follow_redirects=2, limits=[SlidingWindow("9/m")]))
-    send("r")
-    release()
-    jobs = begin("default", list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))
-    assert [job.redirects for job in jobs] == [0, 2]
 
 
 def test_a_head_that_a_lowered_limit_never_admits_fails_and_keeps_nobody_back(rules: Rules) -> None:

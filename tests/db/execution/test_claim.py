@@ -5,14 +5,16 @@ fails.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
+from celery.utils.threads import LocalStack
 from django.db.models import F
 
-from callqueue import Rule, SlidingWindow, conf
+from callqueue import Rule, SlidingWindow, conf, tasks
 from callqueue.dispatch.release_pass import LEAD
-from callqueue.execution import claim, executor
+from callqueue.execution import claim, executor, in_flight
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, run, send
@@ -34,6 +36,7 @@ def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go
     CallQueue.objects.filter(pk=handlerless.pk).update(call_data={"method": "fax", "params": {}})
     (released,) = [c for c in release() if c.pk == orphan.pk]
     rules(r=Rule())
+    release()  # no dispenser has it either
     executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
     assert fresh(orphan).status == Status.FAILED
     assert "gone" in fresh(orphan).error_message
@@ -137,3 +140,27 @@ def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rule
     again = claim.begin("default", ids, "a-worker")
     assert [job.attempt_id for job in first] == [job.attempt_id for job in again] == ids
     assert claim.begin("default", ids, "another-worker") == []
+
+
+FORGED = [10**30, -(10**30), 2**63, 0, -1, "1", "x", None, 1.5, float("nan"), [], {}, "\0"]
+
+
+def test_a_message_with_ids_that_no_database_takes_fails_no_other(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts of many messages are begun by one statement."""
+    rules(r=Rule())
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    assert tasks.make_api_call([*FORGED, *ids, *FORGED]) == 1
+    assert len(remote.requests) == 1
+    for forged in FORGED:
+        with suppress(TypeError):  # what is no list of ids fails its own task
+            assert tasks.make_api_call(forged) == 0
+    boarded: list[list[int]] = []
+    monkeypatch.setattr(in_flight, "take", lambda using, ids, task: boarded.append(ids))
+    monkeypatch.setattr(tasks.make_api_call, "request_stack", LocalStack())
+    tasks.make_api_call.push_request(called_directly=False, is_eager=False)
+    tasks.make_api_call.run([*FORGED, *ids])
+    assert boarded == [ids]

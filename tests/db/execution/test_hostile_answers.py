@@ -256,9 +256,12 @@ def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules
     kept = {path: call.attempts.get().response_body for path, call in calls.items() if call}
     assert (kept["/charset"], kept["/half"], len(kept["/long"])) == (
         "ok",
-        "\ufffd\ufffd\ufffd",
-        4096,
+        "7aC9",
+        65536,
     )
+    assert calls["/half"] is not None
+    assert calls["/half"].answer is not None
+    assert calls["/half"].answer.body == b"\xed\xa0\xbd"
 
 
 def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor) -> None:
@@ -278,7 +281,9 @@ def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor)
     as_one_message()
     assert fresh(call).error_message == "no such pet: \ufffd"
     assert call.attempts.get().response_headers == {"\ufffd": "a\ufffd"}
-    assert call.attempts.get().response_body == "é\ufffd\ufffd\ufffd"
+    assert call.answer is not None
+    assert call.answer.body == b"\0\xc3\xa9\xed\xa0\xbd"
+    assert call.answer.text == "é\ufffd\ufffd\ufffd"
     assert fresh(own).error_message == "OSError: /tmp/\ufffd\ufffd"
     send("r", "/held")
     as_one_message()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
 from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.testing import travel
 from tests.support.behaviour import WHEN_LOST, Vendor, response, run, send
 
 Rules = Callable[..., None]
@@ -113,6 +118,86 @@ def test_an_absurd_retry_after_is_clamped(rules: Rules, remote: Vendor) -> None:
     send("r")
     run()
     assert Hold.objects.get().until - timezone.now() < timedelta(seconds=61)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"Retry-After": "0"},
+        {"Retry-After": "Fri, 20 Nov 2020 12:00:00 GMT"},
+        {"RateLimit-Remaining": "0", "RateLimit-Reset": "0"},
+        {},
+    ],
+)
+def test_a_refusal_that_names_no_time_to_come_holds_as_long_as_the_backoff(
+    rules: Rules, remote: Vendor, said: dict[str, str]
+) -> None:
+    rules(r=Rule(retry=Retry(base=40.0, jitter=False)))
+    remote.answers["/"] = (429, said, b"")
+    send("r"), send("r", "/next", priority=-1)
+    run()
+    assert 35 < (Hold.objects.get().until - timezone.now()).total_seconds() < 41
+    assert run() == 0
+
+
+@pytest.mark.parametrize(
+    "until",
+    [
+        0,
+        -5,
+        timedelta(0),
+        timedelta(days=-900),
+        timezone.now() - timedelta(seconds=1),
+        datetime(1, 1, 1),
+        None,
+    ],
+)
+def test_so_does_a_verdict_that_names_none(rules: Rules, remote: Vendor, until: Any) -> None:
+    rules(r=Rule(retry=Retry(base=40.0, jitter=False), classify=lambda _: HoldUntil(until, "x")))
+    send("r")
+    run()
+    assert 35 < (Hold.objects.get().until - timezone.now()).total_seconds() < 41
+
+
+@pytest.mark.parametrize(
+    "until", [10**400, float("inf"), timedelta.max, datetime(9999, 12, 31), datetime.max]
+)
+def test_a_verdict_that_names_the_end_of_time_is_clamped(
+    rules: Rules, remote: Vendor, until: Any
+) -> None:
+    rules(r=Rule(retry=Retry(max_hold=60.0), classify=lambda _: HoldUntil(until, "x")))
+    send("r")
+    run()
+    assert 55 < (Hold.objects.get().until - timezone.now()).total_seconds() < 61
+
+
+LAST = {"RateLimit-Remaining": "0", "RateLimit-Reset": "1", "X-RateLimit-Remaining": "0",
+        "X-RateLimit-Reset": "1", "RateLimit": '"default";r=0;t=1'}  # fmt: skip
+
+
+def test_a_success_with_which_nothing_remains_costs_nothing_of_the_limit(
+    rules: Rules, remote: Vendor
+) -> None:
+    """As a provider of fixed seconds says with the last of each: nothing is held, and the record is
+    the very statements of any other success, which lock no rule.
+    """
+    rules(r=Rule(limits=[SlidingWindow("20/s")]))
+
+    def made(last: dict[str, str], later: int) -> list[str]:
+        answers = itertools.chain([(200, {}, b"{}")] * 19, [(200, last, b"{}")])
+        remote.answers["/"] = lambda: next(answers)
+        for _ in range(20):
+            send("r")
+        with CaptureQueriesContext(connection) as queries, travel(seconds=later):
+            assert run() == 20
+        texts = (re.sub(r"'[^']*'|\d+", "?", query["sql"]) for query in queries)
+        return [text for text in texts if "SAVEPOINT" not in text]
+
+    made({}, 0)
+    usual, last = made({}, 2), made(LAST, 4)
+    assert last == usual
+    assert not Hold.objects.exists()
+    assert CallAttempt.objects.filter(outcome="succeeded").count() == 60
 
 
 def classify(answer: Any) -> Any:

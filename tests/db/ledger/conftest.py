@@ -4,7 +4,7 @@ import pytest
 from django.db import connection
 
 from callqueue.ledger import window_tallies
-from callqueue.operations import window_use
+from callqueue.look import limits
 from tests.support import length
 
 
@@ -19,6 +19,6 @@ def thousand(monkeypatch: pytest.MonkeyPatch) -> int:
         return 1000
     coarse = window_tallies.COARSE // 10
     monkeypatch.setattr(window_tallies, "COARSE", coarse)
-    monkeypatch.setattr(window_use, "COARSE", coarse)
+    monkeypatch.setattr(limits, "COARSE", coarse)
     monkeypatch.setattr(window_tallies, "ROOMY", window_tallies.ROOMY // 10)
     return 100

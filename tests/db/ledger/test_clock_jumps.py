@@ -19,7 +19,8 @@ from callqueue.execution import judging, recorder, request, results, telling
 from callqueue.execution.claim import begin
 from callqueue.execution.http import client
 from callqueue.execution.http.deadline import Deadline
-from callqueue.ledger import clock_jumps, holds
+from callqueue.ledger import agreement, clock_jumps, holds
+from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
 from callqueue.transitions import Job, Result
@@ -95,6 +96,22 @@ def tell_of_all(two_clocks: Clocks) -> None:
         job.gate.sent_at, job.gate.is_whole = two_clocks.mono, True
     if telling.tell("default", jobs) == 0:
         assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
+
+
+def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after_it(
+    two_clocks: Clocks,
+) -> None:
+    """Its limit was taken for that of one that is long dead, and the laxer one of two held."""
+    strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
+    agreement.Seat("default", "strict").join(strict)
+    clock_jumps.watch("default").look()
+    two_clocks.jump(7200)
+    clock_jumps.watch("default").look()
+    book = agreement.Seat("default", "lax").join(lax)
+    assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
+    two_clocks.pass_by(agreement.LONG_SILENCE.total_seconds() + 1)
+    book = agreement.Seat("default", "laxer").join(lax)
+    assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"40/m"}
 
 
 ageing = pytest.mark.parametrize(
@@ -197,6 +214,7 @@ def test_two_dispensers_shift_the_ledger_once(two_clocks: Clocks) -> None:
     first.look(), second.look()
     two_clocks.pass_by(1)
     first.look(), second.look()
+    assert released(two_clocks) == 0
     moved = CallAttempt.objects.values_list("finished_at", flat=True)[0] - before
     assert abs(moved - timedelta(hours=1)) < timedelta(seconds=2)
 
@@ -550,8 +568,3 @@ def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(
     gate(job, 9).wait()
     with pytest.raises(client.Dropped, match="too little was left of the lease"):
         gate(job, 7).wait()
-    begun = gate(job, 7)
-    begun.sent_at = (
-        clocks.monotonic()
-    )  # a redirect is followed: the first request has arrived already
-    begun.wait()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from callqueue import Rule, database
+from callqueue import Rule, control, database
 from callqueue.ledger import holds
 from callqueue.models import Hold
-from callqueue.operations import control
 from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]

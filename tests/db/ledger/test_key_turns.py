@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, Rule, SlidingWindow, clocks, database
+from callqueue import Concurrency, Rule, SlidingWindow, clocks, control, database
 from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
@@ -20,7 +20,6 @@ from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import clock_jumps, holds, key_turns
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
-from callqueue.operations import control
 from tests.support.behaviour import release, send
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")

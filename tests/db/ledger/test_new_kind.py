@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 
 from callqueue import Rule
+from callqueue.history import audit
 from callqueue.limits import kinds
+from callqueue.look import look
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import audit, board, status_report
 from tests.support.behaviour import release, send
 from tests.support.new_kind import Spaced
 
@@ -27,11 +28,10 @@ def test_a_new_kind_goes_through_everything(
         send("r", key="k")
     assert (len(release()), len(release())) == (most, 0)
     assert CallAttempt.objects.open().count() == most
-    (rule,) = (one for one in status_report.look("default") if one.name == "r")
+    rule = look("default").rule("r")
     (limit,) = rule.limits
     assert (limit.used, limit.free) == (most, 0)
-    assert rule.drain_s
+    assert rule.seconds()
     assert not CallQueue.objects.under_threshold("r", "k")
-    assert any(one.name == "r" for one in board.read("default").rules)
     assert not audit.audit("default", since=timedelta(hours=1)).exceeded
     assert CallQueue.objects.waiting()[0].forecast().reason

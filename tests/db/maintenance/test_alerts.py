@@ -13,9 +13,8 @@ from django.utils import timezone
 from callqueue import Retry, Rule, SlidingWindow, database, events, states
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution.http import client
-from callqueue.maintenance import alerts
+from callqueue.history import audit
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import audit
 from tests.support.behaviour import Vendor, run, send
 
 Rules = Callable[..., None]
@@ -73,49 +72,6 @@ def test_a_hold_that_the_provider_asked_for_is_told_once(
     send("r"), send("r")
     run()
     assert [(facts["rule"], facts["per"]) for facts in heard] == [("r", "rule")]
-
-
-def test_a_backlog_that_is_too_old_is_told_once_and_again_while_it_stays_so(
-    rules: Rules, told: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(
-        r=Rule(limits=[SlidingWindow("1/h")], backlog_alert=60),
-        quiet=Rule(limits=[SlidingWindow("1/h")]),
-    )
-    heard = told(events.backlog_aged)
-    for rule in ("r", "r", "quiet", "quiet"):
-        send(rule)
-    dispenser = Dispenser(publish=lambda *_: True)
-    dispenser.run_once()
-    assert heard == []
-    CallQueue.objects.filter(status=states.NEW).update(
-        due_at_dt=timezone.now() - timedelta(seconds=90)
-    )
-    watch = alerts.Backlogs()
-    watch.tell("default")
-    watch.tell("default")
-    assert [facts["rule"] for facts in heard] == ["r"]
-    assert heard[0]["oldest_due_s"] == pytest.approx(90, abs=5)
-    monkeypatch.setattr(alerts, "AGAIN", 0.0)
-    watch.tell("default")
-    assert len(heard) == 2
-
-
-def test_a_dispenser_looks_at_the_backlogs(rules: Rules, told: Any) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")], backlog_alert=60))
-    heard = told(events.backlog_aged)
-    send("r"), send("r")
-    CallQueue.objects.update(due_at_dt=timezone.now() - timedelta(hours=1))
-    Dispenser(publish=lambda *_: True).run_once()
-    assert [facts["rule"] for facts in heard] == ["r"]
-
-
-def test_without_a_backlog_alert_nothing_is_looked_at(
-    rules: Rules, django_assert_num_queries: Any
-) -> None:
-    rules(r=Rule())
-    with django_assert_num_queries(0):
-        alerts.Backlogs().tell("default")
 
 
 def test_an_unknown_outcome_is_told(rules: Rules, remote: Vendor, told: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
 
 from callqueue import (
@@ -22,7 +26,7 @@ from callqueue import (
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.maintenance import reconcile
-from callqueue.models import CallQueue
+from callqueue.models import CallQueue, RuleState
 from callqueue.testing import travel
 from tests.support.behaviour import send
 
@@ -246,3 +250,105 @@ def test_a_dispenser_has_workers_of_the_rules_queue_ask(
     Dispenser(publish=lambda *_: True).run_once()
     assert [options["queue"] for options in sent] == ["payments"]
     assert provider.asked == []
+
+
+class Hanging:
+    """Two rules' hooks: that of `slow` hangs until the test says so, that of `quick` does not."""
+
+    def __init__(self) -> None:
+        self.hangs, self.goes = threading.Event(), threading.Event()
+        self.asked: list[str] = []
+
+    def __call__(self, call: CallQueue) -> Any:
+        self.asked.append(call.rule)
+        if call.rule == "slow":
+            self.hangs.set()
+            assert self.goes.wait(30)
+        return Succeeded()
+
+
+@pytest.fixture
+def hanging(rules: Rules) -> Iterator[Hanging]:
+    """A worker that asks of the rule `slow`, and hangs."""
+    hook = Hanging()
+    rules(slow=Rule(reconcile=hook, queues="one"), quick=Rule(reconcile=hook, queues="two"))
+    for _ in range(3):
+        unknown("slow")
+    with ThreadPoolExecutor() as pool:
+        worker = pool.submit(_asking)
+        try:
+            assert hook.hangs.wait(30)
+            yield hook
+        finally:
+            hook.goes.set()
+            worker.result(30)
+
+
+def _asking() -> int:
+    try:
+        return reconcile.ask_due("default")
+    finally:
+        connection.close()
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_while_a_hook_hangs_no_other_worker_asks_of_its_rule_and_of_others_as_ever(
+    hanging: Hanging,
+) -> None:
+    """Else it takes a slot with every message, until there are none for anybody's calls."""
+    assert reconcile.queues_wanted("default") == []
+    unknown("quick")
+    assert reconcile.queues_wanted("default") == ["two"]
+    assert reconcile.ask_due("default") == 1
+    assert hanging.asked == ["slow", "quick"]
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_rule_stays_the_workers_for_as_long_as_its_hook_hangs(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(reconcile, "RENEWAL", 0.01)
+    monkeypatch.setattr(reconcile, "TURN", timedelta(seconds=1))
+    hanging: Hanging = request.getfixturevalue("hanging")
+    first = RuleState.objects.get(rule="slow").reconciling_until
+    while RuleState.objects.get(rule="slow").reconciling_until == first:
+        threading.Event().wait(0.01)
+    assert reconcile.ask_due("default") == 0
+    assert hanging.asked == ["slow"]
+
+
+@pytest.mark.parametrize("minutes", [1, 2])
+def test_the_turn_of_a_worker_that_died_lapses(minutes: int) -> None:
+    provider.answer = Succeeded()
+    unknown()
+    assert reconcile._take_turn("default", "r") is not None
+    with travel(minutes=minutes - 0.1):
+        assert reconcile.ask_due("default") == (minutes > 1)
+
+
+def test_a_round_asks_of_no_other_call_once_it_is_late_and_rules_take_turns(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot is not kept for twenty slow answers; the next round goes on with the others."""
+    asked: list[str] = []
+
+    def ask_for_long(call: CallQueue) -> Succeeded:
+        asked.append(call.rule)
+        return Succeeded()
+
+    rules(a=Rule(reconcile=ask_for_long), b=Rule(reconcile=ask_for_long))
+    for rule in "aaabbb":
+        unknown(rule)
+    monkeypatch.setattr(reconcile.clocks, "monotonic", lambda: reconcile.ROUND * len(asked))
+    assert [reconcile.ask_due("default") for _ in range(5)] == [1] * 5
+    assert asked == ["a", "b", "a", "b", "a"]
+
+
+def test_a_time_limit_that_strikes_in_a_hook_ends_the_round() -> None:
+    """Else the hard one would kill the process, with all that it has in flight."""
+    provider.answer = SoftTimeLimitExceeded()
+    unknown(), unknown()
+    with pytest.raises(SoftTimeLimitExceeded):
+        reconcile.ask_due("default")
+    assert len(provider.asked) == 1
+    assert reconcile.queues_wanted("default") == [""]

@@ -267,7 +267,8 @@ def test_a_callback_that_was_never_sent_is_sent_by_a_dispenser_once(
         patch.setattr(messages, "send_by_name", away)
         behaviour.run()
     assert told == []
-    CallQueue.objects.update(finished_at_dt=timezone.now() - callbacks.LEFT - timedelta(seconds=1))
+    long_ago = timezone.now() - callbacks.LEFT - timedelta(seconds=1)
+    CallQueue.objects.update(finished_at_dt=long_ago, callback_at=long_ago)
     Dispenser().run_once()
     Dispenser().run_once()
     assert told == [(call.pk, "done")]

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
 from callqueue.models import CallQueue
@@ -48,16 +47,6 @@ def test_done_calls_are_made_again_only_where_that_is_said() -> None:
     assert run("requeue", "--status", "done", "--again").out == "requeued 1 call\n"
 
 
-def test_requeued_calls_come_due_at_a_pace_and_not_before() -> None:
-    for _ in range(3):
-        ended(Status.FAILED)
-    assert run("requeue", "--pace", "2/m", "--delay", "10m").out == "requeued 3 calls\n"
-    dues = list(CallQueue.objects.order_by("pk").values_list("due_at_dt", flat=True))
-    assert [round((due - dues[0]).total_seconds()) for due in dues] == [0, 30, 60]
-    assert 590 < (dues[0] - timezone.now()).total_seconds() <= 600
-    assert not CallQueue.objects.filter(ready=True).exists()
-
-
 def test_only_one_rule_and_one_key() -> None:
     calls = (
         ended(Status.FAILED, key="a"),
@@ -84,13 +73,6 @@ def test_a_dry_run_counts_and_changes_nothing() -> None:
     waiting = send("r")
     assert run("cancel", "--dry-run").out == "would cancel 1 call; nothing was changed\n"
     assert statuses(waiting) == [Status.NEW]
-
-
-@pytest.mark.parametrize("arguments", [("--pace", "many"), ("--delay", "soon")])
-def test_a_pace_that_cannot_be_read_is_wrong_use(arguments: tuple[str, ...]) -> None:
-    call = ended(Status.FAILED)
-    assert run("requeue", *arguments).code == 2
-    assert statuses(call) == [Status.FAILED]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from callqueue import FixedWindow, Rule, SlidingWindow, database, states
+from callqueue import FixedWindow, Rule, SlidingWindow, control, database, states
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import control
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 

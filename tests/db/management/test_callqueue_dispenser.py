@@ -19,11 +19,10 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, texts
+from callqueue import Rule, SlidingWindow, database, texts
 from callqueue.dispatch import publisher
 from callqueue.maintenance import recovery
 from callqueue.models import CallQueue, DispenserState
-from callqueue.operations import dispensers
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import send
@@ -110,20 +109,23 @@ def test_a_health_check_knows_a_dispenser_of_this_host_from_others(rules: Rules)
     recovery.beat("default", f"{texts.host()}:1:ab", "beat")
     assert run("dispenser", "--alive").code == 1
     recovery.beat("default", f"{texts.host()}:2:cd", "steady")
+    DispenserState.objects.update(digest="ab")
     assert run("dispenser", "--alive").code == 0
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=61))
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=21))
     silent = run("dispenser", "--alive")
     assert silent.code == 1
-    assert "for 61 s" in silent.error
+    assert "for 21 s" in silent.error
+    DispenserState.objects.update(seen_at=timezone.now(), digest="")
+    assert run("dispenser", "--alive").code == 1, "it has ended"
 
 
 def test_a_health_check_blames_no_dispenser_for_a_database_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def away(using: str) -> None:
+    def away(*_: object) -> None:
         raise OperationalError("nobody there")
 
-    monkeypatch.setattr(dispensers, "silence_of_host", away)
+    monkeypatch.setattr(database, "clock", away)
     checked = run("dispenser", "--alive")
     assert (checked.code, "nobody there" in checked.out) == (0, True)
 

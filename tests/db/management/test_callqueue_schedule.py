@@ -39,8 +39,10 @@ def test_writing_them_again_changes_nothing() -> None:
 
 
 def test_another_interval_and_queue_are_corrected_in_place() -> None:
-    run("schedule")
+    assert run("schedule").out.count(": created") == 3
     before = [row.pk for row in ours()]
+    ran = run("schedule", "--interval", "0.5")
+    assert (ran.out.count(": changed"), ran.out.count(": unchanged")) == (1, 2)
     run("schedule", "--interval", "0.5", "--queue", "care")
     rows = ours()
     assert [row.pk for row in rows] == before

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
-from django.db.models import F
 
-from callqueue import Concurrency, Rule, SlidingWindow
-from callqueue.limits.simulation import DELIVERY, NOTICE
-from callqueue.models import CallAttempt
-from callqueue.operations import control
+from callqueue import Concurrency, Rule, SlidingWindow, control
 from tests.db.commands import run
-from tests.support.history import NOON, paced
 
 Rules = Callable[..., None]
 
@@ -61,14 +55,3 @@ def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
 def test_a_simulation_of_nonsense_is_wrong_use(rules: Rules, arguments: tuple[str, ...]) -> None:
     rules(r=Rule(limits=[SlidingWindow("20/s")]))
     assert run("simulate", *arguments).code == 2
-
-
-def test_a_simulation_learns_from_the_latest_attempts_how_long_the_way_to_the_wire_is(
-    rules: Rules,
-) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
-    quick = run("simulate", "--rule", "r", "--calls", "10", "--json").document["seconds"]
-    paced(30, 1.0, released_at=NOON - timedelta(seconds=5))
-    CallAttempt.objects.update(sent_at=F("released_at") + timedelta(seconds=0.25))
-    slow = run("simulate", "--rule", "r", "--calls", "10", "--json").document["seconds"]
-    assert slow - quick == pytest.approx(10 * (0.25 - DELIVERY) + 9 * (0.15 - NOTICE), abs=0.01)

@@ -14,7 +14,7 @@ from django.core.management import call_command
 
 from callqueue import Rule, SlidingWindow
 from callqueue.management.commands import callqueue_status
-from callqueue.models import CallQueue
+from callqueue.models import CallQueue, DispenserState
 from tests.db.commands import run
 from tests.support.behaviour import release, send
 from tests.support.history import ended
@@ -40,9 +40,9 @@ def test_json_has_the_figures_of_every_rule() -> None:
     assert all(keys <= set(rule) for rule in rules.values())
     busy = rules["r"]
     assert (busy["waiting"], busy["in_flight"], busy["hold"]) == (3, 2, None)
-    assert busy["limits"] == [
-        {"name": "vendor", "per": "rule", "rate": "2/h", "used": 2, "free": 0, "note": ""}
-    ]
+    (limit,) = busy["limits"]
+    assert (limit["name"], limit["per"], limit["rate"]) == ("vendor", "rule", "2/h")
+    assert (limit["used"], limit["free"], limit["note"]) == (2, 0, "")
 
 
 def test_json_has_the_hold() -> None:
@@ -161,3 +161,12 @@ def test_a_reader_that_leaves_in_the_middle_ends_the_command() -> None:
     with pytest.raises(SystemExit) as ended_with:
         call_command("callqueue_status", stdout=Closed())
     assert ended_with.value.code == 141
+
+
+def test_what_is_not_well_is_said_below_in_the_words_of_the_json() -> None:
+    DispenserState.objects.all().delete()
+    said = run("status").out.splitlines()
+    told = run("status", "--json").document["notes"]
+    wrong = [one["text"] for one in told if one["kind"] != "well"]
+    assert any(text.startswith("No dispenser has been seen yet") for text in wrong)
+    assert said[-len(wrong) :] == wrong

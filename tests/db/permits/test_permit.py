@@ -14,11 +14,12 @@ import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
+from callqueue.history import audit
 from callqueue.ledger import agreement, agreement_rows, guests
 from callqueue.limits.budgets import Book, bind
+from callqueue.look import look
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
-from callqueue.operations import audit, status_report
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_permit, run_callqueue, travel
@@ -422,9 +423,8 @@ def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
 def test_permits_are_shown_as_not_queued(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("5/h")]))
     with callqueue.permit("r", label="refund"):
-        shown = status_report.overview("default")["rules"]["r"]
-    assert shown["in_flight"] == 1 and shown["limits"][0]["used"] == 1
-    assert shown["not_queued"] == {"in_flight": 1, "waiting": 0, "labels": {"refund": 1}}
+        shown = look("default").rule("r")
+    assert (shown.flight.count, shown.flight.permits, shown.limits[0].used) == (1, 1, 1)
 
 
 def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> None:

@@ -13,11 +13,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.permit_answers import Answer
 from callqueue.models import CallAttempt, PermitRequest
-from callqueue.operations import control
 from callqueue.permits import begun
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter

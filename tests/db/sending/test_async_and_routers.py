@@ -22,6 +22,7 @@ from django.urls import path, set_urlconf
 from callqueue import Rule
 from callqueue.exceptions import InvalidCall
 from callqueue.models import CallQueue
+from callqueue.security.secrets import Secret
 from callqueue.testing import assert_call_sent, calls_sent, fake_transport, run_callqueue
 
 Rules = Callable[..., None]
@@ -176,3 +177,21 @@ def test_a_router_chooses_the_database(
     many[1].requeue()
     assert CallQueue.objects.new().get() == many[1]
     assert list(one.attempts.values_list("outcome", flat=True)) == ["succeeded"]
+
+
+def test_what_a_router_changes_is_not_sent(rules: Any) -> None:
+    """It is given a copy: what is stored was checked."""
+
+    def meddling(data: Any) -> None:
+        data["method"] = "\0"
+        data["params"]["json"]["deep"].append("\0" * 9)
+        data["params"]["headers"].clear()
+        data["params"].update(url="http://10.0.0.1/", proxies={})
+
+    rules(more={"ROUTER": meddling})
+    params = {"url": "http://v.example/", "json": {"deep": [1]}, "headers": {"X-A": Secret("K")}}
+    call_data = {"method": "post", "params": params}
+    rules(more={"ROUTER": meddling, "SECRETS": {"K": "a"}})
+    call = CallQueue.objects.send(call_data)
+    assert call is not None
+    assert CallQueue.objects.get(pk=call.pk).call_data == call_data

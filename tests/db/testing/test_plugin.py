@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "test-your-code.md"
+from callqueue import database
+
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to"
+COMMITTING = pytest.mark.django_db(transaction=True)
 PROJECT = {
     "settings_of_theirs.py": """
         SECRET_KEY = "x"
@@ -41,7 +47,7 @@ def test_the_fixtures_alone_bring_a_test_database(tmp_path: Path) -> None:
         for name, value in os.environ.items()
         if not name.startswith(("DJANGO_", "CALLQUEUE_", "PYTEST_"))
     }
-    root = str(PAGE.parent.parent.parent)
+    root = str(PAGES.parent.parent)
     environment = {
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), root, kept.get("PYTHONPATH")])),
@@ -70,20 +76,33 @@ def test_the_fixtures_alone_bring_a_test_database(tmp_path: Path) -> None:
     assert not (tmp_path / "real.sqlite3").exists()
 
 
-def read_the_page() -> list[Any]:
-    blocks = re.findall(
-        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+def read_the_pages() -> list[Any]:
+    text = "".join(
+        (PAGES / page).read_text(encoding="utf-8")
+        for page in ("test-your-code.md", "use-the-answer.md")
     )
     found: list[Any] = []
-    for block in blocks:
-        names = re.findall(r"^def (test_\w+)", block, re.MULTILINE)
-        found += [pytest.param(block, name, id=name) for name in names]
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        of_block = re.findall(r"^(async )?def (test_\w+)", block, re.MULTILINE)
+        found += [
+            pytest.param(block, name, id=name, marks=COMMITTING if is_async else ())
+            for is_async, name in of_block
+        ]
     return found
 
 
-@pytest.mark.parametrize(("block", "name"), read_the_page())
+@pytest.mark.parametrize(("block", "name"), read_the_pages())
 def test_the_pages_tests_pass(block: str, name: str, request: pytest.FixtureRequest) -> None:
     namespace: dict[str, Any] = {"__name__": f"of_the_page.{name}"}
-    exec(compile(block, PAGE.name, "exec"), namespace)
+    exec(compile(block, name, "exec"), namespace)
     wanted = inspect.signature(namespace[name]).parameters
-    namespace[name](**{fixture: request.getfixturevalue(fixture) for fixture in wanted})
+    made = namespace[name](**{fixture: request.getfixturevalue(fixture) for fixture in wanted})
+    if made is not None:
+        asyncio.run(_in_a_loop(made))
+
+
+async def _in_a_loop(made: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await made
+    finally:
+        await sync_to_async(database.close_all)()  # the connection of the ORM's own thread

@@ -14,15 +14,13 @@ from celery.signals import import_modules
 from django.db import transaction
 from django.test import TestCase, override_settings
 
-from callqueue import Retry, Rule, SlidingWindow, broker, handlers
+from callqueue import Retry, Rule, SlidingWindow, broker, control, handlers
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.operations import control
 from callqueue.testing import (
     FakeTransport,
     answer,
     calls_sent,
     fake_transport,
-    in_turn,
     run_callqueue,
     travel,
 )
@@ -52,7 +50,7 @@ def test_it_goes_on_until_nothing_is_due_any_more(
     rules: Rules, callqueue_transport: FakeTransport
 ) -> None:
     rules(default=Rule(retry=NO_WAIT))
-    callqueue_transport.add(f"{URL}/pay", in_turn(500, 500, 200))
+    callqueue_transport.add(f"{URL}/pay", [500, 500, 200])
     call = send()
     assert run_callqueue() == 3
     assert status_of(call) == Status.DONE
@@ -74,7 +72,7 @@ def test_without_until_idle_it_makes_one_pass(
     rules: Rules, callqueue_transport: FakeTransport
 ) -> None:
     rules(default=Rule(retry=NO_WAIT))
-    callqueue_transport.add(f"{URL}/pay", in_turn(500, 200))
+    callqueue_transport.add(f"{URL}/pay", [500, 200])
     call = send()
     assert run_callqueue(until_idle=False) == 1
     assert status_of(call) == Status.ERROR
@@ -152,10 +150,10 @@ def test_a_handlers_result_that_is_no_json_is_kept_as_text(
 
 def test_waits_can_be_skipped(rules: Rules, callqueue_transport: FakeTransport) -> None:
     rules(default=Rule(limits=[SlidingWindow("2/h")], retry=Retry(base=60.0, jitter=False)))
-    callqueue_transport.add(f"{URL}/pay", in_turn(500, 200))
+    callqueue_transport.add(f"{URL}/pay", [500, 200])
     calls = [send(), *(send("/other") for _ in range(4))]
-    callqueue_transport.add(f"{URL}/other", (429, {"Retry-After": "120"}, "slow down"))
-    callqueue_transport.add(f"{URL}/other", in_turn((429, {"Retry-After": "120"}, ""), 200))
+    callqueue_transport.add(f"{URL}/other", 500)
+    callqueue_transport.add(f"{URL}/other", [answer(429, headers={"Retry-After": "120"}), 200])
     with travel():
         assert run_callqueue(skip_waits=True) == 7
     assert {status_of(call) for call in calls} == {Status.DONE}

@@ -20,7 +20,10 @@ def test_the_fixture_lists_what_the_test_sent(rules: Rules, callqueue_sent: Sent
     assert list(callqueue_sent) == [first, last]
     assert callqueue_sent.last == callqueue_sent[-1] == last
     assert callqueue_sent.assert_call_sent(url=f"{URL}/b", json={"n": 1}, key="k", count=1) == last
-    assert len(callqueue_sent.matching(method="POST", status="new")) == 2
+    assert callqueue_sent.assert_call_sent(method="POST", status="new", count=2) == last
+    assert callqueue_sent.assert_call_sent(url=lambda url: url.endswith("/a")) == first
+    assert callqueue_sent[0] == first
+    assert len(callqueue_sent) == 2
 
 
 def test_assertions_say_what_was_sent_instead(rules: Rules) -> None:

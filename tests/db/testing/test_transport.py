@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from collections.abc import Callable
@@ -27,7 +26,7 @@ Status = CallQueue.Status
         (f"{URL}/pay", "/pay?a=1"),
         (f"{URL}/*", "/pay/7?a=1"),
         (f"POST {URL}/pay", "/pay"),
-        (re.compile(r"/pay/\d+"), "/pay/12"),
+        (f"{URL}/pay/*/refund", "/pay/12/refund"),
         (lambda request: request.method == "POST", "/anything"),
         (URL, ""),
     ],
@@ -60,11 +59,11 @@ def test_a_request_without_an_answer_fails_the_test_and_names_what_there_is(
     [
         (204, 204, ""),
         ({"ok": True}, 200, '{"ok": true}'),
-        ([1, 2], 200, "[1, 2]"),
-        ("text", 200, "text"),
-        ((201, {"X-Id": "9"}, {"id": 9}), 201, '{"id": 9}'),
+        ([201, 202], 201, ""),
+        (answer(json=[1, 2]), 200, "[1, 2]"),
         (answer(202, body="later"), 202, "later"),
         (lambda request: {"saw": request.json["amount"]}, 200, '{"saw": 3}'),
+        (lambda request: answer(203, body=request.url[-4:]), 203, "/pay"),
     ],
 )
 def test_answers(rules: Rules, given: Any, status: int, body: str) -> None:
@@ -74,6 +73,40 @@ def test_answers(rules: Rules, given: Any, status: int, body: str) -> None:
         run_callqueue()
     (attempt,) = CallAttempt.objects.filter(call=call)
     assert (attempt.response_status, attempt.response_body) == (status, body)
+
+
+def test_answers_of_a_list_are_given_in_turn_and_the_last_one_for_ever(rules: Rules) -> None:
+    rules(default=Rule())
+    answers = [201, {"ok": True}]
+    with fake_transport({f"{URL}/a": answers}, default=answers) as transport:
+        for path in "/a", "/a", "/b", "/a":
+            send(path)
+            run_callqueue()
+        transport.default = [202, 203]
+        send("/b")
+        run_callqueue()
+    given = CallAttempt.objects.order_by("pk").values_list("response_status", flat=True)
+    assert list(given) == [201, 200, 200, 200, 202]
+    assert answers == [201, {"ok": True}]
+
+
+@pytest.mark.parametrize("given", [True, [], "text", (200, {}, "")])
+def test_what_is_no_answer_fails_the_test(rules: Rules, given: Any) -> None:
+    rules(default=Rule())
+    send()
+    with fake_transport(default=given), pytest.raises(UnexpectedRequest, match="is no answer"):
+        run_callqueue()
+
+
+def test_an_assertion_in_a_function_that_answers_fails_the_test(rules: Rules) -> None:
+    def look(request: Any) -> int:
+        assert request.json == {"amount": 4}
+        return 200
+
+    rules(default=Rule())
+    send(json={"amount": 3})
+    with fake_transport(default=look), pytest.raises(AssertionError, match="amount"):
+        run_callqueue()
 
 
 @pytest.mark.parametrize(

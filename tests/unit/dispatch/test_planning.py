@@ -80,5 +80,5 @@ def test_a_call_that_went_before_goes_by_the_next_queue() -> None:
 def test_a_rule_has_as_much_room_as_the_tightest_of_its_own_limits() -> None:
     limits = [SlidingWindow("9/m"), Concurrency(4), SlidingWindow("2/m", unit="tokens")]
     of = account(r=Rule(limits=limits))
-    assert planning.room(of, "r", 500) == 4
-    assert planning.room(of, "r", 3) == 3
+    assert planning.room(of, "r", 500, [""]) == 4
+    assert planning.room(of, "r", 3, [""]) == 3

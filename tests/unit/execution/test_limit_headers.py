@@ -1,4 +1,6 @@
-"""What providers say of their limits in headers: Retry-After and the RateLimit family."""
+"""What providers that refuse say of their limits in headers: Retry-After and the RateLimit
+families.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from email.utils import format_datetime
 import pytest
 from requests.structures import CaseInsensitiveDict
 
-from callqueue.execution.limit_headers import Advice, rate_limit_headers, retry_after
+from callqueue.execution.limit_headers import rate_limit_headers, retry_after
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -24,18 +26,13 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
         ("Friday, 20-Nov-26 12:01:00 GMT", 60.0),
         ("Fri Nov 20 12:01:00 2026", 60.0),
         ((NOW - timedelta(hours=1)).strftime("%a, %d %b %Y %H:%M:%S GMT"), 0.0),
-        ("2026-11-20T12:00:30Z", 30.0),
-        ("6m0s", 360.0),
-        ("10, 20", 20.0),
-        ("30, Fri, 20 Nov 2026 12:00:45 GMT", 45.0),
-        ("Fri, 20 Nov 2026 12:00:15 GMT, 30", 30.0),
-        ("10, soon", 10.0),
-        ("1e9", 21600),
         ("99999999999999999999", 21600),
         ("9" * 5000, 21600),
         ("Fri, 31 Dec 9999 23:59:59 GMT", 21600),
         ("Fri, 31 Dec 9999 23:59:59 -0100", 21600),
         ("soon", None),
+        ("6m0s", None),
+        ("10, 20", None),
         ("nan", None),
         ("inf", None),
         ("٣٠", None),
@@ -78,8 +75,7 @@ def test_a_clock_ten_minutes_off_changes_nothing_where_the_answer_has_a_date() -
     ("value", "note"),
     [
         ("100000", "clamped; it named 100000 s"),
-        ("1e300", "clamped; it named more than a year"),
-        ("Fri, 20 Nov 2026 11:00:00 GMT", "clamped; it named a moment that is past"),
+        ("9" * 400, "clamped; it named inf s"),
         ("-5", "its Retry-After is unusable"),
         ("30", ""),
     ],
@@ -92,7 +88,6 @@ def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
     for headers in (
         {"RETRY-AFTER": "3"},
         CaseInsensitiveDict({"rEtry-aFter": "3"}),
-        {"Retry-After": "1", "retry-after": "3"},
     ):
         assert retry_after(headers, now=NOW, max_hold=60).until_s == 3.0
 
@@ -100,38 +95,6 @@ def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
-        ({"RateLimit": '"default";r=0;t=5'}, 5.0),
-        ({"RateLimit": '"default";r=3;t=5'}, None),
-        (
-            {
-                "RateLimit": '"burst";r=0;t=2, "daily";r=0;t=900',
-                "RateLimit-Policy": '"burst";q=10;w=1',
-            },
-            900.0,
-        ),
-        ({"RateLimit": '"burst";r=0', "RateLimit-Policy": '"burst";q=10;w=60'}, 60.0),
-        ({"RateLimit": '"burst";r=0;t=2, "daily";r=7;t=900'}, 2.0),
-        ({"RateLimit": "default;r=0;t=5"}, 5.0),
-        ({"RateLimit": '"a,b;c";pk=:dHJpYWwxMjEzMjM=:;r=0;t=5'}, 5.0),
-        (
-            {
-                "RateLimit": '"job";r=0',
-                "RateLimit-Policy": '"job";q=3;qu="concurrent-requests";w=60',
-            },
-            None,
-        ),
-        ({"RateLimit": '"a";r=0;t=-5'}, None),
-        ({"RateLimit": "r=0;t=5"}, None),
-        ({"RateLimit": "limit=100, remaining=0, reset=50"}, 50.0),
-        ({"RateLimit": "limit=100, remaining=1, reset=50"}, None),
-        (
-            {
-                "RateLimit-Limit": "100, 100;w=60",
-                "RateLimit-Remaining": "0",
-                "RateLimit-Reset": "5",
-            },
-            5.0,
-        ),
         ({"X-Rate-Limit-Remaining": "0", "X-Rate-Limit-Reset": "9"}, 9.0),
         ({"RateLimit-Limit": "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "12"}, 12.0),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(NOW.timestamp()) + 30)}, 30.0),
@@ -143,32 +106,8 @@ def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
             30.0,
         ),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "2026-11-20T12:00:07+00:00"}, 7.0),
-        (
-            {
-                "X-RateLimit-Remaining": "0",
-                "X-RateLimit-Reset": str((int(NOW.timestamp()) + 30) * 10**9),
-            },
-            30.0,
-        ),
-        (
-            {
-                "X-RateLimit-Remaining": "0",
-                "X-RateLimit-Reset": "Fri Nov 20 2026 13:00:09 GMT+0100 (CET)",
-            },
-            9.0,
-        ),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "Fri, 20 Nov 2026 12:00:09 GMT"}, 9.0),
-        ({"X-RateLimit-Remaining": "5, 0", "X-RateLimit-Reset": "50, 7"}, 7.0),
-        ({"X-RateLimit-Remaining": "5, 0", "X-RateLimit-Reset": "50"}, 50.0),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "1.25"}, 1.25),
-        (
-            {
-                "X-RateLimit-Remaining": "0",
-                "X-RateLimit-Reset-After": "1.25",
-                "X-RateLimit-Reset": "1470173023",
-            },
-            1.25,
-        ),
+        ({"X-RateLimit-Remaining": "0.9", "X-RateLimit-Reset": "1.25"}, 1.25),
         (
             {
                 "anthropic-ratelimit-tokens-remaining": "0",
@@ -176,24 +115,23 @@ def test_names_are_read_in_any_case_and_of_any_mapping() -> None:
             },
             7.0,
         ),
-        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 360.0),
-        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
-        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, None),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, None),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "360"}, None),
         (
             {
                 "x-ratelimit-remaining-requests": "0",
-                "x-ratelimit-reset-requests": "1s",
+                "x-ratelimit-reset-requests": "1",
                 "x-ratelimit-remaining-tokens": "0",
-                "x-ratelimit-reset-tokens": "1m30.5s",
+                "x-ratelimit-reset-tokens": "90.5",
                 "x-ratelimit-remaining-images": "4",
-                "x-ratelimit-reset-images": "2h",
+                "x-ratelimit-reset-images": "7200",
             },
             90.5,
         ),
-        ({"x-ratelimit-remaining-tokens": "-1", "x-ratelimit-reset-tokens": "5"}, None),
-        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30", "Age": "12"}, None),
+        ({"x-ratelimit-remaining-tokens": "-1", "x-ratelimit-reset-tokens": "5"}, 5.0),
         ({"X-RateLimit-Remaining-Minute": "0", "RateLimit-Reset": "30"}, None),
-        ({"X-RateLimit-Limit": "10", "X-RateLimit-Reset": "30"}, None),
+        ({"X-RateLimit-Limit": "10", "X-RateLimit-Reset": "30"}, 30.0),
+        ({"RateLimit": '"default";r=0;t=5', "RateLimit-Policy": '"default";q=10;w=60'}, None),
         ({"X-RateLimit-Remaining": "0"}, None),
         ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "whenever"}, None),
         ({}, None),
@@ -206,11 +144,17 @@ def test_nothing_remaining_is_a_hold_until_the_reset(
     assert until == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_the_limit_told_is_the_one_that_holds() -> None:
-    headers = {
-        "RateLimit": '"s";r=4;t=1, "d";r=0;t=50',
-        "RateLimit-Policy": '"s";q=5;w=1, "d";q=900;w=86400',
-    }
-    assert rate_limit_headers(headers, now=NOW, max_hold=60) == Advice(50.0, 0)
-    headers["RateLimit"] = '"s";r=4;t=1, "d";r=70;t=50'
-    assert rate_limit_headers(headers, now=NOW, max_hold=60) == Advice(None, 4)
+@pytest.mark.parametrize(
+    ("headers", "remaining"),
+    [
+        ({"X-RateLimit-Remaining": "41", "X-RateLimit-Limit": "60"}, 41),
+        ({"x-ratelimit-remaining-requests": "9", "x-ratelimit-remaining-tokens": "7"}, 7),
+        ({"RateLimit-Remaining": "9" * 400}, 10**15),
+        ({"RateLimit-Remaining": "-1"}, None),
+        ({"RateLimit-Remaining": "many"}, None),
+        ({"X-Items-Remaining": "3"}, None),
+    ],
+)
+def test_the_least_that_is_left_is_told(headers: dict[str, str], remaining: int | None) -> None:
+    advice = rate_limit_headers(headers, now=NOW, max_hold=60)
+    assert (advice.until_s, advice.remaining) == (None, remaining)

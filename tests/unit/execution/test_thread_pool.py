@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -52,18 +54,23 @@ def test_a_job_that_raises_keeps_no_other_from_being_handed_over(
     assert isinstance(raised, error)
 
 
-def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may have a limit of its own, and every call in flight is a thread."""
-    monkeypatch.setattr(thread_pool, "_the_pool", None)
+def _allow_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """So many for calls, and no more."""
     start, started = threading.Thread.start, list[threading.Thread]()
 
     def start_few(thread: threading.Thread) -> None:
-        if thread.name == "callqueue-calls" and len(started) == 2:
+        if thread.name == "callqueue-calls" and len(started) == count:
             raise RuntimeError("can't start new thread")
         started.extend([thread] if thread.name == "callqueue-calls" else [])
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_few)
+
+
+def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have a limit of its own, and every call in flight is a thread."""
+    monkeypatch.setattr(thread_pool, "_the_pool", None)
+    _allow_threads(monkeypatch, 2)
     together = threading.Barrier(2)
 
     def work(job: int) -> int:
@@ -73,6 +80,45 @@ def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatc
     ended, raised = made(list(range(8)), work, threads=8)
     assert sorted(ended) == list(range(8))
     assert raised is None
+
+
+def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_leases_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that a thread has go on; and the process is known to have no more threads."""
+    monkeypatch.setattr(thread_pool, "_the_pool", None)
+    monkeypatch.setattr(thread_pool, "UNSERVED", 0.05)
+    _allow_threads(monkeypatch, 2)
+    goes, bell = threading.Event(), queue.SimpleQueue[Any]()
+    jobs: list[Any] = list(range(8))
+    batch = thread_pool.Batch(jobs, lambda job: goes.wait(20) and job, bell)
+    assert thread_pool.most() == math.inf
+    batch.begin(8)
+    assert thread_pool.most() == 2
+    assert batch.unserved() == []  # one may still be free soon
+    while not (left := batch.unserved()):
+        threading.Event().wait(0.01)
+    assert left == [2, 3, 4, 5, 6, 7]
+    goes.set()
+    while len(batch.ended) < 2:
+        bell.get(timeout=20)
+    assert sorted(batch.ended) == [0, 1]
+    at = time.monotonic() + thread_pool.MINUTE
+    monkeypatch.setattr(thread_pool.time, "monotonic", lambda: at)
+    assert thread_pool.most() == math.inf  # it is tried again
+
+
+def test_a_thread_that_waits_for_the_next_message_keeps_no_connection_that_none_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand idle threads would keep a thousand descriptors, closed by the other side or not."""
+    closed = threading.Event()
+    monkeypatch.setattr(thread_pool, "_the_pool", None)
+    monkeypatch.setattr(thread_pool, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(thread_pool.client, "close_idle", closed.set)
+    made([1], lambda job: job)
+    assert closed.wait(20)
+    assert made([2], lambda job: job)[0] == [2]
 
 
 def test_a_thread_that_met_one_serves_the_next_message() -> None:

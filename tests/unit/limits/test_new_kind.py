@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callqueue import Rule
+from callqueue.history.audit_tallies import tally_of
 from callqueue.limits import kinds
 from callqueue.limits.agreements import Agreement, in_force, renewed
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import Usage
 from callqueue.limits.opinions import digest_of, opinion_of
-from callqueue.limits.simulation import simulate
-from callqueue.operations.audit_tallies import tally_of
+from tests.support.drain_simulation import simulate
 from tests.support.new_kind import Spaced
 from tests.unit.limits.test_kinds import RATES, Move, moves, play
 

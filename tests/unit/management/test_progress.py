@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from callqueue.management import progress as module
 from callqueue.management.progress import progress
 
 MARKS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # what a terminal acts on, and does not show
@@ -61,19 +60,7 @@ def test_nothing_is_written_where_rich_is_not_installed(monkeypatch: pytest.Monk
     assert stream.getvalue() == ""
 
 
-def test_nothing_is_written_of_work_that_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 60)
-    stream = Terminal()
-    with progress("working", stream=stream) as update:
-        assert update is not None
-        update(5, 10)
-    assert stream.shown().strip() == ""
-
-
-def test_a_terminal_shows_how_far_the_work_is_and_a_clean_line_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.001)
+def test_a_terminal_shows_how_far_the_work_is_and_a_clean_line_at_the_end() -> None:
     stream = Terminal("25%  2500/10000")
     with progress("working", stream=stream) as update:
         assert update is not None
@@ -82,8 +69,7 @@ def test_a_terminal_shows_how_far_the_work_is_and_a_clean_line_at_the_end(
     assert stream.getvalue().endswith("\x1b[2K")
 
 
-def test_without_a_total_the_count_and_the_time_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.001)
+def test_without_a_total_the_count_and_the_time_are_shown() -> None:
     stream = Terminal("1200/? 0:00:0")
     with progress("reading", stream=stream) as update:
         assert update is not None

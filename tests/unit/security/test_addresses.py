@@ -343,3 +343,50 @@ def test_what_no_host_and_port_could_match_is_no_pattern(pattern: str) -> None:
     from callqueue.limits.rules import is_place_pattern
 
     assert not is_place_pattern(pattern)
+
+
+PREFIXES = [
+    "fd00::",
+    "fe80::",
+    "ff02::",
+    "::",
+    "2001:db8::",
+    "2002:a00:1::",
+    "fec0::",
+    "64:ff9b:1::",
+]
+
+
+@given(
+    prefix=st.sampled_from(PREFIXES),
+    interface=st.sampled_from([0x5EFE, 0x02005EFE]),
+    inside=st.integers(1, 0xFFFFFF),
+)
+def test_an_ipv4_range_opens_no_ipv6_address_that_only_looks_like_one_of_it(
+    prefix: str, interface: int, inside: int
+) -> None:
+    """Of ISATAP's shape, for one; both are asked, and either may refuse."""
+    ipv4 = IPv4Address(0x0A000000 | inside)
+    address = IPv6Address(int(IPv6Address(prefix)) | interface << 32 | int(ipv4))
+    assert refusal(address, ["10.0.0.0/8"]) is not None
+    assert refusal(address, ["::/0"]) is None
+    public = IPv6Address(0x2A00 << 112 | interface << 32 | int(ipv4))
+    assert refusal(public) is not None and refusal(public, ["10.0.0.0/8"]) is None
+
+
+@given(st.integers(0, 2**128 - 1), st.integers(0, 32), REFUSED_V4)
+def test_an_ipv4_range_opens_mapped_and_nat64_addresses_and_no_other_that_is_refused(
+    number: int, bits: int, opened: IPv4Address
+) -> None:
+    network = str(ip_network(f"{opened}/{bits}", strict=False))
+    for address in (
+        IPv6Address(number),
+        IPv6Address(number >> 64 << 64 | 0x5EFE << 32 | int(opened)),
+    ):
+        is_made_of_ipv4 = address in ip_network("::ffff:0:0/96") or address in ip_network(
+            "64:ff9b::/96"
+        )
+        if refusal(address, [network]) is None and not is_made_of_ipv4:
+            assert address in ip_network("2000::/3")
+    assert refusal(f"::ffff:{opened}", [network]) is None
+    assert refusal(f"64:ff9b::{opened}", [network]) is None

@@ -14,7 +14,6 @@ from callqueue import clocks
 from callqueue.execution.http import adapter
 from callqueue.execution.http.client import Answer, Dropped, Gate, Timeouts
 from tests.support.peer import (
-    FOLLOWING,
     SECRET,
     Clock,
     Line,
@@ -272,7 +271,7 @@ def test_garbage_is_a_sent_call_without_an_answer(garbage: bytes) -> None:
 )
 def test_no_answer_makes_it_raise(data: bytes) -> None:
     with Peer(once(data)) as peer:
-        answer = call(peer.url(), policy=FOLLOWING, timeouts=Timeouts(total=2))
+        answer = call(peer.url(), timeouts=Timeouts(total=2))
     assert answer.sent
 
 

@@ -15,13 +15,11 @@ import pytest
 from callqueue.execution.http.client import Timeouts
 from tests.support.busy import BUSY
 from tests.support.peer import (
-    FOLLOWING,
     HURRIED,
     Clock,
     Line,
     Peer,
     Recording,
-    Seen,
     answer_bytes,
     answering,
     body_of,
@@ -29,7 +27,6 @@ from tests.support.peer import (
     echo,
     is_lost,
     nothing_was_sent,
-    redirecting,
     within,
     without_end,
 )
@@ -91,19 +88,6 @@ def slowness() -> float:
     before = time.thread_time()
     sum(number * number for number in range(1_000_000))
     return max(1.0, (time.thread_time() - before) / 0.04)
-
-
-def test_all_hops_together_may_keep_us_busy_no_longer_than_one() -> None:
-    waste = b"1;" + b"y" * 60_000 + b"\r\nx\r\n"
-    hop = (
-        b"HTTP/1.1 307 Onward\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + waste * 4
-        + b"0\r\n\r\n"
-    )
-    with Peer(answering(hop)) as peer:
-        answer = call(peer.url(), policy=FOLLOWING)
-        assert "hardly any body" in answer.error
-        assert len(peer.seen) == 4
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX-One: "])
@@ -180,15 +164,3 @@ def test_a_server_that_reads_one_byte_a_time_ends_with_the_total_timeout() -> No
     with Peer(script) as peer, within(4):
         answer = call(peer.url(), data="x" * 12_000_000, timeouts=HURRIED)
     assert is_lost(answer)
-
-
-def test_the_total_timeout_spans_all_hops() -> None:
-    def slowly(seen: Seen) -> bytes:
-        time.sleep(0.12)
-        return redirecting("/again")
-
-    with Peer(answering(slowly)) as peer, within(3):
-        answer = call(peer.url(), policy=FOLLOWING, timeouts=HURRIED)
-    assert answer.response is None
-    assert answer.sent
-    assert "0.3 s" in answer.error

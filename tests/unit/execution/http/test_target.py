@@ -60,5 +60,5 @@ def test_hosts_outside_of_the_allowed_ones_are_refused_without_a_lookup(
     answer = call("http://evil.test/", policy=replace(LOOPBACK, allowed_hosts=("*.good.test",)))
     assert nothing_was_sent(answer)
     assert answer.refused
-    assert answer.error == "the host evil.test is not in ALLOWED_HOSTS"
+    assert answer.error == "the host evil.test is not in ALLOWED_HOSTS (in this worker's settings)"
     assert names.lookups == []

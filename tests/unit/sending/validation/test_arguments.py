@@ -7,6 +7,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from celery import shared_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,11 @@ from callqueue.sending.validation import (
 from tests.support.samples import NOW, texts, values
 
 PARIS = timezone(timedelta(hours=1))
+
+
+@shared_task(name="shop.tasks.paid")
+def paid(call_id: int, status: str) -> None:
+    """A callback."""
 
 
 class TestTheKey:
@@ -128,6 +134,7 @@ class TestTheOtherArguments:
     def test_a_callback_is_the_name_of_a_task(self) -> None:
         assert check_callback(None) is None
         assert check_callback("shop.tasks.paid") == "shop.tasks.paid"
+        assert check_callback(paid) == "shop.tasks.paid"
         for wrong in ("", "a b", "a\0", "x" * 256, len, 5, "\ud800", "a\x1b[2J", "a\n", "a\x9b"):
             with pytest.raises(InvalidCall, match="^callback"):
                 check_callback(wrong)

@@ -18,7 +18,7 @@ class TestHttpParams:
             ("stream", "MAX_RESPONSE_BYTES"),
             ("proxies", "not offered"),
             ("cert", "not offered"),
-            ("allow_redirects", "Rule(follow_redirects=...)"),
+            ("allow_redirects", "Location"),
             ("hooks", "classify"),
             ("files", "not offered"),
             ("header", "did you mean 'headers'?"),

@@ -1,0 +1,92 @@
+"""What operators do to rules: pause, resume, change a limit. Acts at the next pass, within a
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from callqueue import conf, database, events, tables, texts
+from callqueue.exceptions import InvalidCall
+from callqueue.ledger import agreement, holds
+from callqueue.limits.durations import LONGEST
+from callqueue.sending.validation import check_instant, check_key
+
+
+def pause(
+    using: str,
+    rule: str,
+    *,
+    key: str | Mapping[str, str] = "",
+    seconds: float | None = None,
+    until: datetime | None = None,
+    reason: str = "",
+) -> None:
+    """Hold a rule, or one key of it, for `seconds`, until an instant, or until it is resumed. It
+    replaces an earlier pause, and no moment is without one.
+
+    UnknownRule suggests; InvalidCall where the pause would be over at once.
+    """
+    conf.current().rule(rule)
+    text, end = check_key(key), check_instant("until", until)
+    if seconds is not None:
+        if not 0 < seconds <= LONGEST.total_seconds():
+            raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
+        end = database.clock(using) + timedelta(seconds=seconds)
+    elif end is not None and end <= database.clock(using):
+        raise InvalidCall("until", "is in the past")
+    holds.lay(
+        using,
+        [rule],
+        "key" if text else "rule",
+        text,
+        end,
+        reason or "paused by an operator",
+        source="operator",
+        replace=True,
+    )
+
+
+def resume(
+    using: str, rule: str, *, key: str | Mapping[str, str] = "", restored: bool = False
+) -> int:
+    """End the holds on a rule, whoever laid them, those on its keys too; or those on one key. The
+    count of them.
+
+    The hold that keeps a provider safe after the database went back in time ends only where
+    `restored` says so: see `kept_after_restore`.
+    """
+    conf.current().rule(rule)
+    text = check_key(key)
+    if text:
+        return holds.lift(using, rule, "key", text)
+    return holds.lift(using, rule, but=() if restored else ("restored",))
+
+
+def kept_after_restore(using: str, rule: str) -> datetime | None:
+    """Until when a rule is held because the database went back in time; None where it is not."""
+    kept = tables.holds(using).filter(rule=rule, source="restored", until__gt=database.ClockNow())
+    return kept.values_list("until", flat=True).first()
+
+
+def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:
+    """Give one of the rule's limits another rate, for all rules that share it; None: as the
+    settings say. The rate in force.
+
+    It stays whatever becomes of the rules, until it is given another. Where dispensers differ in
+    the limit, it is for all.
+    """
+    config = conf.current()
+    config.rule(rule)
+    budgets = {budget.id: budget for budget in config.book.budgets[rule]}
+    if budget_id not in budgets:
+        raise InvalidCall(
+            "limit", f"rule {rule!r} has no limit {budget_id!r}{texts.suggest(budget_id, budgets)}"
+        )
+    limit = budgets[budget_id].limit
+    if rate is not None:
+        limit = limit.with_rate(rate)
+    agreement.set_rate(using, budget_id, rate)
+    events.emit("limit_changed", rule=rule, limit=budget_id, rate=limit.rate_text)
+    return limit.rate_text

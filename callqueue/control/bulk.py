@@ -1,0 +1,145 @@
+"""Requeue and cancel by the thousand: picks calls by status, rule, key and time, and acts in short
+batches.
+
+Each batch is one transaction, fenced by the states it starts from, so workers and dispensers may go
+on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.db.models import Exists, OuterRef, Q
+
+from callqueue import conf, database, states, tables, texts, transitions
+from callqueue.sending import validation
+from callqueue.states import Move
+
+BATCH = 500
+Progress = Callable[[int, int | None], None]
+# is told the calls that a batch changed, and the status of each before, in its transaction
+Log = Callable[[Sequence[Any], Mapping[int, int]], None]
+BY_CREATION = (states.NEW, states.DISPATCHED)
+
+
+class Batch(NamedTuple):
+    """What came of one: the number of the last call that it looked at, how many these were, and
+    how many changed.
+    """
+
+    last: int
+    seen: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Which calls: of these statuses, and where given of this rule, this key, and ended no longer
+    ago than `since`.
+
+    `since` counts from `finished_at_dt`; for an ERROR from its last failure, for NEW and DISPATCHED
+    from `created_dt`.
+    """
+
+    statuses: tuple[int, ...]
+    rule: str | None = None
+    key: Any = ""
+    since: timedelta | None = None
+
+
+def batch(rows: Any, move: Move, *, after: int = 0, log: Log | None = None) -> Batch | None:
+    """Make a move with the next of these calls that it may start from, in the order of their
+    numbers; None where there is none numbered above `after`.
+    """
+    return database.again_after_deadlock(rows.db, lambda: _moved(rows, move, after, log))
+
+
+def _moved(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
+    using = rows.db
+    able = rows.filter(status__in=move.sources, pk__gt=after).order_by("pk")
+    before = dict(able.values_list("pk", "status")[:BATCH])
+    if not before:
+        return None
+    pks = list(before)
+    with database.writing(using):
+        is_cancel = move is Move.CANCEL
+        count = (
+            transitions.cancel(using, pks) if is_cancel else transitions.requeue(using, pks, move)
+        )
+        if log and count:
+            moved = tables.calls(using).filter(pk__in=pks, status__in=move.targets)
+            log(list(moved.defer("call_data")), before)
+    return Batch(pks[-1], len(pks), count)
+
+
+def requeue(
+    using: str, pick: Pick, *, again: bool = False, progress: Progress | None = None
+) -> int:
+    """Send the picked calls once more, those that may be; the count of them. DONE ones only with
+    `again`.
+    """
+    return _all_batches(using, pick, Move.REQUEUE_AGAIN if again else Move.REQUEUE, progress)
+
+
+def cancel(using: str, pick: Pick, *, progress: Progress | None = None) -> int:
+    """End the picked calls, those that no worker has begun; the count of them."""
+    return _all_batches(using, pick, Move.CANCEL, progress)
+
+
+def count(using: str, pick: Pick) -> int:
+    """How many calls are picked now."""
+    return database.persist(using, lambda: int(picked(using, pick).count()), during="bulk")
+
+
+def statuses_of(
+    names: Sequence[str] | None, default: Sequence[int], legal: Sequence[int]
+) -> tuple[int, ...]:
+    """The statuses of these names; ValueError where one is unknown, or not among the `legal`
+    ones.
+    """
+    if not names:
+        return tuple(default)
+    allowed = {conf.NAMES_OF_STATUS[status]: status for status in legal}
+    for name in names:
+        if name not in conf.STATUS_NAMES:
+            raise ValueError(f"there is no status {name!r}{texts.suggest(name, allowed)}")
+        if name not in allowed:
+            raise ValueError(f"{name!r} is not possible here; choose from {', '.join(allowed)}")
+    return tuple(dict.fromkeys(allowed[name] for name in names))
+
+
+def picked(using: str, pick: Pick) -> Any:
+    """The calls that are picked now."""
+    rows = tables.calls(using).filter(status__in=pick.statuses)
+    if pick.rule is not None:
+        conf.current().rule(pick.rule)
+        rows = rows.filter(rule=pick.rule)
+    if text := validation.check_key(pick.key):
+        rows = rows.filter(key=text)
+    if pick.since is not None:
+        rows = rows.filter(_since(using, database.clock(using) - pick.since))
+    return rows
+
+
+def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) -> int:
+    persist = partial(database.persist, using, during="bulk")
+    rows = persist(lambda: picked(using, pick))
+    total = persist(lambda: int(rows.count())) if progress else None
+    changed = seen = last = 0
+    while done := persist(partial(batch, rows, move, after=last)):
+        last, seen, changed = done.last, seen + done.seen, changed + done.changed
+        if progress:
+            progress(seen, total)
+    return changed
+
+
+def _since(using: str, cut: datetime) -> Q:
+    """Calls whose end, or whose last failure, is no earlier than `cut`."""
+    attempts = tables.attempts(using).charged().filter(call_id=OuterRef("pk"), finished_at__gte=cut)
+    ended = Q(status__in=states.FINAL, finished_at_dt__gte=cut)
+    failed = Q(status=states.ERROR) & Q(Exists(attempts))
+    return ended | failed | Q(status__in=BY_CREATION, created_dt__gte=cut)

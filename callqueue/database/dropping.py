@@ -1,0 +1,127 @@
+"""Dropping tables, and first the foreign keys of other tables that point at them. Only constraints
+go: no column and no row of a table that stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.db import NotSupportedError, connections
+
+from callqueue.database.notify import SILENCE
+from callqueue.database.statements import places, quoted, rows, run
+
+
+class ForeignKey(NamedTuple):
+    """A constraint of a table that stays; names as they are written in SQL."""
+
+    table: str
+    columns: str
+    name: str  # "" on SQLite, where it has none
+    target: str
+
+
+def existing(using: str, tables: Sequence[str]) -> list[str]:
+    """Those of `tables` that are there."""
+    with connections[using].cursor() as cursor:
+        names = set(connections[using].introspection.table_names(cursor))
+    return [table for table in tables if table in names]
+
+
+def foreign_keys_to(using: str, tables: Sequence[str]) -> list[ForeignKey]:
+    """The foreign keys of other tables that point at `tables`."""
+    if not tables:
+        return []
+    sql = _FIND[connections[using].vendor].replace("%TABLES", places(tables))
+    return [ForeignKey(*map(str, row)) for row in rows(using, sql, [*tables, *tables])]
+
+
+def lock_whole(using: str, tables: Sequence[str]) -> None:
+    """Let nobody read or write the tables until the transaction ends, where a database can."""
+    if connections[using].vendor == "postgresql" and tables:
+        names = ", ".join(quoted(using, table) for table in tables)
+        run(using, f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
+
+
+def drop(using: str, tables: Sequence[str]) -> None:
+    """Drop all of callqueue's tables that are there, and the foreign keys that point at them.
+
+    Within a transaction, which MariaDB and MySQL commit at each step. NotSupportedError where
+    SQLite keeps a foreign key.
+    """
+    keys = foreign_keys_to(using, tables)
+    if connections[using].vendor == "sqlite":
+        _cut_out(using, {key.table for key in keys}, tables)
+    else:
+        word = "FOREIGN KEY" if connections[using].vendor == "mysql" else "CONSTRAINT"
+        for key in keys:
+            run(using, f"ALTER TABLE {key.table} DROP {word} {quoted(using, key.name)}")
+    if connections[using].vendor == "postgresql" and tables:
+        for statement in SILENCE:
+            run(using, statement)
+    for table in tables:
+        run(using, f"DROP TABLE {quoted(using, table)}")
+
+
+_FIND = {
+    "postgresql": """
+        SELECT c.conrelid::regclass::text,
+            (SELECT string_agg(a.attname, ', ') FROM pg_attribute a
+                WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)),
+            c.conname, c.confrelid::regclass::text
+        FROM pg_constraint c
+        WHERE c.contype = 'f' AND c.conparentid = 0
+            AND c.confrelid IN (SELECT to_regclass(t) FROM unnest(ARRAY[%TABLES]) t)
+            AND c.conrelid NOT IN (SELECT to_regclass(t) FROM unnest(ARRAY[%TABLES]) t)
+        ORDER BY 1, 2
+    """,
+    "mysql": """
+        SELECT concat(if(table_schema = DATABASE(), '', concat('`', table_schema, '`.')), '`',
+                table_name, '`'), group_concat(column_name),
+            constraint_name, referenced_table_name
+        FROM information_schema.key_column_usage
+        WHERE referenced_table_schema = DATABASE()
+            AND referenced_table_name IN (%TABLES)
+            AND NOT (table_schema = DATABASE() AND table_name IN (%TABLES))
+        GROUP BY table_schema, table_name, constraint_name, referenced_table_name
+        ORDER BY 1, 2
+    """,
+    "sqlite": """
+        SELECT m.name, f."from", '', f."table"
+        FROM sqlite_master m, pragma_foreign_key_list(m.name) f
+        WHERE m.type = 'table' AND f."table" IN (%TABLES) AND m.name NOT IN (%TABLES)
+        ORDER BY 1, 2
+    """,
+}
+
+_NAME = r"(?:\"[^\"]+\"|`[^`]+`|\[[^\]]+\]|\w+)"
+_REFERENCE = rf"""
+    (?: ,\s*(?:CONSTRAINT\s+{_NAME}\s+)?FOREIGN\s+KEY\s*\([^)]*\) | (?:\s+CONSTRAINT\s+{_NAME})? )
+    \s*\bREFERENCES\s+["`\[]?(?:TABLES)["`\]]?(?=[\s(,)])(?:\s*\([^)]*\))?
+    (?: \s+ON\s+(?:DELETE|UPDATE)\s+(?:SET\s+NULL|SET\s+DEFAULT|CASCADE|RESTRICT|NO\s+ACTION)
+      | \s+MATCH\s+\w+
+      | \s+(?:NOT\s+)?DEFERRABLE(?:\s+INITIALLY\s+(?:DEFERRED|IMMEDIATE))? )*
+"""
+
+
+def _cut_out(using: str, owners: set[str], targets: Sequence[str]) -> None:
+    """Take the foreign keys out of the statements that SQLite keeps of its tables, the way that
+    https://sqlite.org/lang_altertable.html names for this. Rows, triggers and indexes stay.
+    """
+    if not owners:
+        return
+    one_of = "|".join(map(re.escape, targets))
+    reference = re.compile(_REFERENCE.replace("TABLES", one_of), re.VERBOSE | re.IGNORECASE)
+    version = int(rows(using, "PRAGMA schema_version")[0][0])
+    run(using, "PRAGMA writable_schema = ON")
+    for owner in sorted(owners):
+        where = "WHERE type = 'table' AND name = %s"
+        ((sql,),) = rows(using, f"SELECT sql FROM sqlite_master {where}", [owner])
+        run(using, f"UPDATE sqlite_master SET sql = %s {where}", [reference.sub("", sql), owner])
+    run(using, f"PRAGMA schema_version = {version + 1}")
+    run(using, "PRAGMA writable_schema = RESET")
+    if kept := foreign_keys_to(using, targets):
+        names = ", ".join(f"{key.table}.{key.columns}" for key in kept)
+        raise NotSupportedError(f"SQLite keeps the foreign keys {names}")

@@ -1,0 +1,77 @@
+"""What this process lacks to make calls: descriptors, threads, memory of the kernel's. It takes no
+more calls for a while, and never more than it has descriptors for; others may have them meanwhile.
+
+In: that a call was not sent for such a want. Out: whether to take calls now, and how many at most.
+The call is given back; no attempt is used up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from functools import lru_cache
+
+from callqueue import events
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+FIRST, LONGEST = 1.0, 10.0  # seconds for which no call is taken, at first and at most, growing
+MINUTE = 60.0  # seconds between two lines that say so
+# descriptors that are left to what is no call in flight: idle connections, lookups of names, other
+# tasks. At least so many, and this share of the limit.
+SPARE, SPARE_SHARE = 64, 1 / 8
+
+
+class Pause:
+    """For how long this process takes no calls. Any thread may begin one."""
+
+    def __init__(self) -> None:
+        self._until = self._said = -math.inf
+        self._seconds = FIRST
+
+    def begin(self, why: str) -> None:
+        """A call was given back. Longer each time, where the last one was of no help."""
+        now = time.monotonic()
+        if now < self._until:
+            return  # one that was begun before
+        is_again = now < self._until + self._seconds
+        self._seconds = min(LONGEST, 2 * self._seconds) if is_again else FIRST
+        self._until = now + self._seconds
+        if now - self._said >= MINUTE:
+            self._said = now
+            events.emit("worker_starved", error=why)
+
+    @property
+    def is_on(self) -> bool:
+        return time.monotonic() < self._until
+
+    def rest(self, most: float | None) -> None:
+        """Wait until it is over, at most so many seconds."""
+        left = self._until - time.monotonic()
+        time.sleep(max(0.0, left if most is None else min(left, most)))
+
+
+pause = Pause()
+
+
+def most() -> float:
+    """How many calls in flight this process has descriptors for."""
+    if resource is None:
+        return math.inf
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    return max(1, limit - _open(os.getpid()) - max(SPARE, round(limit * SPARE_SHARE)))
+
+
+@lru_cache(maxsize=1)
+def _open(pid: int) -> int:
+    """How many descriptors this process had open when it was first asked: before its first call."""
+    with suppress(OSError):
+        return len(os.listdir("/dev/fd"))
+    return 0

@@ -1,0 +1,367 @@
+"""What a call waits for, its place in the queue, and when it should go; honest where nobody can
+say.
+
+In: a call. Out: a Forecast: what goes before it, as the look's estimate of its rule lets it go.
+Reads a bounded part of the waiting set, whatever its size. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Q
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from callqueue import conf, database, states, tables
+from callqueue.database import ClockNow, clock, from_us, quoted, rows, to_us
+from callqueue.ledger import account as ledger
+from callqueue.ledger import agreement, holds
+from callqueue.ledger.ready_calls import READY
+from callqueue.limits.budgets import Book, cost_of, key_part
+from callqueue.look import LimitLook, RuleLook, alive, look, words
+from callqueue.look.estimate import Gate
+from callqueue.look.model import FOREVER
+from callqueue.sending.validation import check_key
+
+if TYPE_CHECKING:
+    from callqueue.models import CallQueue
+
+CAP = 100_000  # calls ahead that are counted; no time is given past it
+SOON_S = 0.5  # what goes within this goes now
+
+Pairs = Sequence[tuple[LimitLook, Gate]]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Why a call waits. `position` counts from 1; `release_at` is None where no time can be given,
+    and `reason` says why.
+    """
+
+    reason: str
+    position: int | None = None
+    release_at: datetime | None = None
+
+
+def has_room(using: str, rule: str, key: Any = "") -> bool:
+    """Whether a call of cost 1 would be released now under this rule and key: room in every limit,
+    and no hold.
+    """
+    config = conf.current()
+    text = check_key(key)
+    config.rule(rule)
+    with database.one_view(using):
+        now = to_us(clock(using))
+        book = agreement.book_in_force(using)
+        group = book.groups[rule]
+        account = _account(using, book, group, now, text)
+        is_held = holds.in_force(using, group, from_us(now)).blocking(rule, text)
+    return not is_held and _fits(account, rule, text, 1)
+
+
+def forecast(call: CallQueue, *, tells_why_held: bool = True) -> Forecast:
+    """The forecast of one call, as of now. `position` is None where more calls go before it than
+    are counted (CAP).
+
+    `tells_why_held`: whether the reader may know a hold's reason; that there is a hold, and until
+    when, is said to all.
+    """
+    using = call._state.db or "default"
+    with database.one_view(using):
+        return _forecast(call, using, tells_why_held)
+
+
+def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
+    if call.status == states.DISPATCHED:
+        return Forecast(_dispatched(call, using))
+    if call.status not in states.WAITING:
+        return Forecast(_("it is %s") % call.get_status_display())
+    if call.rule not in conf.current().rules:
+        return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
+    seen = look(using, rules=[call.rule], key=call.key)
+    now, rule = from_us(seen.now), seen.rule(call.rule)
+    hold = _hold_on(call, rule.rule.queue_names, holds.in_force(using, [call.rule], now))
+    why = f": {hold.reason}" if hold is not None and tells_why_held else ""
+    ahead = _count_ahead(call, seen.book, using)
+    position = None if ahead.calls > CAP else ahead.calls + 1
+    if hold is not None and hold.until is None:
+        return Forecast(_("held until it is resumed") + why, position)
+    if alive.has_fallen_silent(seen.signs):
+        silence = words.duration(alive.silence_s(seen.signs, now) or 0.0)
+        text = _("no dispenser has been seen for %s: nothing is released until one runs")
+        return Forecast(text % silence, position)
+    if position is None:
+        return Forecast(_("more than %s calls go before it") % words.count(CAP))
+    seconds, reason = _expected(call, rule, ahead)
+    if seconds is None:
+        return Forecast(reason, position)
+    until = now if hold is None or hold.until is None else hold.until
+    released_at = max(now, until) + timedelta(seconds=seconds)
+    if hold is not None:
+        reason = _("held") + why
+    elif call.due_at_dt >= released_at and call.due_at_dt > now:
+        reason = _("it is not due yet")
+    if not seen.signs:
+        reason += _("; no dispenser has been seen yet: the time holds if one starts now")
+    elif not seen.dispensers:
+        reason += _("; no dispenser runs: the time holds if one starts now")
+    return Forecast(reason, position, max(released_at, call.due_at_dt))
+
+
+def _account(using: str, book: Book, group: tuple[str, ...], now: int, key: str) -> ledger.Account:
+    """What is charged now to the limits of a group of rules, for this key."""
+    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
+    account = ledger.read(using, book, group, now, memo)
+    account.read_keys([key])
+    return account
+
+
+def _fits(account: ledger.Account, rule: str, key: str, cost: Any) -> bool:
+    """Whether a call of this cost fits into every limit of its rule now, on one of the rule's
+    queues at least.
+    """
+    book = account.book
+    return any(
+        all(
+            account.meter(b, b.value_of(key, queue)).free_at(b.charge_of(cost)) == account.now
+            for b in book.budgets[rule]
+            if b.charge_of(cost)
+        )
+        for queue in book.rules[rule].queue_names
+    )
+
+
+def _dispatched(call: CallQueue, using: str) -> str:
+    """Where a call is that was released, since when, and until when that may last."""
+    attempt = tables.attempts(using).filter(call_id=call.pk, number=call.last_attempt).first()
+    queue = call.queue or _("the default queue")
+    if attempt is None or attempt.finished_at is not None:
+        return str(_("it is %s") % call.get_status_display())
+    now = clock(using)
+    values = {
+        "queue": queue,
+        "since": _ago(now - (attempt.started_at or attempt.released_at)),
+        "until": _ahead(attempt.lease_until, now),
+    }
+    if attempt.started_at is None:
+        return str(
+            _(
+                "it was dispatched to %(queue)s %(since)s ago, and no worker has begun it; "
+                "it is taken back in %(until)s"
+            )
+            % values
+        )
+    return str(
+        _(
+            "it is under way: a worker of %(queue)s began it %(since)s ago; "
+            "without an answer it is given up in %(until)s"
+        )
+        % values
+    )
+
+
+def _ago(passed: timedelta) -> str:
+    return words.duration(max(0.0, passed.total_seconds()))
+
+
+def _ahead(instant: datetime | None, now: datetime) -> str:
+    return _ago(timedelta(0) if instant is None else instant - now)
+
+
+def _hold_on(call: CallQueue, queues: Sequence[str], held: holds.Held) -> holds.InForce | None:
+    """The hold that keeps it back: on its rule or key, the longest; or, where all of its queues are
+    held, the first to end.
+    """
+    laid = held.by_rule.get(call.rule, ())
+    on_call = [one for one in laid if one.per == "rule" or one.is_on_key(call.key)]
+    on_queues = {one.value: one for one in laid if one.per == "queue"}
+    if all(queue in on_queues for queue in queues):
+        on_call.append(min((on_queues[queue] for queue in queues), key=attrgetter("end")))
+    return max(on_call, key=attrgetter("end"), default=None)
+
+
+# --- when it goes
+
+
+def _expected(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | None, str]:
+    """In how many seconds its limits let it go (None: nobody can say), and what it waits for."""
+    pairs = [
+        (limit, _gate(call, limit, gate, ahead))
+        for limit, gate in zip(rule.limits, rule.gates, strict=True)
+        if cost_of(call.cost, limit.budget.limit.unit)
+    ]
+    binding = _binding(call, rule)
+    if why := _unforeseeable(call, rule, pairs, ahead, binding):
+        return None, why
+    gates = [gate for _limit, gate in pairs]
+    seconds = replace(rule, hold=None).released_s(ahead.calls + 1, gates)
+    slowest = max(pairs, key=lambda one: _seconds_of(one[1], rule, ahead), default=None)
+    label = slowest[0].name if slowest and seconds and seconds > SOON_S else ""
+    reason = _reason(gates, ahead, binding, label)
+    note = binding.note(rule.pace.latency) if binding else ""
+    return seconds, f"{reason}: {note}" if note else reason
+
+
+def _seconds_of(gate: Gate, rule: RuleLook, ahead: Ahead) -> float:
+    return gate.seconds(gate.amount(ahead.calls + 1), rule.now) or 0.0
+
+
+def _gate(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:
+    """A limit as this call comes to it, behind those that go before it, by what all cost."""
+    kind, before = limit.budget.limit, ahead.calls
+    if kind.is_keyed:
+        gate, before = replace(gate, sizes=()), ahead.of_value.get(kind.per, before)
+    return replace(
+        gate, cost=(before * gate.cost + cost_of(call.cost, kind.unit)) / (ahead.calls + 1)
+    )
+
+
+def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
+    """The limit that would let this very call go last, were it the next; None where all would let
+    it go now.
+    """
+    waits: list[tuple[float, LimitLook]] = []
+    for one in rule.limits:
+        cost = cost_of(call.cost, one.budget.limit.unit)
+        if cost and one.free < cost:
+            at = one.meter.free_at(cost)
+            waits.append((FOREVER if at is None else at, one))
+    return max(waits, key=itemgetter(0), default=(0.0, None))[1]
+
+
+def _unforeseeable(
+    call: CallQueue, rule: RuleLook, pairs: Pairs, ahead: Ahead, binding: LimitLook | None
+) -> str:
+    """Why nobody can say when it goes; empty where somebody can."""
+    for one, gate in pairs:
+        kind, own = one.budget.limit, cost_of(call.cost, one.budget.limit.unit)
+        if own > kind.capacity:
+            values = {"cost": own, "limit": one.name}
+            return _("its cost of %(cost)d is more than %(limit)s ever admits") % values
+        is_full = gate.amount(ahead.calls + 1) > one.free
+        if kind.counts_in_flight and not rule.pace.latency and is_full:
+            return _("%s is used up, and how long a call takes is not known yet") % one.name
+    if binding is not None and rule.stalls:
+        text = _(
+            "%(limit)s is used up by attempts in flight, and no worker has begun %(count)d of them"
+        )
+        return text % {"limit": binding.name, "count": rule.flight.unbegun}
+    if rule.why_unknown == "no_workers":
+        queues = [one.queue or _("the default queue") for one in rule.stalls]
+        return _("nobody takes calls from %s") % words.names(queues)
+    if rule.why_unknown == "stuck":
+        return _("nothing is sent of its rule, though nothing that is known keeps its calls back")
+    return ""
+
+
+def _reason(gates: Sequence[Gate], ahead: Ahead, binding: LimitLook | None, label: str) -> str:
+    """What it waits for. `label`: the limit that holds all of them longest, where that is
+    more than a moment.
+    """
+    others = max((round(g.before) + min(ahead.calls + 1, g.beside) for g in gates), default=0)
+    count = ahead.calls + others
+    before = (
+        ngettext("%s call goes before it", "%s calls go before it", count) % words.count(count)
+        if count
+        else ""
+    )
+    # what is full now matters little to a call that another limit holds for longer
+    if binding is not None and (not before or label in ("", binding.name)):
+        text = _("%(limit)s is used up, and %(before)s") if before else _("%(limit)s is used up")
+        return text % {"limit": binding.name, "before": before}
+    if before:
+        text = _("%(before)s, as fast as %(limit)s allows") if label else "%(before)s"
+        return text % {"limit": label, "before": before}
+    if label:
+        return _("%(limit)s is used up") % {"limit": label}
+    return _("it goes at the next pass")
+
+
+# --- what goes before it
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What goes before a call: calls of its rule, and how many of them share its value of a
+    `per`.
+    """
+
+    calls: int
+    of_value: Mapping[str, int]
+
+
+def _count_ahead(call: CallQueue, book: Book, using: str) -> Ahead:
+    """What goes before this call in its rule, up to CAP and one."""
+    pers = {b.limit.per for b in book.budgets[call.rule] if b.limit.is_keyed}
+    return Ahead(*_in_turns(call, using, pers)) if pers else Ahead(_in_order(call, using), {})
+
+
+def _in_order(call: CallQueue, using: str) -> int:
+    """The calls of the rule that go before it: by priority, then by when they were due. Each part
+    has an index.
+    """
+    same = Q(priority=call.priority)
+    parts = [
+        Q(priority__gt=call.priority),
+        same & Q(due_at_dt__lt=call.due_at_dt),
+        same & Q(due_at_dt=call.due_at_dt, pk__lt=call.pk),
+    ]
+    count = 0
+    for ready in (True, False):
+        found = _waiting(call, using).filter(ready=ready)
+        for part in parts:
+            if not ready:  # what becomes due later than this one does not go before it
+                part &= Q(due_at_dt__lte=call.due_at_dt)
+            count += found.filter(part)[: CAP + 1].count()
+    return count + _permits(call, using).total()
+
+
+def _permits(call: CallQueue, using: str) -> Counter[str]:
+    """The permits of the rule that wait, and go before it: how many each key has."""
+    waiting = tables.permit_requests(using).filter(
+        rule=call.rule, attempt_id__isnull=True, alive_until__gt=ClockNow()
+    )
+    earlier = Q(priority=call.priority, due_at_dt__lt=call.due_at_dt)
+    found = waiting.filter(Q(priority__gt=call.priority) | earlier)
+    return Counter(found.values_list("key", flat=True))
+
+
+def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
+    """The calls that go before it where keys take turns: of each other key as many as of its own,
+    and one; by value of each `per` too.
+    """
+    higher = _by_key(call, using, "priority > %s")
+    same = _by_key(call, using, "priority = %s")
+    own = _waiting(call, using).filter(priority=call.priority, key=call.key)
+    before = Q(due_at_dt__lt=call.due_at_dt) | Q(due_at_dt=call.due_at_dt, pk__lt=call.pk)
+    mine = own.filter(before)[: CAP + 1].count()
+    ahead = Counter(higher) + _permits(call, using)
+    for key, count in same.items():
+        ahead[key] += mine if key == call.key else min(count, mine + 1)
+    of_value = {}
+    for per in pers:
+        value = key_part(call.key, per)
+        of_value[per] = sum(count for key, count in ahead.items() if key_part(key, per) == value)
+    return ahead.total(), of_value
+
+
+def _by_key(call: CallQueue, using: str, which: str) -> Counter[str]:
+    """How many ready calls of the rule each key has, of the first CAP of these priorities."""
+    key = quoted(using, "key")
+    found = rows(
+        using,
+        f"SELECT {key}, COUNT(*) FROM (SELECT {key} FROM {quoted(using, call._meta.db_table)} "
+        f"WHERE {READY} AND {which} LIMIT {CAP + 1}) ahead GROUP BY {key}",
+        [call.rule, call.priority],
+    )
+    return Counter({text: int(count) for text, count in found})
+
+
+def _waiting(call: CallQueue, using: str) -> Any:
+    return type(call).objects.using(using).waiting().filter(rule=call.rule).order_by()

@@ -1,0 +1,345 @@
+"""Sums: how many attempts ended, and how, by minutes, quarters of an hour, days, and since ever.
+
+Added up by the database, a few seconds after the attempts ended; nothing is counted as they end.
+Minutes are kept for two hours, quarters for ten days, and those since ever only grow. A quarter is
+counted once more when all that is recorded late is there. Any number of processes may add up: who
+has the row of `Summed` does. Seconds since the epoch, UTC, but for `until` (microseconds).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from callqueue import conf, database, states, tables
+from callqueue.database import (
+    as_parameter,
+    from_us,
+    loaded,
+    micros_sql,
+    places,
+    rows,
+    slot_sql,
+    to_us,
+)
+from callqueue.ledger import clock_shift
+from callqueue.limits.kinds import SECOND
+
+MINUTE_S, QUARTER_S, HOUR_S, DAY_S = 60, 900, 3600, 86400
+EVER = 0  # the width of a rule's row that sums up everything
+LATE_S = 2  # after its end an attempt is added up: others that ended before may be recorded later
+STEP_S = 300  # that one transaction adds up at most
+SPENT_S = 0.25  # that bringing the sums up to now may take, but for the step that it is at
+SETTLED_S = 3 * HOUR_S  # after its end a quarter of an hour is counted once more
+# for how long each is kept
+MINUTES_KEPT_S, QUARTERS_KEPT_S, DAYS_KEPT_S = 2 * HOUR_S, 10 * DAY_S, 400 * DAY_S
+FORGOTTEN = 1000  # quarters of rules that one transaction puts into days
+# upper bounds of the buckets of waits and answer times, in seconds; one more has what took longer
+BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+FAILED = (states.ERRORED, states.GAVE_UP, states.LOST)
+
+
+def new_buckets() -> list[int]:
+    """No count in any bucket."""
+    return [0] * (len(BOUNDS) + 1)
+
+
+@dataclass
+class Sums:
+    """What attempts came to that may have reached the provider: `sent` of them, which came to
+    `done`, `failed` or `throttled`; of those that failed, `lost` had no answer that is known.
+    `waits`: how many waited so long from when their calls were due, by bucket; `answers`: how long
+    their answers took.
+    """
+
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    throttled: int = 0
+    lost: int = 0
+    waits: list[int] = field(default_factory=new_buckets)
+    answers: list[int] = field(default_factory=new_buckets)
+
+    def add(self, other: Sums) -> Self:
+        """Add another."""
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for own, others in ((self.waits, other.waits), (self.answers, other.answers)):
+            for place, count in enumerate(others):
+                own[place] += count
+        return self
+
+    def beyond(self, other: Sums) -> Sums:
+        """What these have that the other has not: no count is less than none."""
+        lost, throttled = max(0, self.lost - other.lost), max(0, self.throttled - other.throttled)
+        done, failed = max(0, self.done - other.done), max(lost, self.failed - other.failed)
+        waits, answers = (
+            [max(0, one - known) for one, known in zip(own, others, strict=True)]
+            for own, others in ((self.waits, other.waits), (self.answers, other.answers))
+        )
+        return Sums(done + failed + throttled, done, failed, throttled, lost, waits, answers)
+
+    def count(self, outcome: str, wait: int, answer: int, many: int) -> None:
+        """Count so many attempts of one outcome and of these buckets (-1: not known)."""
+        self.sent += many
+        self.done += many if outcome == states.SUCCEEDED else 0
+        self.failed += many if outcome in FAILED else 0
+        self.throttled += many if outcome == states.THROTTLED else 0
+        self.lost += many if outcome == states.LOST else 0
+        if wait >= 0:
+            self.waits[wait] += many
+        if answer >= 0:
+            self.answers[answer] += many
+
+
+COUNTS = ("sent", "done", "failed", "throttled", "lost")
+COLUMNS = (*COUNTS, "waits", "answers")
+Stretches = dict[tuple[str, int, int], Sums]  # by rule, width and start
+
+
+@dataclass
+class Recent:
+    """A rule's last quarter of an hour, hour and day."""
+
+    quarter: Sums = field(default_factory=Sums)
+    hour: Sums = field(default_factory=Sums)
+    day: Sums = field(default_factory=Sums)
+
+
+def share_within(buckets: Sequence[int], share: float) -> float | None:
+    """The bound within which so large a share of them were, in seconds: infinite past the last;
+    None where there were none.
+    """
+    wanted, seen = share * sum(buckets), 0
+    for bound, count in zip((*BOUNDS, float("inf")), buckets, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return bound
+    return None
+
+
+# --- adding up
+
+
+def keep(using: str) -> None:
+    """Bring the sums up to now: what has ended is added, what is old enough is settled. Takes a
+    bounded time, and goes on at the next call.
+    """
+    late = time.monotonic() + SPENT_S
+    while (add_up(using) or settle(using)) and time.monotonic() < late:
+        pass
+
+
+def add_up(using: str) -> bool:
+    """Add what ended since the last time, up to a few seconds ago; whether there is more. Nothing
+    where somebody else is adding up. Eight statements or so.
+    """
+    with database.writing(using):
+        summed = _locked(using)
+        if summed is None:
+            return False
+        if clock_shift.lag(using):  # what ended before `until` may come after it
+            return clock_shift.move_on(using)
+        last = to_us(database.clock(using)) - LATE_S * SECOND
+        until = min(last, summed.until + STEP_S * SECOND)
+        if until <= summed.until:
+            return False
+        minutes = _counted(using, summed.until, until)
+        _add(using, minutes | _longer(minutes, QUARTER_S) | _longer(minutes, EVER))
+        summed.until = until
+        summed.save(update_fields=["until"])
+    return bool(until < last)
+
+
+def settle(using: str) -> bool:
+    """Count the next quarter of an hour once more from the attempts, if it is old enough, and add
+    what was recorded late; whether there may be more. Attempts that were deleted meanwhile stay
+    counted.
+    """
+    with database.writing(using):
+        summed = _locked(using)
+        if summed is None:
+            return False
+        now = to_us(database.clock(using)) // SECOND
+        start = -(-max(summed.settled, now - DAY_S) // QUARTER_S) * QUARTER_S
+        end = start + QUARTER_S
+        if end > now - SETTLED_S or end * SECOND > summed.until or clock_shift.lag(using):
+            return False
+        before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
+        counted = _longer(_counted(using, start * SECOND - 1, end * SECOND - 1), QUARTER_S)
+        late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
+        late = {scope: one for scope, one in late.items() if one != Sums()}
+        _add(using, late | _longer(late, EVER))
+        summed.settled = end
+        summed.save(update_fields=["settled"])
+        _forget(using, now)
+    return True
+
+
+def _forget(using: str, now: int) -> None:
+    """Put quarters that are old into days, and delete what is older: what it came to stays in the
+    sums since ever.
+    """
+    stored = tables.sums(using)
+    stored.filter(width=MINUTE_S, start__lt=now - MINUTES_KEPT_S).delete()
+    quarters = stored.filter(width=QUARTER_S, start__lt=now - QUARTERS_KEPT_S).order_by("start")
+    old = list(quarters[:FORGOTTEN])
+    of_old = {(row.rule, QUARTER_S, row.start): _of_row(row) for row in old}
+    _add(using, _longer(of_old, DAY_S))
+    stored.filter(pk__in=[row.pk for row in old]).delete()
+    stored.filter(width=DAY_S, start__lt=now - DAYS_KEPT_S).delete()
+
+
+def _locked(using: str) -> Any:
+    """The row that says how far sums are; None where somebody else has it."""
+    row = database.locked(tables.summed(using).all()).first()
+    if row is None and not tables.summed(using).exists():
+        now = to_us(database.clock(using))
+        quarter = now // SECOND // QUARTER_S * QUARTER_S
+        first = tables.Summed(pk=1, until=now - HOUR_S * SECOND, settled=quarter - HOUR_S)
+        tables.summed(using).bulk_create([first], ignore_conflicts=True)
+        row = database.locked(tables.summed(using).all()).first()
+    return row
+
+
+def _counted(using: str, since: int, until: int) -> Stretches:
+    """What ended in (since, until], by minutes. One statement."""
+    names = list(conf.current().rules)
+    sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
+    due = micros_sql(using, "c.due_at_dt")
+    start = slot_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
+    each = (
+        f"SELECT a.rule AS rule, {start} AS slot, a.outcome AS outcome, "
+        f"{_bucket(f'{sent} - {due}')} AS waited, {_bucket(f'{ended} - {sent}')} AS took "
+        f"FROM {tables.name(using, 'CallAttempt')} a "
+        f"LEFT JOIN {tables.name(using, 'CallQueue')} c "
+        "ON c.id = a.call_id AND c.last_attempt = a.number "
+        f"WHERE a.rule IN ({places(names)}) "
+        "AND a.finished_at > %s AND a.finished_at <= %s AND a.outcome <> %s"
+    )
+    sql = (
+        f"SELECT rule, slot, outcome, waited, took, COUNT(*) FROM ({each}) AS ended "
+        "GROUP BY rule, slot, outcome, waited, took"
+    )
+    bounds = [as_parameter(using, from_us(instant)) for instant in (since, until)]
+    found: Stretches = {}
+    for rule, slot, outcome, waited, took, many in rows(
+        using, sql, [*names, *bounds, states.VOIDED]
+    ):
+        one = found.setdefault((rule, MINUTE_S, int(slot) * MINUTE_S), Sums())
+        one.count(outcome, int(waited), int(took), int(many))
+    return found
+
+
+def _bucket(length: str) -> str:
+    """SQL: the bucket of a length of time in microseconds; -1 where it is not known. A call that is
+    tried again is due anew, after it was sent.
+    """
+    cases = " ".join(
+        f"WHEN {length} <= {round(bound * SECOND)} THEN {place}"
+        for place, bound in enumerate(BOUNDS)
+    )
+    return f"CASE WHEN {length} IS NULL OR {length} < 0 THEN -1 {cases} ELSE {len(BOUNDS)} END"
+
+
+def _add(using: str, found: Stretches) -> None:
+    """Add these to the rows. Two statements, three where some are new."""
+    if not found:
+        return
+    rules, widths, starts = map(set, zip(*found, strict=True))
+    known = tables.sums(using).filter(rule__in=rules, width__in=widths, start__in=starts)
+    changed, left = [], dict(found)
+    for row in known:
+        if one := left.pop((row.rule, row.width, row.start), None):
+            changed.append({"pk": row.pk, **_columns(_of_row(row).add(one))})
+    database.update_each(tables.Sum, using, changed)
+    new = [
+        tables.Sum(rule=rule, width=width, start=start, **_columns(one))
+        for (rule, width, start), one in left.items()
+    ]
+    tables.sums(using).bulk_create(new)
+
+
+def _columns(one: Sums) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in COLUMNS}
+
+
+def _of_row(row: Any) -> Sums:
+    return Sums(*(getattr(row, name) for name in COLUMNS))
+
+
+def _longer(found: Stretches, width: int) -> Stretches:
+    """The same by longer stretches: sums of their own."""
+    longer: Stretches = {}
+    for (rule, _, start), one in found.items():
+        at = start // width * width if width else 0
+        longer.setdefault((rule, width, at), Sums()).add(one)
+    return longer
+
+
+def _read(found: Any) -> dict[str, Sums]:
+    """By rule, what these rows come to together."""
+    by_rule: dict[str, Sums] = {}
+    for rule, *counts in found.values_list("rule", *COLUMNS):
+        by_rule.setdefault(rule, Sums()).add(Sums(*counts))
+    return by_rule
+
+
+# --- reading
+
+
+def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
+    """Every rule's last quarter of an hour and hour, by whole minutes, and last day, by quarters of
+    an hour; buckets of the quarter alone. One statement; `now` in seconds.
+    """
+    found = {rule: Recent() for rule in rules}
+    minute, table = now // MINUTE_S * MINUTE_S, tables.name(using, "Sum")
+    summed = ", ".join(f"SUM({name})" for name in COUNTS)
+    sql = (
+        f"SELECT 0, rule, {', '.join(COUNTS)}, waits, answers FROM {table} "
+        f"WHERE width = {MINUTE_S} AND start BETWEEN {minute - QUARTER_S} AND {now} UNION ALL "
+        f"SELECT width, rule, {summed}, NULL, NULL FROM {table} "
+        f"WHERE width = {MINUTE_S} AND start BETWEEN {minute - HOUR_S} AND {now} "
+        f"OR width = {QUARTER_S} AND start BETWEEN {now - DAY_S - QUARTER_S + 1} AND {now} "
+        "GROUP BY width, rule"
+    )
+    for width, rule, *counts, waits, answers in rows(using, sql):
+        if (one := found.get(rule)) is not None:
+            sums = Sums()
+            for name, count in zip(COUNTS, counts, strict=True):
+                setattr(sums, name, int(count))
+            if waits is not None:
+                sums.waits, sums.answers = loaded(waits), loaded(answers)
+            {0: one.quarter, MINUTE_S: one.hour, QUARTER_S: one.day}[int(width)].add(sums)
+    return found
+
+
+def series(using: str, rule: str, start: int, end: int, width: int) -> list[tuple[int, Sums]]:
+    """What a rule came to from `start` to `end`, by stretches of `width`, the oldest first."""
+    first = start // width * width
+    found = {at: Sums() for at in range(first, end, width)}
+    kept = (
+        (QUARTER_S, DAY_S) if width >= DAY_S else (QUARTER_S if width >= QUARTER_S else MINUTE_S,)
+    )
+    of_rule = tables.sums(using).filter(rule=rule, width__in=kept)
+    stretches = of_rule.filter(start__gte=first, start__lt=end)
+    for at, *counts in stretches.values_list("start", *COLUMNS):
+        found[at // width * width].add(Sums(*counts))
+    return sorted(found.items())
+
+
+def between(using: str, rules: Sequence[str], start: int, end: int) -> dict[str, Sums]:
+    """What each of these rules came to in [start, end), by whole quarters of an hour of the last
+    ten days. One statement.
+    """
+    stretches = tables.sums(using).filter(width=QUARTER_S, start__gte=start, start__lt=end)
+    return {rule: Sums() for rule in rules} | _read(stretches.filter(rule__in=rules))
+
+
+def counters(using: str, rules: Sequence[str]) -> dict[str, Sums]:
+    """What each of these rules came to since ever: these only grow. One statement."""
+    return {rule: Sums() for rule in rules} | _read(
+        tables.sums(using).filter(rule__in=rules, width=EVER)
+    )

@@ -1,0 +1,76 @@
+"""Whether any dispenser runs: one answer, for pages, commands, metrics and forecasts.
+
+Each dispenser gives a sign of life every five seconds, and takes its leave at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from callqueue import conf, database, tables
+
+DISPENSER_SILENT_S = 20  # without a sign of life after which no dispenser is taken to run
+BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken to run
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A dispenser's last sign of life."""
+
+    name: str
+    at: datetime
+    kind: str = ""
+    digest: str = ""
+    broker: str = ""
+    is_alive: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it took its leave: it was stopped, or ran only once."""
+        return not self.digest and self.kind != "beat"
+
+
+def signs(using: str, now: datetime) -> list[Sign]:
+    """Every dispenser of the last day or so, the newest sign first. One statement."""
+    rows = tables.dispensers(using).order_by("-seen_at")
+    columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
+    found = [Sign(*row, is_alive=_is_alive(row[1], row[2], row[3], now)) for row in columns]
+    if not any(one.is_alive and one.kind != "beat" for one in found):
+        return found
+    # where a process dispenses, beat's tasks stand by
+    return [replace(one, is_alive=one.is_alive and one.kind != "beat") for one in found]
+
+
+def alive(using: str, now: datetime | None = None) -> list[Sign]:
+    """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
+    return [one for one in signs(using, now or database.clock(using)) if one.is_alive]
+
+
+def has_fallen_silent(found: Sequence[Sign]) -> bool:
+    """Whether none runs, and the last that did has not ended: it may be back, or may not."""
+    return bool(found) and not any(one.is_alive for one in found) and not found[0].has_ended
+
+
+def silence_s(found: Sequence[Sign], now: datetime) -> float | None:
+    """For how many seconds no dispenser gave a sign of life; None where there has been none."""
+    return max(0.0, (now - found[0].at).total_seconds()) if found else None
+
+
+def has_beat(using: str) -> bool:
+    """Whether beat's dispenser task has run lately."""
+    since = database.clock(using) - beat_patience()
+    return bool(tables.dispensers(using).filter(kind="beat", seen_at__gt=since).exists())
+
+
+def beat_patience() -> timedelta:
+    """Without a run of beat's task for so long, no beat is taken to run."""
+    return timedelta(seconds=max(BEAT_SILENT_S, 3 * conf.current().interval))
+
+
+def _is_alive(at: datetime, kind: str, digest: str, now: datetime) -> bool:
+    if kind == "beat":
+        return at > now - beat_patience()
+    # who has no opinion has taken his leave
+    return bool(digest) and at > now - timedelta(seconds=DISPENSER_SILENT_S)

@@ -1,0 +1,224 @@
+"""What attempts do now: what is in flight, how fast each rule's were answered over the last minute,
+and which workers take calls from which queues. One statement for all rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from django.db.models.functions import Coalesce
+
+from callqueue import states, tables
+from callqueue.database import as_parameter, from_us, micros_sql, places, rows
+from callqueue.limits.kinds import SECOND
+
+RECENT_S = 60  # over which rates are taken
+PACED = 100  # attempts that say how long calls take, where none was answered lately
+WAY_S = 0.04  # to the wire, from where a slot was not known ahead
+NEWEST = 500  # begun attempts that are looked at for the workers that began them
+WORKERS_S = 300  # for how long a worker that has begun nothing is still named
+UNBEGUN_S = (
+    10  # after which a released call that no worker of its queue took says that none is there
+)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Open attempts of a rule: `begun` of the `count` are with a worker, `permits` of them are not
+    queued. `unbegun_since`: when the oldest of the others was released, in microseconds.
+    """
+
+    count: int = 0
+    begun: int = 0
+    permits: int = 0
+    unbegun_since: int | None = None
+
+    @property
+    def unbegun(self) -> int:
+        return self.count - self.begun
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A rule's attempts over the last minute: answered a second, and mean seconds from release to
+    answer, 0 where none was. `late`: how long after its slot each was sent. `is_stamped`: False
+    where some were answered, and of none is known when it was sent.
+    """
+
+    per_second: float = 0.0
+    latency: float = 0.0
+    is_stamped: bool = True
+    late: float = 0.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that makes calls: `host:pid`, the queues that it took calls from, and when it did
+    last, in microseconds.
+    """
+
+    name: str
+    queues: tuple[str, ...]
+    seen: int
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A queue whose calls nobody takes: how many, of which rules, released since when."""
+
+    queue: str
+    calls: int
+    rules: tuple[str, ...]
+    since: int
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """By rule, what is in flight, and the pace; the workers that began any of the newest attempts
+    within the last minutes, the latest first; and the queues that nobody takes calls from.
+    """
+
+    flights: Mapping[str, Flight]
+    paces: Mapping[str, Pace]
+    workers: Sequence[Worker]
+    stalls: Sequence[Stall]
+
+
+def read(using: str, names: Sequence[str], now: int) -> Attempts:
+    """What attempts of these rules do as of `now`, in microseconds. Reads what is open, and what
+    was answered in the last minute.
+    """
+    found = rows(using, *_sql(using, names, now))
+    queues: dict[str, _Queue] = {}
+    flights: dict[str, Flight] = {}
+    answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
+    began: dict[str, dict[str, int]] = {}
+    for kind, name, queue, many, some, permits, us, last in found:
+        if kind == _WORKER:
+            process = began.setdefault(name.rpartition(":")[0], {})
+            process[queue] = max(int(last), process.get(queue, 0))
+            continue
+        of_queue = queues.setdefault(queue, _Queue())
+        of_queue.last = max(of_queue.last, int(last or 0))
+        if kind == _OPEN:
+            flights[name] = _with(flights.get(name, Flight()), many, some, permits, us)
+            if us is not None:
+                of_queue.wait(name, int(many) - int(some), int(us))
+        else:
+            answered[name].append((int(many), int(us), bool(some)))
+    return Attempts(
+        flights,
+        {name: _pace(listed) for name, listed in answered.items()},
+        _workers(began, now),
+        [one for name, queue in sorted(queues.items()) if (one := queue.stall(name, now))],
+    )
+
+
+_OPEN, _ANSWERED, _WORKER = 0, 1, 2
+
+
+def _sql(using: str, names: Sequence[str], now: int) -> tuple[str, list[object]]:
+    """The statement and its parameters. Its rows: kind, rule or worker, queue, how many, how many
+    of them begun (or whether any is stamped), permits, microseconds, and when the last was begun.
+    """
+    table = tables.name(using, "CallAttempt")
+    released, began, ended = (
+        micros_sql(using, name) for name in ("released_at", "started_at", "finished_at")
+    )
+    is_open = (
+        f"SELECT {_OPEN} AS kind, rule AS name, queue, COUNT(*) AS many, "
+        "COUNT(started_at) AS some, COUNT(*) - COUNT(call_id) AS permits, "
+        f"MIN(CASE WHEN started_at IS NULL THEN {released} END) AS us, MAX({began}) AS last_begun "
+        f"FROM {table} WHERE finished_at IS NULL GROUP BY rule, queue"
+    )
+    # what failed without an instant of sending was perhaps never sent
+    is_stamped = (
+        "CASE WHEN COUNT(sent_at) > 0 OR COUNT(CASE WHEN outcome = %s THEN 1 END) = 0 "
+        "THEN 1 ELSE 0 END"
+    )
+    answered = (
+        f"SELECT {_ANSWERED}, rule, queue, COUNT(*), {is_stamped}, 0, SUM({ended} - {released}), "
+        f"MAX({began}) FROM {table} "
+        f"WHERE rule IN ({places(names)}) AND finished_at > %s AND outcome <> %s "
+        "GROUP BY rule, queue"
+    )
+    newest = (
+        f"SELECT worker, queue, started_at FROM {table} WHERE started_at IS NOT NULL "
+        f"AND call_id IS NOT NULL AND worker <> '' ORDER BY id DESC LIMIT {NEWEST}"
+    )
+    by_worker = (
+        f"SELECT {_WORKER}, worker, queue, 0, 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
+        "GROUP BY worker, queue"
+    )
+    minute = as_parameter(using, from_us(now - RECENT_S * SECOND))
+    sql = " UNION ALL ".join((is_open, answered, by_worker))
+    return sql, [states.SUCCEEDED, *names, minute, states.VOIDED]
+
+
+class _Queue:
+    """What waits in a queue for a worker."""
+
+    def __init__(self) -> None:
+        self.last = 0  # when a call was begun last
+        self.calls = 0
+        self.rules: list[str] = []
+        self.since: int | None = None
+
+    def wait(self, rule: str, calls: int, since: int) -> None:
+        self.calls += calls
+        self.rules.append(rule)
+        self.since = since if self.since is None else min(self.since, since)
+
+    def stall(self, name: str, now: int) -> Stall | None:
+        """Where nobody took a call for a while, though one was there."""
+        patience = now - UNBEGUN_S * SECOND
+        if self.since is None or self.since > patience or self.last > patience:
+            return None
+        return Stall(name, self.calls, tuple(sorted(self.rules)), self.since)
+
+
+def _with(flight: Flight, many: int, some: int, permits: int, us: int | None) -> Flight:
+    """The flight with what goes by another queue."""
+    since = [one for one in (flight.unbegun_since, None if us is None else int(us)) if one]
+    return Flight(
+        flight.count + int(many),
+        flight.begun + int(some),
+        flight.permits + int(permits),
+        min(since, default=None),
+    )
+
+
+def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
+    """The pace of what was answered, by queue: so many, microseconds together, and whether any is
+    stamped.
+    """
+    if not (many := sum(count for count, _, _ in listed)):
+        return Pace()
+    latency = sum(us for _, us, _ in listed) / SECOND / many
+    return Pace(many / RECENT_S, latency, any(stamped for _, _, stamped in listed))
+
+
+def _workers(began: Mapping[str, Mapping[str, int]], now: int) -> list[Worker]:
+    found = [
+        Worker(name, tuple(sorted(queues)), max(queues.values())) for name, queues in began.items()
+    ]
+    lately = [one for one in found if one.seen > now - WORKERS_S * SECOND]
+    return sorted(lately, key=lambda one: -one.seen)
+
+
+def newest_pace(using: str, rule: str) -> Pace:
+    """The pace of a rule's latest attempts, however long ago they were: how fast they followed each
+    other is not known.
+    """
+    ended = tables.attempts(using).charged().filter(rule=rule, finished_at__isnull=False)
+    slot = Coalesce("send_at", "released_at")
+    columns = (slot, "released_at", "sent_at", "finished_at")
+    newest = list(ended.order_by("-finished_at").values_list(*columns)[:PACED])
+    if not newest:
+        return Pace()
+    stamped = [(sent - due).total_seconds() for due, _, sent, _ in newest if sent is not None]
+    taken = [(end - start).total_seconds() for _, start, _, end in newest if end is not None]
+    late = max(0.0, fmean(stamped) - WAY_S) if stamped else 0.0
+    return Pace(0.0, max(0.001, fmean(taken)), bool(stamped), late)

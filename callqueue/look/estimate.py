@@ -1,0 +1,152 @@
+"""When a backlog is gone: in closed form, from the limits that it must pass. Pure.
+
+In: a gate for each limit, as it is charged now, and what else is known. Out: seconds, or None where
+nobody can say. A simulation of each call, in the tests, is its judge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
+
+TOLD_S = 0.15  # after which, usually, the ledger knows that a call was sent
+WAY_S = 0.04  # from an answer to the next release, and from there to the wire
+TAKEN = 0.98  # of a limit: where rules that go before take so much, nothing is left for the others
+CHAINED = 4  # gates at most of which each is taken for the slowest in turn
+TURNS = 12  # times that what comes in meanwhile is added
+
+Sizes = Sequence[tuple[int, int]]  # so many calls each, for so many values of a limit's `per`
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit that a backlog must pass, as it is charged now: `meter`.
+
+    `sizes`: how the calls are spread over the values of its `per`, where it is per key; `lanes`:
+    over how many queues, where it is per queue. `before`: calls of other rules that wait and go
+    first, `incoming` of theirs that come in each second, and `beside`: that take turns. `cost`:
+    what a call costs; `charged_s`: for how many seconds it is charged before it ages, 0 where
+    nobody knows.
+    """
+
+    limit: Limit
+    meter: Meter
+    sizes: Sizes = ()
+    lanes: int = 1
+    before: float = 0.0
+    beside: int = 0
+    incoming: float = 0.0
+    cost: float = 1.0
+    charged_s: float = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a call of the usual cost does not fit now."""
+        return self.meter.free < max(1, round(self.cost))
+
+    def amount(self, calls: float) -> float:
+        """What passes it up to and with so many calls of the backlog."""
+        if self.sizes:
+            return depth(self.sizes, math.ceil(calls)) * self.cost
+        return (calls + self.before + min(calls, self.beside)) / self.lanes * self.cost
+
+    def seconds(self, amount: float, now: int) -> float | None:
+        """Seconds until so much has passed; None where nobody can say."""
+        way = WAY_S if self.charged_s and self.waits_for_answers else 0.0
+        return self.limit.seconds_until_gone(self.meter, amount, now, self.charged_s + way)
+
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether its room opens as calls are answered, or told of, and not with time alone."""
+        return not self.limit.ages_unanswered or self.limit.keeps_level
+
+    def last_period(self, amount: float, now: int) -> tuple[float, float]:
+        """When the period begins in which the last of it passes, in seconds, and the share of the
+        backlog that is left for it.
+        """
+        start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
+        return start, left / amount
+
+    def at(self, seconds: float, now: int) -> Gate:
+        """The gate so much later, when what is charged now has gone."""
+        limit = self.limit
+        if seconds * SECOND < limit.window_us or limit.is_calendar:
+            return self
+        level = limit.capacity * limit.period_us
+        return replace(self, meter=limit.meter(Usage(level=level, since=now), now), before=0.0)
+
+
+def seconds(gates: Sequence[Gate], calls: float, now: int) -> float | None:
+    """Seconds until so many calls have passed all of these gates, which they come to now; None
+    where nobody can say. 0 without gates.
+    """
+    taken = 0.0
+    for _ in range(TURNS):
+        found = _passed(list(_with_incoming(gates, taken)), calls, now)
+        if found is None or found - taken <= max(0.01, taken / 100):
+            return found
+        if not any(gate.incoming for gate in gates):
+            return found
+        if any(_is_taken(gate) for gate in gates):
+            return None
+        taken = found
+    return None
+
+
+def _passed(gates: Sequence[Gate], calls: float, now: int) -> float | None:
+    """Whichever holds them longest: of each gate the whole periods, and then the others for what is
+    left.
+    """
+    longest = 0.0
+    for gate in gates:
+        alone = gate.seconds(gate.amount(calls), now)
+        if alone is None:
+            return None
+        longest = max(longest, alone)
+    slow = [gate for gate in gates if not gate.sizes] if len(gates) <= CHAINED else ()
+    for gate in slow:
+        start, share = gate.last_period(gate.amount(calls), now)
+        if start:
+            others = [other.at(start, now) for other in gates if other is not gate]
+            rest = _passed(others, calls * share, now)
+            longest = max(longest, start + (rest or 0.0))
+    return longest
+
+
+def _with_incoming(gates: Sequence[Gate], taken: float) -> Iterator[Gate]:
+    """The gates with what comes in before the backlog within so many seconds."""
+    for gate in gates:
+        yield replace(gate, before=gate.before + gate.incoming * taken)
+
+
+def _is_taken(gate: Gate) -> bool:
+    """Whether those that go before take all of it."""
+    limit = gate.limit
+    each_s = gate.charged_s if limit.counts_in_flight else limit.period_us / SECOND
+    n = getattr(limit, "n", limit.capacity)
+    return bool(each_s) and gate.incoming * gate.cost * each_s >= TAKEN * n * gate.lanes
+
+
+def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:
+    """For how many seconds a call is charged before it ages that takes so long from its release; 0
+    where nobody knows. `late`: how long after its slot it is sent; `is_told`: whether workers tell
+    the ledger of calls that are not answered.
+    """
+    if limit.ages_unanswered and is_told:
+        known = TOLD_S if limit.keeps_level else limit.jitter_us / SECOND
+        return min(latency, known + late)
+    return latency
+
+
+def depth(sizes: Sizes, calls: int) -> int:
+    """How many calls of each value are gone, where values take turns, when so many are gone."""
+    left, before, values = calls, 0, sum(count for _, count in sizes)
+    for size, count in sorted(sizes):
+        step = (size - before) * values
+        if step >= left:
+            return before + -(-left // values)
+        left, before, values = left - step, size, values - count
+    return before

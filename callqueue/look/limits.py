@@ -1,0 +1,290 @@
+"""How far every limit is used now, as a pass would see it: exact in every unit, queue and key,
+since the ledger says so. A handful of statements for all rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from django.db.models import Q
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from callqueue import tables
+from callqueue.database import from_us, to_us
+from callqueue.history import sums
+from callqueue.ledger import account as ledger
+from callqueue.ledger import agreement, charges, tallies
+from callqueue.ledger.tallies import is_tallied
+from callqueue.ledger.window_tallies import COARSE
+from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
+from callqueue.look import words
+
+Spread = Sequence[tuple[int, int]]  # so many calls, ended at an instant
+
+
+@dataclass(frozen=True)
+class LimitLook:
+    """One limit of one rule. Where it is per queue, of all queues together; where it is per key, of
+    the key that uses most of it: `value`.
+
+    `in_flight`: of what is used, what is not answered yet. `opens_at`: where nothing is free, when
+    something is again, in microseconds; None where that waits for an answer. `meter`: what is
+    charged and when it leaves, to estimate by.
+    """
+
+    budget: Budget
+    allowed: int
+    used: int
+    free: int
+    value: str
+    in_flight: int
+    opens_at: int | None
+    meter: Meter
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.budget.limit.label
+
+    @property
+    def is_full(self) -> bool:
+        return self.free <= 0
+
+    def note(self, latency: float) -> str:
+        """What it is used up by, where that is calls in flight, of so many seconds; empty
+        otherwise.
+        """
+        if self.free or not latency or 2 * self.in_flight < self.used:
+            return ""
+        return in_flight_note(self.in_flight, self.budget.limit.unit, latency)
+
+
+def in_flight_note(amount: int, unit: str, latency: float) -> str:
+    """What uses up a limit: so many calls in flight (or of another unit), of so many seconds."""
+    values = {"count": amount, "unit": unit, "each": words.duration(latency)}
+    if unit != "calls":
+        text = _("used up by %(count)d %(unit)s of calls in flight, which take %(each)s each")
+    else:
+        text = ngettext(
+            "used up by %(count)d call in flight, which takes %(each)s",
+            "used up by %(count)d calls in flight, which take %(each)s each",
+            amount,
+        )
+    return str(text % values)
+
+
+def read(
+    using: str, book: Book, names: Sequence[str], now: int, key: str | None = None
+) -> dict[str, list[LimitLook]]:
+    """The limits of each of these rules, in the settings' order; those per key as they are for this
+    key, where one is asked for.
+    """
+    groups = {book.groups[name] for name in names}
+    rules = sorted(rule for group in groups for rule in group)
+    if not rules:
+        return {}
+    account = ledger.read(using, book, rules, now, _memo(using, book, groups))
+    tallies.advance(using, account.tallies.values())
+    if key is None:
+        tallies.load_fullest(using, account.tallies.values())
+    else:
+        account.read_keys([key])
+    values = {budget.id: _values(account, budget, key) for budget in account.budgets}
+    full = [
+        budget
+        for budget in account.budgets
+        if budget.id in account.tallies
+        and any(not account.meter(budget, value).free for value in values[budget.id])
+    ]
+    open_tallied = _open_of(using, full)
+    long = [budget for budget in account.budgets if _is_spread(account, budget)]
+    spread = _spread(using, long, now)
+    found = {
+        budget.id: _look(account, budget, values[budget.id], open_tallied, spread, key is not None)
+        for budget in account.budgets
+    }
+    return {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
+
+
+def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
+    """What passes remember of these groups."""
+    groups = list(groups)
+    memos = agreement.memos(using, [rule for group in groups for rule in group])
+    found = ledger.Memo()
+    for group in groups:
+        remembered = {rule: memos[rule] for rule in group if rule in memos}
+        memo = ledger.Memo.load(group, remembered, book.agreement)
+        found.levels |= memo.levels
+        # What former rules used is taken away by recounts only.
+        found.tallies |= {n: kept for n, kept in memo.tallies.items() if not kept["has_former"]}
+    return found
+
+
+def _values(account: ledger.Account, budget: Budget, key: str | None) -> Sequence[str]:
+    """The values of a budget's `per` that it has charges of, of tallied ones the fullest; or that
+    of a key.
+    """
+    if key is not None and budget.limit.is_keyed:
+        return [budget.value_of(key, "")]
+    if budget.limit.is_per_rule:
+        return [""]
+    if budget.limit.is_per_queue:
+        return account.book.queues_of(budget)
+    if budget.id in account.tallies:
+        return account.tallies[budget.id].loaded_fullest()
+    return sorted({value for name, value in {**account.open, **account.aged} if name == budget.id})
+
+
+def _is_spread(account: ledger.Account, budget: Budget) -> bool:
+    """Whether it matters how what its tally says is spread over its window."""
+    limit = budget.limit
+    return budget.id in account.tallies and limit.is_per_rule and not limit.is_calendar
+
+
+def _open_of(using: str, budgets: Sequence[Budget]) -> Mapping[tuple[str, str], int]:
+    """How much of these budgets' charge is of open attempts, by budget and value. One statement, if
+    there are any.
+    """
+    found: dict[tuple[str, str], int] = {}
+    rules = sorted({rule for budget in budgets for rule in budget.rules})
+    if not rules:
+        return found
+    columns = ["rule", "queue", "key", "cost"]
+    for one in charges.open_sums(using, rules, columns, [], samples=False):
+        for budget in budgets:
+            if one.rule in budget.rules:
+                scope = (budget.id, budget.value_of(one.key, one.queue))
+                cost = budget.charge_of(one.cost) * one.count
+                found[scope] = found.get(scope, 0) + cost
+    return found
+
+
+def _look(
+    account: ledger.Account,
+    budget: Budget,
+    values: Sequence[str],
+    open_tallied: Mapping[tuple[str, str], int],
+    spread: Mapping[str, Spread],
+    is_of_key: bool,
+) -> LimitLook:
+    limit, is_summed = budget.limit, budget.limit.is_per_queue
+    meters = {value: account.meter(budget, value) for value in values}
+    fullest = max(values, key=lambda value: meters[value].used, default="")
+    flying = open_tallied if budget.id in account.tallies else account.open
+    in_flight = [flying.get((budget.id, value), 0) for value in values]
+    free = (sum if is_summed else min)([one.free for one in meters.values()] or [limit.capacity])
+    used = (sum if is_summed else max)([one.used for one in meters.values()] or [0])
+    flown = max(in_flight, default=0)
+    meter = _meter(account, budget, fullest, meters, spread.get(budget.id, ()), flown)
+    if is_of_key and budget.id in account.tallies and _is_few(limit):
+        usage = Usage(flown, _ended(account, budget, fullest), limit.horizon(account.now))
+        meter = limit.meter(usage, account.now)
+    return LimitLook(
+        budget=budget,
+        allowed=limit.capacity * (max(1, len(values)) if is_summed else 1),
+        used=used,
+        free=free,
+        value="" if is_summed else fullest,
+        in_flight=(sum if is_summed else max)(in_flight or [0]),
+        opens_at=None if free else meter.known_at(1),
+        meter=meter,
+    )
+
+
+def _meter(
+    account: ledger.Account,
+    budget: Budget,
+    value: str,
+    meters: Mapping[str, Meter],
+    spread: Spread,
+    in_flight: int,
+) -> Meter:
+    """A meter of the fullest value, which knows when what it holds leaves. A tally knows how much
+    that is, and not when; the sums know how it is spread.
+    """
+    limit, now = budget.limit, account.now
+    if value not in meters:
+        level = limit.capacity * limit.period_us
+        return limit.meter(Usage(level=level, since=now), now)
+    if not is_tallied(limit) or limit.keeps_level:
+        return meters[value]
+    aged = _shared_out(max(0, meters[value].used - in_flight), spread, now)
+    return limit.meter(Usage(in_flight, aged, limit.horizon(now)), now)
+
+
+def _is_few(limit: Limit) -> bool:
+    """Whether what its window holds may be read one by one."""
+    return limit.is_keyed and limit.capacity <= COARSE and not limit.is_calendar
+
+
+def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[int, int]]:
+    """What the ended attempts of one value of a key charge, and from when that ages. One statement.
+    Those of a part of keys are found among all keys that mention it.
+    """
+    limit = budget.limit
+    rows = tables.attempts(account.using).charged().filter(rule__in=_charging(budget)).order_by()
+    if value:
+        part = json.dumps({limit.per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1]
+        mentions = Q(key__contains=part)
+        rows = rows.filter(mentions | Q(key=value) if limit.per == "key" else mentions)
+    ended = rows.filter(finished_at__gt=from_us(limit.horizon(account.now)))
+    return sorted(
+        (limit.aged_from(None if sent is None else to_us(sent), to_us(end)), spent)
+        for key, cost, sent, end in ended.values_list("key", "cost", "sent_at", "finished_at")
+        if end and budget.value_of(key, "") == value and (spent := cost_of(cost, limit.unit))
+    )
+
+
+def _spread(using: str, budgets: Sequence[Budget], now: int) -> dict[str, Spread]:
+    """By budget, how many calls ended when in its window, the oldest first, by stretches. One
+    statement, if there are any budgets.
+    """
+    if not budgets:
+        return {}
+    widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
+    first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
+    rules = {rule for budget in budgets for rule in _charging(budget)}
+    # of long windows the end is in quarters of an hour, and what is older in days
+    stored = tables.sums(using).filter(rule__in=rules, width__in={*widths.values(), sums.DAY_S})
+    by_rule: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    columns = stored.filter(start__gt=first - sums.DAY_S).order_by("start")
+    for rule, width, start, sent in columns.values_list("rule", "width", "start", "sent"):
+        at = min(now, (start + width) * SECOND)
+        by_rule.setdefault((rule, min(width, sums.QUARTER_S)), []).append((at, sent))
+    return {
+        budget.id: sorted(
+            one
+            for rule in _charging(budget)
+            for one in by_rule.get((rule, widths[budget.id]), ())
+            if one[0] > budget.limit.horizon(now)
+        )
+        for budget in budgets
+    }
+
+
+def _width(window_us: int) -> int:
+    """The stretches that tell enough of a window."""
+    return sums.MINUTE_S if window_us <= sums.HOUR_S * SECOND else sums.QUARTER_S
+
+
+def _charging(budget: Budget) -> list[str]:
+    """The rules that charge it, and those that did and still count."""
+    return [*budget.rules, *(name for name, _ in budget.former)]
+
+
+def _shared_out(used: int, spread: Spread, now: int) -> list[tuple[int, int]]:
+    """So much in all, shared out as the calls are; where nothing is known of those, as of now."""
+    whole = sum(count for _, count in spread)
+    if not whole:
+        return [(now, used)] if used else []
+    found, seen, given = [], 0, 0
+    for at, count in spread:
+        seen += count
+        part = used * seen // whole - given
+        given += part
+        found.append((at, part))
+    return [one for one in found if one[1]]

@@ -1,0 +1,278 @@
+"""What a look sees: types alone. Instants are microseconds, lengths of time seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+
+from callqueue.database import to_us
+from callqueue.history.sums import Recent
+from callqueue.limits.budgets import Book
+from callqueue.limits.kinds import SECOND
+from callqueue.limits.opinions import Difference
+from callqueue.limits.rules import Rule
+from callqueue.look import attempts, estimate
+from callqueue.look.alive import Sign
+from callqueue.look.attempts import Flight, Pace, Stall, Worker
+from callqueue.look.estimate import Gate
+from callqueue.look.limits import LimitLook
+from callqueue.look.waiting import Waiting
+
+PATIENCE_S = 10  # for which a call may wait before its limit is what people ask about
+LASTING_S = 60  # after which a backlog shows how fast calls really go
+FAILING = 0.2  # share of failed attempts over a quarter of an hour from which a rule is failing
+GROWING = 1.1  # times as many come in as go out
+PERIODS = 3  # of a limit, within which what goes through it is known from the pace
+FOREVER = float("inf")
+
+# What a rule is doing, the worst first. The first five are troubles: a rule may have several.
+STATES = (
+    "no_dispenser", "no_workers", "held", "failing", "stuck", "at_limit", "draining", "ok",
+)  # fmt: skip
+TROUBLES = STATES[:5]
+
+
+@dataclass(frozen=True)
+class HoldLook:
+    """A hold in force. `source`: who laid it."""
+
+    rule: str
+    per: str
+    value: str
+    until: datetime | None
+    reason: str
+    source: str
+
+    @property
+    def is_on_keys(self) -> bool:
+        """Whether it keeps back the calls of some keys, and not of all."""
+        return self.per not in ("rule", "queue")
+
+    def seconds(self, now: int) -> float:
+        """Seconds until it ends; infinite where it does not by itself."""
+        return FOREVER if self.until is None else max(0.0, (to_us(self.until) - now) / SECOND)
+
+
+@dataclass(frozen=True)
+class RuleLook:
+    """Where one rule stands.
+
+    `hold`: what holds the whole rule; `holds`: it and a few more; `keys_held`: how many holds on
+    keys are in force; they keep `kept_calls` back, the last of them for `kept_s`.
+    `incoming`: calls that came in a second, over the last minute. `stalls`: the queues of its own
+    that nobody takes calls from.
+    `is_dispensing`: whether any dispenser runs; `has_fallen_silent`: whether the last one
+    did not end, and gives no sign of life.
+    """
+
+    name: str
+    rule: Rule
+    now: int
+    is_dispensing: bool
+    has_fallen_silent: bool
+    waits: Waiting
+    flight: Flight
+    pace: Pace
+    incoming: float
+    holds: Sequence[HoldLook]
+    hold: HoldLook | None
+    keys_held: int
+    kept_calls: int
+    kept_s: float
+    limits: Sequence[LimitLook]
+    gates: Sequence[Gate]
+    stalls: Sequence[Stall]
+    recent: Recent
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(self.rule.queues or ())
+
+    @property
+    def held_s(self) -> float:
+        """Seconds until the whole rule is not held any more."""
+        return 0.0 if self.hold is None else self.hold.seconds(self.now)
+
+    @property
+    def oldest_due_s(self) -> float | None:
+        """For how long the oldest call has been due; None where none is."""
+        due = self.waits.oldest_due
+        return None if due is None or due > self.now else (self.now - due) / SECOND
+
+    @property
+    def binding(self) -> LimitLook | None:
+        """The limit that keeps the next call back: of those that are full, the last to open."""
+        full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
+        return max(full, key=lambda one: one.opens_at or 0, default=None)
+
+    @cached_property
+    def troubles(self) -> tuple[str, ...]:
+        """All that is wrong with it, the worst first."""
+        quarter, has_work = self.recent.quarter, bool(self.waits.ready or self.flight.count)
+        found = {
+            "no_dispenser": not self.is_dispensing and has_work,
+            "no_workers": bool(self.stalls),
+            "held": self.hold is not None,
+            "failing": bool(quarter.failed) and quarter.failed >= FAILING * quarter.sent,
+            "stuck": self._is_stuck,
+        }
+        return tuple(name for name in TROUBLES if found[name])
+
+    @property
+    def state(self) -> str:
+        """What it is doing: the worst that can be said of it."""
+        if self.troubles:
+            return self.troubles[0]
+        if not self._has_waited:
+            return "ok"
+        return "draining" if self.binding is None else "at_limit"
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether more come in than go out, and calls wait."""
+        return self._has_waited and self.incoming > GROWING * self.pace.per_second
+
+    def seconds(self, calls: int | None = None, *, more: int = 0) -> float | None:
+        """Seconds until so many of the calls that are due are answered, all of them by default, or
+        with so many more; None where nobody can say: see `why_unknown`.
+        """
+        calls = self.waits.ready + more if calls is None else calls
+        if not calls:
+            return 0.0
+        if not self.gates and not self.pace.per_second:
+            return None
+        passed = self.released_s(calls, self.gates_with(more))
+        if passed is None:
+            return None
+        kept = self.kept_s if calls > self.waits.ready - self.kept_calls else 0.0
+        return None if kept == FOREVER else max(passed, kept) + self.pace.latency
+
+    def released_s(self, calls: int, gates: Sequence[Gate]) -> float | None:
+        """Seconds until so many calls have passed these gates and been released, after the hold on
+        the rule; None where nobody can say.
+        """
+        if self._why_stopped:
+            return None
+        passed = estimate.seconds(gates, calls, self.now)
+        if passed is None:
+            return None
+        if (slow := self._slow_pace) and not any(map(_explains_pace, gates)):
+            passed = max(passed, calls / slow)
+        return self.held_s + passed
+
+    @property
+    def why_unknown(self) -> str:
+        """Why nobody can say when its calls are done: a word, empty where somebody can."""
+        if self._why_stopped or self.kept_s == FOREVER:
+            return self._why_stopped or "held"
+        return "" if self.gates or self.pace.per_second else "no_pace"
+
+    @property
+    def _why_stopped(self) -> str:
+        """Why nobody can say when any of its calls goes."""
+        if self.has_fallen_silent:  # one that ended, or never ran, may start now
+            return "no_dispenser"
+        if self.stalls and {one.queue for one in self.stalls} >= set(self.rule.queue_names):
+            return "no_workers"
+        if self.held_s == FOREVER:
+            return "held"
+        return "stuck" if "stuck" in self.troubles else ""
+
+    def gates_with(self, more: int) -> list[Gate]:
+        """The gates that so many calls more would have to pass, each of a key of its own."""
+        if not more:
+            return list(self.gates)
+        return [
+            replace(gate, sizes=[*gate.sizes, (1, more)]) if gate.sizes else gate
+            for gate in self.gates
+        ]
+
+    @property
+    def _slow_pace(self) -> float:
+        """Calls a second as they really go, where calls have waited all the while that this is
+        taken over; 0 where nothing is known of it.
+        """
+        lasts = (self.oldest_due_s or 0.0) >= LASTING_S
+        return self.pace.per_second if lasts or not self.gates else 0.0
+
+    @property
+    def _has_waited(self) -> bool:
+        """Whether calls wait, the oldest for longer than a moment."""
+        return self.waits.ready > 0 and (self.oldest_due_s or 0.0) >= PATIENCE_S
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether calls wait that something should let go, and nothing goes."""
+        return (
+            self._has_waited
+            and self.is_dispensing
+            and self.hold is None
+            and self.binding is None
+            and not (self.pace.per_second or self.flight.count or self.keys_held)
+        )
+
+
+def _explains_pace(gate: Gate) -> bool:
+    """Whether it is the limit, and not the workers, that calls have waited for lately. One of short
+    periods opens again and again: what went meanwhile is what the workers made.
+    """
+    limit = gate.limit
+    is_short = (
+        not limit.counts_in_flight and limit.period_us * PERIODS <= attempts.RECENT_S * SECOND
+    )
+    return gate.is_full and not is_short
+
+
+@dataclass(frozen=True)
+class Look:
+    """All rules at one moment, in the settings' order, and what concerns them all.
+
+    `signs`: of every dispenser, the newest first. `summed_until`: up to when sums are added up.
+    """
+
+    now: int
+    book: Book
+    rules: Sequence[RuleLook]
+    signs: Sequence[Sign]
+    workers: Sequence[Worker]
+    stalls: Sequence[Stall]
+    summed_until: int
+    differences: Sequence[Difference]
+
+    @property
+    def dispensers(self) -> list[Sign]:
+        """Those that run."""
+        return [one for one in self.signs if one.is_alive]
+
+    def rule(self, name: str) -> RuleLook:
+        """The rule of this name. KeyError where the look has none."""
+        for one in self.rules:
+            if one.name == name:
+                return one
+        raise KeyError(name)
+
+    def with_more(self, more: Mapping[str, int]) -> list[RuleLook]:
+        """The rules as if so many calls more came to each, by its name: where rules share a limit,
+        those of the others stand before a rule's own.
+        """
+        found = []
+        for rule in self.rules:
+            gates = [
+                gate
+                if gate.sizes
+                else replace(gate, before=gate.before + _of_others(one, more, rule))
+                for one, gate in zip(rule.limits, rule.gates, strict=True)
+            ]
+            found.append(replace(rule, gates=gates))
+        return found
+
+    @property
+    def worst_first(self) -> list[RuleLook]:
+        """The rules, the worst first, and there by name."""
+        return sorted(self.rules, key=lambda one: (STATES.index(one.state), one.name))
+
+
+def _of_others(limit: LimitLook, more: Mapping[str, int], rule: RuleLook) -> int:
+    return sum(more.get(name, 0) for name in limit.budget.rules if name != rule.name)

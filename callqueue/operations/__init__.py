@@ -1,1 +1,0 @@
-"""What operators see and do: status, forecasts, audits, pausing, requeueing."""

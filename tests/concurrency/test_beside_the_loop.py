@@ -1,0 +1,351 @@
+"""Nothing that a dispenser does besides releasing keeps calls waiting: each of its chores, whatever
+the project's code does at an end, and the broker are made to raise, to hang and to be refused by
+the database, while the calls of another rule go.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import Rule, SlidingWindow, broker, callbacks, database, events, states
+from callqueue.dispatch import chores
+from callqueue.dispatch.chores import Chores
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.models import CallQueue, DispenserState
+from tests.support.behaviour import send
+
+Rules = Callable[..., None]
+PATIENCE = 60  # seconds that anything may take on a busy machine
+FAST = 30  # calls of the other rule, at 50 a second
+TABLE = Chores("default", lambda: None).table
+DEEDS = ["raises", "exits", "is refused", "hangs"]
+# what hangs in the loop itself has only statements to hang in
+STRIKES = [(one.name, how) for one in TABLE for how in DEEDS if one.aside] + [
+    (one.name, how) for one in TABLE for how in ("raises", "is refused") if not one.aside
+]
+
+
+class Strike:
+    """What is done in the place of something, until `over`."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.came, self.over = how, threading.Event(), threading.Event()
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.came.set()
+        if self.how == "raises":
+            raise ValueError("as asked")
+        if self.how == "exits":
+            raise SystemExit(1)
+        if self.how == "is refused":
+            database.rows("default", "SELECT nothing FROM callqueue_not_there")
+        assert self.over.wait(PATIENCE)
+
+
+class Released:
+    """Takes messages; what goes to the queue "stuck" is `stuck`'s."""
+
+    def __init__(self, stuck: Callable[[], None] = lambda: None) -> None:
+        self.stuck, self.count = stuck, 0
+        self.all = threading.Event()
+
+    def __call__(self, using: str, messages: Any) -> None:
+        if any(queue == "stuck" for queue, _ in messages):
+            self.stuck()
+            return
+        self.count += sum(len(ids) for _, ids in messages)
+        if self.count >= FAST:
+            self.all.set()
+
+
+@contextmanager
+def running(publish: Released, strike: Strike, name: str = "") -> Iterator[Dispenser]:
+    """A dispenser in a thread, one chore of which may be struck. It ends with the block."""
+    dispenser, stop = Dispenser(publish=publish), threading.Event()
+    for chore in dispenser.chores.table:
+        if chore.name == name:
+            chore.do = strike
+
+    def run() -> None:
+        dispenser.run(stop=stop)
+        database.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield dispenser
+    finally:
+        strike.over.set()
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def all_go(released: Released, strike: Strike) -> None:
+    """Once it is struck, the other rule's calls go, though the strike is not over."""
+    assert strike.came.wait(PATIENCE)
+    for _ in range(FAST):
+        send("fast")
+    assert released.all.wait(PATIENCE), released.count
+    assert not strike.over.is_set()
+
+
+def wait_until(is_so: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def fast(rules: Rules) -> None:
+    rules(
+        fast=Rule(limits=[SlidingWindow("50/s")]),
+        slow=Rule(queues="stuck"),
+        shy=Rule(),
+    )
+
+
+@pytest.mark.parametrize(("name", "how"), STRIKES)
+def test_a_chore_that_is_struck_keeps_no_call_waiting_and_is_told_of(
+    fast: None,
+    name: str,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if how == "hangs":
+        monkeypatch.setattr(chores, "TELL", 0.2)
+    released, strike = Released(), Strike(how)
+    with running(released, strike, name), caplog.at_level("ERROR", logger="callqueue"):
+        all_go(released, strike)
+        wait_until(lambda: any(f"chore_failed chore={name}" in m for m in caplog.messages))
+    assert not any("database_away" in message for message in caplog.messages)
+
+
+def test_a_chore_that_hangs_is_not_begun_again_and_keeps_no_other_back(fast: None) -> None:
+    count, strike = [0], Strike("hangs")
+    with running(Released(), Strike("hangs")) as dispenser:
+        begun = {one.name: threading.Event() for one in TABLE if one.aside}
+        for chore in dispenser.chores.table:
+            if chore.aside and chore.name != "history":
+                chore.every, chore.due_at, chore.do = 0.0, 0.0, begun[chore.name].set
+        history = next(one for one in dispenser.chores.table if one.name == "history")
+
+        def hang() -> None:
+            count[0] += 1
+            strike()
+
+        history.do = hang
+        assert strike.came.wait(PATIENCE)
+        for event in begun.values():
+            event.clear()
+        assert all(event.wait(PATIENCE) for name, event in begun.items() if name != "history"), (
+            begun
+        )
+        assert count == [1]
+        strike.over.set()
+
+
+@pytest.mark.parametrize("how", DEEDS)
+@pytest.mark.parametrize("what", ["a receiver", "a callback"])
+def test_what_the_project_does_at_an_end_keeps_no_call_waiting(
+    fast: None, what: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike = Strike(how)
+    if what == "a receiver":
+        monkeypatch.setattr(events.call_finished, "receivers", [])
+        events.call_finished.connect(strike)
+    else:
+        monkeypatch.setattr(broker, "send_by_name", strike)
+    late = [send("slow", callback="shop.told") for _ in range(10)]
+    CallQueue.objects.update(expires_at_dt=timezone.now() - timedelta(seconds=60))
+    released = Released()
+    with running(released, strike):
+        all_go(released, strike)
+    ended = CallQueue.objects.filter(pk__in=[call.pk for call in late])
+    assert set(ended.values_list("status", flat=True)) == {states.EXPIRED}
+    assert ended.filter(callback_pending=True).exists() == (what == "a callback" and how != "hangs")
+
+
+def test_a_receiver_that_hangs_keeps_one_thread_however_often_a_dispenser_runs(
+    fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of beat's task does, once a minute."""
+    strike = Strike("hangs")
+    monkeypatch.setattr("callqueue.dispatch.dispenser.LEAVING", 0.01)
+    monkeypatch.setattr(events.call_finished, "receivers", [])
+    events.call_finished.connect(strike)
+    dispenser = Dispenser(publish=Released())
+    for _ in range(3):
+        call = send("shy")
+        long_ago = timezone.now() - timedelta(hours=1)
+        CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=long_ago)
+        dispenser.chores.start_over()
+        dispenser.run(seconds=0.2)
+        call.refresh_from_db()
+        assert call.status == states.EXPIRED
+        assert strike.came.wait(PATIENCE)
+    threads = [one for one in threading.enumerate() if one.name == "callqueue-announcer"]
+    strike.over.set()
+    for one in threads:
+        one.join(PATIENCE)
+    dispenser.chores.wait(PATIENCE)
+    database.close_kept("default")  # those too that came back when the run was over
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize("how", ["raises", "is refused", "hangs"])
+def test_a_queue_that_takes_no_message_keeps_no_other_waiting(
+    fast: None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was to go there waits again."""
+    monkeypatch.setattr(chores, "HEARTBEAT", 0.1)
+    strike = Strike(how)
+    released = Released(strike)
+    call = send("slow")
+    with running(released, strike) as dispenser:
+        all_go(released, strike)
+        seen = timezone.now()
+        alive = DispenserState.objects.filter(pk=dispenser.name)
+        dispenser.chores._heartbeat.every = 0.1
+        wait_until(lambda: alive.filter(seen_at__gt=seen).exists())
+        if how != "hangs":
+            wait_until(lambda: call.attempts.filter(outcome=states.VOIDED).exists())
+
+
+# --- Messages and callbacks
+
+
+def test_a_message_is_given_up_after_its_patience_whatever_the_transport_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from callqueue import tasks
+    from callqueue.aside import LeftBehind
+
+    strike = Strike("hangs")
+    monkeypatch.setattr(broker, "PATIENCE", 0.2)
+    monkeypatch.setattr(tasks.make_api_call, "apply_async", strike)
+    with pytest.raises(LeftBehind):
+        broker.send(tasks.make_api_call, ([1],), queue="q")
+    strike.over.set()
+
+
+def test_no_more_threads_are_left_behind_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from callqueue import aside
+
+    strike = Strike("hangs")
+    monkeypatch.setattr(aside, "MOST_LEFT", 2)
+    before = threading.active_count()
+    for _ in range(5):
+        with suppress(aside.LeftBehind):
+            aside.within(0.01, "a test", strike)
+    assert threading.active_count() <= before + 2
+    strike.over.set()
+    wait_until(lambda: not any(one.is_under_way for one in aside._left))
+    assert aside.within(PATIENCE, "a test", lambda: 7) == 7
+
+
+@pytest.fixture
+def owed(rules: Rules) -> list[CallQueue]:
+    """Calls that ended long ago, whose callbacks are owed: of three, the first two to one task."""
+    rules(r=Rule())
+    calls = [send("r", callback=task) for task in ("shop.bad", "shop.bad", "shop.good")]
+    long_ago = timezone.now() - timedelta(hours=1)
+    CallQueue.objects.update(
+        status=states.UNKNOWN, ready=False, callback_pending=True, finished_at_dt=long_ago
+    )
+    return calls
+
+
+def test_a_callback_that_always_fails_keeps_none_of_the_others_back(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def refuse_bad(app: Any, name: str, args: Any) -> None:
+        assert not database.in_transaction("default"), "calls are locked meanwhile"
+        tried.append(args[0])
+        if name == "shop.bad":
+            raise LookupError(name)
+
+    monkeypatch.setattr(broker, "send_by_name", refuse_bad)
+    first, second, good = (call.pk for call in owed)
+    assert [callbacks.deliver_owed("default") for _ in range(3)] == [1, 0, 0]
+    assert tried == [first, good], "and is not tried again at once"
+    pending = CallQueue.objects.filter(callback_pending=True)
+    assert set(pending.values_list("pk", flat=True)) == {first, second}
+    pending.update(callback_at=timezone.now() - timedelta(seconds=1))  # a while later
+    monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: None)
+    assert callbacks.deliver_owed("default") == 2
+
+
+def test_a_callback_that_takes_its_time_keeps_none_of_the_others_back(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there was no time for goes in the next round, before whatever took it all."""
+    now, tried = [0.0], list[int]()
+
+    def take_long(app: Any, name: str, args: Any) -> None:
+        tried.append(args[0])
+        if name == "shop.bad":
+            now[0] += callbacks.SENDING + 1
+            raise TimeoutError
+
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(broker, "send_by_name", take_long)
+    first, second, good = (call.pk for call in owed)
+    assert callbacks.deliver_owed("default") == 0
+    tried_before = CallQueue.objects.filter(callback_pending=True, callback_at__isnull=False)
+    tried_before.update(callback_at=timezone.now() - timedelta(seconds=1))  # a while later
+    assert callbacks.deliver_owed("default") == 1
+    assert tried == [first, good, first]
+    assert set(tried_before.values_list("pk", flat=True)) == {first, second}
+
+
+def test_what_a_call_owes_anew_while_its_callback_is_sent_is_sent_too(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from callqueue import transitions
+
+    call = CallQueue.objects.get(pk=owed[2].pk)
+    told: list[str] = []
+
+    def settle_meanwhile(app: Any, name: str, args: Any) -> None:
+        told.append(args[1])
+        if args[1] == "unknown":
+            monkeypatch.setattr(
+                broker, "send_by_name", lambda app, name, args: told.append(args[1])
+            )
+            assert transitions.settle("default", call, states.DONE, "")
+
+    monkeypatch.setattr(broker, "send_by_name", settle_meanwhile)
+    callbacks.deliver("default", [call.pk])
+    assert told == ["unknown", "done"]
+    call.refresh_from_db()
+    assert not call.callback_pending
+
+
+def test_a_sender_that_dies_leaves_its_callbacks_to_others(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks, "_sent", die)
+        with pytest.raises(KeyboardInterrupt):
+            callbacks.deliver_owed("default")
+    monkeypatch.setattr(broker, "send_by_name", lambda *_: None)
+    assert callbacks.deliver_owed("default") == 0, "while the claim lasts"
+    CallQueue.objects.update(callback_at=timezone.now() - timedelta(seconds=1))
+    assert callbacks.deliver_owed("default") == 3

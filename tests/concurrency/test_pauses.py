@@ -1,0 +1,213 @@
+"""A pause that is laid, replaced or ended beside dispensers, or that fails at any of its statements:
+no moment, and no failure, leaves the rule free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from callqueue import Breaker, Retry, Rule, SlidingWindow, control, states
+from callqueue.dispatch.release_pass import release
+from callqueue.ledger import clock_jumps
+from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
+from callqueue.testing import travel
+from tests.concurrency.test_races import row_locks, together
+from tests.db.maintenance.test_breaker import answer
+from tests.support.behaviour import Vendor, run, send
+from tests.support.locking import waiting_for_nobody
+
+__all__ = ["row_locks"]
+Rules = Callable[..., None]
+DISPENSERS = 3
+
+
+@contextmanager
+def between_statements(work: Callable[[], None]) -> Iterator[None]:
+    """Do this before each statement of this thread and after each commit, wherever others can."""
+    commit = connection.commit
+    has_row_locks = connection.features.has_select_for_update
+
+    def before(execute: Callable[..., Any], *args: Any) -> Any:
+        if has_row_locks or not connection.in_atomic_block:
+            work()
+        return execute(*args)
+
+    def and_work() -> None:
+        commit()
+        work()
+
+    connection.commit = and_work
+    try:
+        with connection.execute_wrapper(before):
+            yield
+    finally:
+        del connection.commit
+
+
+def pass_of_each_dispenser() -> None:
+    together(*[lambda: release("default", ["r"])] * DISPENSERS)
+
+
+def pauses() -> list[Callable[[], None]]:
+    return [
+        lambda: control.pause("default", "r", seconds=600, reason="for longer"),
+        lambda: control.pause("default", "r", seconds=60, reason="for less"),
+        lambda: control.pause("default", "r", reason="without end"),
+    ]
+
+
+@pytest.mark.parametrize("second", range(3))
+def test_a_paused_rule_that_is_paused_anew_is_free_at_no_moment(rules: Rules, second: int) -> None:
+    """Three dispensers make a pass between any two of its statements."""
+    rules(r=Rule())
+    for _ in range(DISPENSERS):
+        send("r")
+    control.pause("default", "r", seconds=300, reason="first")
+    looks = []
+
+    def look() -> None:
+        looks.append(True)
+        pass_of_each_dispenser()
+
+    with between_statements(look):
+        pauses()[second]()
+    assert looks
+    assert not CallAttempt.objects.exists()
+    assert Hold.objects.get().reason != "first"
+    control.resume("default", "r")
+    pass_of_each_dispenser()
+    assert CallAttempt.objects.count() == DISPENSERS
+
+
+@contextmanager
+def stopped_at(place: int, error: BaseException, *, after: bool) -> Iterator[list[bool]]:
+    """The statement of this number fails, or the one after it is not reached; whether it came."""
+    seen: list[bool] = []
+
+    def stop(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        is_beginning = sql.startswith("BEGIN")  # of SQLite, which Django sends as a statement
+        seen.extend([] if is_beginning else [True])
+        if is_beginning or len(seen) != place:
+            return execute(sql, *args)
+        if after:
+            execute(sql, *args)
+        raise error
+
+    with connection.execute_wrapper(stop):
+        yield seen
+
+
+def until_none_fails(error: BaseException, after: bool, work: Callable[[], Any]) -> Iterator[None]:
+    """Do the work, failing at its first statement, at its second, ...; yields after each."""
+    for place in range(1, 100):
+        with stopped_at(place, error, after=after) as seen:
+            try:
+                work()
+            except type(error):
+                assert len(seen) >= place
+        yield
+        if len(seen) < place:
+            assert place > 3
+            return
+    pytest.fail("it has no end")
+
+
+FAILURES = [
+    pytest.param(KeyboardInterrupt(), id="interrupted"),
+    pytest.param(OperationalError("canceling statement due to statement timeout"), id="timeout"),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_pause_that_fails_half_way_leaves_the_rule_held(
+    rules: Rules, error: BaseException, after: bool
+) -> None:
+    rules(r=Rule())
+    send("r")
+    control.pause("default", "r", seconds=300, reason="first")
+    for _ in until_none_fails(
+        error, after, lambda: control.pause("default", "r", seconds=60, reason="second")
+    ):
+        assert Hold.objects.count() == 1
+        release("default", ["r"])
+        assert not CallAttempt.objects.exists()
+    assert Hold.objects.get().reason == "second"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_resume_that_fails_half_way_has_ended_nothing_or_all_of_it(
+    rules: Rules, error: BaseException, after: bool
+) -> None:
+    """No key sleeps on, for a hold that is gone."""
+    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]))
+    send("r", key="a")
+
+    def resume() -> None:
+        control.pause("default", "r", key="a")
+        release("default", ["r"])
+        assert KeyTurn.objects.exclude(blocked_on="").exists()
+        control.resume("default", "r")
+
+    for _ in until_none_fails(error, after, resume):
+        assert Hold.objects.exists() or not KeyTurn.objects.exclude(blocked_on="").exists()
+    assert not Hold.objects.exists()
+
+
+def test_a_pause_that_waits_for_a_pass_too_long_leaves_the_rule_held(
+    rules: Rules, row_locks: None
+) -> None:
+    rules(r=Rule())
+    send("r")
+    control.pause("default", "r", reason="first")
+    ends: list[bool] = []
+
+    def pause() -> None:
+        with waiting_for_nobody():
+            try:
+                control.pause("default", "r", seconds=600)
+            except OperationalError:
+                ends.append(True)
+
+    with transaction.atomic():
+        list(RuleState.objects.select_for_update().filter(rule="r"))
+        together(pause)
+    assert ends == [True]
+    assert Hold.objects.get().reason == "first"
+    release("default", ["r"])
+    assert not CallAttempt.objects.exists()
+
+
+def test_a_pass_that_judges_a_probe_waits_for_nobody_who_moves_the_ledger(
+    rules: Rules, remote: Vendor, row_locks: None
+) -> None:
+    """He has the frame's lock, and waits for the rule's, which the pass has."""
+    rules(r=Rule(retry=Retry(max_attempts=1), breaker=Breaker(failures=1, hold=30)))
+    remote.answers["/"] = 500
+    send("r")
+    run()
+    with travel(seconds=31):
+        send("r")
+        release("default", ["r"])
+        # It failed, and who recorded that has died before he looked at the breaker.
+        (probe,) = CallQueue.objects.dispatched()
+        answer(probe, states.ERRORED)
+        send("r")
+
+        def in_time() -> None:
+            with waiting_for_nobody():
+                release("default", ["r"])
+
+        with transaction.atomic():
+            list(RuleState.objects.select_for_update().filter(rule=clock_jumps.FRAME))
+            together(in_time)
+    hold = Hold.objects.get(source="breaker")
+    assert "the call that probed the rule failed too" in hold.reason
+    assert CallAttempt.objects.count() == 2
+    assert (hold.until - hold.began_at).total_seconds() == pytest.approx(60, abs=1)

@@ -1,0 +1,136 @@
+"""Pausing and resuming rules and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import pytest
+
+from callqueue import Rule, SlidingWindow, control, database
+from callqueue.exceptions import InvalidCall
+from callqueue.maintenance import recovery
+from callqueue.models import Hold
+from tests.db.commands import run
+from tests.support.behaviour import release, send
+
+Rules = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def two_rules(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]), other=Rule())
+
+
+def test_a_paused_rule_releases_nothing_until_it_is_resumed() -> None:
+    call = send("r")
+    assert run("pause", "r", "--reason", "they asked us to").out == "paused r until it is resumed\n"
+    hold = Hold.objects.get()
+    assert (hold.rule, hold.per, hold.until, hold.reason) == ("r", "rule", None, "they asked us to")
+    assert release() == []
+    assert run("resume", "r").out == "resumed r: 1 hold ended\n"
+    assert release() == [call]
+
+
+def test_a_pause_ends_by_itself() -> None:
+    assert run("pause", "r", "--for", "10m").out == "paused r for 10m\n"
+    left = Hold.objects.get().until - database.clock("default")
+    assert timedelta(minutes=9) < left <= timedelta(minutes=10)
+
+
+def test_one_key_is_paused_and_the_others_go_on() -> None:
+    held, free = send("r", key="a"), send("r", key="b")
+    assert run("pause", "r", "--key", "a").out == "paused r, key a until it is resumed\n"
+    assert release() == [free]
+    assert run("resume", "r", "--key", "b").out == "r, key b was not held\n"
+    assert run("resume", "r", "--key", "a").code == 0
+    assert release() == [held]
+
+
+def test_resuming_a_rule_ends_the_holds_on_its_keys_too() -> None:
+    call = send("r", key="a")
+    run("pause", "r", "--key", "a")
+    run("resume", "r")
+    assert release() == [call]
+
+
+def test_a_pause_takes_the_place_of_an_earlier_one_and_may_be_shorter() -> None:
+    run("pause", "r")
+    assert run("pause", "r", "--for", "10m", "--reason", "less").code == 0
+    hold = Hold.objects.get()
+    assert hold.until - database.clock("default") <= timedelta(minutes=10)
+    assert hold.reason == "less"
+    assert run("pause", "r").code == 0
+    assert Hold.objects.get().until is None
+
+
+@pytest.mark.parametrize("length", ["0s", "0w", "-5m", "", "soon"])
+def test_a_pause_for_no_time_is_refused(length: str) -> None:
+    """It would be over before it began, and he who asked for it would not know."""
+    run("pause", "r", "--reason", "first")
+    refused = run("pause", "r", f"--for={length}")
+    assert refused.code == 2
+    assert refused.error
+    assert Hold.objects.get().reason == "first"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e300])
+def test_a_pause_of_seconds_that_make_none_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidCall, match="for: must be longer than 0 seconds"):
+        control.pause("default", "r", seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("until", "why"),
+    [
+        ("2001-01-01T00:00+00:00", "is in the past"),
+        ("2099-01-01T00:00", "is naive"),
+        ("9999-12-31T23:59:59-23:59", "is out of the range of dates"),
+        ("9999-12-31T23:59:59+00:00", "is out of the range of dates"),
+    ],
+)
+def test_a_pause_until_no_instant_to_come_is_refused(until: str, why: str) -> None:
+    with pytest.raises(InvalidCall, match=f"until: {why}"):
+        control.pause("default", "r", until=datetime.fromisoformat(until))
+    assert not Hold.objects.exists()
+
+
+def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
+    """A pause, for less or without end, and a resume are about what somebody else laid."""
+    run("pause", "other")
+    recovery.hold_everything("default")
+    safe = dict(Hold.objects.filter(source="restored").values_list("rule", "until"))
+    assert set(safe) == {"r", "other", "default"}
+    run("pause", "r", "--for", "1m")
+    run("pause", "r", "--key", "k")
+    run("pause", "other", "--for", "1m")
+    for rule, ended in (("r", 2), ("other", 1)):
+        resumed = run("resume", rule)
+        assert (resumed.code, resumed.out) == (1, f"resumed {rule}: {plural(ended)} ended\n")
+        assert f"still held until {safe[rule]:%Y-%m-%d %H:%M:%S} UTC" in resumed.error
+        assert f"callqueue_resume {rule} --restored" in resumed.error
+        assert dict(Hold.objects.filter(rule=rule).values_list("source", "until")) == {
+            "restored": safe[rule]
+        }
+        assert release() == []
+    again = run("resume", "r")
+    assert (again.code, again.out) == (1, "")
+    call = send("r")
+    assert run("resume", "r", "--restored").out == "resumed r: 1 hold ended\n"
+    assert release() == [call]
+    assert list(Hold.objects.values_list("rule", flat=True).order_by("rule")) == [
+        "default",
+        "other",
+    ]
+
+
+def test_a_backup_restored_twice_makes_the_hold_no_shorter() -> None:
+    recovery.hold_everything("default")
+    Hold.objects.update(until=database.clock("default") + timedelta(days=9))
+    recovery.hold_everything("default")
+    left = min(Hold.objects.values_list("until", flat=True)) - database.clock("default")
+    assert left > timedelta(days=8)
+
+
+def plural(count: int) -> str:
+    return "1 hold" if count == 1 else f"{count} holds"

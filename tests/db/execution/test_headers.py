@@ -1,0 +1,142 @@
+"""Names of headers know no case: what a call or a client names itself arrives as it was given, once,
+and nothing of ours beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import requests
+from asgiref.sync import async_to_sync
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import callqueue
+from callqueue import Rule
+from callqueue.models import CallQueue
+from tests.suites.raw_server import RawServer
+from tests.support import behaviour
+
+Rules = Callable[..., None]
+SPELLINGS = ["Idempotency-Key", "idempotency-key", "IDEMPOTENCY-KEY"]
+BODIES: list[dict[str, Any]] = [{"json": {"a": 1}}, {"data": {"a": "1"}}, {"data": "text"}, {}]
+# What somebody here sets by itself: the rule, requests, urllib3, http.client, a body, `auth`.
+SET_BY_OURSELVES = ["Idempotency-Key", "User-Agent", "Accept", "Accept-Encoding", "Content-Type",
+                    "Cookie", "Authorization"]  # fmt: skip
+
+
+@pytest.fixture
+def server() -> Iterator[RawServer]:
+    with RawServer() as server:
+        yield server
+
+
+def taken(server: RawServer) -> list[tuple[str, str]]:
+    """The header lines of the one request that came: names in lower case, and values."""
+    [requests] = server.taken().values()
+    [request] = requests
+    head = request.partition(b"\r\n\r\n")[0].decode("latin-1")
+    pairs = (line.split(": ", 1) for line in head.split("\r\n")[1:])
+    return [(name.lower(), value) for name, value in pairs]
+
+
+def of(lines: list[tuple[str, str]], name: str) -> list[str]:
+    return [value for found, value in lines if found == name.lower()]
+
+
+def made(server: RawServer, **params: Any) -> tuple[CallQueue, list[tuple[str, str]]]:
+    """A POST that is sent and made; its row, and the header lines that arrived."""
+    url = f"http://127.0.0.1:{server.port}/orders"
+    call = CallQueue.objects.send({"method": "post", "params": {"url": url, **params}})
+    assert call is not None and behaviour.run() == 1
+    return call, taken(server)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("own", SPELLINGS)
+@pytest.mark.parametrize("of_rule", ["Idempotency-Key", "idempotency-key"])
+def test_the_idempotency_key_that_a_call_names_itself_is_the_one_that_arrives(
+    rules: Rules, server: RawServer, of_rule: str, own: str, body: dict[str, Any]
+) -> None:
+    rules(default=Rule(idempotency_header=of_rule), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
+    for _ in range(2):  # two sends of one order are one order
+        _, lines = made(server, headers={"X-Order": "7", own: "order-7", "X-Last": "z"}, **body)
+        assert of(lines, "Idempotency-Key") == ["order-7"]
+        assert (of(lines, "X-Order"), of(lines, "X-Last")) == (["7"], ["z"])
+
+
+@pytest.mark.parametrize("own", SPELLINGS)
+def test_a_call_that_takes_the_idempotency_key_away_has_none(
+    rules: Rules, server: RawServer, own: str
+) -> None:
+    rules(more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
+    assert of(made(server, headers={own: None})[1], "Idempotency-Key") == []
+
+
+@hypothesis_settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(drawn=st.data())
+def test_no_header_goes_twice_and_the_calls_own_wins(
+    rules: Rules, server: RawServer, drawn: st.DataObject
+) -> None:
+    """Whoever sets which header by itself, and however it is spelt."""
+    names = drawn.draw(st.lists(st.sampled_from(SET_BY_OURSELVES), unique=True))
+    spelt = {
+        "".join(drawn.draw(st.sampled_from([c.lower(), c.upper()])) for c in name): f"own-{number}"
+        for number, name in enumerate(names)
+    }
+    body = drawn.draw(st.sampled_from(BODIES))
+    auth = drawn.draw(st.sampled_from([{}, {"auth": ["user", "word"]}]))
+    cookies = drawn.draw(st.sampled_from([{}, {"cookies": {"a": "b"}}]))
+    rules(more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
+    call, lines = made(server, headers=spelt, **body, **auth, **cookies)
+    assert len({name for name, _ in lines}) == len(lines), "a name twice"
+    for name, value in spelt.items():
+        # as in requests: `auth` is what it says
+        wanted = "Basic dXNlcjp3b3Jk" if auth and name.lower() == "authorization" else value
+        assert of(lines, name) == [wanted]
+    if "Idempotency-Key" not in names:
+        assert of(lines, "Idempotency-Key") == [str(call.idempotency_key)]
+
+
+def by_session(url: str, headers: dict[str, str]) -> None:
+    with requests.Session() as session:
+        session.mount("http://", callqueue.PermitAdapter())
+        session.post(url, json={}, headers=headers, timeout=30)
+
+
+def by_httpx(url: str, headers: dict[str, str]) -> None:
+    httpx = pytest.importorskip("httpx")
+    with httpx.Client(transport=callqueue.PermitTransport()) as client:
+        client.post(url, json={}, headers=headers)
+
+
+def by_httpx_async(url: str, headers: dict[str, str]) -> None:
+    httpx = pytest.importorskip("httpx")
+
+    async def post() -> None:
+        async with httpx.AsyncClient(transport=callqueue.AsyncPermitTransport()) as client:
+            await client.post(url, json={}, headers=headers)
+
+    async_to_sync(post)()
+
+
+def by_queue(url: str, headers: dict[str, str]) -> None:
+    params = {"url": url, "json": {}, "headers": headers}
+    CallQueue.objects.send({"method": "post", "params": params})
+    behaviour.run()
+
+
+@pytest.mark.parametrize("own", SPELLINGS)
+@pytest.mark.parametrize("post", [by_session, by_httpx, by_httpx_async, by_queue])
+def test_the_idempotency_key_of_a_client_is_the_one_that_arrives(
+    rules: Rules, server: RawServer, post: Any, own: str
+) -> None:
+    rules(
+        default=Rule(hosts=["127.0.0.1"], idempotency_header="Idempotency-Key"),
+        more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]},
+    )
+    post(f"http://127.0.0.1:{server.port}/orders", {own: "order-7"})
+    assert of(taken(server), "Idempotency-Key") == ["order-7"]

@@ -1,0 +1,428 @@
+"""What is kept of an answer, and how a program reads it: from the row, on every database."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from celery import shared_task
+
+from callqueue import GiveUp, QueuedTask, Retry, Rule, Secret, handler
+from callqueue.exceptions import AnswerCut
+from callqueue.execution import kept_answer, results
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.security import allowance
+from callqueue.states import SUCCEEDED, VOIDED
+from callqueue.transitions import Job, Result
+from tests.support.behaviour import Vendor, make_together, release, response, run, send
+from tests.support.peer import Peer, answer_bytes, answering
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+PNG = b"\x89PNG\r\n\x1a\n\x00\xff" * 20
+TOKEN = "sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc"
+seen: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    yield
+    seen.clear()
+
+
+def made(rules: Rules, remote: Vendor, body: bytes, headers: Any = None, **keys: Any) -> CallQueue:
+    rules(keys, r=Rule())
+    remote.answers["/"] = (200, headers or {}, body)
+    call = send("r", "/")
+    run()
+    call.refresh_from_db()
+    return call
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Content-Type": "image/png"}, PNG),
+        ({"Content-Type": "text/plain; charset=iso-8859-1"}, b"caf\xe9 \xa3"),
+        ({"Content-Type": "text/plain"}, b"caf\xe9"),
+        ({}, b"\0\0"),
+        ({}, b""),
+        ({}, "\ud83d\ude00é".encode("utf-16", "surrogatepass")),
+        ({}, b"$sealed:x"),
+    ],
+)
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_the_bytes_that_came_are_the_answers(
+    rules: Rules, remote: Vendor, headers: Any, body: bytes, is_sealed: bool
+) -> None:
+    from cryptography.fernet import Fernet
+
+    keys = {"ENCRYPTION_KEYS": [Fernet.generate_key().decode()]} if is_sealed else {}
+    answer = made(rules, remote, body, headers, **keys).answer
+    assert answer is not None
+    assert (answer.status, answer.body, answer.size, answer.is_cut) == (200, body, len(body), False)
+    assert dict(answer.headers) == headers
+    assert not answer.is_scrubbed
+
+
+def test_over_a_socket_a_folded_body_is_kept_unfolded(rules: Rules) -> None:
+    body = json.dumps({"prices": list(range(9000))}).encode()
+    folded = answer_bytes(gzip.compress(body), Content_Encoding="gzip")
+    rules(r=Rule(), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
+    with Peer(answering(folded)) as peer:
+        call = CallQueue.objects.send({"method": "get", "params": {"url": peer.url("/")}}, rule="r")
+        assert call is not None
+        run()
+    assert call.answer is not None
+    assert call.answer.json() == {"prices": list(range(9000))}
+    assert (call.answer.body, call.answer.size) == (body, len(body))
+
+
+@pytest.mark.parametrize("own", [None, 100])
+def test_what_is_longer_is_cut_and_attempt_and_answer_say_so(
+    rules: Rules, remote: Vendor, own: int | None
+) -> None:
+    body = json.dumps({"text": "é" * 5000}, ensure_ascii=False).encode()
+    rules({"KEEP_RESPONSE_BYTES": 1000}, r=Rule(keep_response_bytes=own))
+    remote.answers["/"] = (200, {}, body)
+    call = send("r", "/")
+    run()
+    answer, attempt, most = call.answer, call.attempts.get(), own or 1000
+    assert answer is not None
+    assert (answer.size, answer.is_cut, body.startswith(answer.body)) == (len(body), True, True)
+    assert most - 1 <= len(answer.body) <= most
+    assert attempt.response_size == len(body)
+    assert attempt.error_message == f"{most} of {len(body)} bytes of the answer are kept"
+    with pytest.raises(AnswerCut, match=f"{len(answer.body)} of {len(body)} bytes"):
+        answer.json()
+    call.refresh_from_db()
+    assert (call.status, call.error_message) == (Status.DONE, "")
+
+
+@pytest.mark.parametrize("keep", [100, 5000])
+def test_where_reading_stopped_the_answer_is_cut_whatever_is_kept(rules: Rules, keep: int) -> None:
+    more = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "MAX_RESPONSE_BYTES": 1000}
+    rules({**more, "KEEP_RESPONSE_BYTES": keep}, r=Rule())
+    with Peer(answering(answer_bytes(b"1" * 2000))) as peer:
+        call = CallQueue.objects.send({"method": "get", "params": {"url": peer.url("/")}}, rule="r")
+        assert call is not None
+        run()
+    assert call.answer is not None
+    assert (call.answer.is_cut, call.answer.size) == (True, 1001)
+    assert call.answer.body == b"1" * min(keep, 1000)
+    with pytest.raises(AnswerCut):
+        call.answer.json()
+    assert "the body was cut at 1000 bytes" in call.attempts.get().error_message
+
+
+def test_nothing_is_kept_where_nothing_is_to_be_and_the_size_is_known(
+    rules: Rules, remote: Vendor
+) -> None:
+    call = made(rules, remote, b"{}", KEEP_RESPONSE_BYTES=0)
+    assert call.answer is not None
+    assert (call.answer.body, call.answer.size, call.answer.is_cut) == (b"", 2, True)
+    assert call.attempts.get().error_message == ""
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "utf-16-be", "utf-32", "hz", "shift_jis", "utf-7"])
+@pytest.mark.parametrize("before", ["", " ", "a"])
+def test_no_charset_that_is_falsely_claimed_hides_a_secret(charset: str, before: str) -> None:
+    """Read as wide letters, two or four bytes of it are one: written as such they would come back."""
+    for body in (f"{before}{TOKEN}".encode(), f"{before}{TOKEN}".encode("utf-16") + TOKEN.encode()):
+        columns = kept((TOKEN,), body, charset=charset)
+        assert columns["response_form"] == "scrubbed"
+        assert "[secret]" in columns["response_body"]
+        for codec in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+            assert TOKEN[:12].encode() not in columns["response_body"].encode(codec, "replace")
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "utf-16", "latin-1"])
+@pytest.mark.parametrize("prefix", [b"", PNG])
+def test_an_answer_that_repeats_a_secret_says_that_it_is_not_what_came(
+    rules: Rules, remote: Vendor, charset: str, prefix: bytes
+) -> None:
+    body = prefix + json.dumps({"id": 7, "key": TOKEN}).encode(charset)
+    rules({"SECRETS": {"KEY": TOKEN}}, r=Rule())
+    remote.answers["/"] = (200, {"Content-Type": f"text/plain; charset={charset}"}, body)
+    url = "http://vendor.example/"
+    params = {"url": url, "headers": {"Authorization": Secret("KEY")}}
+    call = CallQueue.objects.send({"method": "get", "params": params}, rule="r")
+    assert call is not None
+    run()
+    answer = call.answer
+    assert answer is not None
+    assert (answer.is_scrubbed, answer.is_cut, answer.size) == (True, False, len(body))
+    assert "[secret]" in answer.text
+    assert TOKEN not in f"{answer.text}{call.attempts.get().response_body}"
+    with pytest.raises(AnswerCut, match="held a secret"):
+        answer.json()
+    if not prefix:
+        assert answer.json(scrubbed=True) == {"id": 7, "key": "[secret]"}
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_the_answer_is_the_last_that_came(rules: Rules, remote: Vendor, status: int) -> None:
+    rules(r=Rule(retry=Retry(base=0)))
+    answers = iter([(503, {}, b"not yet"), (status, {}, b"then this")])
+    remote.answers["/"] = lambda: next(answers, 503)
+    call = send("r", "/", "get")
+    assert call.answer is None
+    run()
+    assert call.answer is not None
+    assert (call.answer.status, call.answer.text) == (503, "not yet")
+    run()
+    assert (call.answer.status, call.answer.text) == (status, "then this")
+
+
+def test_of_a_call_that_nobody_answered_there_is_none(rules: Rules, remote: Vendor) -> None:
+    from callqueue.execution.http import client
+
+    rules(r=Rule())
+    remote.answers["/"] = client.Answer(None, None, error="refused")
+    call = send("r", "/")
+    run()
+    assert call.attempts.get().response_size is None
+    assert call.answer is None
+
+
+@pytest.mark.parametrize("first", [(503, {}, b"not yet"), (200, {}, b"done")])
+def test_an_earlier_answer_is_none_of_a_call_whose_last_attempt_had_none(
+    rules: Rules, remote: Vendor, first: Any
+) -> None:
+    from callqueue.execution.http import client
+
+    rules(r=Rule(retry=Retry(base=0)))
+    nobody = client.Answer(None, None, error="refused")
+    answers = iter([first, nobody])
+    remote.answers["/"] = lambda: next(answers, nobody)
+    call = send("r", "/", "get")
+    run()
+    assert call.answer is not None
+    assert call.answer.status == first[0]
+    call.refresh_from_db()
+    if call.status == Status.DONE:
+        call.requeue(again=True)
+    run()
+    assert call.attempts.count() == 2
+    assert call.answer is None
+
+
+def test_the_answer_stays_while_the_next_attempt_is_under_way_or_never_was(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = (200, {}, b"done")
+    call = send("r", "/")
+    run()
+    call.refresh_from_db()
+    call.requeue(again=True)
+    assert release() == [call]
+    assert call.answer is not None
+    call.cancel()
+    assert [one.outcome for one in call.attempts.all()] == [SUCCEEDED, VOIDED]
+    assert call.answer is not None
+
+
+@handler("priced")
+def priced(params: Any, context: Any) -> Any:
+    return GiveUp("sold out") if params["of"] == "GiveUp" else params["of"]
+
+
+@shared_task(base=QueuedTask)
+def doubled(number: int) -> dict[str, int]:
+    return {"double": 2 * number}
+
+
+@pytest.mark.parametrize("value", [None, {"price": 4.5}, [1, "é"], "text", 0])
+def test_a_handlers_answer_is_what_it_returned(rules: Rules, value: Any) -> None:
+    rules(r=Rule())
+    call = CallQueue.objects.send({"method": "priced", "params": {"of": value}}, rule="r")
+    assert call is not None
+    run()
+    answer = call.answer
+    assert answer is not None
+    assert (answer.status, answer.json(), dict(answer.headers)) == (None, value, {})
+    assert answer.body == (b"" if value is None else json.dumps(value).encode())
+
+
+def test_a_tasks_answer_is_what_it_returned(rules: Rules) -> None:
+    rules(default=Rule())
+    call = doubled.delay(4).call
+    run()
+    assert call.answer.json() == {"double": 8}
+
+
+def test_a_handler_that_gave_up_answered_nothing(rules: Rules) -> None:
+    rules(r=Rule())
+    call = CallQueue.objects.send({"method": "priced", "params": {"of": "GiveUp"}}, rule="r")
+    assert call is not None
+    run()
+    assert call.answer is None
+
+
+@shared_task
+def reading(call_id: int, status: str) -> None:
+    answer = CallQueue.objects.get(pk=call_id).answer
+    assert answer is not None
+    seen.append((status, answer.json()))
+
+
+def test_the_answer_is_there_when_the_callback_runs(rules: Rules, remote: Vendor) -> None:
+    from callqueue.testing import run_callqueue
+
+    rules(r=Rule())
+    remote.answers["/"] = (200, {}, b'{"id": 7}')
+    send("r", "/", callback=reading.name)
+    run_callqueue()
+    assert seen == [("done", {"id": 7})]
+
+
+# --- What it may cost to clean
+
+
+def job(rule: str = "r", seconds: float = 0.0) -> Job:
+    from callqueue import clocks
+
+    shown = Rule()
+    known = dict.fromkeys(Job.__dataclass_fields__)
+    ends = clocks.monotonic() + 2 * seconds
+    return Job(**{**known, "rule_name": rule, "rule": shown, "method": "get", "lease_ends": ends})  # type: ignore[arg-type]
+
+
+def kept(
+    values: tuple[str, ...],
+    body: bytes = b"",
+    headers: Any = None,
+    of: Job | None = None,
+    charset: str | None = None,
+) -> dict[str, Any]:
+    result = Result(of or job(), SUCCEEDED, Status.DONE, None, 0, 0)  # type: ignore[arg-type]
+    result.response = response(200, {}, body)
+    result.response.headers, result.response.encoding = headers or {}, charset
+    results.scrubbed(result, values)
+    assert result.kept is not None
+    return dict(result.kept)
+
+
+PEM = "-----BEGIN KEY-----\n" + secrets.token_urlsafe(2400) + "\n-----END KEY-----"
+DEAREST = {
+    "a key of one letter": ("A" * 5000, "A" * 70_000),
+    "a key of one letter, escaped": ("A" * 5000, "%41" * 70_000),
+    "a key in pieces": (PEM, " ".join(PEM[at : at + 9] for at in range(20, 2000, 5)) * 20),
+    "a key again and again": (PEM, json.dumps(PEM) * 20),
+}
+
+
+@pytest.mark.parametrize("what", DEAREST)
+def test_cleaning_an_answer_takes_no_more_steps_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, what: str, settings: Any
+) -> None:
+    """A step is a millisecond here: an answer may take 250 of them and no more."""
+    steps = count()
+    monkeypatch.setattr(allowance, "clock", lambda: next(steps) / 1000)
+    value, text = DEAREST[what]
+    columns = kept((value,), text.encode(), {f"X-{n}": text[:6700] for n in range(97)})
+    assert next(steps) < 1000 * allowance.MOST * 2 + 20  # of the headers, and of the body
+    is_withheld = columns["response_form"] == "withheld"
+    assert is_withheld or value[40:60] not in columns["response_body"]
+    assert columns["response_body"] == kept_answer.NOT_KEPT or not is_withheld
+
+
+def test_an_answer_that_repeats_nothing_is_kept_whole_whatever_the_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = count()
+    monkeypatch.setattr(allowance, "clock", lambda: next(steps) / 1000)
+    body = json.dumps([{"id": n, "name": f"Name of {n}"} for n in range(2000)]).encode()[:65000]
+    columns = kept((PEM,), body, {f"X-{n}": "text/html" for n in range(20)})
+    assert columns["response_body"].encode() == body
+    assert len(columns["response_headers"]) == 20
+    assert next(steps) < 80
+
+
+def test_of_headers_no_more_is_looked_at_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[int]()
+    redact = kept_answer.redact_headers
+    monkeypatch.setattr(
+        kept_answer,
+        "redact_headers",
+        lambda headers: looked.append(sum(map(len, headers.values()))) or redact(headers),
+    )
+    columns = kept((), b"", {f"X-{n}": "[" + "[1]," * 1700 + "1]" for n in range(97)})
+    assert sum(looked) <= kept_answer.MOST_OF_HEADERS
+    assert all(len(value) <= 2000 for value in columns["response_headers"].values())
+    assert columns["response_headers"]
+
+
+@pytest.mark.parametrize("gap", range(0, 60, 7))
+def test_no_half_of_a_credential_is_kept_where_a_header_is_cut(gap: int) -> None:
+    value = "x" * (1960 + gap) + f" https://user:{TOKEN}@h.example/ " + "y" * 9000
+    for text in (value, "token=abcdefgh&" * 100 + value):
+        whole = kept((), b"", {"X": text})["response_headers"]["X"]
+        assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
+        scrubbed = kept((TOKEN,), b"", {"X": text.replace("https://user:", "")})
+        whole = scrubbed["response_headers"]["X"]
+        assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
+        named = kept((TOKEN, "hidden-in-a-name"), b"", {"X-hidden-in-a-name": text})
+        (whole,) = named["response_headers"].values()
+        assert not any(TOKEN[at : at + 4] in whole for at in range(len(TOKEN) - 3))
+
+
+def test_a_rule_whose_turn_is_taken_keeps_no_other_rule_waiting() -> None:
+    text = b"as large as needs a turn, and cheap " * 1000
+    turn = allowance._turns.setdefault("hooks", allowance.threading.Lock())
+    with turn:
+        assert kept((PEM,), text, of=job("hooks", 0.0))["response_form"] == "withheld"
+        assert kept((PEM,), b"small", of=job("hooks", 0.0))["response_body"] == "small"
+        assert kept((PEM,), text, of=job("bank", 5.0))["response_form"] != "withheld"
+    assert not turn.locked()
+
+
+def test_an_answer_waits_once_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With headers and a body that are dear: a wait for each would outlast its lease."""
+    waits = list[float]()
+
+    class Taken:
+        def acquire(self, timeout: float) -> bool:
+            waits.append(timeout)
+            return False
+
+    monkeypatch.setitem(allowance._turns, "hooks", Taken())  # type: ignore[arg-type]
+    text = json.dumps(PEM) * 20
+    columns = kept(
+        (PEM,), text.encode(), {f"X-{n}": text[:900] for n in range(97)}, job("hooks", 5)
+    )
+    assert (columns["response_form"], columns["response_headers"]) == ("withheld", {})
+    first, *others = waits
+    assert 4 < first <= 5
+    assert set(others) == {0.0}
+
+
+def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a record has to be written in a second way as well: an attempt is somebody else's."""
+    rules(r=Rule())
+    calls, composed = [send("r", f"/{number}") for number in range(4)], list[bool]()
+    compose = kept_answer._columns
+
+    def columns(*given: Any) -> Any:
+        composed.append(results.database.in_transaction("default"))
+        return compose(*given)
+
+    def lost() -> Any:
+        calls[2].attempts.update(worker="another")
+        return 200, {}, b"{}"
+
+    monkeypatch.setattr(kept_answer, "_columns", columns)
+    inside = results.database.in_transaction("default")  # a test's own transaction
+    remote.answers["/2"] = lost
+    release()
+    make_together(list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))
+    assert composed == [inside] * 4
+    assert CallAttempt.objects.filter(finished_at=None).count() == 1

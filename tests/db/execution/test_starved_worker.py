@@ -1,0 +1,226 @@
+"""A worker that lacks what a call takes gives the call back: that is no failure of the call, costs
+nothing, and the worker takes no others for a moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callqueue import Rule, Secret, handler
+from callqueue.database.connections import kept as kept_connections
+from callqueue.execution import executor, in_flight, recorder, starvation, thread_pool
+from callqueue.execution.http import adapter
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.tasks import make_api_call
+from tests.support.behaviour import Vendor, release, run, send
+from tests.support.starving import no_descriptors
+
+Rules = Callable[..., None]
+NEARBY = {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_HOSTS": ["*"]}
+called: list[str] = []
+
+
+@handler("starving")
+def _note(params: Any, context: Any) -> None:
+    called.append(context.rule)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    called.clear()
+    adapter._context.cache_clear()
+    monkeypatch.setattr(starvation, "pause", starvation.Pause())
+
+
+def _send(url: str, **more: Any) -> CallQueue:
+    call = CallQueue.objects.send({"method": "post", "params": {"url": url, **more}}, rule="r")
+    assert call is not None
+    return call
+
+
+def _read_secret() -> str:
+    return Path(__file__).read_text("utf-8")
+
+
+SCENES: dict[str, Callable[[], CallQueue]] = {
+    "a socket": lambda: _send("http://127.0.0.1:1/"),
+    "a name": lambda: _send("http://localhost:1/"),
+    "certificates": lambda: _send("https://127.0.0.1:1/"),
+    "a secret's file": lambda: _send("http://127.0.0.1:1/", headers={"X": Secret("FILE")}),
+    "a handler": lambda: send_to_handler(),
+    "classify's module": lambda: _send("http://127.0.0.1:1/"),
+}
+
+
+def send_to_handler() -> CallQueue:
+    call = CallQueue.objects.send({"method": "starving", "params": {}}, rule="r")
+    assert call is not None
+    return call
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_without_descriptors_a_call_waits_again_as_it_did_before(
+    rules: Rules, scene: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    own = {}
+    if scene == "classify's module":
+        (tmp_path / "unread_classify.py").write_text("def own(answer): return None", "utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        own = {"classify": "unread_classify.own"}
+    rules({**NEARBY, "SECRETS": {"FILE": _read_secret}}, r=Rule(**own))
+    call = SCENES[scene]()
+    release()
+    attempt = CallAttempt.objects.get()
+    with no_descriptors():
+        executor.execute("default", [attempt.pk])
+    attempt.refresh_from_db()
+    call.refresh_from_db()
+    assert (attempt.outcome, attempt.sent_at) == ("voided", None)
+    assert attempt.error_message.startswith("nothing was sent: this worker's process may have no")
+    assert (call.status, call.failed_count, call.ready) == (CallQueue.Status.NEW, 0, True)
+    assert starvation.pause.is_on
+    assert caplog.text.count("worker_starved") == 1
+    assert called == []
+
+
+@pytest.fixture
+def process(
+    rules: Rules, transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    rules({"LEASE": {"RELEASE": 600, "GRACE": 600}}, r=Rule())
+    monkeypatch.setattr(in_flight, "_flights", {})
+    yield
+    in_flight.land(seconds=20)
+    for kept in kept_connections.pop((os.getpid(), "default"), []):
+        kept.close()
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_pauses_takes_no_call_and_keeps_its_slot(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that others have its messages; and goes on by itself."""
+    over, looks = threading.Event(), threading.Semaphore(0)
+
+    class Paused(starvation.Pause):
+        @property
+        def is_on(self) -> bool:
+            looks.release()
+            return not over.is_set()
+
+    monkeypatch.setattr(starvation, "pause", Paused())
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    with ThreadPoolExecutor() as pool:
+        slot = pool.submit(in_flight.take, "default", ids, make_api_call)
+        try:
+            for _ in range(6):
+                assert looks.acquire(timeout=20)
+            assert not slot.done()
+            assert CallAttempt.objects.unbegun().count() == 1
+        finally:
+            over.set()
+        assert slot.result(20) == 1
+    in_flight.land(seconds=20)
+    assert CallQueue.objects.done().count() == 1
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.django_db(transaction=True)
+def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their leases run: whoever waits for a thread until they end was never sent, and taken for
+    lost.
+    """
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "callqueue-calls":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(thread_pool, "_the_pool", None)
+    monkeypatch.setattr(thread_pool, "UNSERVED", 0.05)
+    for _ in range(3):
+        send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    with ThreadPoolExecutor() as pool:
+        pool.submit(in_flight.take, "default", ids, make_api_call).result(20)
+    in_flight.land(seconds=20)
+    assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"voided"}
+    assert CallQueue.objects.new().count() == 3
+    assert remote.requests == []
+    assert in_flight.most() == 1
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_has_no_thread_for_its_calls_gives_them_back_and_keeps_its_slot(
+    remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it takes message after message, and each is charged until its lease ends."""
+    start, rested = threading.Thread.start, list[float | None]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "callqueue-flight":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(starvation.pause, "rest", rested.append, raising=False)
+    send("r")
+    release()
+    ids = list(CallAttempt.objects.values_list("pk", flat=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(in_flight.take, "default", ids, make_api_call).result(20) == 0
+    assert list(CallAttempt.objects.values_list("outcome", flat=True)) == ["voided"]
+    assert CallQueue.objects.new().count() == 1
+    assert starvation.pause.is_on
+    assert rested == [None]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
+    rules: Rules, transactional_db: None, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was that wanted one: a connection, or a module that was not read yet."""
+    rules(r=Rule())
+    write, tries = recorder.results.write, []
+
+    def write_the_third_time(*given: Any) -> int:
+        tries.append(given)
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return write(*given)
+
+    monkeypatch.setattr(recorder.results, "write", write_the_third_time)
+    call = send("r")
+    run()
+    call.refresh_from_db()
+    assert call.status == CallQueue.Status.DONE
+    assert len(tries) == 3
+
+
+def test_a_process_has_no_more_in_flight_than_it_has_descriptors_for(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules({"CALLS_PER_SLOT": 100})
+    monkeypatch.setattr(thread_pool, "_the_pool", None)
+    monkeypatch.setattr(starvation, "most", lambda: 40)
+    assert in_flight.most() == 40
+    monkeypatch.setattr(starvation, "most", lambda: 4000)
+    assert in_flight.most() == 100

@@ -1,0 +1,281 @@
+"""Forecasts: the limit or hold that binds, the place in the queue, and a time that holds when the
+queue is then run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import (
+    Concurrency,
+    FixedWindow,
+    Forecast,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    control,
+    database,
+    forecast,
+)
+from callqueue.history import sums
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.testing import run_callqueue, travel
+from tests.support.behaviour import Vendor, release, send
+from tests.support.length import ONLY_AT_LENGTH
+
+Rules = Callable[..., None]
+URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
+
+
+@pytest.fixture(autouse=True)
+def _a_dispenser_runs(db: None) -> None:
+    recovery.beat("default", "a dispenser")
+    DispenserState.objects.update(digest="its settings")
+
+
+def seconds_from_now(instant: datetime | None) -> float:
+    assert instant is not None
+    return (instant - database.clock("default")).total_seconds()
+
+
+def test_a_call_that_may_go_goes_now(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m")]))
+    found = send("r").forecast()
+    assert (found.reason, found.position) == ("it goes at the next pass", 1)
+    assert seconds_from_now(found.release_at) < 1
+
+
+def test_the_position_follows_priority_and_the_order_of_being_due(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    calls = [send("r"), send("r", priority=5), send("r"), send("r", priority=5)]
+    assert [call.forecast().position for call in calls] == [3, 1, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "limits", "reason"),
+    [
+        pytest.param(
+            1000,
+            [SlidingWindow("100/m")],
+            "SlidingWindow 100/m",
+            marks=ONLY_AT_LENGTH,
+        ),
+        (150, [TokenBucket("100/m", burst=10)], "TokenBucket 100/m"),
+        (300, [SlidingWindow("10/s"), SlidingWindow("50/m")], "SlidingWindow 50/m"),
+        (300, [SlidingWindow("15/m", per="queue")], "SlidingWindow 15/m per queue"),
+        (300, [SlidingWindow("3000/h"), SlidingWindow("30/10s")], "SlidingWindow 30/10s"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_backlog_goes_when_it_was_said_within_a_tenth(
+    rules: Rules, remote: Vendor, count: int, limits: list[Any], reason: str
+) -> None:
+    rules(r=Rule(queues=["one", "two"], limits=limits))
+    CallQueue.objects.send_many([URL] * 30, rule="r")
+    with travel() as clock:
+        run_callqueue()  # so that the windows are not empty
+        CallQueue.objects.send_many([URL] * count, rule="r")
+        calls = list(CallQueue.objects.waiting().order_by("pk"))
+        now = clock.now()
+        said = [(call, call.forecast()) for call in (calls[count // 2], calls[-1])]
+        run_callqueue(max_passes=50_000, skip_waits=True)
+        for call, found in said:
+            went = CallAttempt.objects.get(call=call).released_at - now
+            assert found.release_at is not None
+            assert found.release_at - now == pytest.approx(went, rel=0.1)
+            assert reason in found.reason
+        assert said[1][1].position == len(calls)
+
+
+def test_a_calendar_quota_opens_at_midnight(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[FixedWindow("10/d", timezone="America/Los_Angeles")]))
+    CallQueue.objects.send_many([URL] * 25, rule="r")
+    release()
+    found = CallQueue.objects.waiting().order_by("-pk")[0].forecast()
+    windows = FixedWindow("10/d", timezone="America/Los_Angeles").window
+    now = database.to_us(database.clock("default"))
+    after_next = windows(windows(now)[1])[1]
+    assert found.release_at is not None
+    opens = database.from_us(after_next) + timedelta(seconds=60)  # the usual jitter of a day
+    assert abs(found.release_at - opens) < timedelta(seconds=5)
+    assert found.reason == "FixedWindow 10/d is used up, and 14 calls go before it"
+
+
+def test_a_window_too_large_to_be_read_row_by_row_is_forecast_too(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("3000/h")]))
+    now = database.clock("default")
+    ago = [timedelta(minutes=59 - i % 30) for i in range(3000)]
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="r",
+            released_at=now - t,
+            finished_at=now - t,
+            outcome="succeeded",
+        )
+        for t in ago
+    )
+    CallQueue.objects.send_many([URL] * 1500, rule="r")
+    sums.keep("default")
+    found = CallQueue.objects.waiting().order_by("-pk")[0].forecast()
+    assert seconds_from_now(found.release_at) == pytest.approx(15 * 60, rel=0.12)
+    assert found.reason == "SlidingWindow 3000/h is used up, and 1,499 calls go before it"
+
+
+def test_under_limits_per_key_only_the_calls_of_its_key_keep_it_back(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m", per="key")]))
+    CallQueue.objects.send_many([URL] * 50, rule="r", key="flood")
+    lone = send("r", key="lone")
+    assert lone.forecast().position == 2
+    assert seconds_from_now(lone.forecast().release_at) < 1
+    last = CallQueue.objects.filter(key="flood").order_by("-pk")[0].forecast()
+    assert seconds_from_now(last.release_at) == pytest.approx(24 * 60, rel=0.1)
+    assert last.reason == "50 calls go before it, as fast as SlidingWindow 2/m per key allows"
+
+
+def test_calls_of_several_units_are_forecast_by_what_they_cost(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("90000/m", unit="tokens"), SlidingWindow("500/m")]))
+    CallQueue.objects.send_many([URL] * 121, rule="r", cost={"tokens": 1500})
+    found = CallQueue.objects.order_by("-pk")[0].forecast()
+    assert seconds_from_now(found.release_at) == pytest.approx(120, rel=0.1)
+    assert "SlidingWindow 90000/m" in found.reason
+
+
+def test_rules_that_share_a_budget_are_reckoned_with(rules: Rules) -> None:
+    shared = SlidingWindow("10/m", name="account")
+    rules(low=Rule(limits=[shared]), high=Rule(limits=[shared], priority=9))
+    CallQueue.objects.send_many([URL] * 20, rule="high")
+    found = send("low").forecast()
+    assert found.position == 1
+    assert seconds_from_now(found.release_at) == pytest.approx(120, rel=0.1)
+    assert found.reason == "20 calls go before it, as fast as account allows"
+
+
+def test_a_hold_with_an_end_is_waited_for_and_then_the_limits(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    first, second = send("r"), send("r")
+    control.pause("default", "r", seconds=600, reason="too many complaints")
+    assert first.forecast().reason == "held: too many complaints"
+    assert seconds_from_now(first.forecast().release_at) == pytest.approx(600, abs=5)
+    assert seconds_from_now(second.forecast().release_at) == pytest.approx(660, abs=5)
+
+
+def test_a_pause_without_end_has_no_time(rules: Rules) -> None:
+    rules(r=Rule())
+    call = send("r")
+    control.pause("default", "r", reason="until Monday, or so")
+    assert call.forecast() == Forecast("held until it is resumed: until Monday, or so", 1, None)
+
+
+def test_a_hold_on_another_key_keeps_nothing_back(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("9/m", per="key")]))
+    control.pause("default", "r", key="theirs", reason="theirs")
+    assert send("r", key="ours").forecast().release_at is not None
+    assert send("r", key="theirs").forecast().reason == "held until it is resumed: theirs"
+
+
+def test_a_call_that_is_due_later_goes_then(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    due = timezone.now() + timedelta(hours=1)
+    found = send("r", not_before=due).forecast()
+    assert found == Forecast("it is not due yet", 1, due)
+
+
+def test_no_dispenser_for_a_while_no_time(rules: Rules) -> None:
+    rules(r=Rule())
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=5))
+    found = send("r").forecast()
+    assert found == Forecast(
+        "no dispenser has been seen for 5 minutes: nothing is released until one runs", 1, None
+    )
+
+
+def test_where_none_was_ever_seen_the_reason_says_so(rules: Rules) -> None:
+    rules(r=Rule())
+    DispenserState.objects.all().delete()
+    found = send("r").forecast()
+    assert (
+        found.reason
+        == "it goes at the next pass; no dispenser has been seen yet: the time holds if one starts now"
+    )
+
+
+def test_released_attempts_that_no_worker_begins_leave_no_time(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m")]))
+    for _ in range(3):
+        send("r")
+    release()
+    CallAttempt.objects.update(released_at=timezone.now() - timedelta(seconds=30))
+    found = CallQueue.objects.waiting()[0].forecast()
+    assert found.release_at is None
+    assert (
+        found.reason
+        == "SlidingWindow 2/m is used up by attempts in flight, and no worker has begun 2 of them"
+    )
+
+
+def test_what_waits_for_answers_of_unknown_length_has_no_time(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    send("r")
+    found = send("r").forecast()
+    assert found == Forecast(
+        "Concurrency 1 is used up, and how long a call takes is not known yet", 2, None
+    )
+
+
+def test_a_call_that_waits_no_more_has_no_forecast_but_its_state(rules: Rules) -> None:
+    rules(r=Rule())
+    call = send("r")
+    call.cancel()
+    assert call.forecast() == Forecast("it is cancelled")
+
+
+def test_past_the_cap_it_does_not_pretend_to_know(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    monkeypatch.setattr(forecast, "CAP", 5)
+    CallQueue.objects.send_many([URL] * 10, rule="r")
+    assert CallQueue.objects.order_by("pk")[5].forecast().position == 6
+    assert CallQueue.objects.order_by("pk")[9].forecast() == Forecast(
+        "more than 5 calls go before it"
+    )
+
+
+def test_a_forecast_makes_the_same_number_of_statements_whatever_waits(
+    rules: Rules, django_assert_num_queries: Any, django_assert_max_num_queries: Any
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/m")]))
+    calls = CallQueue.objects.send_many([URL] * 300, rule="r")
+    with django_assert_max_num_queries(25) as few:
+        calls[0].forecast()
+    with django_assert_num_queries(len(few)):
+        calls[-1].forecast()
+
+
+def test_workers_that_send_late_make_it_later(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/s")]))
+    now = database.clock("default")
+    began, late = now - timedelta(minutes=5), timedelta(seconds=1)
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="r",
+            released_at=began,
+            sent_at=began + late,
+            finished_at=began + 2 * late,
+            outcome="succeeded",
+        )
+        for _ in range(10)
+    )
+    CallQueue.objects.send_many([URL] * 101, rule="r")
+    found = CallQueue.objects.order_by("-pk")[0].forecast()
+    assert seconds_from_now(found.release_at) == pytest.approx(10 * (1 + 1.05), rel=0.1)

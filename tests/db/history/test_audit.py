@@ -1,0 +1,145 @@
+"""The audit: what the ledger says was used of every limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import (
+    Concurrency,
+    FixedWindow,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    control,
+    events,
+    states,
+)
+from callqueue.history import audit
+from callqueue.models import CallAttempt
+from tests.db.commands import run
+from tests.support.history import NOON, attempt, paced
+
+Rules = Callable[..., None]
+
+
+def limits(document: Any) -> Sequence[Any]:
+    return [limit for limit in document["limits"] if limit["rule"] == "r"]
+
+
+def test_every_limit_is_reported_with_its_highest_use(rules: Rules) -> None:
+    rules(
+        r=Rule(
+            limits=[
+                SlidingWindow("20/s"),
+                FixedWindow("500/d"),
+                TokenBucket("10/s", burst=15),
+                Concurrency(3, name="few"),
+            ]
+        )
+    )
+    paced(50, 0.1)
+    ran = run("audit", "--json")
+    assert ran.code == 0
+    document = ran.document
+    assert set(document) >= {"since", "limits"}
+    sliding, fixed, bucket, few = limits(document)
+    keys = {"name", "rule", "per", "rate", "allowed", "highest", "used_share", "exceeded"}
+    assert all(keys <= set(limit) for limit in document["limits"])
+    assert (sliding["rate"], sliding["allowed"], sliding["highest"], sliding["exceeded"]) == (
+        "20/s",
+        20,
+        10,
+        False,
+    )
+    assert (fixed["allowed"], fixed["highest"]) == (500, 50)
+    assert (bucket["allowed"], bucket["highest"]) == (15, 1)
+    assert (few["name"], few["allowed"], few["highest"]) == ("few", 3, 2)
+    assert 0.4 < sliding["used_share"] < 0.55
+
+
+def test_an_exceeded_limit_ends_with_1_and_is_told(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s", name="vendor")]))
+    paced(12, 0.1)
+    told: list[Any] = []
+
+    def listen(**facts: Any) -> None:
+        told.append((facts["limit"], facts["highest"], facts["allowed"]))
+
+    events.limit_exceeded.connect(listen)
+    try:
+        ran = run("audit", "--json")
+    finally:
+        events.limit_exceeded.disconnect(listen)
+    assert ran.code == 1
+    assert limits(ran.document)[0]["exceeded"]
+    assert "exceeded: vendor of r (10/5)" in ran.error
+    assert told == [("vendor", 10, 5)]
+
+
+def test_attempts_that_never_reached_the_wire_are_not_counted(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s")]))
+    paced(5, 0.1)
+    paced(9, 0.1, outcome=states.VOIDED, sent_at=None)
+    CallAttempt.objects.bulk_create(
+        [attempt(timezone.now(), finished_at=None, started_at=None, sent_at=None, outcome="")]
+    )
+    assert limits(run("audit", "--json").document)[0]["highest"] == 5
+
+
+def test_what_was_begun_and_is_open_counts_as_of_now(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s"), Concurrency(5)]))
+    CallAttempt.objects.bulk_create(
+        [attempt(NOON, finished_at=None, sent_at=None, outcome="") for _ in range(3)]
+    )
+    assert [limit["highest"] for limit in limits(run("audit", "--json").document)] == [3, 3]
+
+
+def test_an_attempt_without_the_instant_it_was_sent_counts_at_its_end(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s")]))
+    CallAttempt.objects.bulk_create([attempt(NOON, sent_at=None, seconds=n * 2) for n in range(4)])
+    assert limits(run("audit", "--json").document)[0]["highest"] == 1
+
+
+def test_since_leaves_out_what_ended_before(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s")]))
+    paced(5, 0.1)
+    assert limits(run("audit", "--json", "--since", "30m").document)[0]["highest"] == 0
+    assert limits(run("audit", "--json", "--since", "2h").document)[0]["highest"] == 5
+
+
+def test_the_worst_key_is_the_one_reported(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/s", per="key"), SlidingWindow("9/s", per="workspace")]))
+    paced(3, 0.1, key="a")
+    paced(4, 0.1, key="b")
+    paced(2, 0.1, key='{"channel":"C","workspace":"T"}')
+    by_key, by_workspace = limits(run("audit", "--json").document)
+    assert (by_key["highest"], by_key["value"]) == (4, "b")
+    assert by_workspace["highest"] == 7
+
+
+def test_pages_are_read_without_missing_or_doubling_any(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PAGE", 7)
+    rules(r=Rule(limits=[SlidingWindow("50/s")]), other=Rule(limits=[SlidingWindow("50/s")]))
+    paced(40, 0.01)
+    paced(10, 0.01, rule="other")
+    CallAttempt.objects.bulk_create([attempt(NOON) for _ in range(9)])
+    found = run("audit", "--json").document
+    assert found["attempts"] == 59
+    assert {(limit["rule"], limit["highest"]) for limit in found["limits"]} >= {
+        ("r", 49),
+        ("other", 10),
+    }
+
+
+def test_it_judges_by_the_rates_in_force_today(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s", name="vendor")]))
+    paced(12, 0.1)
+    assert run("audit").code == 0
+    control.change_limit("default", "r", "vendor", "5/s")
+    assert run("audit").code == 1

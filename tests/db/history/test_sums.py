@@ -1,0 +1,469 @@
+"""Sums are the attempts that ended, however late they are recorded, whoever adds up, and when."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from datetime import datetime, timedelta
+from threading import Thread
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.utils import timezone
+
+from callqueue import Rule, database, states
+from callqueue.dispatch import release_pass
+from callqueue.history import sums
+from callqueue.history.sums import BOUNDS, DAY_S, EVER, HOUR_S, MINUTE_S, QUARTER_S, Sums
+from callqueue.ledger import clock_shift
+from callqueue.ledger.clock_shift import Jump
+from callqueue.models import CallAttempt, CallQueue, RuleState, Sum, Summed
+
+pytestmark = pytest.mark.django_db
+
+ENDS = (*states.OUTCOMES, states.SUCCEEDED, states.SUCCEEDED)
+
+
+class Clock:
+    """The database's clock, which goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = database.EPOCH + timedelta(days=20_000, hours=12, seconds=7)
+
+    def go_on(self, seconds: float) -> datetime:
+        self.now += timedelta(seconds=seconds)
+        return self.now
+
+    @property
+    def us(self) -> int:
+        return database.to_us(self.now)
+
+    @property
+    def seconds(self) -> int:
+        return self.us // 1_000_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(database, "clock", lambda using: made.now)
+    monkeypatch.setattr(sums, "SPENT_S", 3600.0)  # a slow machine adds up as far as a fast one
+    return made
+
+
+@pytest.fixture(autouse=True)
+def two_rules(rules: Any) -> None:
+    rules(pay=Rule(), chat=Rule())
+
+
+def attempt(at: datetime, outcome: str = states.SUCCEEDED, **columns: Any) -> CallAttempt:
+    """One that was sent a tenth of a second before it ended."""
+    began = at - timedelta(seconds=0.1)
+    values = {"call_id": 1, "number": 1, "rule": "pay", "queue": "celery", "sent_at": began}
+    values |= {"released_at": began, "started_at": began, "finished_at": at, "outcome": outcome}
+    return CallAttempt.objects.create(**(values | columns))
+
+
+def bucket(seconds: float) -> int:
+    return bisect_left(BOUNDS, seconds)
+
+
+def counted(rule: str) -> Sums:
+    """What the attempts come to, one by one."""
+    found = Sums()
+    for one in CallAttempt.objects.filter(rule=rule, finished_at__isnull=False):
+        if one.outcome != states.VOIDED:
+            found.sent += 1
+            found.done += one.outcome == states.SUCCEEDED
+            found.failed += one.outcome in (states.ERRORED, states.GAVE_UP, states.LOST)
+            found.throttled += one.outcome == states.THROTTLED
+            found.lost += one.outcome == states.LOST
+            if one.sent_at is not None:
+                found.answers[bucket((one.finished_at - one.sent_at).total_seconds())] += 1
+            call = CallQueue.objects.filter(pk=one.call_id, last_attempt=one.number).first()
+            if call is not None and one.sent_at and call.due_at_dt <= one.sent_at:
+                found.waits[bucket((one.sent_at - call.due_at_dt).total_seconds())] += 1
+    return found
+
+
+def of(rule: str, *widths: int) -> Sums:
+    found = Sums()
+    for row in Sum.objects.filter(rule=rule, width__in=widths):
+        found.add(Sums(*(getattr(row, name) for name in sums.COLUMNS)))
+    return found
+
+
+def ever(rule: str = "pay") -> Sums:
+    return sums.counters("default", [rule])[rule]
+
+
+def settled(clock: Clock) -> None:
+    """Everything is as late as it may be."""
+    clock.go_on(sums.SETTLED_S + QUARTER_S)
+    sums.keep("default")
+
+
+def add_nothing_for(clock: Clock, seconds: int) -> None:
+    """Time passes in which nothing ends, and somebody adds that up."""
+    clock.go_on(sums.LATE_S)
+    sums.keep("default")
+    clock.go_on(seconds)
+    Summed.objects.update(until=clock.us - 60_000_000)
+    sums.keep("default")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_settled_sums_are_the_count_of_the_attempts(clock: Clock, seed: int) -> None:
+    """Attempts are recorded up to an hour after their ends; sums are added up now and then."""
+    chance, late = random.Random(seed), list[tuple[datetime, dict[str, Any]]]()
+    sums.keep("default")
+    for _ in range(50):
+        now = clock.go_on(chance.choice((0.1, 4, 20, 300)))
+        for _ in range(chance.randrange(4)):
+            end = now - timedelta(seconds=chance.random())
+            sent = end - timedelta(seconds=chance.choice((0.05, 0.2, 7, 90)))
+            due = sent - timedelta(seconds=chance.choice((-30, 0, 0.6, 45, 5000)))
+            call = CallQueue.objects.create(
+                rule="pay", due_at_dt=due, last_attempt=chance.choice((1, 2)), call_data={}
+            )
+            columns = {
+                "call_id": chance.choice((call.pk, 987_654)),
+                "rule": chance.choice(("pay", "chat")),
+                "outcome": (outcome := chance.choice(ENDS)),
+                "sent_at": None if outcome == states.LOST else sent,
+                "finished_at": end,
+            }
+            at = now + timedelta(seconds=chance.choice((0, 0, 1, 30, 3600)))
+            late.append((at, columns))
+        for one in [one for one in late if one[0] <= now]:
+            late.remove(one)
+            attempt(one[0], **one[1])
+        if chance.random() < 0.5:
+            before = {name: ever(name) for name in ("pay", "chat")}
+            sums.keep("default")
+            assert all(before[name].beyond(ever(name)) == Sums() for name in before)
+    for at, columns in late:
+        attempt(at, **columns)
+    settled(clock)
+    for name in ("pay", "chat"):
+        assert of(name, QUARTER_S) == of(name, EVER) == counted(name)
+    assert counted("pay").sent > 10
+
+
+def test_what_ended_just_now_is_added_with_what_ended_before_it(clock: Clock) -> None:
+    sums.keep("default")
+    attempt(clock.now)
+    sums.keep("default")
+    assert ever() == Sums()
+    clock.go_on(sums.LATE_S)
+    sums.keep("default")
+    sums.keep("default")
+    assert ever().sent == 1
+    assert [sum(part) for part in (ever().waits, ever().answers)] == [0, 1]
+
+
+def test_what_is_recorded_late_is_added_when_it_is_settled(clock: Clock) -> None:
+    sums.keep("default")
+    end = clock.now
+    attempt(end)
+    clock.go_on(60)
+    sums.keep("default")
+    attempt(end, states.LOST)
+    clock.go_on(HOUR_S)
+    sums.keep("default")
+    assert (ever().sent, ever().lost) == (1, 0)
+    settled(clock)
+    assert (ever().sent, ever().failed, ever().lost) == (2, 1, 1)
+    assert of("pay", QUARTER_S) == ever()
+
+
+def test_what_was_deleted_before_it_is_settled_stays_counted(clock: Clock) -> None:
+    """Though others of its quarter of an hour are recorded late."""
+    sums.keep("default")
+    end = clock.now
+    gone = [attempt(end, states.GAVE_UP) for _ in range(3)]
+    attempt(end)
+    clock.go_on(60)
+    sums.keep("default")
+    for one in gone:
+        one.delete()
+    attempt(end), attempt(end)
+    settled(clock)
+    assert (ever().sent, ever().done, ever().failed) == (6, 3, 3)
+    assert of("pay", QUARTER_S) == ever()
+
+
+def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock) -> None:
+    """A call that is asked for again is due anew."""
+    sums.keep("default")
+    end, due = clock.now, clock.now - timedelta(seconds=4)
+    call = CallQueue.objects.create(rule="pay", due_at_dt=due, last_attempt=1, call_data={})
+    attempt(end, call_id=call.pk)
+    clock.go_on(60)
+    sums.keep("default")
+    assert ever().waits[bucket(4)] == 1
+    CallQueue.objects.filter(pk=call.pk).update(due_at_dt=clock.now)
+    attempt(end)
+    settled(clock)
+    assert ever().waits[bucket(4)] == sum(ever().waits) == 1
+    assert ever().sent == 2
+
+
+def test_a_call_that_is_tried_again_has_not_waited_for_nothing(clock: Clock) -> None:
+    """Its attempt failed, and it is due a minute later."""
+    sums.keep("default")
+    due = clock.now + timedelta(seconds=60)
+    call = CallQueue.objects.create(rule="pay", due_at_dt=due, last_attempt=1, call_data={})
+    attempt(clock.now, states.ERRORED, call_id=call.pk)
+    clock.go_on(10)
+    sums.keep("default")
+    assert ever().failed == 1
+    assert sum(ever().waits) == 0
+
+
+def test_two_that_add_up_at_once_count_none_twice(transactional_db: None) -> None:
+    """Threads with connections of their own: one goes on, the others leave it to that one."""
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    now = timezone.now()
+    for seconds in range(300):
+        attempt(now - timedelta(seconds=3 * seconds + 5))
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                sums.keep("default")
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not errors
+    assert of("pay", MINUTE_S) == of("pay", QUARTER_S) == ever() == counted("pay")
+    assert ever().sent == 300
+
+
+def test_nobody_waits_for_another_that_adds_up(transactional_db: None) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    sums.keep("default")
+    done: list[bool] = []
+
+    def work() -> None:
+        done.append(sums.add_up("default") or sums.settle("default"))
+        connection.close()
+
+    with database.writing("default"):
+        assert sums._locked("default") is not None
+        other = Thread(target=work)
+        other.start()
+        other.join(20)
+        assert done == [False]
+
+
+def shift(clock: Clock, seconds: int) -> None:
+    clock.go_on(seconds)
+    rows = list(RuleState.objects.filter(rule__in=("pay", "chat")))
+    clock_shift.shift("default", Jump(clock.us, seconds * 1_000_000, 0, 0), rows)
+
+
+@pytest.mark.parametrize("jump", [3600, -3600, 90, -90])
+def test_a_clock_that_jumps_doubles_nothing(clock: Clock, jump: int) -> None:
+    """What was added up is moved with the attempts; and what comes after is added as ever."""
+    release_pass.ensure_states("default", ["pay", "chat"])
+    sums.keep("default")
+    for _ in range(20):
+        attempt(clock.go_on(10))
+    clock.go_on(10)
+    sums.keep("default")
+    assert ever().sent == 20
+    shift(clock, jump)
+    for _ in range(20):
+        clock.go_on(10)
+        attempt(clock.now)
+        sums.keep("default")
+    clock.go_on(30)
+    sums.keep("default")
+    assert clock_shift.lag("default") == 0
+    assert ever().sent == 40
+    settled(clock)
+    settled(clock)
+    assert ever().sent == 40
+    late = clock.now
+    clock.go_on(60)
+    sums.keep("default")
+    attempt(late)
+    settled(clock)
+    assert ever().sent == 41, "what comes later is settled as ever"
+
+
+def test_sums_of_what_is_to_come_are_not_of_the_last_hour(clock: Clock) -> None:
+    """After a clock that was set back."""
+    sums.keep("default")
+    attempt(clock.now)
+    clock.go_on(10)
+    sums.keep("default")
+    recent = sums.recent("default", ["pay"], clock.seconds - 2 * HOUR_S)["pay"]
+    assert recent.quarter == recent.hour == recent.day == Sums()
+
+
+def test_after_a_long_silence_it_goes_on_in_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums.keep("default")
+    first = clock.now
+    for hours in range(60):
+        attempt(first + timedelta(hours=hours, seconds=1))
+    clock.go_on(60 * HOUR_S)
+    assert sums.add_up("default")
+    assert Summed.objects.get().until == database.to_us(first) + 1_000_000 * (
+        sums.STEP_S - sums.LATE_S
+    )
+    monkeypatch.setattr(sums, "SPENT_S", 0.0)  # one step, and the next one at the next call
+    until = Summed.objects.get().until
+    sums.keep("default")
+    assert Summed.objects.get().until == until + sums.STEP_S * 1_000_000
+    monkeypatch.setattr(sums, "SPENT_S", 3600.0)
+    sums.keep("default")
+    assert Summed.objects.get().until == clock.us - sums.LATE_S * 1_000_000
+    assert ever() == counted("pay")
+    assert ever().sent == 60
+    assert not Sum.objects.filter(
+        width=MINUTE_S, start__lt=clock.seconds - sums.MINUTES_KEPT_S
+    ).exists()
+
+
+def test_quarters_become_days_and_days_go_while_counters_stay(clock: Clock) -> None:
+    sums.keep("default")
+    first = clock.seconds
+    for _ in range(12):
+        attempt(clock.go_on(20 * 60))
+        sums.keep("default")
+    add_nothing_for(clock, sums.SETTLED_S)
+    add_nothing_for(clock, sums.QUARTERS_KEPT_S)
+    assert ever().sent == 12
+    assert not Sum.objects.filter(width__in=(MINUTE_S, QUARTER_S)).exists()
+    assert of("pay", DAY_S) == ever()
+    by_days = sums.series("default", "pay", first, clock.seconds, DAY_S)
+    assert sum(one.sent for _, one in by_days) == 12
+    add_nothing_for(clock, sums.DAYS_KEPT_S)
+    assert not Sum.objects.filter(width=DAY_S).exists()
+    assert ever().sent == 12
+
+
+def test_a_day_is_its_days_and_its_quarters(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While only some of its quarters of an hour are put into days."""
+    monkeypatch.setattr(sums, "FORGOTTEN", 1)
+    sums.keep("default")
+    first = clock.seconds
+    for _ in range(6):
+        attempt(clock.go_on(20 * 60))
+        sums.keep("default")
+    clock.go_on(sums.LATE_S)
+    sums.keep("default")
+    clock.go_on(sums.QUARTERS_KEPT_S)
+    quarter = clock.seconds // QUARTER_S * QUARTER_S
+    Summed.objects.update(
+        until=clock.us - 60_000_000, settled=quarter - sums.SETTLED_S - 2 * QUARTER_S
+    )
+    sums.keep("default")
+    assert of("pay", DAY_S).sent == 2
+    assert of("pay", QUARTER_S).sent == 4
+    ((_, day),) = sums.series("default", "pay", first, first + 3 * HOUR_S, DAY_S)
+    assert (day.sent, ever().sent) == (6, 6)
+
+
+def test_what_fails_is_undone_and_tried_again(clock: Clock, monkeypatch: Any) -> None:
+    sums.keep("default")
+    attempt(clock.now)
+    clock.go_on(10)
+
+    def fail(row: Summed, **kwargs: Any) -> None:
+        raise OperationalError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Summed, "save", fail)
+        with pytest.raises(OperationalError):
+            sums.keep("default")
+    assert ever() == Sums()
+    sums.keep("default")
+    assert ever().sent == 1
+
+
+def test_reading_gives_what_was_added(clock: Clock) -> None:
+    """By minutes, quarters of an hour, the last hour and day, and between any two of them."""
+    sums.keep("default")
+    ended: list[datetime] = []
+    chance = random.Random(5)
+    for _ in range(120):
+        now = clock.go_on(chance.choice((5, 60, 1200)))
+        for _ in range(chance.randrange(1, 4)):
+            attempt(now, chance.choice((states.SUCCEEDED, states.THROTTLED)))
+            ended.append(now)
+        sums.keep("default")
+    clock.go_on(sums.LATE_S)
+    sums.keep("default")
+    now = clock.seconds
+    at = [database.to_us(one) // 1_000_000 for one in ended]
+
+    def since(start: int) -> int:
+        return sum(one >= start for one in at)
+
+    recent = sums.recent("default", ["pay", "chat"], now)
+    minute, quarter = now // MINUTE_S * MINUTE_S, now // QUARTER_S * QUARTER_S
+    assert recent["pay"].quarter.sent == since(minute - QUARTER_S) > 0
+    assert sum(recent["pay"].quarter.answers) == recent["pay"].quarter.sent
+    assert recent["pay"].hour.sent == since(minute - HOUR_S) > recent["pay"].quarter.sent
+    assert recent["pay"].day.sent == since(quarter - DAY_S) > recent["pay"].hour.sent
+    assert recent["chat"].day == Sums()
+    for width, length in ((MINUTE_S, HOUR_S), (QUARTER_S, DAY_S), (DAY_S, 3 * DAY_S)):
+        found = sums.series("default", "pay", now - length, now + 1, width)
+        assert [start for start, _ in found] == list(
+            range((now - length) // width * width, now + 1, width)
+        )
+        for start, one in found:
+            assert one.sent == sum(start <= end < start + width for end in at)
+            assert one.done + one.throttled == one.sent
+    start = quarter - 5 * HOUR_S
+    found = sums.between("default", ["pay", "chat"], start, quarter)
+    assert found["pay"].sent == sum(start <= end < quarter for end in at) > 0
+    assert found["chat"] == Sums()
+    assert ever() == counted("pay")
+
+
+def test_a_share_of_buckets_is_within_a_bound() -> None:
+    buckets = sums.new_buckets()
+    assert sums.share_within(buckets, 0.5) is None
+    buckets[bucket(0.2)], buckets[bucket(20)], buckets[-1] = 90, 8, 2
+    assert [sums.share_within(buckets, share) for share in (0.5, 0.9, 0.95, 0.99)] == [
+        0.25, 0.25, 30.0, float("inf"),
+    ]  # fmt: skip
+
+
+def test_rules_that_are_not_in_the_settings_are_not_added(clock: Clock) -> None:
+    sums.keep("default")
+    attempt(clock.now, rule="gone")
+    clock.go_on(10)
+    sums.keep("default")
+    assert not Sum.objects.exists()
+
+
+def test_adding_up_takes_as_many_statements_for_many_rules(
+    clock: Clock, rules: Any, django_assert_max_num_queries: Any
+) -> None:
+    rules(**{f"p{number}": Rule() for number in range(40)})
+    sums.keep("default")
+    for _ in range(2):
+        for number in range(40):
+            attempt(clock.now, rule=f"p{number}")
+        clock.go_on(10)
+        with django_assert_max_num_queries(14):
+            assert not sums.add_up("default")
+    assert all(one.sent == 2 for name, one in sums.counters("default", ["p0", "p39"]).items())

@@ -1,0 +1,473 @@
+"""The doctor: everything it finds, and what it says to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import Rule, beat_schedule, broker, database
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.look import doctor, worker_settings
+from callqueue.look.doctor import Check, examined
+from callqueue.look.doctor.facts import Facts, Workers
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
+from callqueue.testing import run_callqueue
+from tests.celery_app import app
+from tests.db.commands import run
+from tests.support.behaviour import release, send
+from tests.support.history import ended
+
+Rules = Callable[..., None]
+NOBODY = Workers()
+
+
+@pytest.fixture(autouse=True)
+def one_rule(rules: Rules) -> None:
+    rules(r=Rule(queues="egress"))
+
+
+@pytest.fixture
+def celery() -> Iterator[Callable[..., None]]:
+    """`celery(name=value)`: the application's settings, for this test."""
+    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
+    before = dict(app.conf.changes)
+    yield app.conf.changes.update
+    app.conf.changes.clear()
+    app.conf.changes.update(before)
+
+
+def found(name: str, workers: Workers = NOBODY) -> Check:
+    """What the doctor says of one thing, where these workers answered."""
+    facts = Facts("default")
+    facts.workers = workers
+    return examined(name, facts)
+
+
+def assert_wrong(check: Check, detail: str, todo: str) -> None:
+    assert not check.ok
+    assert detail in check.detail
+    assert todo in check.todo
+
+
+def test_a_dispensers_sign_of_life_is_wanted_every_few_seconds() -> None:
+    assert_wrong(found("dispenser"), "no dispenser", "callqueue_dispenser")
+    Dispenser(name="host:1").run_once()
+    assert found("dispenser") == Check("dispenser", True, "running: host:1")
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    assert_wrong(found("dispenser"), "of host:1, is 18", "callqueue_dispenser")
+
+
+def test_a_dispenser_that_has_ended_does_not_run() -> None:
+    only = Dispenser(name="host:1")
+    only.run_once()
+    only.leave()
+    wrong = found("dispenser")
+    assert_wrong(wrong, "none runs: the last, host:1, ended 0 s ago", "callqueue_dispenser")
+
+
+def test_a_run_of_the_test_kit_is_no_dispenser_that_runs() -> None:
+    run_callqueue()
+    assert not found("dispenser").ok
+
+
+def test_beats_task_that_leaves_the_work_to_others_runs() -> None:
+    recovery.beat("default", "host:2", "beat")
+    assert found("dispenser") == Check("dispenser", True, "running: host:2")
+
+
+def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., None]) -> None:
+    celery(task_default_queue="standard")
+    rules(r=Rule(queues=["egress", "other"]))
+    wrong = found("workers", Workers({"w@host": {"egress"}}, []))
+    assert_wrong(wrong, "no worker listens on other", "--queues other")
+    assert_wrong(
+        found("workers", NOBODY),
+        "no worker answered",
+        "--queues egress,other",
+    )
+    assert found("workers", Workers({"a": {"egress"}, "b": {"other"}}, [])).ok
+
+
+def test_the_default_queue_needs_a_worker_once_calls_come_to_it(
+    celery: Callable[..., None], rules: Rules
+) -> None:
+    celery(task_default_queue="standard")
+    workers = Workers({"w@host": {"egress"}}, [])
+    assert found("workers", workers).ok
+    send("default")
+    assert_wrong(
+        found("workers", workers),
+        "no worker listens on standard",
+        "--queues standard",
+    )
+    CallQueue.objects.all().delete()
+    rules(default=Rule())
+    assert_wrong(
+        found("workers", workers),
+        "no worker listens on standard",
+        "--queues standard",
+    )
+
+
+def test_two_schedules_are_one_too_many(celery: Callable[..., None]) -> None:
+    assert found("schedule").ok
+    run("schedule")
+    recovery.beat("default", "w:1", "beat")
+    assert found("schedule") == Check("schedule", True, "in django-celery-beat, and beat runs")
+    celery(beat_schedule=beat_schedule())
+    assert_wrong(
+        found("schedule"),
+        "CELERY_BEAT_SCHEDULE: callqueue.dispenser",
+        "callqueue_schedule --remove",
+    )
+    run("schedule", "--remove")
+    assert found("schedule") == Check("schedule", True, "in CELERY_BEAT_SCHEDULE, and beat runs")
+
+
+def test_a_beat_that_is_scheduled_and_does_not_run_is_told(celery: Callable[..., None]) -> None:
+    celery(beat_schedule=beat_schedule())
+    recovery.beat("default", "d:1", "steady")
+    assert_wrong(found("schedule"), "no task of beat has run", "beat`")
+    recovery.beat("default", "w:1", "beat")
+    assert found("schedule").ok
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    assert_wrong(found("schedule"), "nothing deletes old calls", "beat`")
+
+
+def test_cleanup_that_nobody_runs_is_told() -> None:
+    call = ended(CallQueue.Status.DONE)
+    assert found("schedule").ok
+    CallQueue.objects.filter(pk=call.pk).update(finished_at_dt=timezone.now() - timedelta(days=12))
+    assert_wrong(found("schedule"), "for 5 days", "callqueue_cleanup")
+
+
+def test_the_queues_of_callbacks_and_of_chores_want_a_worker_too(
+    celery: Callable[..., None],
+) -> None:
+    celery(task_default_queue="standard", task_routes={"shop.*": {"queue": "shop"}})
+    listens = Workers({"w@host": {"egress"}}, [])
+    assert found("workers", listens).ok
+    send("r", callback="shop.paid")
+    celery(beat_schedule=beat_schedule())
+    wrong = found("workers", listens)
+    assert_wrong(wrong, "no worker listens on shop, standard", "--queues shop,standard")
+    wrong = found("workers", NOBODY)
+    assert_wrong(wrong, "no worker answered", "--queues egress,shop,standard")
+    celery(beat_schedule=beat_schedule(queue="egress"))
+    wrong = found("workers", listens)
+    assert_wrong(wrong, "no worker listens on shop, and", "--queues shop`")
+    CallQueue.objects.update(callback="")
+    assert_wrong(found("workers", NOBODY), "no worker", "--queues egress`")
+
+
+@pytest.mark.parametrize("package", ["redis", "packaging"])
+def test_a_package_that_the_broker_needs_is_named(
+    celery: Callable[..., None], monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    import kombu
+
+    def fails(*_: Any) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    celery(broker_url="redis://127.0.0.1:1")
+    todo = 'pip install "django-callqueue[redis]"'
+    with monkeypatch.context() as missing:
+        missing.setattr(kombu.Connection, "transport", property(fails))
+        assert_wrong(found("broker"), f"the package {package} is not", todo)
+    monkeypatch.setattr("kombu.connection.get_transport_cls", fails)  # as a connection is made
+    Dispenser(name="host:1").run_once()  # waits for it as for a broker that is away
+    assert found("one broker", NOBODY).ok
+    assert_wrong(found("broker"), f"the package {package} is not", todo)
+    assert "3600 s" in found("visibility timeout").detail
+
+
+def test_a_project_that_forgot_its_celery_application_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert found("settings").ok
+    monkeypatch.setattr(app, "main", "default")
+    monkeypatch.setattr(app, "set_as_current", False)
+    assert_wrong(found("settings"), "not loaded", "from .celery import app")
+
+
+def test_a_schedule_that_the_database_scheduler_copied_is_one(celery: Callable[..., None]) -> None:
+    run("schedule")
+    recovery.beat("default", "w:1", "beat")
+    celery(
+        beat_schedule=beat_schedule(),
+        beat_scheduler="django_celery_beat.schedulers:DatabaseScheduler",
+    )
+    assert found("schedule").ok
+
+
+def test_a_broker_that_may_drop_messages_is_told(celery: Callable[..., None]) -> None:
+    celery(broker_url="amqp://guest@127.0.0.1:1//", broker_transport_options={})
+    assert_wrong(found("confirmed messages"), "may drop a message", '{"confirm_publish": True}')
+    celery(broker_transport_options={"confirm_publish": True})
+    assert found("confirmed messages").ok
+    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={})
+    assert found("confirmed messages").ok
+
+
+def test_a_broker_that_is_away_is_told_within_seconds(celery: Callable[..., None]) -> None:
+    celery(broker_url="amqp://guest@127.0.0.1:1//")
+    assert_wrong(found("broker"), "refused", "start the broker")
+
+
+def test_redis_must_not_repeat_what_is_still_at_work(
+    celery: Callable[..., None], rules: Rules
+) -> None:
+    celery(broker_url="redis://127.0.0.1:1", broker_transport_options={"visibility_timeout": 100})
+    assert_wrong(
+        found("visibility timeout"),
+        "again after 100 s, and an attempt may take 390 s",
+        '"visibility_timeout": 450',
+    )
+    celery(broker_transport_options={"visibility_timeout": 450})
+    assert found("visibility timeout").ok
+
+
+def test_clocks_that_disagree_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("clock").ok
+    monkeypatch.setattr(database, "clock", lambda using: timezone.now() + timedelta(seconds=30))
+    assert_wrong(found("clock"), "30.0 s ahead of this host's", "NTP")
+
+
+def test_what_nobody_recovers_is_told() -> None:
+    send("r")
+    release()
+    assert found("stuck calls").ok
+    CallAttempt.objects.update(lease_until=timezone.now() - timedelta(minutes=5))
+    assert_wrong(found("stuck calls"), "1 attempts", "recovers at once")
+
+
+def test_calls_under_a_rule_that_is_gone_are_told(rules: Rules) -> None:
+    send("r")
+    assert found("rules").ok
+    rules(other=Rule())
+    assert_wrong(found("rules"), "'r'", "put the rule back")
+
+
+def test_dead_rows_are_told_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (10, 1000)}
+    )
+    assert found("bloat").ok
+    monkeypatch.setattr(
+        database, "dead_rows", lambda using, tables: {"callqueue_callqueue": (900_000, 1000)}
+    )
+    assert_wrong(
+        found("bloat"),
+        "900000 dead rows beside 1000",
+        "callqueue_cleanup --vacuum",
+    )
+
+
+def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "is_standby", lambda using: True)
+    assert_wrong(found("database"), "standby", "primary")
+
+
+def at_hand(pk: int, queue: str = "egress", **kwargs: str) -> dict[str, Any]:
+    """What a worker says of a task that it has at hand."""
+    return {
+        "name": "callqueue.make_api_call",
+        "args": [[pk]],
+        "kwargs": kwargs,
+        "delivery_info": {"routing_key": queue},
+    }
+
+
+def test_what_others_on_the_same_broker_have_at_hand_is_none_of_ours(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(queues="egress"))
+    tasks = [
+        at_hand(1),
+        at_hand(2, queue="somebody-elses"),
+        at_hand(3, using="archive"),
+        {"name": "shop.tasks.mail", "args": [4]},
+        {"name": "callqueue.dispenser", "args": [[5]]},
+        {**at_hand(0), "args": []},
+        {**at_hand(0), "args": [6]},
+        {**at_hand(0), "args": [[7, 8]]},
+    ]
+
+    class Inspect:
+        def __init__(self, **_: Any) -> None: ...
+
+        def active_queues(self) -> Any:
+            return {"w@ours": [{"name": "egress"}], "w@theirs": [{"name": "somebody-elses"}]}
+
+        def active(self) -> Any:
+            return {"w@ours": tasks}
+
+        def reserved(self) -> Any:
+            return {"w@ours": []}
+
+        def _request(self, command: str) -> Any:
+            return {"w@ours": {"SECRETS": "1"}, "w@theirs": {"SECRETS": "2"}}
+
+    monkeypatch.setattr(app.control, "inspect", Inspect)
+    assert Facts("default").workers.attempt_ids == [1, 6, 7, 8]
+    assert Facts("archive").workers.attempt_ids == [3]
+    assert Facts("default").workers.settings == {"w@ours": {"SECRETS": "1"}}
+
+
+def test_a_ledger_that_was_put_back_in_time_is_told() -> None:
+    send("r")
+    release()
+    known = CallAttempt.objects.get().pk
+    assert found("ledger", Workers({}, [known])).ok
+    assert_wrong(
+        found("ledger", Workers({}, [known, known + 7])),
+        "making 1 attempts",
+        "callqueue_pause",
+    )
+
+
+def test_a_ledger_from_the_future_is_told() -> None:
+    send("r")
+    release()
+    CallAttempt.objects.update(released_at=timezone.now() + timedelta(minutes=5))
+    DispenserState.objects.update(seen_at=timezone.now() + timedelta(minutes=5))
+    assert_wrong(found("ledger", NOBODY), "in the future", "one full window")
+
+
+def test_missing_migrations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db.migrations.recorder import MigrationRecorder
+
+    whole = MigrationRecorder.applied_migrations
+    monkeypatch.setattr(
+        MigrationRecorder,
+        "applied_migrations",
+        lambda self: {node: row for node, row in whole(self).items() if node[0] != "callqueue"},
+    )
+    assert_wrong(found("migrations"), "0001_initial", "migrate callqueue")
+
+
+def test_a_check_that_fails_is_a_finding_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faints(facts: Facts) -> str:
+        raise RuntimeError("at the sight of blood")
+
+    monkeypatch.setitem(doctor.ALL, "clock", faints)
+    checks = {check.name: check for check in doctor.examine("default")}
+    assert_wrong(checks["clock"], "at the sight of blood", "other checks")
+    assert checks["bloat"].ok
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://127.0.0.1:6379/5", "redis://127.0.0.1:6379/5"),
+        ("redis://:hidden@mq:6379/5?ssl=1", "redis://mq:6379/5"),
+        ("amqp://shop:hidden@mq:5672/vhost", "amqp://mq:5672/vhost"),
+        ("amqp://a:hidden@one//;amqp://b:hidden@two//", "amqp://one//;amqp://two//"),
+    ],
+)
+def test_a_broker_s_address_has_no_user_and_no_password(
+    celery: Callable[..., None], url: str, place: str
+) -> None:
+    celery(broker_url=url, broker_write_url=url)
+    assert broker.address(app) == place
+
+
+def test_a_dispenser_that_publishes_elsewhere_is_named(celery: Callable[..., None]) -> None:
+    celery(broker_url="redis://:hidden@127.0.0.1:1/5")
+    Dispenser(name="host:1").run_once()
+    assert found("one broker", NOBODY).ok
+    celery(broker_url="redis://127.0.0.1:1/6")
+    wrong = found("one broker", NOBODY)
+    assert_wrong(
+        wrong, "host:1 publishes to redis://127.0.0.1:1/5; here it is", "one CELERY_BROKER_URL"
+    )
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    assert found("one broker", NOBODY).ok
+
+
+def test_calls_that_no_worker_begins_are_told_where_one_listens(rules: Rules) -> None:
+    for _ in range(3):
+        send("r")
+    release()
+    here = Workers({"w@host": {"egress"}}, [])
+    assert found("begun", here).ok
+    CallAttempt.objects.update(
+        released_at=timezone.now() - timedelta(seconds=11),
+        send_at=timezone.now() - timedelta(seconds=11),
+    )
+    assert_wrong(
+        found("begun", here),
+        "3 calls were released more than 10 s ago",
+        "broker",
+    )
+    assert found("begun", Workers({"w@host": {"other"}}, [])).ok
+    CallAttempt.objects.update(started_at=timezone.now())
+    assert found("begun", here).ok
+
+
+def test_a_worker_with_other_settings_is_named_and_nothing_of_them_shown(
+    rules: Rules, settings: Any
+) -> None:
+    rules(r=Rule(read_timeout=5), s=Rule())
+    said = worker_settings.digests()
+    workers = Workers({"w@host": {"egress"}}, [], {"w@host": said, "old@host": {"error": "?"}})
+    assert found("settings of workers", workers).ok
+    settings.CALLQUEUE = {**settings.CALLQUEUE, "ALLOWED_NETWORKS": ["127.0.0.0/8"]}
+    assert_wrong(
+        found("settings of workers", workers),
+        "w@host has other ALLOWED_NETWORKS",
+        "restart",
+    )
+    settings.CALLQUEUE = {}
+    rules(r=Rule(read_timeout=6), s=Rule())
+    assert "has other RULES['r']" in found("settings of workers", workers).detail
+
+
+def test_a_worker_answers_with_its_settings() -> None:
+    from celery.worker.control import Panel
+
+    worker_settings.install()
+    assert Panel.data[worker_settings.COMMAND](None) == worker_settings.digests()
+    assert Panel.meta[worker_settings.COMMAND].type == "inspect"
+
+
+def test_beat_s_idle_tasks_are_no_dispensers() -> None:
+    recovery.beat("default", "w:2", "beat")
+    Dispenser(name="host:1").run_once()
+    assert found("dispenser") == Check("dispenser", True, "running: host:1")
+
+
+def test_between_two_runs_of_beat_s_task_it_runs(settings: Any) -> None:
+    settings.CALLQUEUE = {"DISPENSER": {"INTERVAL": 300.0}}
+    recovery.beat("default", "w:2", "beat")
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=290))
+    assert found("dispenser").ok
+    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=1000))
+    assert not found("dispenser").ok
+
+
+def test_what_the_system_checks_say_is_told_and_only_errors_are_wrong(
+    rules: Rules, settings: Any
+) -> None:
+    assert found("settings").detail.startswith("2 rules; ")
+    rules(r=Rule(hosts=["api.example.com"]), s=Rule(hosts=["api.example.com"]))
+    assert found("settings").ok
+    assert "RULES['r'] has it too" in found("settings").detail
+    settings.SILENCED_SYSTEM_CHECKS = ["callqueue.W004"]
+    assert "RULES['r'] has it too" not in found("settings").detail
+    settings.CALLQUEUE = {"RULS": {}}
+    assert_wrong(found("settings"), "did you mean 'RULES'", "correct the settings")
+
+
+def test_rules_that_a_dispenser_held_after_a_restore_are_a_sign_for_an_hour() -> None:
+    until = timezone.now() - timedelta(minutes=30)
+    hold = Hold.objects.create(rule="r", per="rule", until=until, source="restored")
+    assert_wrong(found("ledger"), "held 1 rules", "one full window")
+    hold.until -= timedelta(hours=1)
+    hold.save()
+    assert found("ledger").ok

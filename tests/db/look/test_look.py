@@ -1,0 +1,320 @@
+"""Where every rule stands: what is counted, how far limits are used, and how long it will last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database
+from callqueue.history import sums
+from callqueue.ledger import agreement, window_tallies
+from callqueue.look import LimitLook, RuleLook, limits, look
+from callqueue.management.commands.callqueue_status import as_json
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.testing import run_callqueue, travel
+from tests.support.behaviour import Vendor, release, run, send
+
+Rules = Callable[..., None]
+
+
+def of(name: str) -> RuleLook:
+    return look("default").rule(name)
+
+
+def told(name: str) -> Any:
+    """What `callqueue_status --json` says of a rule."""
+    return as_json(look("default"))["rules"][name]
+
+
+def waiting(name: str) -> int:
+    return of(name).waits.calls
+
+
+def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("10/h")]))
+    assert told("pay") == {
+        "state": "ok",
+        "waiting": 0,
+        "in_flight": 0,
+        "oldest_due_s": None,
+        "drain_s": 0.0,
+        "rate_per_s": 0.0,
+        "incoming_per_s": 0.0,
+        "hold": None,
+        "holds": [],
+        "keys_held": 0,
+        "not_queued": {"in_flight": 0, "waiting": 0},
+        "limits": [
+            {
+                "name": "SlidingWindow 10/h",
+                "per": "rule",
+                "rate": "10/h",
+                "used": 0,
+                "free": 10,
+                "opens_at": None,
+                "note": "",
+            }
+        ],
+    }
+
+
+def test_waiting_are_the_ready_the_scheduled_and_those_to_be_retried(rules: Rules) -> None:
+    rules(pay=Rule(), other=Rule())
+    send("pay"), send("other")
+    send("pay", not_before=timezone.now() + timedelta(hours=1))
+    failed = send("pay")
+    CallQueue.objects.filter(pk=failed.pk).update(status=CallQueue.Status.ERROR, ready=False)
+    done = send("pay")
+    CallQueue.objects.filter(pk=done.pk).update(status=CallQueue.Status.DONE, ready=False)
+    assert (waiting("pay"), waiting("other")) == (3, 1)
+
+
+def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:
+    rules(pay=Rule())
+    for priority, seconds in ((5, 10), (0, 300), (-5, 20)):
+        call = send("pay", priority=priority)
+        CallQueue.objects.filter(pk=call.pk).update(
+            due_at_dt=timezone.now() - timedelta(seconds=seconds)
+        )
+    send("pay", not_before=timezone.now() + timedelta(hours=1))
+    assert of("pay").oldest_due_s == pytest.approx(300, abs=10)
+
+
+def test_nothing_is_due_where_all_is_scheduled_for_later(rules: Rules) -> None:
+    rules(pay=Rule())
+    send("pay", not_before=timezone.now() + timedelta(hours=1))
+    assert of("pay").oldest_due_s is None
+
+
+@pytest.mark.parametrize(
+    "limit", [SlidingWindow("10/h", per="key"), TokenBucket("10/h", burst=10, per="key")]
+)
+def test_a_look_shows_the_fullest_key_of_a_long_window(
+    rules: Rules, remote: Vendor, limit: SlidingWindow
+) -> None:
+    rules(pay=Rule(limits=[limit]))
+    for key in ("a", "b", "b", "b", "c"):
+        send("pay", key=key)
+    assert run() == 5
+    (shown,) = of("pay").limits
+    assert (shown.used, shown.free, shown.value) == (3, 7, "b")
+    assert run() == 0
+    (shown,) = of("pay").limits
+    assert (shown.used, shown.free, shown.value) == (3, 7, "b")
+
+
+def test_limits_show_what_the_ledger_charges(rules: Rules, remote: Vendor) -> None:
+    account = SlidingWindow("10/h", name="account")
+    rules(pay=Rule(limits=[account, Concurrency(4)]), read=Rule(limits=[account]))
+    send("pay"), send("pay"), send("read")
+    assert run() == 3
+    send("pay")
+    release()
+    assert [(limit.used, limit.free) for limit in of("pay").limits] == [(4, 6), (1, 3)]
+    assert [(limit.used, limit.free) for limit in of("read").limits] == [(4, 6)]
+    assert [of(name).flight.count for name in ("pay", "read")] == [1, 0]
+    assert of("pay").pace.per_second == pytest.approx(2 / 60)
+
+
+def test_a_limit_per_key_shows_its_fullest_key(rules: Rules) -> None:
+    rules(chat=Rule(limits=[SlidingWindow("2/h", per="key"), SlidingWindow("3/h", per="channel")]))
+    for workspace, count in (("T1", 4), ("T2", 1)):
+        for _ in range(count):
+            send("chat", key={"key": workspace, "channel": "C1"})
+    release()
+    seen = of("chat")
+    assert [(limit.budget.limit.per, limit.used, limit.free) for limit in seen.limits] == [
+        ("key", 2, 0),
+        ("channel", 3, 0),
+    ]
+
+
+def test_the_drain_is_the_slowest_limits(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("100/h", jitter=0), SlidingWindow("1000/d", jitter=0)]))
+    for _ in range(250):
+        send("pay")
+    assert of("pay").seconds() == pytest.approx(7200, abs=1)
+    faster = look("default", rates={"pay#0": "200/h"}).rule("pay")
+    assert faster.seconds() == pytest.approx(3600, abs=1)
+
+
+def test_rules_that_share_a_budget_wait_for_each_other(rules: Rules) -> None:
+    account = SlidingWindow("10/m", name="account", jitter=0)
+    rules(
+        high=Rule(limits=[account], priority=5),
+        low=Rule(limits=[account]),
+        even=Rule(limits=[account]),
+    )
+    for name, count in (("high", 10), ("low", 10), ("even", 100)):
+        for _ in range(count):
+            send(name)
+    drains = {rule.name: rule.seconds() for rule in look("default").rules}
+    assert drains["high"] == pytest.approx(0, abs=1)
+    assert drains["low"] == pytest.approx(120, abs=1), (
+        "after the high ones, and taking turns with its equal"
+    )
+    assert drains["even"] == pytest.approx(660, abs=1)
+
+
+def test_a_hold_counts_into_the_drain_and_one_without_end_leaves_it_open(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("100/s")]))
+    send("pay")
+    control.pause("default", "pay", seconds=600, reason="lunch")
+    seen = of("pay")
+    assert seen.seconds() == pytest.approx(600, abs=5)
+    assert told("pay")["hold"]["reason"] == "lunch"
+    control.pause("default", "pay")
+    assert (of("pay").seconds(), told("pay")["hold"]["until"]) == (None, None)
+
+
+def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(pay=Rule())
+    send("pay")
+    assert of("pay").seconds() is None
+    assert run() == 1
+    send("pay")
+    assert of("pay").seconds() == pytest.approx(60, abs=1)
+
+
+def test_the_statements_do_not_grow_with_the_calls(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("100/h"), SlidingWindow("1/s", per="key")]))
+    counts = []
+    for _ in range(2):
+        for number in range(20):
+            send("pay", key=f"k{number}")
+        with CaptureQueriesContext(connection) as captured:
+            look("default")
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+
+
+def test_looking_changes_nothing(rules: Rules) -> None:
+    rules(pay=Rule(limits=[SlidingWindow("100/h")]))
+    send("pay")
+    before = list(CallQueue.objects.values()), list(CallAttempt.objects.values())
+    look("default"), told("pay")
+    assert (list(CallQueue.objects.values()), list(CallAttempt.objects.values())) == before
+
+
+def test_what_has_left_a_long_window_is_not_shown_as_used(rules: Rules, remote: Vendor) -> None:
+    """Though nothing was released since, and much is free."""
+    rules(pay=Rule(limits=[SlidingWindow("5000/h")]))
+    for _ in range(5):
+        send("pay")
+    assert run() == 5
+    with travel(minutes=50):
+        send("pay")
+        run_callqueue()
+    with travel(minutes=61):
+        (shown,) = of("pay").limits
+        assert (shown.used, shown.free) == (1, 4999)
+
+
+def test_the_fullest_key_is_found_behind_those_that_have_left(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_tallies, "FULLEST", 2)
+    rules(pay=Rule(limits=[SlidingWindow("10/h", per="key")]))
+    for key in ("a", "b", "c"):
+        for _ in range(4):
+            send("pay", key=key)
+    assert run() == 12
+    with travel(minutes=50):
+        for _ in range(2):
+            send("pay", key="late")
+        run_callqueue()
+    with travel(minutes=61):
+        (shown,) = of("pay").limits
+        assert (shown.used, shown.value) == (2, "late")
+
+
+def figures(limit: LimitLook) -> Any:
+    return replace(limit, meter=None), limit.meter.known_at(3)  # type: ignore[arg-type]
+
+
+def test_rules_that_are_read_together_have_the_use_that_each_has_alone(
+    rules: Rules, remote: Vendor
+) -> None:
+    shared = SlidingWindow("40/m", name="account")
+    of_kinds = {
+        "keyed": Rule(limits=[SlidingWindow("3/m", per="key"), TokenBucket("20/m", burst=6)]),
+        "tallied": Rule(limits=[SlidingWindow("5000/d"), FixedWindow("9000/d"), shared]),
+        "by_part": Rule(
+            limits=[SlidingWindow("7/h", per="user"), TokenBucket("50/h", burst=5, per="key")]
+        ),
+        "in_flight": Rule(limits=[Concurrency(6), SlidingWindow("900/h", unit="tokens")]),
+        "by_queue": Rule(
+            limits=[
+                SlidingWindow("9/m", per="queue"),
+                SlidingWindow("5000/h", per="queue"),
+                shared,
+            ],
+            queues=["q1", "q2"],
+        ),
+        "strict": Rule(limits=[SlidingWindow("8/m", strict=True), SlidingWindow("2/s")]),
+        "free": Rule(),
+    }
+    rules(**of_kinds)
+    for make in (run, release):
+        for name in of_kinds:
+            for number in range(4):
+                cost = {"calls": 1, "tokens": 30 + number}
+                send(name, key={"user": f"u{number % 2}"}, cost=cost)
+        make()
+    names, now = [*of_kinds, "default"], database.to_us(timezone.now())
+    book = agreement.book_in_force("default")
+    together = limits.read("default", book, names, now)
+    for name in names:
+        alone = limits.read("default", book, [name], now)[name]
+        assert list(map(figures, alone)) == list(map(figures, together[name]))
+    assert [limit.used for limit in together["tallied"]] == [8, 8, 16]
+    assert [limit.used for limit in together["in_flight"]] == [4, 252]
+    assert [limit.used for limit in together["by_queue"]] == [8, 8, 16]
+
+
+def test_statements_do_not_grow_with_rules(rules: Rules, remote: Vendor) -> None:
+    """Of rules that had a pass, and that share no limit."""
+
+    def asked(count: int) -> int:
+        limits = [SlidingWindow("10/s"), SlidingWindow("20000/d"), TokenBucket("5/s", burst=9)]
+        rules(**{f"p{n}": Rule(limits=limits) for n in range(count)})
+        for n in range(count):
+            send(f"p{n}")
+        run()
+        look("default")
+        with CaptureQueriesContext(connection) as found:
+            assert look("default").rule(f"p{count - 1}").limits[1].used >= 1
+        return len(found)
+
+    assert asked(40) == asked(4)
+
+
+def test_a_look_takes_few_statements(rules: Rules, remote: Vendor) -> None:
+    """Of many rules of which none shares a limit; settings and migrations were read before."""
+    kinds = [
+        [SlidingWindow("10/s"), SlidingWindow("20000/d"), Concurrency(40)],
+        [TokenBucket("5/s", burst=9), FixedWindow("9000/d"), SlidingWindow("3/m", per="key")],
+        [SlidingWindow("7/h", per="user"), SlidingWindow("900/h", unit="tokens")],
+    ]
+    rules(**{f"p{n}": Rule(limits=kinds[n % 3]) for n in range(250)})
+    for n in range(250):
+        send(f"p{n}", key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
+    run()
+    for n in range(0, 250, 3):
+        send(f"p{n}", key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
+    control.pause("default", "p0", seconds=60)
+    sums.keep("default")
+    look("default")
+    with CaptureQueriesContext(connection) as found:
+        assert len(look("default").rules) == 251
+    asked = [one["sql"] for one in found if one["sql"].startswith(("SELECT", "(SELECT", "WITH"))]
+    assert len(asked) <= 16, "\n".join(one[:200] for one in asked)

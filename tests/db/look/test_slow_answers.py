@@ -1,0 +1,151 @@
+"""What people are told where answers are slow: drain times, who uses a limit up, what to set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, database
+from callqueue.execution import claim
+from callqueue.look import look
+from callqueue.look.doctor import Check, examined
+from callqueue.look.doctor.facts import Facts
+from callqueue.models import CallAttempt
+from tests.support.behaviour import release, send
+
+Rules = Callable[..., None]
+
+
+def answered(count: int, seconds: float, *, is_stamped: bool = True) -> None:
+    """So many attempts of the rule were answered just now, each after so many seconds."""
+    now = database.clock("default")
+    begun = now - timedelta(seconds=seconds)
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=10_000 + i,
+            number=1,
+            rule="r",
+            queue="q",
+            released_at=begun,
+            started_at=begun,
+            sent_at=begun if is_stamped else None,
+            finished_at=now - timedelta(milliseconds=i),
+            outcome=CallAttempt.Outcome.SUCCEEDED,
+        )
+        for i in range(count)
+    )
+
+
+def drain_s(rules: Rules, rule: Rule, *, is_stamped: bool = True) -> float:
+    rules(r=rule)
+    answered(10, 10.0, is_stamped=is_stamped)
+    for _ in range(100):
+        send("r")
+    seconds = look("default").rule("r").seconds()
+    assert seconds is not None
+    return seconds
+
+
+def test_a_backlog_drains_at_the_rate_however_slow_the_answers(rules: Rules) -> None:
+    assert drain_s(rules, Rule(limits=[SlidingWindow("10/s")])) == pytest.approx(20, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_stamped"),
+    [
+        (Rule(limits=[SlidingWindow("10/s", strict=True)]), True),
+        (Rule(limits=[SlidingWindow("10/s")]), False),
+        (Rule(limits=[Concurrency(10)]), True),
+        (Rule(limits=[TokenBucket("10/s", burst=10)]), False),
+    ],
+    ids=["strict", "no HTTP", "in flight", "bucket, no HTTP"],
+)
+def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
+    rules: Rules, rule: Rule, is_stamped: bool
+) -> None:
+    assert 50 <= drain_s(rules, rule, is_stamped=is_stamped) <= 135
+
+
+def used_up(rules: Rules) -> Any:
+    rules(r=Rule(limits=[Concurrency(9)], queues="q"))
+    answered(10, 10.0)
+    for _ in range(12):
+        send("r")
+    assert len(release()) == 9
+    rule = look("default").rule("r")
+    (limit,) = rule.limits
+    return limit.note(rule.pace.latency)
+
+
+def test_who_looks_is_told_what_uses_a_limit_up(rules: Rules) -> None:
+    assert used_up(rules) == "used up by 9 calls in flight, which take 10 seconds each"
+
+
+def test_a_call_that_waits_for_those_in_flight_says_so(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(2)]))
+    answered(10, 10.0)
+    calls = [send("r") for _ in range(3)]
+    release()
+    claim.begin("default", list(CallAttempt.objects.open().values_list("pk", flat=True)))
+    told = calls[-1].forecast()
+    assert "used up by 2 calls in flight, which take 10 seconds each" in told.reason
+    assert told.release_at is not None
+
+
+def test_a_call_that_is_out_says_where_since_when_and_until_when(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(2)], queues="q", total_timeout=60))
+    call = send("r")
+    release()
+    call.refresh_from_db()
+    reason = call.forecast().reason
+    assert reason.startswith("it was dispatched to q ")
+    assert "no worker has begun it; it is taken back in " in reason
+    claim.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))
+    reason = call.forecast().reason
+    assert reason.startswith("it is under way: a worker of q began it ")
+    assert "without an answer it is given up in " in reason
+
+
+def reach() -> Check:
+    return examined("reach", Facts("default"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "todo"),
+    [
+        (Concurrency(8), "set Concurrency(201)"),
+        (SlidingWindow("20/s", strict=True), "leave strict=True out of SlidingWindow 20/s"),
+        (SlidingWindow("20/s"), "SlidingWindow 20/s of r waits for answers, without HTTP"),
+        (TokenBucket("20/s", burst=5), "give TokenBucket 20/s of r a burst of 201"),
+    ],
+)
+def test_the_doctor_names_the_number_that_slow_answers_need(
+    rules: Rules, limit: Any, todo: str
+) -> None:
+    rules(r=Rule(limits=[limit, SlidingWindow("20/s")]))
+    assert reach().ok
+    answered(10, 10.0, is_stamped="HTTP" not in todo and "burst" not in todo)
+    found = reach()
+    assert not found.ok
+    assert "calls take 10 seconds each" in found.detail
+    assert todo in found.todo
+
+
+def test_the_doctor_has_nothing_to_say_where_calls_age_from_when_they_were_sent(
+    rules: Rules,
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s"), TokenBucket("20/s", burst=5), Concurrency(201)]))
+    answered(10, 10.0)
+    assert reach().ok
+
+
+def test_the_doctor_has_nothing_to_say_where_nothing_was_sent(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s")]))
+    answered(3, 0.2)
+    CallAttempt.objects.update(sent_at=None, outcome=CallAttempt.Outcome.ERRORED)
+    assert reach().ok
+    CallAttempt.objects.update(outcome=CallAttempt.Outcome.SUCCEEDED)  # as of a task
+    assert not reach().ok

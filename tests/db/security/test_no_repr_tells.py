@@ -1,0 +1,158 @@
+"""No object that code of ours has in hand shows a secret, a payload or a key by its repr: what
+reports an error with the variables of its frames shows no more of them than plain texts do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import django
+import pytest
+from celery import shared_task
+from cryptography.fernet import Fernet
+
+import callqueue
+from callqueue import GiveUp, Rule
+from callqueue.exceptions import CallQueueError
+from callqueue.models import CallQueue
+from callqueue.outcome import OUTCOMES
+from callqueue.security.secrets import Secret
+from tests.support import behaviour
+
+SECRET, PAYLOAD = "sk-live-5e1f-secret", "zero.patient@clinic.example"
+KEY = Fernet.generate_key().decode()
+# fields of ours that hold what others may not see, whatever they are called elsewhere
+TELLING = {
+    "args", "call_data", "content", "encryption_keys", "kwargs", "of_send", "options", "params",
+    "response", "secret_values",
+}  # fmt: skip
+
+
+def classes() -> Iterator[type]:
+    """Every dataclass and named tuple of the package, but the testing kit's."""
+    for module in pkgutil.walk_packages(callqueue.__path__, "callqueue."):
+        if module.name.startswith(("callqueue.testing", "callqueue.migrations")):
+            continue
+        if module.name == "callqueue.backends" and django.VERSION < (6, 0):  # it needs that Django
+            continue
+        for one in vars(importlib.import_module(module.name)).values():
+            is_record = inspect.isclass(one) and (
+                dataclasses.is_dataclass(one)
+                or (issubclass(one, tuple) and hasattr(one, "_fields"))
+            )
+            if is_record and one.__module__ == module.name:
+                yield one
+
+
+class Shown:
+    """Stands in a field, and remembers whether it was shown."""
+
+    def __init__(self) -> None:
+        self.is_shown = False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        self.is_shown = True
+        return ""
+
+
+def filled(record: Any) -> tuple[object, dict[str, Shown]]:
+    """An instance whose fields all remember whether they were shown."""
+    if issubclass(record, tuple):
+        inside = {name: Shown() for name in record._fields}
+        return tuple.__new__(record, inside.values()), inside
+    inside = {one.name: Shown() for one in dataclasses.fields(record)}
+    instance = object.__new__(record)
+    for name, value in inside.items():
+        object.__setattr__(instance, name, value)
+    return instance, inside
+
+
+def test_no_class_shows_a_field_that_may_hold_what_is_secret() -> None:
+    found = list(classes())
+    assert len(found) > 100
+    for record in found:
+        instance, inside = filled(record)
+        repr(instance)
+        assert not [name for name in TELLING & inside.keys() if inside[name].is_shown], record
+
+
+class Watch:
+    """Looks, at the end of each function of ours, at what its variables' reprs tell."""
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+        self.seen: set[str] = set()
+
+    def __enter__(self) -> Watch:
+        threading.setprofile(self.look)
+        sys.setprofile(self.look)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+    def look(self, frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event != "return" or not name.startswith("callqueue."):
+            return
+        for value in list(frame.f_locals.values()):
+            kind = type(value)
+            if frame.f_code.co_name not in ("__init__", "__new__") and is_ours(kind):
+                self.seen.add(kind.__name__)
+                shown = repr(value)
+                if any(text in shown for text in (SECRET, PAYLOAD, KEY)):
+                    self.told.add(f"{kind.__module__}.{kind.__name__} in {frame.f_code.co_name}")
+
+
+def is_ours(kind: type) -> bool:
+    """What has a repr of our making: records, and whatever else does not have Python's own. An
+    exception and a verdict are their words, which whoever made them chose.
+    """
+    is_words = kind.__repr__ is object.__repr__ or issubclass(kind, (BaseException, *OUTCOMES))
+    return kind.__module__.startswith("callqueue.") and not is_words
+
+
+@shared_task(name="tests.told_of_a_patient")
+def told(name: str, token: str) -> str:
+    raise ValueError(f"no {name}")
+
+
+def test_nothing_in_hand_shows_what_is_secret(
+    rules: Callable[..., None], remote: behaviour.Vendor
+) -> None:
+    """From `send` to the end, of calls that are answered in every way."""
+    rules(
+        default=Rule(),
+        hook=Rule(classify=lambda answer: GiveUp(answer.text)),
+        more={"SECRETS": {"TOKEN": SECRET}, "ENCRYPTION_KEYS": [KEY]},
+    )
+    params = {"json": {"to": PAYLOAD}, "headers": {"Authorization": Secret("TOKEN")}}
+    echo = f"{SECRET} {PAYLOAD}".encode()
+    for path, answer in {"/": 200, "/no": (422, {"X-Echo": SECRET}, echo), "/late": 429}.items():
+        remote.answers[path] = answer
+    with Watch() as watch:
+        for path in remote.answers:
+            for rule in ("default", "hook"):
+                url = f"http://vendor.example{path}"
+                call_data = {"method": "post", "params": {"url": url, **params}}
+                CallQueue.objects.send(call_data, rule=rule)
+        task = {"name": told.name, "args": [PAYLOAD], "kwargs": {"token": Secret("TOKEN")}}
+        CallQueue.objects.send({"method": "celery_task", "params": task})
+        with pytest.raises(CallQueueError):
+            CallQueue.objects.send({"method": "post", "params": {"url": PAYLOAD, **params}})
+        while behaviour.run():
+            pass
+    assert watch.told == set()
+    assert {"Job", "Result", "Disclosed", "Config", "CallRequest"} <= watch.seen

@@ -1,0 +1,262 @@
+"""Is it well? All doors know the same dispensers and workers, and asking costs little."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket
+from callqueue.testing import run_callqueue, travel
+from tests.db import commands
+from tests.operator.asking import (
+    Ask,
+    Rules,
+    SlowWorker,
+    dispenser,
+    every,
+    number,
+    send,
+    waiting,
+)
+from tests.support.behaviour import Vendor, release, run
+
+
+def says_that_none_runs(ask: Ask, door: str) -> bool:
+    """Whether this door says that no dispenser runs."""
+    if door == "doctor":
+        return not ask.doctor("dispenser")["ok"]
+    if door == "status":
+        return "No dispenser" in ask.status_text()
+    if door == "dashboard":
+        return "No dispenser" in ask.dashboard()
+    if door == "state":
+        return "no_dispenser" in (ask.status("r")["state"], *ask.row("r")["State"].split(", "))
+    if door == "rule":
+        return "No dispenser" in ask.rule("r")
+    (call, *_) = waiting("r")
+    reason = ask.call(call) if door == "call" else call.forecast().reason
+    return "no dispenser" in reason
+
+
+DOORS = ("doctor", "status", "dashboard", "state", "rule", "call", "forecast")
+
+
+@pytest.mark.parametrize(
+    ("history", "runs"),
+    [("never", False), ("runs", True), ("ended", False), ("silent", False), ("silent 15 s", True)],
+)
+def test_every_door_knows_whether_a_dispenser_runs(
+    rules: Rules, ask: Ask, history: str, runs: bool
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h")]))
+    send("r", 5)
+    with travel() as clock:
+        if history != "never":
+            running = dispenser()
+            if history == "ended":
+                running.leave()
+        clock.forward({"silent": 25, "silent 15 s": 15}.get(history, 0))
+        said = {door: says_that_none_runs(ask, door) for door in DOORS}
+        assert said == dict.fromkeys(DOORS, not runs)
+
+
+def test_the_dispenser_that_fell_silent_is_named(rules: Rules, ask: Ask) -> None:
+    """With its host and its process, since when, and with no word of what it sends."""
+    rules(r=Rule())
+    with travel() as clock:
+        dispenser("vm-7:21221:ab")
+        clock.forward(30)
+        for said in (ask.dashboard(), ask.status_text()):
+            assert "vm-7:21221" in said
+            assert "30 seconds" in said
+            assert "Nothing is sent until one runs" in said
+        assert "Sending" not in ask.dashboard()
+
+
+def test_a_process_is_one_worker_however_many_messages_it_takes(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    rules(r=Rule())
+    for _ in range(4):
+        send("r", 3)
+        run()
+    assert "1 process took calls" in ask.dashboard()
+
+
+def test_a_cause_is_one_sentence_and_names_its_queues(rules: Rules, ask: Ask) -> None:
+    """However many rules it concerns; the queue that lives is not among them."""
+    rules(**{f"r{n}": Rule(queues=f"egress-{n % 2}") for n in range(12)})
+    with travel() as clock:
+        for n in range(12):
+            send(f"r{n}")
+        assert len(release()) == 12
+        clock.forward(15)
+        dispenser()
+        for said in (ask.dashboard(), ask.status_text()):
+            assert said.count("Nobody takes calls") == 1
+            assert "egress-0, egress-1 since" in said
+            assert "12 calls" in said
+        assert {ask.status(f"r{n}")["state"] for n in range(12)} == {"no_workers"}
+
+
+def test_workers_that_are_slow_are_not_said_to_be_missing(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """Calls wait for them for longer than ten seconds, and are begun all the while."""
+    rules(r=Rule(limits=[SlidingWindow("10/s")]))
+    send("r", 200)
+    worker = SlowWorker()
+    with travel() as clock:
+        for _ in every(clock, 2, 20):
+            worker.make_one()
+        for said in (ask.dashboard(), ask.status_text(), ask.rule("r")):
+            assert "Nobody takes calls" not in said
+        assert ask.status("r")["state"] in ("draining", "at_limit")
+        assert "no worker" not in waiting("r")[-1].forecast().reason
+
+
+def test_one_lost_message_does_not_make_a_rule_one_without_workers(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/s")]))
+    (lost,) = send("r")
+    release()
+    with travel() as clock:
+        for _ in range(15):
+            clock.forward(1)
+            send("r")
+            run()
+        assert ask.status("r")["state"] == "ok"
+        assert "Nobody takes calls" not in ask.dashboard()
+        lost.refresh_from_db()
+        assert "no worker has begun it" in lost.forecast().reason
+
+
+def test_one_trouble_does_not_hide_another(rules: Rules, ask: Ask) -> None:
+    rules(pay=Rule(queues="money"))
+    with travel() as clock:
+        send("pay", 3)
+        release()
+        clock.forward(15)
+        commands.run("pause", "pay", "--reason", "maintenance")
+        clock.forward(15)
+        state = ask.row("pay")["State"]
+    assert [one in state for one in ("no dispenser", "no workers", "held")] == [True] * 3
+
+
+@pytest.mark.parametrize("waits_s", [0, 5])
+def test_what_flows_is_calm(rules: Rules, remote: Vendor, ask: Ask, waits_s: int) -> None:
+    """A call that waits for this moment's slot is no reason to say anything."""
+    rules(r=Rule(limits=[SlidingWindow("2/s")]))
+    with travel() as clock:
+        for _ in range(20):
+            send("r", 2)
+            run()
+            clock.forward(1.1)
+        send("r", 4)
+        run()
+        clock.forward(waits_s)
+        dispenser(rules=["nothing"])
+        assert ask.status("r")["state"] == "ok"
+        assert ask.row("r")["State"] == "ok"
+
+
+def test_sums_that_are_behind_say_so(transactional_db: None, rules: Rules, remote: Vendor) -> None:
+    """And do not, once a dispenser has caught up with hours of silence."""
+    rules(r=Rule())
+    ask = Ask()
+    with travel() as clock:
+        send("r", 3)
+        run_callqueue()
+        clock.forward(5)
+        run_callqueue()
+        clock.forward(minutes=40)
+        assert "counted up to" in ask.dashboard()
+        send("r", 4)
+        run_callqueue()
+        clock.forward(5)
+        run_callqueue()
+        assert "counted up to" not in ask.dashboard()
+        (today,) = [row for row in ask.rule_tables("r") if row[0] == "Last hour"]
+        assert number(today[1]) == 7
+
+
+def kinds(n: int) -> list[Any]:
+    return [
+        [SlidingWindow("10/s"), SlidingWindow("20000/d"), Concurrency(40)],
+        [TokenBucket("5/s", burst=9), SlidingWindow("3/m", per="key")],
+        [SlidingWindow("7/h", per="user"), SlidingWindow("900/h", unit="tokens")],
+    ][n % 3]
+
+
+MOST = {"dashboard": 18, "status": 16, "metrics": 20, "rule": 24}
+
+
+def asked(ask: Ask, rules: Rules, count: int, keys: int, held: int) -> dict[str, int]:
+    """How many SELECTs each door takes with so many rules, keys and held keys."""
+    rules(**{f"p{n}": Rule(limits=kinds(n)) for n in range(count)})
+    for n in range(count):
+        send(f"p{n}", 8, key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
+    for n in range(keys):
+        send("p2", key={"user": f"u{n}"}, cost={"calls": 1, "tokens": 5})
+    for n in range(held):
+        commands.run("pause", "p1", "--key", f"k{n}", "--for", "10m")
+        send("p1", key=f"k{n}")
+    run()
+    dispenser()
+    doors = {
+        "dashboard": lambda: ask.page("dashboard"),
+        "status": lambda: ask.status("p0"),
+        "metrics": lambda: ask.metrics("callqueue_up"),
+        "rule": lambda: ask.page("rule", name="p0"),
+    }
+    found = {}
+    for door, look in doors.items():
+        look()
+        with CaptureQueriesContext(connection) as captured:
+            look()
+        found[door] = [
+            one["sql"] for one in captured if one["sql"].startswith(("SELECT", "(SELECT", "WITH"))
+        ]
+    for door, statements in found.items():
+        assert len(statements) <= MOST[door], "\n".join(sql[:150] for sql in statements)
+    return {door: len(statements) for door, statements in found.items()}
+
+
+def test_asking_takes_few_statements_whatever_there_is(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """The dashboard's and the rule's page ask for the session and the user, too."""
+    few = asked(ask, rules, 6, 3, 2)
+    assert asked(ask, rules, 6, 60, 30) == few
+    assert asked(ask, rules, 248, 3, 2) == few
+
+
+def test_a_call_that_waits_for_no_reason_is_bad(rules: Rules, ask: Ask) -> None:
+    """A dispenser serves other rules only."""
+    rules(r=Rule(), other=Rule())
+    with travel() as clock:
+        send("r", 2)
+        clock.forward(15)
+        dispenser(rules=["other"])
+        assert ask.status("r")["state"] == "stuck"
+        assert "nothing is sent" in ask.row("r")["State"]
+        assert "Nothing is sent of 1 rule" in ask.dashboard()
+        assert ask.status("r")["drain_s"] is None
+
+
+def test_the_oldest_call_is_the_same_age_at_every_door(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule())
+    with travel() as clock:
+        send("r", not_before=timezone.now() + timedelta(seconds=0.05))
+        clock.forward(600)
+        dispenser(rules=["nothing"])
+        assert ask.status("r")["oldest_due_s"] == pytest.approx(600, abs=5)
+        assert ask.metrics("callqueue_oldest_due_seconds", "r") == pytest.approx(600, abs=5)
+        assert "10 min" in ask.row("r")["Oldest"]
+        assert "10 minutes" in ask.rule("r")

@@ -1,0 +1,212 @@
+"""What does this button do? It asks first, says what would come of it, and does just that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from callqueue import Retry, Rule, SlidingWindow
+from callqueue.models import CallQueue, Hold
+from callqueue.testing import travel
+from tests.operator.asking import (
+    Ask,
+    Rules,
+    dispenser,
+    every,
+    number,
+    plain,
+    send,
+    tables,
+    until,
+    waiting,
+)
+from tests.support.behaviour import Vendor, run
+
+
+def failed(rule: str, count: int) -> list[CallQueue]:
+    """So many calls that were cancelled, and may be requeued."""
+    calls = send(rule, count)
+    CallQueue.objects.filter(pk__in=[call.pk for call in calls]).cancel()
+    return calls
+
+
+def test_a_pause_asks_first_and_has_an_end_by_default(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule())
+    send("r", 7)
+    asked = ask.post(do="pause", rule="r")
+    assert "7 calls wait" in plain(asked)
+    assert 'value="30m"' in asked
+    assert not Hold.objects.exists()
+    said = ask.post(do="pause", rule="r", how="for", **{"for": "30m"}, confirm="yes")
+    assert "Paused until" in plain(said)
+    ends = Hold.objects.get().until
+    assert ends is not None
+    assert (ends - timezone.now()).total_seconds() == pytest.approx(1800, abs=10)
+    assert LogEntry.objects.count() == 1
+
+
+def test_an_empty_form_pauses_nothing_for_ever(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule())
+    ask.post(do="pause", rule="r", confirm="yes")
+    assert not Hold.objects.exists()
+    ask.post(do="pause", rule="r", how="resumed", confirm="yes")
+    assert Hold.objects.get().until is None
+
+
+def test_a_key_is_paused_beside_its_name(rules: Rules, ask: Ask) -> None:
+    rules(chat=Rule(limits=[SlidingWindow("1/m", per="key")]))
+    send("chat", 30, key="loud"), send("chat", 2, key="quiet")
+    page = ask.page("rule", name="chat")
+    form = re.search(r'(?s)<form[^>]*>((?:(?!</form>).)*name="key" value="loud".*?)</form>', page)
+    assert form
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form[1]))
+    fields.pop("csrfmiddlewaretoken", None)
+    asked = ask.post(**fields)
+    assert "30 calls wait" in plain(asked)
+    ask.post(**fields, how="for", **{"for": "10m"}, confirm="yes")
+    assert [(one.per, one.value) for one in Hold.objects.all()] == [("key", "loud")]
+    assert run() == 1, "of the other key alone"
+
+
+def test_resuming_ends_what_holds(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule())
+    send("r", 2)
+    ask.post(do="pause", rule="r", how="resumed", confirm="yes")
+    assert "1 hold ended" in plain(ask.post(do="resume", rule="r"))
+    dispenser(rules=["nothing"])
+    assert ask.status("r")["state"] == "ok"
+    assert waiting("r")[0].forecast().release_at is not None
+
+
+def preview(ask: Ask, rule: str, limit: str, rate: str) -> tuple[str, dict[str, list[str]]]:
+    """What is asked before a limit is changed: the text, and a row for each rule concerned."""
+    asked = ask.post(do="limit", rule=rule, limit=limit, rate=rate)
+    rows = {row[0]: row for table in tables(asked) for row in table[1:]}
+    return plain(asked), rows
+
+
+def test_a_changed_limit_does_what_was_said_before(rules: Rules, ask: Ask) -> None:
+    """The page that asks says now what `status` says afterwards."""
+    rules(r=Rule(limits=[SlidingWindow("60/m")]))
+    send("r", 600)
+    dispenser(rules=["nothing"])
+    _, rows = preview(ask, "r", "r#0", "10/m")
+    assert rows["r"][-2:] == ["9 minutes", "59 minutes"]
+    assert ask.status("r")["drain_s"] == pytest.approx(540, abs=60), "nothing is changed yet"
+    ask.post(do="limit", rule="r", limit="r#0", rate="10/m", confirm="yes")
+    dispenser(rules=["nothing"])
+    assert ask.status("r")["drain_s"] == pytest.approx(59 * 60, rel=0.03)
+
+
+def test_a_change_that_starves_a_rule_says_so_before(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """Nothing waits yet: it is what is sent now that would not pass any more."""
+    account = SlidingWindow("100/10s", name="account")
+    rules(pay=Rule(limits=[account], priority=9), read=Rule(limits=[account]))
+    with travel() as clock:
+        for _ in every(clock, 10.5, 7):
+            send("pay", 20), send("read", 20)
+            run()
+        dispenser()
+        said, rows = preview(ask, "pay", "account", "20/10s")
+        assert set(rows) >= {"pay", "read"}
+        assert re.search(r"(3\.\d|4) calls a second come in .* let 2 through", said)
+        assert "backlog would grow" in said
+        said, _ = preview(ask, "pay", "account", "300/10s")
+        assert "would grow" not in said
+
+
+@pytest.mark.parametrize(
+    ("action", "word"), [("requeue_calls", "Requeue"), ("cancel_calls", "Cancel")]
+)
+def test_a_bulk_action_names_rules_counts_and_reasons(
+    rules: Rules, remote: Vendor, ask: Ask, action: str, word: str
+) -> None:
+    retry = Retry(max_attempts=1) if action == "requeue_calls" else Retry(base=600)
+    rules(pay=Rule(retry=retry), ship=Rule(retry=retry))
+    remote.answers["/"] = (503, {}, b"")
+    calls = [*send("pay", 3), *send("ship", 2)]
+    run()
+    asked = ask.choose(action, calls)
+    said = plain(asked)
+    assert f"{word} 5 calls" in said
+    rows = [row for table in tables(asked) for row in table if row]
+    counts = {row[0]: number(row[-1]) for row in rows if re.fullmatch(r"[\d,]+", row[-1])}
+    assert (counts["pay"], counts["ship"]) == (3, 2)
+    assert "503" in said
+    assert not CallQueue.objects.new().exists()
+    assert not CallQueue.objects.cancelled().exists()
+
+
+def test_calls_of_rules_that_share_a_limit_are_reckoned_together_before_a_requeue(
+    rules: Rules, ask: Ask
+) -> None:
+    """Each of the rules' calls have to wait for those of the other."""
+    account = SlidingWindow("10/m", name="account")
+    rules(one=Rule(limits=[account]), two=Rule(limits=[account]))
+    calls = [*failed("one", 100), *failed("two", 100)]
+    dispenser()
+    now = timezone.now()
+    said = plain(ask.choose("requeue_calls", calls)).partition("done by")[2]
+    assert until(said, now) == pytest.approx(19 * 60, abs=130)
+    CallQueue.objects.filter(pk__in=[call.pk for call in calls]).requeue()
+    for rule in ("one", "two"):
+        assert ask.status(rule)["drain_s"] == pytest.approx(19 * 60, abs=130)
+
+
+def test_the_page_that_asks_takes_as_many_statements_for_many_rules(rules: Rules, ask: Ask) -> None:
+    def statements(count: int) -> int:
+        rules(**{f"p{n}": Rule(limits=[SlidingWindow("5/m")]) for n in range(count)})
+        calls = [call for n in range(count) for call in failed(f"p{n}", 1)]
+        ask.choose("requeue_calls", calls)
+        with CaptureQueriesContext(connection) as found:
+            ask.choose("requeue_calls", calls)
+        return len(found)
+
+    few = statements(3)
+    assert statements(60) <= few + 2
+
+
+@pytest.mark.parametrize(
+    "press",
+    [
+        lambda ask: ask.post(do="pause", rule="stripe-account", confirm="yes", how="resumed"),
+        lambda ask: ask.post(do="limit", rule="stripe-account", limit="a", rate="1/h", confirm="1"),
+    ],
+)
+def test_names_are_said_as_they_are(rules: Rules, ask: Ask, press: Callable[[Ask], str]) -> None:
+    rules(**{"stripe-account": Rule(limits=[SlidingWindow("1/s", name="a")])})
+    said = plain(press(ask))
+    assert "stripe-account" in said
+    assert "Stripe-account" not in said
+
+
+def test_what_waits_can_be_cancelled_and_what_ended_cannot(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    done, waits = send("r", 2)
+    run()
+    said = plain(ask.choose("cancel_calls", [done, waits]))
+    assert "stay as they are" in said
+    assert "Cancel 1 call" in said
+
+
+def test_a_scheduled_call_that_is_requeued_now_goes_now(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule())
+    (call,) = send("r", not_before=timezone.now() + timedelta(hours=5))
+    CallQueue.objects.filter(pk=call.pk).cancel()
+    dispenser()
+    asked = plain(ask.choose("requeue_calls", [call]))
+    assert "Requeue 1 call" in asked
+    ask.choose("requeue_calls", [call], confirm="all")
+    call.refresh_from_db()
+    assert call.status == CallQueue.Status.NEW

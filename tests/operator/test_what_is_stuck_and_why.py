@@ -1,0 +1,163 @@
+"""What is stuck, and why? A hold, a quota, missing workers: all doors name the same cause."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from callqueue import FixedWindow, Rule, SlidingWindow
+from callqueue.testing import travel
+from tests.db import commands
+from tests.operator.asking import Ask, Rules, dispenser, send, until, waiting
+from tests.support.behaviour import Vendor, release, run
+
+WHY = "too many complaints"
+
+
+def test_a_paused_rule_is_held_at_every_door(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule())
+    send("r", 3)
+    commands.run("pause", "r", "--for", "20m", "--reason", WHY)
+    dispenser()
+    found = ask.status("r")
+    assert (found["state"], found["hold"]["reason"]) == ("held", WHY)
+    assert ask.metrics("callqueue_held", "r") == 1
+    assert ask.row("r")["State"] == "held"
+    assert "1 rule held (r by an operator, 3 waiting)" in ask.dashboard()
+    (call, *_) = waiting("r")
+    for said in (ask.status_text(), ask.rule("r"), call.forecast().reason, ask.call(call)):
+        assert WHY in said
+        assert re.search("[Hh]eld|until", said)
+
+
+def test_a_rule_that_its_provider_throttles_says_so(rules: Rules, remote: Vendor, ask: Ask) -> None:
+    rules(r=Rule())
+    remote.answers["/"] = (429, {"Retry-After": "90"}, b"")
+    send("r", 5)
+    run()
+    dispenser()
+    assert "by the provider" in ask.dashboard()
+    assert "429" in ask.status("r")["hold"]["reason"]
+    assert "429" in ask.rule("r")
+    (*_, last) = waiting("r")
+    assert "429" in last.forecast().reason
+    assert (last.forecast().release_at - timezone.now()).total_seconds() > 80  # type: ignore[operator]
+
+
+def test_one_held_key_is_not_the_whole_rule(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    (theirs,), (ours,) = send("r", key="theirs"), send("r", key="ours")
+    commands.run("pause", "r", "--key", "theirs", "--reason", WHY)
+    dispenser(rules=["nothing"])
+    found = ask.status("r")
+    assert (found["hold"], found["keys_held"]) == (None, 1)
+    assert ask.metrics("callqueue_held", "r") == 0
+    assert "1 key held (r)" in ask.dashboard()
+    assert "held" in theirs.forecast().reason
+    assert ours.forecast().release_at is not None
+    assert WHY in ask.rule("r")
+
+
+def test_many_held_keys_are_counted_and_not_all_listed(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="key")]))
+    for n in range(40):
+        commands.run("pause", "r", "--key", f"tenant-{n}", "--for", f"{n + 1}m")
+    dispenser()
+    said = ask.rule("r")
+    assert said.count("Held:") <= 5
+    assert "35 more keys are held" in said
+    assert "40 keys held" in ask.dashboard()
+    assert ask.status("r")["keys_held"] == 40
+
+
+def test_a_used_up_quota_is_the_reason_at_every_door(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """By its name, with the instant at which it opens, though a short window is full, too."""
+    rules(crm=Rule(limits=[SlidingWindow("20/10s"), FixedWindow("20/d", jitter=1)]))
+    send("crm", 30)
+    with travel(to=timezone.now().replace(hour=9, minute=0)) as clock:
+        run()
+        clock.forward(15)
+        dispenser()
+        now = timezone.now()
+        midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        found = ask.status("crm")
+        assert found["state"] == "at_limit"
+        quota = next(one for one in found["limits"] if one["rate"] == "20/d")
+        assert (quota["used"], quota["free"]) == (20, 0)
+        assert quota["opens_at"].startswith(f"{midnight:%Y-%m-%dT00:00}")
+        assert ask.row("crm")["State"] == "at its limit"
+        assert "20/d" in ask.row("crm")["Limit"]
+        assert f"{midnight:%Y-%m-%d} 00:00" in ask.dashboard()
+        assert f"{midnight:%Y-%m-%d} 00:00" in ask.rule("crm")
+        last = waiting("crm")[-1]
+        for said in (last.forecast().reason, ask.call(last)):
+            assert "20/d is used up" in said
+        left = until(ask.call(last).partition("should go at")[2], now)
+        assert left == pytest.approx((midnight - now).total_seconds(), abs=90)
+
+
+def test_at_its_limit_is_a_rule_only_while_the_limit_keeps_calls_back(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """Not minutes later, when its workers are what it waits for."""
+    rules(r=Rule(limits=[SlidingWindow("2/s")]))
+    with travel() as clock:
+        send("r", 60)
+        for _ in range(12):
+            run()
+            clock.forward(1.1)
+        send("r", 100)
+        run()
+        dispenser(rules=["nothing"])
+        assert ask.status("r")["state"] == "at_limit"
+        assert ask.row("r")["State"] == "at its limit"
+        clock.forward(60)
+        dispenser(rules=["nothing"])
+        assert ask.status("r")["state"] != "at_limit"
+        assert "at its limit" not in ask.row("r")["State"]
+
+
+def test_a_limit_keeps_back_what_has_waited_for_ten_seconds(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m")]))
+    with travel() as clock:
+        send("r", 8)
+        run()
+        assert ask.status("r")["state"] == "ok"
+        clock.forward(12)
+        run()
+        assert ask.status("r")["state"] == "at_limit"
+
+
+def test_the_queue_that_nobody_takes_calls_from_is_named(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(queues="egress-9"), default=Rule())
+    with travel() as clock:
+        (call,), _ = send("r"), send("default")
+        release()
+        clock.forward(15)
+        dispenser()
+        assert "Nobody takes calls from the default queue, egress-9" in ask.dashboard()
+        assert "egress-9" in ask.rule("r")
+        assert "the default queue" in ask.rule("default")
+        call.refresh_from_db()
+        for said in (call.forecast().reason, ask.call(call)):
+            assert "egress-9" in said
+            assert "no worker has begun it" in said
+
+
+def test_the_queue_of_a_rule_that_waits_says_who_goes_first(rules: Rules, ask: Ask) -> None:
+    account = SlidingWindow("10/m", name="account")
+    rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
+    send("high", 30)
+    (call,) = send("low")
+    dispenser(rules=["nothing"])
+    for said in (call.forecast().reason, ask.call(call)):
+        assert "30 calls go before it" in said
+        assert "account" in said
+    assert "shared with high" in ask.rule("low")

@@ -1,0 +1,247 @@
+"""When will it go? Every door gives the same answer, and the queue then keeps it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from callqueue import FixedWindow, Rule, SlidingWindow, TokenBucket
+from callqueue.testing import travel
+from tests.db import commands
+from tests.operator.asking import (
+    DOORS,
+    Ask,
+    Rules,
+    SlowWorker,
+    dispenser,
+    every,
+    run_all,
+    send,
+    waiting,
+)
+from tests.support.behaviour import Vendor, release, run
+
+BACKLOGS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "sliding": ({"limits": [SlidingWindow("30/m")]}, 300, {}),
+    "bucket": ({"limits": [TokenBucket("30/m", burst=5)]}, 300, {}),
+    "calendar": ({"limits": [FixedWindow("100/10m")]}, 250, {}),
+    "two limits": ({"limits": [SlidingWindow("10/s"), SlidingWindow("20/m")]}, 200, {}),
+    "tokens": (
+        {"limits": [SlidingWindow("500/m"), SlidingWindow("3000/m", unit="tokens")]},
+        200,
+        {"cost": {"tokens": 100}},
+    ),
+    "per key": ({"limits": [SlidingWindow("10/m", per="key")]}, 100, {"key": "k"}),
+    "per part of a key": (
+        {"limits": [SlidingWindow("10/m", per="channel")]},
+        100,
+        {"key": {"channel": "C9", "workspace": "T1"}},
+    ),
+    "per queue": (
+        {"limits": [SlidingWindow("10/m", per="queue")], "queues": ["one", "two"]},
+        200,
+        {},
+    ),
+}
+
+
+def at_every_door(ask: Ask, rule: str) -> dict[str, float | None]:
+    """What all doors say now."""
+    now = timezone.now()
+    return {door: ask.seconds(door, rule, now) for door in DOORS}
+
+
+def assert_doors_agree(ask: Ask, rule: str, seconds: float, rel: float = 0.1) -> None:
+    """All doors say so, clock times of pages to the minute."""
+    said = at_every_door(ask, rule)
+    for door, found in said.items():
+        assert found == pytest.approx(seconds, rel=rel, abs=70), (door, said)
+
+
+@pytest.mark.parametrize("name", BACKLOGS)
+def test_every_door_says_the_same_and_so_it_comes(
+    rules: Rules, remote: Vendor, ask: Ask, name: str
+) -> None:
+    fields, count, options = BACKLOGS[name]
+    rules(r=Rule(**fields))
+    with travel():
+        send("r", 5, **options)
+        run()
+        send("r", count, **options)
+        run()
+        dispenser()
+        said = at_every_door(ask, "r")
+        took = run_all("r")
+    assert took > 120
+    for door, found in said.items():
+        assert found == pytest.approx(took, rel=0.1, abs=70), (door, said, took)
+
+
+def test_a_used_up_quota_is_waited_for_at_every_door(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """Though the short window beside it has room, and the sums know nothing of today."""
+    rules(r=Rule(limits=[SlidingWindow("20/10s"), SlidingWindow("40/4h")]))
+    send("r", 40)
+    with travel() as clock:
+        for _ in range(3):
+            run()
+            clock.forward(11)
+        send("r", 30)
+        run()
+        dispenser()
+        assert_doors_agree(ask, "r", 4 * 3600)
+
+
+def test_a_quota_of_tokens_is_waited_for_at_every_door(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s"), SlidingWindow("2000000/5h", unit="tokens")]))
+    send("r", 4, cost={"tokens": 500_000})
+    run()
+    send("r", 3, cost={"tokens": 500_000})
+    dispenser()
+    assert_doors_agree(ask, "r", 5 * 3600)
+
+
+def test_calls_of_a_shared_limit_are_waited_for_at_every_door(rules: Rules, ask: Ask) -> None:
+    account = SlidingWindow("10/m", name="account")
+    rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
+    dispenser(rules=["nothing"])
+    send("high", 90)
+    send("low", 20)
+    assert_doors_agree(ask, "low", 10 * 60)
+
+
+def test_calls_that_come_in_before_it_are_reckoned_with_at_every_door(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """Half of the limit is taken by calls of a rule that goes first."""
+    account = SlidingWindow("20/10s", name="account")
+    rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
+    with travel() as clock:
+        for _ in every(clock, 10.5, 7):
+            send("high", 10)
+            run()
+        send("low", 600)
+        dispenser(rules=["nothing"])
+        # by the limit alone it would be 300
+        assert_doors_agree(ask, "low", 580, rel=0.25)
+
+
+def test_where_others_take_all_of_a_limit_no_door_names_a_time(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    account = SlidingWindow("10/10s", name="account")
+    rules(low=Rule(limits=[account]), high=Rule(limits=[account], priority=9))
+    with travel() as clock:
+        for _ in every(clock, 10.5, 7):
+            send("high", 20)
+            run()
+        send("low", 60)
+        assert at_every_door(ask, "low") == dict.fromkeys(DOORS)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_nobody_promises_more_than_the_workers_do(
+    rules: Rules, remote: Vendor, ask: Ask, is_full: bool
+) -> None:
+    """The limit would let ten a second go; one in two seconds is made. Whether what is out uses the
+    limit up at this moment makes no difference.
+    """
+    rules(r=Rule(limits=[SlidingWindow("10/s")]))
+    with travel() as clock:
+        send("r", 1500)
+        worker = SlowWorker()
+        for _ in every(clock, 2, 60):
+            worker.make_one()
+        dispenser(**({} if is_full else {"rules": ["nothing"]}))
+        assert_doors_agree(ask, "r", 2 * len(waiting("r")), rel=0.15)
+
+
+@pytest.mark.parametrize("why", ["no dispenser", "paused", "no workers"])
+def test_where_nothing_goes_no_door_names_a_time(rules: Rules, ask: Ask, why: str) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m")], queues="egress"))
+    with travel() as clock:
+        send("r", 20)
+        if why == "no workers":
+            assert len(release()) == 5
+        dispenser(rules=["nothing"])
+        if why == "paused":
+            commands.run("pause", "r")
+        clock.forward(25)
+        if why != "no dispenser":
+            dispenser(rules=["nothing"])
+        assert at_every_door(ask, "r") == dict.fromkeys(DOORS)
+
+
+def test_a_hold_is_waited_for_and_then_the_limits(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/m")]))
+    dispenser()
+    send("r", 100)
+    commands.run("pause", "r", "--for", "20m")
+    assert_doors_agree(ask, "r", 29 * 60, rel=0.05)
+
+
+def test_calls_that_are_due_later_are_told_apart_from_the_backlog(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/m")]))
+    dispenser(rules=["nothing"])
+    send("r", 20)
+    due = timezone.now() + timedelta(hours=3)
+    (later,) = send("r", not_before=due)
+    assert "20 + 1" in ask.row("r")["Waiting"]
+    assert later.forecast().release_at == due
+    assert f"{due:%Y-%m-%d %H:%M}" in ask.call(later)
+    drained = ask.status("r")["drain_s"]
+    assert drained < 120
+    assert ask.metrics("callqueue_drain_seconds", "r") == pytest.approx(drained, abs=2)
+
+
+def test_one_key_that_floods_keeps_no_other_back(rules: Rules, ask: Ask) -> None:
+    rules(chat=Rule(limits=[SlidingWindow("1/s", per="key")]))
+    dispenser(rules=["nothing"])
+    flood = send("chat", 2000, key="C0007")
+    (quiet,) = send("chat", key="C0001")
+    now = timezone.now()
+    for call, seconds in ((quiet, 0), (flood[-1], 2100)):
+        at = call.forecast().release_at
+        assert at is not None
+        assert (at - now).total_seconds() == pytest.approx(seconds, rel=0.1, abs=5)
+        assert f"{at:%H:%M}" in ask.call(call)
+
+
+def test_a_backlog_that_grows_is_said_to_grow(rules: Rules, remote: Vendor, ask: Ask) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/10s")]))
+    with travel() as clock:
+        for _ in every(clock, 10.5, 8):
+            send("r", 30)
+            run()
+        dispenser()
+        found = ask.status("r")
+        assert found["incoming_per_s"] == pytest.approx(3, rel=0.2)
+        assert found["rate_per_s"] == pytest.approx(1, rel=0.2)
+        assert "↑" in ask.row("r")["Waiting"]
+        for text in (ask.dashboard(), ask.rule("r"), ask.status_text()):
+            assert "grows" in text
+
+
+def test_what_is_out_says_where_it_is(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(queues="egress"))
+    (call,) = send("r")
+    release()
+    call.refresh_from_db()
+    for text in (call.forecast().reason, ask.call(call)):
+        assert "dispatched to egress" in text
+        assert "no worker has begun it" in text
+
+
+def test_the_simulation_and_the_look_are_one_answer(rules: Rules, ask: Ask) -> None:
+    rules(r=Rule(limits=[SlidingWindow("30/m"), TokenBucket("2/s", burst=9)]))
+    simulated = commands.run("simulate", "--rule", "r", "--calls", "600", "--json").document
+    send("r", 600)
+    dispenser(rules=["nothing"])
+    assert simulated["seconds"] == pytest.approx(ask.status("r")["drain_s"], rel=0.05, abs=2)
+    assert "30/m" in simulated["binding_limit"]

@@ -1,0 +1,145 @@
+"""The audit's arithmetic, held against counting by brute force."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callqueue.history.audit import Finding, Seen, judge
+from callqueue.history.audit_tallies import tally_of
+from callqueue.limits.budgets import bind
+from callqueue.limits.kinds import (
+    SECOND,
+    Concurrency,
+    FixedWindow,
+    Limit,
+    SlidingWindow,
+    TokenBucket,
+)
+from callqueue.limits.rules import Rule
+
+SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = 10_000 * SECOND
+instants = st.lists(st.tuples(st.integers(0, 10 * SECOND), st.integers(1, 3)), max_size=40).map(
+    sorted
+)
+
+
+def tally(limit: Limit, counted: Any) -> Any:
+    tallied = tally_of(limit)
+    for instant, cost in counted:
+        tallied.add(instant, cost)
+    return tallied
+
+
+@given(instants)
+def test_the_highest_use_of_a_sliding_window_is_exact(counted: list[tuple[int, int]]) -> None:
+    brute = max(
+        (sum(c for at, c in counted if end - SECOND < at <= end) for end, _ in counted), default=0
+    )
+    assert tally(SlidingWindow("5/s"), counted).highest == brute
+
+
+@given(instants)
+def test_the_highest_use_of_calendar_windows_is_exact(counted: list[tuple[int, int]]) -> None:
+    brute = max(
+        (sum(c for at, c in counted if at // SECOND == second) for second in range(11)), default=0
+    )
+    assert tally(FixedWindow("5/s"), counted).highest == brute
+
+
+@given(instants)
+def test_a_bucket_was_exceeded_where_any_stretch_took_more_than_burst_and_rate(
+    counted: list[tuple[int, int]],
+) -> None:
+    limit = TokenBucket("5/s", burst=4)
+    brute = any(
+        sum(cost for _, cost in counted[i : j + 1]) * SECOND
+        > 4 * SECOND + 5 * (counted[j][0] - counted[i][0])
+        for j in range(len(counted))
+        for i in range(j + 1)
+    )
+    assert (tally(limit, counted).highest > 4) == brute
+
+
+@given(st.lists(st.tuples(st.integers(0, 5 * SECOND), st.integers(1, SECOND)), max_size=30))
+def test_the_highest_number_in_flight_is_exact(spans: list[tuple[int, int]]) -> None:
+    attempts = sorted(
+        (seen(began, finished=began + length) for began, length in spans), key=lambda s: s.finished
+    )
+    brute = max((sum(b <= at < b + length for b, length in spans) for at, _ in spans), default=0)
+    assert judged(Concurrency(3), attempts).highest == brute
+
+
+def test_a_full_window_is_used_to_its_share_of_the_time() -> None:
+    counted = [(round(n // 20 * 1.05 * SECOND), 1) for n in range(400)]
+    tallied = tally(SlidingWindow("20/s"), counted)
+    assert tallied.highest == 20
+    assert tallied.share() == pytest.approx(1 / 1.05, abs=0.01)
+
+
+def test_one_window_that_was_filled_at_once_is_used_in_full() -> None:
+    assert tally(SlidingWindow("100/h"), [(n, 1) for n in range(100)]).share() == 1.0
+
+
+def test_a_night_without_calls_is_no_lack_of_use() -> None:
+    day = [(round(n // 20 * 1.05 * SECOND), 1) for n in range(200)]
+    night = 8 * 3600 * SECOND
+    tallied = tally(SlidingWindow("20/s"), day + [(at + night, cost) for at, cost in day])
+    assert tallied.share() == pytest.approx(1 / 1.05, abs=0.03)
+
+
+def test_a_bucket_that_ran_at_its_rate_is_used_in_full() -> None:
+    counted = [(0, 10)] + [(n * SECOND // 10, 1) for n in range(1, 300)]
+    tallied = tally(TokenBucket("10/s", burst=10), counted)
+    assert tallied.highest == 10
+    assert tallied.share() == pytest.approx(1.0)
+
+
+def test_a_calendar_window_is_used_by_what_it_took_of_those_that_are_over() -> None:
+    counted = [(0, 10), (SECOND, 5), (2 * SECOND, 1)]
+    assert tally(FixedWindow("10/s"), counted).share() == pytest.approx(0.75)
+
+
+def test_the_worst_key_is_named() -> None:
+    attempts = [seen(n, key="a") for n in range(3)] + [seen(10 + n, key="b") for n in range(5)]
+    found = judged(SlidingWindow("4/s", per="key"), attempts)
+    assert (found.value, found.highest, found.exceeded, found.counted) == ("b", 5, True, 8)
+
+
+def test_a_budget_of_two_rules_counts_both_and_is_found_under_each() -> None:
+    shared = SlidingWindow("5/s", name="shared")
+    book = bind({"one": Rule(limits=[shared]), "two": Rule(limits=[shared])})
+    result = judge(book, iter([seen(1, rule="one"), seen(2, rule="two")]), NOW, SINCE)
+    assert [(f.rule, f.name, f.highest) for f in result.findings] == [
+        ("one", "shared", 2),
+        ("two", "shared", 2),
+    ]
+    assert not result.exceeded
+
+
+def test_attempts_that_were_answered_out_of_order_are_counted_in_order() -> None:
+    slow = seen(0, finished=30 * SECOND)
+    quick = [seen(SECOND + n, finished=2 * SECOND + n) for n in range(5)]
+    assert judged(SlidingWindow("5/s"), [*quick, slow]).highest == 5
+    assert judged(SlidingWindow("5/2s"), [*quick, slow]).highest == 6
+
+
+def test_costs_are_counted_in_the_limits_unit() -> None:
+    attempts = [seen(1, cost={"tokens": 1500}), seen(2, cost={"tokens": 500})]
+    assert judged(SlidingWindow("9000/m", unit="tokens"), attempts).highest == 2000
+
+
+def seen(
+    counted: int, *, finished: int | None = None, rule: str = "r", key: str = "", cost: Any = 1
+) -> Seen:
+    return Seen(rule, key, "", cost, counted, counted, counted if finished is None else finished)
+
+
+def judged(limit: Limit, attempts: list[Seen]) -> Finding:
+    (found,) = judge(bind({"r": Rule(limits=[limit])}), iter(attempts), NOW, SINCE).findings
+    return found

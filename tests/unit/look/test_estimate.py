@@ -1,0 +1,154 @@
+"""The estimate of a drain agrees with the simulation that follows every call."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
+from callqueue.limits.budgets import bind
+from callqueue.limits.kinds import SECOND, Limit, Usage
+from callqueue.look.estimate import Gate, charged_s, depth, seconds
+from tests.support.drain_simulation import DELIVERY, simulate
+
+NOON = 1_800_014_400 * SECOND  # 2027-01-15 12:00 UTC
+LATER = NOON + 1025 * SECOND  # no calendar window begins here
+
+
+def drained(
+    limit: Limit, calls: float, usage: Usage | None = None, latency: float = 0.0
+) -> float | None:
+    return limit.seconds_until_gone(limit.meter(usage or Usage(), NOON), calls, NOON, latency)
+
+
+limits = st.one_of(
+    st.builds(
+        lambda n, seconds: SlidingWindow(f"{n}/{seconds}s"),
+        n=st.integers(1, 50),
+        seconds=st.integers(1, 30),
+    ),
+    st.builds(
+        lambda n, burst: TokenBucket(f"{n}/s", burst=burst),
+        n=st.integers(1, 50),
+        burst=st.integers(2, 50),
+    ),
+    st.builds(lambda n: FixedWindow(f"{n}/h"), n=st.integers(1, 50)),
+)
+
+
+def idle(limit: Limit, now: int) -> Usage:
+    """What a limit holds of which nothing was used for long."""
+    return Usage(level=limit.capacity * limit.period_us, since=now)
+
+
+@given(limit=limits, calls=st.integers(1, 400))
+def test_of_one_limit_it_is_what_the_simulation_takes(limit: Limit, calls: int) -> None:
+    book = bind({"r": Rule(limits=[limit])})
+    simulated = simulate(book, "r", calls, latency=0.0, start=NOON, delivery=0.0, notice=0.0)
+    estimate = drained(limit, calls, idle(limit, NOON))
+    assert estimate == pytest.approx(simulated.seconds, rel=0.06, abs=1.0)
+
+
+def drawn(chance: random.Random) -> Limit:
+    """A limit of any kind."""
+    kind = chance.choice("sssbfc")
+    if kind == "s":
+        period = chance.choice([1, 1, 2, 5, 10, 30, 60, 300])
+        return SlidingWindow(f"{chance.randint(1, 60)}/{period}s")
+    if kind == "b":
+        return TokenBucket(f"{chance.randint(1, 50)}/s", burst=chance.randint(2, 50))
+    if kind == "f":
+        return FixedWindow(f"{chance.randint(5, 500)}/{chance.choice('mh')}")
+    return Concurrency(chance.randint(1, 20))
+
+
+def used(limit: Limit, chance: random.Random) -> Usage:
+    """What has been used of a limit, or nothing."""
+    if chance.random() < 0.5 or limit.keeps_level or limit.counts_in_flight:
+        return idle(limit, LATER)
+    count = chance.randint(0, min(limit.capacity, 60))
+    ages = sorted(LATER - chance.randint(0, limit.window_us - 1) for _ in range(count))
+    horizon = limit.horizon(LATER)
+    return Usage(aged=[(at, 1) for at in ages if at > horizon], since=horizon)
+
+
+def error(seed: int) -> tuple[float, float]:
+    """By how much the estimate for a drawn rule is off, in seconds, and how long it takes."""
+    chance = random.Random(seed)
+    rule = Rule(limits=[drawn(chance) for _ in range(chance.randint(1, 3))])
+    calls = chance.choice([chance.randint(1, 60), chance.randint(1, 1000)])
+    latency = chance.choice([0.05, 0.2, 1.0, 4.0])
+    book = bind({"r": rule})
+    usage = {budget.id: used(budget.limit, chance) for budget in book.budgets["r"]}
+    made = simulate(book, "r", calls, latency=latency, start=LATER, usage=usage)
+    gates = [
+        Gate(one.limit, one.limit.meter(usage[one.id], LATER),
+             charged_s=charged_s(one.limit, latency))
+        for one in book.budgets["r"]
+    ]  # fmt: skip
+    estimate = seconds(gates, calls, LATER)
+    assert estimate is not None
+    return abs(estimate + latency + DELIVERY - made.seconds), made.seconds
+
+
+def test_of_several_limits_it_is_what_the_simulation_takes_within_six_per_cent() -> None:
+    found = [error(seed) for seed in range(500)]
+    off = [one for one in found if one[0] > max(1.0, 0.06 * one[1])]
+    assert len(off) <= 5
+    assert all(by <= 0.35 * whole + 1.0 for by, whole in off)
+
+
+@pytest.mark.parametrize("keys", [1, 7, 40])
+def test_keys_have_a_limit_each_and_costs_count(keys: int) -> None:
+    limit, whole = SlidingWindow("30/10s", per="key"), SlidingWindow("200/m")
+    book = bind({"r": Rule(limits=[limit, whole])})
+    made = simulate(book, "r", 240, latency=0.2, start=LATER, keys=keys, cost=3)
+    sizes = [(-(-240 // keys), keys)]
+    gates = [
+        Gate(limit, limit.meter(Usage(), LATER), sizes=sizes, cost=3, charged_s=0.05),
+        Gate(whole, whole.meter(Usage(), LATER), cost=3, charged_s=0.2),
+    ]
+    assert seconds(gates, 240, LATER) == pytest.approx(made.seconds, rel=0.06, abs=2.0)
+
+
+def test_what_comes_in_before_it_makes_it_later_and_what_takes_all_leaves_no_time() -> None:
+    limit = SlidingWindow("10/s")
+    alone = Gate(limit, limit.meter(Usage(), LATER))
+    assert seconds([alone], 100, LATER) == pytest.approx(9.45, abs=0.1)
+    beside = Gate(limit, limit.meter(Usage(), LATER), incoming=5.0)
+    assert seconds([beside], 100, LATER) == pytest.approx(2 * 9.45, rel=0.1)
+    starved = Gate(limit, limit.meter(Usage(), LATER), incoming=12.0)
+    assert seconds([starved], 100, LATER) is None
+
+
+def test_what_is_charged_already_is_waited_for() -> None:
+    limit = SlidingWindow("10/m", jitter=0)
+    full = Usage(aged=[(NOON - 20 * SECOND, 10)])
+    assert drained(limit, 1) == 0
+    assert drained(limit, 1, full) == pytest.approx(40, abs=0.001)
+    assert drained(limit, 11, full) == pytest.approx(100, abs=0.001)
+
+
+def test_open_attempts_take_a_period_more_and_half_of_their_own_time() -> None:
+    assert drained(
+        SlidingWindow("10/m", jitter=0), 1, Usage(open=10), latency=2.0
+    ) == pytest.approx(61)
+
+
+def test_concurrency_needs_to_know_how_long_calls_take() -> None:
+    assert drained(Concurrency(4), 100) is None
+    assert drained(Concurrency(4), 3) == 0
+    assert drained(Concurrency(4), 100, latency=0.5) == pytest.approx(12)
+
+
+def test_a_backlog_of_centuries_is_no_long_sum() -> None:
+    years = drained(FixedWindow("1/d"), 10_000_000)
+    assert years == pytest.approx(10_000_000 * 86400, rel=0.001)
+
+
+def test_values_take_turns() -> None:
+    assert depth([(3, 2), (10, 1)], 6) == 2
+    assert depth([(3, 2), (10, 1)], 16) == 10

@@ -1,0 +1,115 @@
+"""Who asks this process's own settings. What counts, and what becomes of a call, is decided by what
+is in force for all: other processes may have other settings, and operators give limits other rates.
+
+Each place in the packages that decide has a reason here why its answer may differ from process to
+process. A new one fails, until it asks `ledger.agreement`, or somebody gives its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import callqueue
+
+PACKAGE = Path(callqueue.__file__).parent
+DECIDING = ("ledger", "execution", "transitions", "maintenance", "dispatch", "permits")
+OWN = "of this process: how it works, not what counts"
+MAKER = "whoever makes the call needs its rule: timeouts, hooks, what to retry"
+# By module and function: why, for as many looks at the settings as it takes.
+REASONS = {
+    "ledger/agreement.py:book_in_force": "joined with what all dispensers hold",
+    "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
+    "dispatch/standby.py:has_steady_dispenser": "whether another has the same opinion",
+    "permits/waiting.py:Waiter._made_pass": "joined with what all hold, as a guest",
+    # What is in force may have rules that these settings lack; those are somebody else's to judge.
+    "maintenance/recovery.py:_to_end_here": "leaves to others what they know",
+    "maintenance/recovery.py:_lost": MAKER,
+    "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by the agreement",
+    "maintenance/recovery.py:hold_everything": "every rule that may release here",
+    "execution/claim.py:_job": MAKER + "; without it, dispensers are asked who has it",
+    "execution/claim.py:_take_at_once": "leases as long as this process needs for the call",
+    "execution/request.py:_policy": "what this process may connect to; hosts are in no agreement",
+    # It tells when, not what: a call that is told of was sent then by any settings.
+    "execution/telling.py:_Patience.__init__": "how soon the ledger hears of a call that was sent",
+    "maintenance/breaker.py:_settle": "whether it has a breaker, which only ever lays holds",
+    "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
+    "maintenance/reconcile.py:_hooks": "rules whose hook it has",
+    "maintenance/cleanup.py:_cuts": "how long ended calls are kept; what counts, the ledger says",
+    "execution/judging.py:_cut": OWN,
+    "execution/kept_answer.py:_body": OWN,
+    "execution/in_flight.py:most": OWN,
+    "execution/in_flight.py:_hand_on": OWN,
+    # A release that this process makes has its lease, wherever else it is looked at.
+    "execution/claim.py:begin": OWN,
+    "dispatch/charging.py:_insert_attempts": OWN,
+    "dispatch/publisher.py:publish": OWN,
+    "dispatch/backpressure.py:with_full_queues": OWN,
+    "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
+    "dispatch/release_pass.py:_conclude": OWN,
+    "permits/transport.py:wanted": "what its own code may ask for",
+    "permits/asking.py:Options.wanted": "what its own code may ask for; the pass decides",
+    "permits/asking.py:rule_of": "what its own code may ask for",
+    "permits/httpx_transport.py:_Read.__init__": OWN,
+}
+
+
+def test_what_counts_is_not_asked_of_ones_own_settings() -> None:
+    found = set(looks())
+    assert found == set(REASONS), (
+        f"without a reason: {sorted(found - set(REASONS))}; "
+        f"not there: {sorted(set(REASONS) - found)}"
+    )
+
+
+def test_no_correction_is_judged_by_any_settings() -> None:
+    """Who ends an attempt marks it by what its row says."""
+    for module in ("execution/results.py", "transitions/moves.py", "permits/ending.py"):
+        tree = ast.parse((PACKAGE / module).read_text("utf-8"))
+        assert not [line for line, _ in asked(tree)], module
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert not names & {"is_tallied", "conf"}, module
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from callqueue import conf\ndef f(): return conf.current().book", 1),
+        ("from callqueue.conf import current\ndef f(): return current().rules", 1),
+        ("from callqueue import conf as c\ndef f(): return c.current()", 1),
+        ("import callqueue.conf\ndef f(): return callqueue.conf.current()", 1),
+        ("from callqueue import conf\ndef f(g=conf.current): return g().rules", 1),
+        ("def f(account): return account.book.settings.rules", 0),
+        ("def f(): return '''conf.current()'''", 0),
+    ],
+)
+def test_the_search_finds_every_way_to_ask(source: str, found: int) -> None:
+    assert len(asked(ast.parse(source))) == found
+
+
+def looks() -> Iterator[str]:
+    """Module and function of each look at the settings."""
+    for folder in DECIDING:
+        for path in sorted((PACKAGE / folder).rglob("*.py")):
+            for _, name in asked(ast.parse(path.read_text("utf-8"))):
+                yield f"{path.relative_to(PACKAGE).as_posix()}:{name}"
+
+
+def asked(tree: ast.Module) -> list[tuple[int, str]]:
+    """Line and function of everything that is called `current` and may be that of the settings."""
+    found = []
+
+    def look(node: ast.AST, inside: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = (*inside, node.name)
+        name = getattr(node, "attr", getattr(node, "id", None))
+        if name == "current" and isinstance(getattr(node, "ctx", None), ast.Load):
+            found.append((node.lineno, ".".join(inside)))
+        for child in ast.iter_child_nodes(node):
+            look(child, inside)
+
+    look(tree, ())
+    return found
