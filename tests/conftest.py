@@ -139,6 +139,8 @@ def pytest_collection_modifyitems(
 
 counts: Counter[str] = Counter()
 used: Counter[str] = Counter()
+# tests that failed, and are no verdict: they may be tried again when no other runs
+doubtful: list[str] = []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -148,9 +150,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"{server}: {refusal}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
+    report = yield
+    is_verdict = call.excinfo is not None and call.excinfo.errisinstance(verdicts.Verdict)
+    report.user_properties.append(("verdict", is_verdict))
+    return report
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         counts[_word_for(report)] += 1
+    if report.when == "call" and report.failed and ("verdict", True) not in report.user_properties:
+        doubtful.append(report.nodeid)
     if report.when == "call" and report.passed:
         used.update(value for name, value in report.user_properties if name == "server")
 
@@ -174,5 +188,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         "on": session.config.stash.get(ran_on, ""),
         "counts": dict(counts),
         "used": dict(used),
+        "doubtful": doubtful,
     }
     Path(path).write_text(json.dumps({**document, "status": int(exitstatus)}), encoding="utf-8")

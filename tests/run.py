@@ -2,9 +2,10 @@
 
 `python -m tests.run [--faults] [pytest's arguments]`: first, on PostgreSQL, the tests that wait for
 clocks and processes more than they compute; then the others and, beside them, what has SQL of its
-own on SQLite and, where it answers, on MariaDB. Exits with pytest's status, the worst of them; the
-last line is pytest's count. With CI set, a server that answers and was not used is a failure.
-Leaves no process and no file.
+own on SQLite and, where it answers, on MariaDB. A few that failed beside the others, and not because
+a promise was broken, are tried once more alone, and are named at the end whatever comes of it. Exits
+with pytest's status, the worst of them; the last line is pytest's count. With CI set, a server that
+answers and was not used is a failure. Leaves no process and no file.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ OWN_SQL = [
     ],
 ]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
+FEW = 3  # more than these are no accident of a busy machine
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
 ORDER = ["failed", "passed", "skipped", "xfailed", "xpassed", "errors"]
@@ -89,9 +91,12 @@ def main(arguments: list[str]) -> int:
         phases = plan(answering, arguments, faults)
         for sessions in phases:
             run(sessions, arguments)
+        passed_alone = try_alone([one for phase in phases for one in phase], arguments)
     sessions = [session for phase in phases for session in phase]
     problems = unused(sessions, answering) if not arguments and not faults else []
     print(summary(sessions, answering, problems))
+    for test in passed_alone:
+        print(f"FAILED BESIDE THE OTHERS, PASSED ALONE: {test}")
     print(count_line(sessions, time.monotonic() - started), flush=True)
     return exit_status(sessions) or (1 if problems and os.environ.get("CI") else 0)
 
@@ -109,10 +114,11 @@ class Session:
     status: int = INTERRUPTED
     counts: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
+    doubtful: list[str] = field(default_factory=list)  # failed, and broke no promise
 
     def file(self, folder: Path, ending: str) -> Path:
         """A file of this session's own."""
-        names = "-".join([self.database, *(Path(one).name for one in self.folders[:3])])
+        names = "-".join([self.database, *(Path(one.partition("::")[0]).stem for one in self.folders[:3])])
         return folder / f"{names}.{ending}"
 
 
@@ -124,7 +130,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[Session]]:
     """What runs, one phase after the other; the sessions of a phase run side by side."""
     marks = "fault" if faults else ""
-    if any(argument.startswith("tests") for argument in arguments):
+    if is_of_chosen(arguments):
         return [[Session("postgresql", [], marks)]]
     # at length it would keep the tests of processes from theirs
     computing = [COMPUTING] if faults else [COMPUTING, SIMULATION]
@@ -147,6 +153,11 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[
         ],
     ]
     return [*phases, [Session(name, BEHAVIOUR) for name in others]] if faults else phases
+
+
+def is_of_chosen(arguments: list[str]) -> bool:
+    """Whether whoever runs this says which tests run."""
+    return any(argument.startswith("tests") for argument in arguments)
 
 
 def all_others() -> list[str]:
@@ -185,7 +196,9 @@ def start(
     output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
-    folders = [folder for folder in session.folders if (ROOT / folder).exists()]
+    folders = [
+        folder for folder in session.folders if (ROOT / folder.partition("::")[0]).exists()
+    ]
     command = [
         *(["nice", "-n", "19"] if session.behind else []),
         sys.executable,
@@ -225,6 +238,28 @@ def finish(session: Session, status: int, folder: Path) -> None:
         session.on = document["on"]
         session.counts.update(document["counts"])
         session.used.update(document["used"])
+        session.doubtful = document["doubtful"]
+
+
+def try_alone(sessions: list[Session], arguments: list[str]) -> list[str]:
+    """Run the few that failed once more, one session after the other. Returns those that passed; a
+    session of which all failures passed has passed.
+    """
+    failed = [session for session in sessions if session.counts["failed"]]
+    if is_of_chosen(arguments) or sum(one.counts["failed"] for one in failed) > FEW:
+        return []
+    passed = []
+    for session in failed:
+        number = session.counts["failed"]
+        if len(session.doubtful) != number or session.counts["errors"]:
+            continue
+        alone = Session(session.database, session.doubtful)
+        run([alone], arguments)
+        if alone.status == 0 and alone.counts["passed"] == number:
+            session.counts.update(passed=number, failed=-number)
+            session.status = 0
+            passed += session.doubtful
+    return passed
 
 
 def unused(sessions: list[Session], answering: list[str]) -> list[str]:
