@@ -118,7 +118,9 @@ class Session:
 
     def file(self, folder: Path, ending: str) -> Path:
         """A file of this session's own."""
-        names = "-".join([self.database, *(Path(one.partition("::")[0]).stem for one in self.folders[:3])])
+        names = "-".join(
+            [self.database, *(Path(one.partition("::")[0]).stem for one in self.folders[:3])]
+        )
         return folder / f"{names}.{ending}"
 
 
@@ -196,9 +198,7 @@ def start(
     output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
-    folders = [
-        folder for folder in session.folders if (ROOT / folder.partition("::")[0]).exists()
-    ]
+    folders = [folder for folder in session.folders if (ROOT / folder.partition("::")[0]).exists()]
     command = [
         *(["nice", "-n", "19"] if session.behind else []),
         sys.executable,
