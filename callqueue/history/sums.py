@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from callqueue import conf, database, states, tables
 from callqueue.database import (
+    all_loaded,
     as_parameter,
     from_us,
-    loaded,
     micros_sql,
     places,
     rows,
@@ -305,14 +305,21 @@ def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
         f"OR width = {QUARTER_S} AND start BETWEEN {now - DAY_S - QUARTER_S + 1} AND {now} "
         "GROUP BY width, rule"
     )
-    for width, rule, *counts, waits, answers in rows(using, sql):
-        if (one := found.get(rule)) is not None:
-            sums = Sums()
-            for name, count in zip(COUNTS, counts, strict=True):
-                setattr(sums, name, int(count))
-            if waits is not None:
-                sums.waits, sums.answers = loaded(waits), loaded(answers)
-            {0: one.quarter, MINUTE_S: one.hour, QUARTER_S: one.day}[int(width)].add(sums)
+    listed = [row for row in rows(using, sql) if row[1] in found]
+    buckets = [all_loaded([row[place] for row in listed]) for place in (-2, -1)]
+    of_rule: dict[str, list[tuple[list[int], list[int]]]] = {}
+    for (width, rule, *row), waits, answers in zip(listed, *buckets, strict=True):
+        one = found[rule]
+        sums = {0: one.quarter, MINUTE_S: one.hour, QUARTER_S: one.day}[int(width)]
+        for name, count in zip(COUNTS, row, strict=False):
+            setattr(sums, name, getattr(sums, name) + int(count))
+        if waits is not None:
+            of_rule.setdefault(rule, []).append((waits, answers))
+    for rule, pairs in of_rule.items():
+        quarter = found[rule].quarter
+        quarter.waits, quarter.answers = (
+            [sum(counts) for counts in zip(*kind, strict=True)] for kind in zip(*pairs, strict=True)
+        )
     return found
 
 

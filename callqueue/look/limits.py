@@ -78,10 +78,17 @@ def in_flight_note(amount: int, unit: str, latency: float) -> str:
 
 
 def read(
-    using: str, book: Book, names: Sequence[str], now: int, key: str | None = None
+    using: str,
+    book: Book,
+    names: Sequence[str],
+    now: int,
+    *,
+    key: str | None = None,
+    backlog: Mapping[str, int] | None = None,
 ) -> dict[str, list[LimitLook]]:
     """The limits of each of these rules, in the settings' order; those per key as they are for this
-    key, where one is asked for.
+    key, where one is asked for. `backlog`: by rule, the most calls that anybody asks about; when a
+    limit with room for them opens is read of none.
     """
     groups = {book.groups[name] for name in names}
     rules = sorted(rule for group in groups for rule in group)
@@ -101,7 +108,12 @@ def read(
         and any(not account.meter(budget, value).free for value in values[budget.id])
     ]
     open_tallied = _open_of(using, full)
-    long = [budget for budget in account.budgets if _is_spread(account, budget)]
+    long = [
+        budget
+        for budget in account.budgets
+        if _is_spread(account, budget)
+        and (backlog is None or not _has_room(account, budget, backlog))
+    ]
     spread = _spread(using, long, now)
     found = {
         budget.id: _look(account, budget, values[budget.id], open_tallied, spread, key is not None)
@@ -143,6 +155,12 @@ def _is_spread(account: ledger.Account, budget: Budget) -> bool:
     """Whether it matters how what its tally says is spread over its window."""
     limit = budget.limit
     return budget.id in account.tallies and limit.is_per_rule and not limit.is_calendar
+
+
+def _has_room(account: ledger.Account, budget: Budget, backlog: Mapping[str, int]) -> bool:
+    """Whether all of these calls fit in what is free of a limit per rule."""
+    calls = sum(backlog.get(rule, 0) for rule in budget.rules)
+    return budget.limit.unit == "calls" and calls < account.meter(budget, "").free
 
 
 def _open_of(using: str, budgets: Sequence[Budget]) -> Mapping[tuple[str, str], int]:

@@ -41,10 +41,12 @@ def look(
     """
     with database.one_view(using):
         names = tuple(conf.current().rules if rules is None else rules)
-        return _look(using, names, rates or {}, key)
+        return _look(using, names, rates or {}, key, whole=rules is None and not rates)
 
 
-def _look(using: str, names: Sequence[str], rates: Mapping[str, str], key: str | None) -> Look:
+def _look(
+    using: str, names: Sequence[str], rates: Mapping[str, str], key: str | None, *, whole: bool
+) -> Look:
     now, summed_until, token = _moment(using)
     book = agreement.book_in_force(using, token=token).with_rates(rates)
     # rules that share a limit wait for each other
@@ -54,6 +56,8 @@ def _look(using: str, names: Sequence[str], rates: Mapping[str, str], key: str |
     found = attempts.read(using, shown, now)
     keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
     waits, incoming = waiting.read(using, shown, keyed, now)
+    # of all rules, nobody asks what more calls than wait would take
+    backlog = {name: one.ready for name, one in waits.items()} if whole else None
     known = _Known(
         using=using,
         book=book,
@@ -61,7 +65,7 @@ def _look(using: str, names: Sequence[str], rates: Mapping[str, str], key: str |
         waits=waits,
         paces=found.paces if key is None else _newest_paces(using, found.paces, names),
         incoming=incoming,
-        limits=limits.read(using, book, shown, now, key=key),
+        limits=limits.read(using, book, shown, now, key=key, backlog=backlog),
     )
     held, keys_held = _holds(using, now)
     recent = sums.recent(using, shown, now // SECOND)
