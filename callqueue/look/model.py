@@ -158,8 +158,11 @@ class RuleLook:
         passed = estimate.seconds(gates, calls, self.now)
         if passed is None:
             return None
-        if (slow := self._slow_pace) and not any(map(_explains_pace, gates)):
-            passed = max(passed, calls / slow)
+        if (pace := self.pace.per_second) and not any(map(_explains_pace, gates)):
+            if (self.oldest_due_s or 0.0) >= LASTING_S:
+                passed = max(passed, calls / pace)
+            elif not gates:  # as many as in the last minute may go at once: perhaps no more came
+                passed = max(0.0, calls / pace - attempts.RECENT_S)
         return self.held_s + passed
 
     @property
@@ -188,14 +191,6 @@ class RuleLook:
             replace(gate, sizes=[*gate.sizes, (1, more)]) if gate.sizes else gate
             for gate in self.gates
         ]
-
-    @property
-    def _slow_pace(self) -> float:
-        """Calls a second as they really go, where calls have waited all the while that this is
-        taken over; 0 where nothing is known of it.
-        """
-        lasts = (self.oldest_due_s or 0.0) >= LASTING_S
-        return self.pace.per_second if lasts or not self.gates else 0.0
 
     @property
     def _has_waited(self) -> bool:

@@ -94,21 +94,24 @@ def _foresee(world: World, rule: str) -> None:
     if forecast.release_at is None:
         return
     foreseen = round(forecast.release_at.timestamp() * MICRO) - START_US - doors.clock_set
-    if not -EARLY <= (foreseen - at) / MICRO <= _late(world, rule, forecast):
+    early, late = _bounds(world, rule, forecast)
+    if not -early <= (foreseen - at) / MICRO <= late:
         world.judge.complain(
             f"{found[0].token} went at {at / MICRO:.3f}, and its forecast said "
             f"{foreseen / MICRO:.3f}: {forecast.reason}"
         )
 
 
-def _late(world: World, rule: str, forecast: Forecast) -> float:
-    """By how many seconds a forecast may be too late. By how long an answer takes it may hang which
-    calendar window a call counts in, and when one that is in flight makes room.
+def _bounds(world: World, rule: str, forecast: Forecast) -> tuple[float, float]:
+    """By how many seconds a forecast may be too early and too late. By how long an answer takes it
+    may hang which calendar window a call counts in, and when one that is in flight makes room.
     """
     limits = list(world.scene.limits(rule))
     hangs = any(one.strict or one.kind == "once" for one in limits)
-    late = ANSWERED if hangs or "in flight" in forecast.reason else LATE
-    return late + max((one.seconds for one in limits if one.kind == "calendar"), default=0.0)
+    is_in_flight = "in flight" in forecast.reason
+    window = max((one.seconds for one in limits if one.kind == "calendar"), default=0.0)
+    late = ANSWERED if hangs or is_in_flight else LATE
+    return EARLY + (window if is_in_flight else 0.0), late + window
 
 
 def _room(world: World, rule: str) -> int:
