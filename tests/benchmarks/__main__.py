@@ -133,13 +133,14 @@ def parts(options: argparse.Namespace) -> None:
     from tests.benchmarks import parts as room
 
     found = room.measure(options.calls)
+    figures = {"cpu_ms": "{:.3f}", "wall_ms": "{:.3f}", "functions": "{:.0f}", "modules": "{:.0f}"}
     rows = [
-        [name, f"{one['cpu_ms']:.3f}", f"{one['wall_ms']:.3f}", f"{one['functions']:.0f}"]
+        [name, *(form.format(one[of]) if of in one else "" for of, form in figures.items())]
         for name, one in found.items()
     ]
-    shares = [f"{room.share_of_counting(found, one):.1%}" for one in found[room.COUNTING]]
-    rows.append(["counting's share of a call", *shares])
-    heads = ["one process, full messages", "CPU ms", "wall ms", "functions called"]
+    shares = [room.share_of_counting(found, of) for of in list(figures)[:3]]
+    rows.append(["counting's share of a call", *(f"{share:.1%}" for share in shares), ""])
+    heads = ["one process, full messages", "CPU ms", "wall ms", "functions called", "modules"]
     _show("parts", "Parts of a call", heads, rows, found)
 
 

@@ -4,7 +4,7 @@ process.
 No worker, broker or dispenser process runs, so nothing competes: what is left is the code's own
 cost, and the database's and the API's answers, for which only wall time passes. How many functions
 each part calls is counted in a run of its own, since counting takes time; it says the same on every
-machine.
+machine. So do the modules of the product in which a part's functions stand.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from cProfile import Profile
+from pathlib import Path
 from pstats import Stats
 from typing import Any
 
@@ -23,6 +24,9 @@ from tests.benchmarks.report import say
 from tests.benchmarks.stage import open_stage
 
 COUNTING = "counting what ended, for the dashboard"
+BARE = "a bare Session's post"
+WAY = "from send to the record, modules in all"
+PRODUCT = Path(__file__).resolve().parents[2] / "callqueue"
 
 
 class Parts:
@@ -62,8 +66,20 @@ class Counted(Parts):
             profile.disable()
 
     def per_call(self, calls: int) -> dict[str, dict[str, float]]:
-        totals = {name: Stats(one).total_calls for name, one in self.profiles.items()}
-        return {name: {"functions": total / calls} for name, total in totals.items()}
+        found = {name: Stats(one) for name, one in self.profiles.items()}
+        own = {name: _modules(stats) for name, stats in found.items()}
+        parts = {
+            name: {"functions": stats.total_calls / calls, "modules": float(len(own[name]))}
+            for name, stats in found.items()
+        }
+        way = set().union(*(own[name] for name in own if name not in (COUNTING, BARE)))
+        return {**parts, WAY: {"modules": float(len(way))}}
+
+
+def _modules(stats: Stats) -> set[str]:
+    """The product's modules of which a function ran."""
+    files = {Path(file) for file, _, _ in stats.stats}  # type: ignore[attr-defined]
+    return {str(file) for file in files if PRODUCT in file.parents}
 
 
 def measure(calls: int) -> dict[str, dict[str, float]]:
@@ -71,7 +87,7 @@ def measure(calls: int) -> dict[str, dict[str, float]]:
     a bare requests.Session for comparison.
     """
     timed, counted = _measured(calls, Parts()), _measured(calls, Counted())
-    return {name: {**timed[name], **counted[name]} for name in timed}
+    return {name: {**timed.get(name, {}), **one} for name, one in counted.items()}
 
 
 def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
@@ -109,7 +125,7 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
         with requests.Session() as session:
             session.trust_env = False
             parts.take(
-                "a bare Session's post",
+                BARE,
                 lambda: [session.post(url, data=body).content for _ in range(calls)],
             )
     return parts.per_call(calls)
@@ -117,7 +133,7 @@ def _measured(calls: int, parts: Parts) -> dict[str, dict[str, float]]:
 
 def share_of_counting(found: dict[str, dict[str, float]], what: str) -> float:
     """What counting takes, as a share of all that a call costs: of CPU, time or functions."""
-    own = [one for name, one in found.items() if "bare" not in name]
+    own = [one for name, one in found.items() if name not in (BARE, WAY)]
     return found[COUNTING][what] / sum(one[what] for one in own)
 
 
