@@ -13,11 +13,10 @@ from callqueue import conf, database
 from callqueue.dispatch import standby
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor, in_flight
-from callqueue.integrations import ended_tasks, revoking
+from callqueue.integrations import ended_tasks
 from callqueue.look import worker_settings
 from callqueue.maintenance import cleanup, reconcile, recovery
 
-signals.worker_init.connect(revoking.install)
 signals.worker_init.connect(worker_settings.install)
 
 _dispensers: dict[str, Dispenser] = {}

@@ -8,10 +8,8 @@ come once, with the last attempt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app, signals
@@ -21,9 +19,8 @@ from celery.exceptions import MaxRetriesExceededError
 from kombu.exceptions import EncodeError
 
 from callqueue import broker
-from callqueue.handlers import celery_json, task_run
-from callqueue.handlers.task_request import request_of
-from callqueue.handlers.task_run import Asked, TaskGaveUp
+from callqueue.handlers.celery_message import request_of
+from callqueue.handlers.celery_run import Asked, CallsRun, TaskGaveUp, wrap
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.log_scrubbing import cleaned
 
@@ -45,54 +42,40 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
         return GiveUp(
             f"this worker has no task {params['name']!r}; is its module imported by the worker?"
         )
-    if (params.get("options") or {}).get("typed"):
-        params = celery_json.decoded(params)
-    args, kwargs = list(params.get("args") or ()), dict(params.get("kwargs") or {})
-    request = _request(task, params, context)
-    told: list[Outcome] = []
-    information = partial(_Information, context, told)
-    with task_run.running(task):
-        tracer = build_tracer(
-            task.name, task, eager=False, propagate=False, app=app, Info=information
-        )
-        done = tracer(request["id"], args, kwargs, request)
-    if told:
-        return told[-1]
+    request = request_of(task, params, context.idempotency_key, max(0, context.attempt - 1))
+    run = CallsRun(context.is_last)
+    request |= {"callqueue": _told(context), "callqueue_run": run}
+    wrap(task)
+    tracer = build_tracer(task.name, task, app=app, Info=_Account)
+    done = tracer(request["id"], request["args"], request["kwargs"], request)
+    if run.outcome is not None:
+        return run.outcome
     if done.info is not None:  # Ignore and Reject: the task wants no more of it
         return Succeeded(done.info.state)
-    return Succeeded(_as_json(done.retval))
+    return Succeeded(done.retval)
 
 
-def _request(task: Any, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """The task's request, with what the call is."""
-    retries = max(0, context.attempt - 1)
+def _told(context: Context) -> dict[str, Any]:
+    """What the task may read of its call, as `self.request.callqueue`."""
     return {
-        **request_of(task, params, context.idempotency_key, retries),
-        "callqueue": {
-            "call_id": context.call_id,
-            "attempt": context.attempt,
-            "rule": context.rule,
-            "key": context.key,
-            "deadline": context.deadline.isoformat(),
-        },
+        "call_id": context.call_id,
+        "attempt": context.attempt,
+        "rule": context.rule,
+        "key": context.key,
+        "deadline": context.deadline.isoformat(),
     }
 
 
-class _Information(TraceInfo):  # type: ignore[misc]
+class _Account(TraceInfo):  # type: ignore[misc]
     """Celery's account of a failure. It tells the table, and the backend only of the last."""
 
     retval: Any
 
-    def __init__(self, context: Context, told: list[Outcome], state: str, retval: Any = None):
-        super().__init__(state, retval)
-        self._context, self._told = context, told
-
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
-        retry = self.retval
+        retry, run = self.retval, req.callqueue_run
         changed = _changes(retry, req)
-        outcome = _refused_change(changed) if changed else _asked_retry(retry, req)
-        self._told.append(outcome)
-        if changed or (self._context.is_last and not isinstance(outcome, HoldUntil)):
+        run.outcome = _refused_change(changed) if changed else _asked_retry(retry)
+        if changed or (run.is_last and not isinstance(run.outcome, HoldUntil)):
             self.state = celery_states.FAILURE
             self.retval = TaskGaveUp(retry.outcome.why) if isinstance(retry, Asked) else retry.exc
             if self.retval is None:
@@ -103,13 +86,15 @@ class _Information(TraceInfo):  # type: ignore[misc]
     def handle_failure(
         self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True
     ) -> Any:
-        error, is_final = self.retval, _is_final(self.retval, req)
+        error, run = self.retval, req.callqueue_run
+        is_final = run.is_exhausted or isinstance(
+            error, MaxRetriesExceededError | EncodeError | TaskGaveUp
+        )
         einfo = ExceptionInfo((type(error), error, error.__traceback__))
-        why = _worded("", error, str(einfo.traceback))
-        if isinstance(error, TaskGaveUp):
-            why = str(error)
-        self._told.append(GiveUp(why) if is_final else RetryLater(why))
-        if is_final or self._context.is_last:
+        is_told = isinstance(error, TaskGaveUp)
+        why = str(error) if is_told else _worded("", error, str(einfo.traceback))
+        run.outcome = GiveUp(why) if is_final else RetryLater(why)
+        if is_final or run.is_last:
             return super().handle_failure(
                 task, req, store_errors=store_errors, call_errbacks=call_errbacks
             )
@@ -127,19 +112,12 @@ def _refused_change(changed: str) -> Outcome:
     )
 
 
-def _asked_retry(retry: Any, request: Any) -> Outcome:
-    """A retry when the task says, or after the rule's backoff where Celery would back off."""
+def _asked_retry(retry: Any) -> Outcome:
+    """A retry when the task says, or after the rule's backoff where it does not say when."""
     if isinstance(retry, Asked):
         return retry.outcome
-    after = None if getattr(request, "callqueue_backoff", False) else _seconds_until(retry)
-    return RetryLater(_worded("the task asked to be retried", retry.exc or retry), after=after)
-
-
-def _is_final(error: BaseException, request: Any) -> bool:
-    """Whether another attempt cannot help: no retries are left, or no result can be stored."""
-    return isinstance(error, MaxRetriesExceededError | EncodeError | TaskGaveUp) or bool(
-        getattr(request, "callqueue_exhausted", False)
-    )
+    why = _worded("the task asked to be retried", retry.exc or retry)
+    return RetryLater(why, after=_seconds_until(retry.when))
 
 
 def _changes(retry: Any, request: Any) -> str:
@@ -158,16 +136,7 @@ def _worded(what: str, error: BaseException, traceback: str = "") -> str:
     return f"{head}\n{cleaned(traceback)[-TAIL:]}" if traceback else head
 
 
-def _as_json(value: Any) -> Any:
-    """The result as the attempt can keep it: as JSON, or its text where it has no such form."""
-    try:
-        return json.loads(json.dumps(value, default=str))
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)
-
-
-def _seconds_until(retry: Any) -> float | None:
-    when = retry.when
+def _seconds_until(when: Any) -> float | None:
     if isinstance(when, int | float):
         return max(0.0, float(when))
     if isinstance(when, datetime):

@@ -5,7 +5,6 @@ chord that waits for its part, then go on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,8 @@ from celery.exceptions import WorkerLostError
 from celery.states import READY_STATES
 
 from callqueue import states, tables
-from callqueue.handlers import celery_json
-from callqueue.handlers.task_request import request_of
-from callqueue.handlers.task_run import TaskGaveUp
+from callqueue.handlers.celery_message import request_of
+from callqueue.handlers.celery_run import TaskGaveUp
 
 _REASONS = {states.EXPIRED: "expired", states.CANCELLED: "revoked"}
 
@@ -30,26 +28,30 @@ def tell(using: str, call_ids: Sequence[int]) -> int:
 
 
 def _tell(call: tables.CallQueue) -> bool:
-    params = _params_of(call)
+    data: Any = call.call_data
+    params = data.get("params") if isinstance(data, Mapping) else None
+    params = params if isinstance(params, Mapping) else {}
     task = current_app.tasks.get(params.get("name")) or _unknown(str(params.get("name")))
-    request = _request(task, params, call)
-    if request.ignore_result and not request.chord:
+    told = request_of(task, params, str(call.idempotency_key), call.failed_count)
+    request = Context(told, called_directly=False)
+    is_wanted = not request.ignore_result
+    if not (is_wanted or request.chord) or task.backend.get_state(request.id) in READY_STATES:
         return False
-    if task.backend.get_state(request.id) in READY_STATES:
-        return False
-    wanted = not request.ignore_result
+    why = call.error_message.partition("\n")[0]
     if call.status in _REASONS:
-        reason = _REASONS[call.status]
-        task.backend.mark_as_revoked(request.id, reason, request=request, store_result=wanted)
-        is_expired = call.status == states.EXPIRED
+        task.backend.mark_as_revoked(
+            request.id, _REASONS[call.status], request=request, store_result=is_wanted
+        )
         signals.task_revoked.send(
-            sender=task, request=request, terminated=False, signum=None, expired=is_expired
+            sender=task,
+            request=request,
+            terminated=False,
+            signum=None,
+            expired=call.status == states.EXPIRED,
         )
     else:
-        why = call.error_message.partition("\n")[0]
-        is_lost = call.status == states.UNKNOWN
-        error = WorkerLostError(why) if is_lost else TaskGaveUp(why)
-        task.backend.mark_as_failure(request.id, error, request=request, store_result=wanted)
+        error = WorkerLostError(why) if call.status == states.UNKNOWN else TaskGaveUp(why)
+        task.backend.mark_as_failure(request.id, error, request=request, store_result=is_wanted)
     return True
 
 
@@ -58,19 +60,3 @@ def _unknown(name: str) -> Any:
     task = current_app.Task()
     task.name = name
     return task
-
-
-def _params_of(call: tables.CallQueue) -> Any:
-    data: Any = call.call_data
-    params = data.get("params") if isinstance(data, Mapping) else None
-    if not isinstance(params, Mapping):
-        return {}
-    is_typed = (params.get("options") or {}).get("typed")
-    plain: Mapping[str, Any] = json.loads(json.dumps(params, default=repr))  # it may be kept
-    return celery_json.decoded(plain) if is_typed else plain
-
-
-def _request(task: Any, params: Mapping[str, Any], call: tables.CallQueue) -> Any:
-    args, kwargs = list(params.get("args") or ()), dict(params.get("kwargs") or {})
-    request = request_of(task, params, str(call.idempotency_key), call.failed_count)
-    return Context(request, args=args, kwargs=kwargs, called_directly=False)

@@ -12,27 +12,23 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from celery import Task
+from celery import Task, signals
 from celery.contrib.django.task import DjangoTask
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Retry
 from celery.result import AsyncResult
+from celery.utils.functional import maybe_list
 from kombu.utils.uuid import uuid
 
 from callqueue import tables
 from callqueue.exceptions import InvalidCall
-from callqueue.handlers import celery_json
-from callqueue.integrations.published import Published
+from callqueue.handlers.celery_message import params_of
 from callqueue.integrations.queued_result import QueuedResult
 from callqueue.integrations.task_options import (
-    KEPT,
     OF_SEND,
-    PROPERTIES,
-    SIGNATURES,
+    OF_THE_MESSAGE,
     computed,
     expires_at,
-    listed,
     not_before,
-    plain,
     refuse,
     renamed,
 )
@@ -94,29 +90,22 @@ class QueuedTask(DjangoTask):
         refuse(self, options)
         task_id = task_id or uuid()
         if self._get_app().conf.task_always_eager:
-            options = {**options, "link": link, "link_error": link_error}
+            options |= {"link": link, "link_error": link_error}
             done: AsyncResult = self.apply(args, kwargs, task_id=task_id, **options)
             return done
-        shadow = shadow or self.shadow_name(args, kwargs, options)
-        kept = {**options, "link": link, "link_error": link_error, "shadow": shadow}
-        given = {name: options[name] for name in OF_SEND if name in options}
-        using = given.pop("using", self.using)
-        of_send = self._arguments(args, kwargs, options, given)
-        published = Published(self, task_id, args, kwargs, kept, of_send)
-        options = published.tell_before()
-        params = self._params(args, kwargs, self._kept(task_id, options, of_send))
-        try:
-            call = tables.CallQueue.objects.db_manager(using).send(
-                {"method": "celery_task", "params": params}, **of_send
-            )
-        except InvalidCall as error:
-            raise renamed(error, self, args) from None
-        published.tell_after()
-        result = QueuedResult(
-            _task_id_of(call, task_id), app=self._get_app(), task_name=self.name, call=call
-        )
-        result.ignored = params["options"]["ignore_result"]
-        self._tell_parent(result, options)
+        of_send = self._of_send(args, kwargs, options)
+        options["shadow"] = shadow or self.shadow_name(args, kwargs, options)
+        options |= {"callbacks": maybe_list(link), "errbacks": maybe_list(link_error)}
+        if options.get("ignore_result") is None:
+            options["ignore_result"] = self.ignore_result
+        message = self._message(task_id, args, kwargs, options, of_send)
+        call = self._send(message, of_send, options.get("using", self.using))
+        app = self._get_app()
+        result = QueuedResult(_task_id_of(call, task_id), app=app, task_name=self.name, call=call)
+        result.ignored = options["ignore_result"]
+        parent = app.current_worker_task
+        if parent and options.get("add_to_parent", True):
+            parent.add_trail(result)
         return result
 
     def retry(self, args: Any = None, kwargs: Any = None, **options: Any) -> Retry:
@@ -124,32 +113,28 @@ class QueuedTask(DjangoTask):
         `default_retry_delay` where set.
 
         Counts as a failed attempt. Raises Retry, as Celery's does (with `throw=False` when the task
-        returns); MaxRetriesExceededError (or
-        `exc`) past `max_retries`, and then the call has failed.
+        returns); MaxRetriesExceededError (or `exc`) past `max_retries`, and then the call has
+        failed.
         """
         request = self.request
-        if not hasattr(request, "callqueue"):
+        if not hasattr(request, "callqueue_run"):
             return super().retry(args, kwargs, **options)
-        unstated = options.get("eta") is None and options.get("countdown") is None
-        request.callqueue_backoff = (
-            unstated and self.default_retry_delay == DjangoTask.default_retry_delay
-        )
-        request.is_eager = True  # raised, and not published: the table sends it
+        throw, run = options.pop("throw", True), request.callqueue_run
+        is_unstated = options.get("eta") is None and options.get("countdown") is None
+        request.is_eager, was_eager = True, request.is_eager  # the table sends it, not Celery
         try:
-            request.callqueue_retry = super().retry(args, kwargs, **options)
-            return request.callqueue_retry
-        except Retry:
-            raise
+            retry = super().retry(args, kwargs, throw=False, **options)
         except BaseException:
-            request.callqueue_exhausted = True
+            run.is_exhausted = True
             raise
-
-    def on_replace(self, sig: Any) -> Any:
-        """Queue or send the replacement; this call is done."""
-        if not hasattr(self.request, "callqueue"):
-            return super().on_replace(sig)
-        sig.delay()
-        raise Ignore("Replaced by new task")
+        finally:
+            request.is_eager = was_eager
+        if is_unstated and self.default_retry_delay == DjangoTask.default_retry_delay:
+            retry.when = None
+        if throw:
+            raise retry
+        run.retry = retry
+        return retry
 
     def _many(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: Celery runs all of them in one task of its own, under no limit."""
@@ -168,24 +153,23 @@ class QueuedTask(DjangoTask):
         dump = getattr(self, "_dump_pydantic_arguments", None)
         return dump(args, kwargs) if dump is not None else (args, kwargs)
 
-    def _arguments(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Mapping[str, Any],
-        given: Mapping[str, Any],
+    def _of_send(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of `send`: what was given at this call, then what the decorator says."""
         stated: dict[str, Any] = {"rule": self.rule, "callback": self.callback}
         for name in ("key", "cost", "unique_key"):
-            if name not in given:
-                stated[name] = computed(
-                    inspect.getattr_static(type(self), name), self, args, kwargs
-                )
-        stated["priority"] = self._priority(options)
-        stated["not_before"] = not_before(self, options)
-        stated["expires_at"] = expires_at(self, options.get("expires", self.expires))
-        return {**stated, **given}
+            if name not in options:
+                option = inspect.getattr_static(type(self), name)
+                stated[name] = computed(option, self, args, kwargs)
+        given = {name: options[name] for name in OF_SEND if name in options and name != "using"}
+        return {
+            **stated,
+            "priority": self._priority(options),
+            "not_before": not_before(self, options),
+            "expires_at": expires_at(self, options.get("expires", self.expires)),
+            **given,
+        }
 
     def _priority(self, options: Mapping[str, Any]) -> int | None:
         """What was given at this call, then what the decorator says, then what the task has that
@@ -198,58 +182,46 @@ class QueuedTask(DjangoTask):
         parent = app.current_worker_task if app.conf.task_inherit_parent_priority else None
         return None if parent is None else (parent.request.delivery_info or {}).get("priority")
 
-    def _params(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The call's params: arguments and options, in the form in which Celery's messages carry
-        them. Names are in the order that every database keeps by itself.
-        """
-        params = {
-            "args": celery_json.encoded(list(args)),
-            "name": self.name,
-            "kwargs": celery_json.encoded(kwargs),
-            "options": options,
-        }
-        if celery_json.has_typed(params):
-            options["typed"] = True
-            try:
-                celery_json.decoded(params)
-            except (TypeError, ValueError):
-                why = "has a dict of '__type__' and '__value__' that Celery cannot read back"
-                raise InvalidCall("args", why) from None
-        return params
+    def _message(
+        self,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: dict[str, Any],
+        of_send: Mapping[str, Any],
+    ) -> Any:
+        """The message that Celery would send."""
+        app = self._get_app()
+        stated = {"eta": of_send["not_before"], "expires": of_send["expires_at"]}
+        given = {**options, **stated, "countdown": None}
+        if parent := app.current_worker_task:
+            given["root_id"] = given.get("root_id") or parent.request.root_id or parent.request.id
+            given["parent_id"] = given.get("parent_id") or parent.request.id
+        message = app.amqp.as_task_v2(task_id, self.name, args, kwargs, **given)
+        message.headers.update(options.get("headers") or {})
+        properties = {**options, "priority": of_send["priority"]}
+        message.properties.update(
+            {n: properties[n] for n in OF_THE_MESSAGE if properties.get(n) is not None}
+        )
+        return message
 
-    def _kept(
-        self, task_id: str, options: Mapping[str, Any], of_send: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """What the run will need of Celery's options, as JSON."""
-        parent = self._get_app().current_worker_task
-        kept: dict[str, Any] = {"task_id": task_id, "ignore_result": self.ignore_result}
-        if parent:
-            kept["root_id"] = parent.request.root_id or parent.request.id
-            kept["parent_id"] = parent.request.id
-        kept |= {
-            name: options[name] for name in (*KEPT, *SIGNATURES) if options.get(name) is not None
-        }
-        for name in ("link", "link_error"):
-            if name in kept:
-                kept[name] = listed(kept[name])
-        if stamped := options.get("stamped_headers"):
-            kept["stamped_headers"] = list(stamped)
-            kept["stamps"] = {name: listed(options.get(name, [])) for name in stamped}
-        if properties := {n: options[n] for n in PROPERTIES if options.get(n) is not None}:
-            kept["properties"] = properties
-        for name, instant in (("eta", "not_before"), ("expires", "expires_at")):
-            if (when := of_send.get(instant)) is not None:
-                kept[name] = when.isoformat()
-        if of_send["priority"] is not None:
-            kept["priority"] = of_send["priority"]
-        return {name: plain(name, kept[name]) for name in sorted(kept, key=lambda n: (len(n), n))}
-
-    def _tell_parent(self, result: QueuedResult, options: Mapping[str, Any]) -> None:
-        parent = self._get_app().current_worker_task
-        if parent and options.get("add_to_parent", True):
-            parent.add_trail(result)
+    def _send(
+        self, message: Any, of_send: Mapping[str, Any], using: str | None
+    ) -> CallQueue | None:
+        """Keep the message as a call, between the signals of a task that is published."""
+        told = {"sender": self.name, "body": message.body, "headers": message.headers}
+        told |= {"exchange": "", "routing_key": str(of_send["rule"] or "default")}
+        signals.before_task_publish.send(
+            **told, declare=[], properties=message.properties, retry_policy={}
+        )
+        try:
+            call = tables.CallQueue.objects.db_manager(using).send(
+                {"method": "celery_task", "params": params_of(self.name, message)}, **of_send
+            )
+        except InvalidCall as error:
+            raise renamed(error, self) from None
+        signals.after_task_publish.send(**told)
+        return call
 
 
 def _task_id_of(call: CallQueue | None, task_id: str) -> str:
@@ -257,4 +229,4 @@ def _task_id_of(call: CallQueue | None, task_id: str) -> str:
     data = None if call is None else call.call_data
     if not isinstance(data, Mapping):
         return task_id
-    return str(data.get("params", {}).get("options", {}).get("task_id") or task_id)
+    return str(data.get("params", {}).get("headers", {}).get("id") or task_id)

@@ -261,7 +261,6 @@ class Migration(migrations.Migration):
                     "reconcile_count",
                     models.PositiveSmallIntegerField(db_default=0, default=0, editable=False),
                 ),
-                ("task_id", models.CharField(editable=False, max_length=255, null=True)),
                 ("trace_context", models.CharField(editable=False, max_length=64, null=True)),
             ],
             options={
@@ -325,11 +324,6 @@ class Migration(migrations.Migration):
                         models.F("unique_key"),
                         condition=models.Q(("unique_key__isnull", False)),
                         name="callqueue_unique_key",
-                    ),
-                    models.Index(
-                        models.F("task_id"),
-                        condition=models.Q(("task_id__isnull", False)),
-                        name="callqueue_task",
                     ),
                     models.Index(
                         condition=models.Q(("key", ""), _negated=True),

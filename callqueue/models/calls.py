@@ -86,8 +86,6 @@ class CallQueue(Table):
     # and how often it was.
     reconcile_at = models.DateTimeField(null=True, editable=False)
     reconcile_count = models.PositiveSmallIntegerField(default=0, db_default=0, editable=False)
-    # The id of the Celery task that a QueuedTask's call runs, to revoke it by.
-    task_id = models.CharField(max_length=255, null=True, editable=False)
     # The span that was recording when the call was sent, as a W3C traceparent.
     trace_context = models.CharField(max_length=64, null=True, editable=False)
 
@@ -166,9 +164,6 @@ class CallQueue(Table):
                 "unique_key",
                 name="callqueue_unique_key",
                 condition=models.Q(unique_key__isnull=False),
-            ),
-            models.Index(
-                "task_id", name="callqueue_task", condition=models.Q(task_id__isnull=False)
             ),
             # These two find text by how it begins.
             models.Index(

@@ -26,7 +26,6 @@ from callqueue.security import addresses
 from callqueue.security.redaction import redact_url
 from callqueue.sending import validation
 from callqueue.sending.insertion import insert, insert_many
-from callqueue.sending.validation.value_checks import MAX_TEXT
 from callqueue.texts import suggest
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
             "call_data": data,
             "method": data["method"],
             "host": host[:255],
-            "task_id": _task_id(data),
             "path": "" if config.encryption_keys else _path(data),
             "trace_context": telemetry.current(),
             "active_key": arguments["unique_key"],
@@ -201,13 +199,6 @@ def rule_of_host(host: str, config: conf.Config) -> str | None:
 def _host(data: Mapping[str, Any]) -> str:
     url = data["params"].get("url") if data["method"] in HTTP_METHODS else None
     return (urlsplit(url).hostname or "") if isinstance(url, str) else ""
-
-
-def _task_id(data: Mapping[str, Any]) -> str | None:
-    """The id that a QueuedTask has given to its task; None for every other call."""
-    options = data["params"].get("options") if data["method"] == "celery_task" else None
-    task_id = options.get("task_id") if isinstance(options, dict) else None
-    return task_id if isinstance(task_id, str) and len(task_id) <= MAX_TEXT else None
 
 
 def _path(data: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ from callqueue.sending.validation.value_checks import (
     refuse_unknown,
 )
 
-# options: the task's id and canvas, see callqueue.integrations.queued_task
-TASK_PARAMS = ("name", "args", "kwargs", "options")
+OF_MESSAGE = ("embed", "headers", "properties")  # a QueuedTask's: handlers/celery_message.py
+TASK_PARAMS = ("name", "args", "kwargs", *OF_MESSAGE)
 
 
 def check_task_params(params: dict[str, Any]) -> None:
@@ -27,6 +27,6 @@ def check_task_params(params: dict[str, Any]) -> None:
         )
     if params.get("args") is not None:
         listed("params.args", params["args"])
-    for mapping in ("kwargs", "options"):
+    for mapping in ("kwargs", *OF_MESSAGE):
         if params.get(mapping) is not None:
             named(f"params.{mapping}", params[mapping])

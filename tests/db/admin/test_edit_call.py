@@ -183,7 +183,7 @@ OPEN_CALLS: dict[str, dict[str, Any]] = {
         "name": "shop.tasks.ship",
         "args": [1],
         "kwargs": {"fast": True},
-        "options": {"task_id": "t-1"},
+        "headers": {"id": "t-1"},
     },
     "django_task": {
         "path": "shop.tasks.ship",
@@ -240,7 +240,7 @@ def put(name: str, value: Any) -> Callable[[Any], None]:
         ("send_email", put("cc", ["x@y.example"])),
         ("send_email", put("reply_to", ["x@y.example"])),
         ("celery_task", put("name", "accounts.make_superuser")),
-        ("celery_task", put("options", {"link": [{"task": "accounts.make_superuser"}]})),
+        ("celery_task", put("embed", {"callbacks": [{"task": "accounts.make_superuser"}]})),
         (
             "celery_task",
             lambda data: {

@@ -16,7 +16,7 @@ import callqueue
 from callqueue import Retry, Rule, Secret
 from callqueue.database import with_form
 from callqueue.exceptions import InvalidCall
-from callqueue.handlers.task_request import request_of
+from callqueue.handlers.celery_message import request_of
 from callqueue.integrations import ended_tasks
 from callqueue.models import CallQueue
 from callqueue.testing import run_callqueue
@@ -123,7 +123,7 @@ def test_a_tasks_call_needs_no_note_of_its_form() -> None:
 
 def test_what_stands_for_the_arguments_in_logs_is_what_the_caller_gave() -> None:
     identity.apply_async(("4711 0000",), argsrepr="(a card)", kwargsrepr="{...}", throw=True)
-    request = request_of(identity, CallQueue.objects.get().call_data["params"], "id")
+    request = request_of(identity, CallQueue.objects.get().call_data["params"], "id", 0)
     assert (request["argsrepr"], request["kwargsrepr"]) == ("(a card)", "{...}")
 
 

@@ -434,8 +434,8 @@ def test_a_chain_goes_on_when_the_queued_task_has_succeeded(callqueue_sent: Sent
     run_callqueue()
     assert ran == [(1, 2), (3, 3), ("plain", 6, "end")]
     assert len(callqueue_sent) == 2
-    assert result.parent.parent.id == callqueue_sent[0].call_data["params"]["options"]["task_id"]
-    assert result.parent.id == callqueue_sent[1].call_data["params"]["options"]["task_id"]
+    assert result.parent.parent.id == callqueue_sent[0].call_data["params"]["headers"]["id"]
+    assert result.parent.id == callqueue_sent[1].call_data["params"]["headers"]["id"]
 
 
 def test_a_chain_ends_where_a_task_has_failed(callqueue_clock: Clock, callqueue_sent: Sent) -> None:
@@ -452,7 +452,7 @@ def test_a_group_is_as_many_calls(callqueue_sent: Sent) -> None:
     run_callqueue()
     assert sorted(ran) == [(0, 0), (1, 1), (2, 2)]
     assert [child.id for child in result.children] == [
-        c.call_data["params"]["options"]["task_id"] for c in callqueue_sent
+        c.call_data["params"]["headers"]["id"] for c in callqueue_sent
     ]
 
 

@@ -8,24 +8,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from celery import chain, chord, current_app, group, shared_task, signals
 from celery.exceptions import ChordError, TaskRevokedError, WorkerLostError
-from django.db import OperationalError
 from django.utils import timezone
 
 import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Succeeded, states
 from callqueue.exceptions import InvalidCall
-from callqueue.handlers.task_run import TaskExited, TaskGaveUp
-from callqueue.integrations import ended_tasks, revoking
+from callqueue.handlers.celery_run import TaskExited, TaskGaveUp
+from callqueue.integrations import ended_tasks
 from callqueue.models import CallQueue, Hold
 from callqueue.testing import Clock, run_callqueue
-from tests.support.second_database import second_database
 
 pytestmark = pytest.mark.django_db
 Rules = Callable[..., None]
@@ -223,69 +219,6 @@ def test_get_with_the_rpc_backend_says_what_to_use(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(result, "backend", RPCBackend.__new__(RPCBackend))
     with pytest.raises(NotImplementedError, match="rpc"):
         result.get(timeout=1)
-
-
-# --- Revoking by id
-
-
-@pytest.mark.django_db(transaction=True)
-def test_workers_that_are_told_to_revoke_cancel_the_calls(results: Any) -> None:
-    from celery.worker.control import Panel
-
-    revoking.install()
-    revoking.install()
-    state = SimpleNamespace(app=current_app._get_current_object())
-    jobs = group(identity.s(n) for n in range(3)).apply_async()
-    other, named = identity.delay(9), identity.apply_async((8,), task_id="my-own")
-    Panel.data["revoke"](state, [child.id for child in jobs.children])
-    Panel.data["revoke"](state, "my-own")
-    assert [fresh(one.call).status for one in (other, named)] == [Status.NEW, Status.CANCELLED]
-    assert CallQueue.objects.cancelled().count() == 4
-    with pytest.raises(TaskRevokedError):
-        jobs.get(timeout=1)
-    assert run_callqueue() == 1
-
-
-@pytest.mark.django_db(databases=["default", "calls"])
-def test_a_call_that_was_sent_to_another_database_is_cancelled_there(calls_database: str) -> None:
-    one, other = identity.apply_async((1,), using=calls_database), identity.delay(2)
-    app = current_app._get_current_object()
-    assert revoking.cancel(app, {one.id}) == 1
-    assert CallQueue.objects.using(calls_database).get().status == Status.CANCELLED
-    assert fresh(other.call).status == Status.NEW
-
-
-@pytest.mark.django_db(databases=["default", "calls"])
-def test_a_database_that_is_away_stops_no_revoking(
-    calls_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    away = MagicMock(side_effect=OperationalError("it is away"))
-    monkeypatch.setattr(revoking.database, "is_standby", away)
-    one = identity.delay(1)
-    assert revoking.cancel(current_app._get_current_object(), {one.id}) == 1
-    away.assert_called_once_with(calls_database)
-    assert "revoked tasks in the database 'calls' go on" in caplog.text
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with second_database("empty", tmp_path_factory.mktemp("empty") / "empty.sqlite3") as alias:
-        yield alias
-
-
-@pytest.mark.usefixtures("calls_database", "empty_database")
-@pytest.mark.django_db(databases=["default", "calls", "empty"])
-def test_a_database_without_calls_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    one = identity.delay(1)
-    assert revoking.cancel(current_app._get_current_object(), {one.id}) == 1
-    assert not caplog.records
-
-
-def test_a_call_knows_its_tasks_id() -> None:
-    result = identity.delay(1)
-    assert fresh(result.call).task_id == result.id
-    plain = CallQueue.objects.send({"method": "celery_task", "params": {"name": identity.name}})
-    assert fresh(plain).task_id is None
 
 
 # --- Canvas and options

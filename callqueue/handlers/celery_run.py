@@ -9,9 +9,6 @@ call has asked for goes through unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +16,7 @@ from celery.exceptions import Retry, WorkerShutdown, WorkerTerminate
 
 from callqueue import texts
 from callqueue.exceptions import CallQueueError
-from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
+from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 
 _LEAVING = (KeyboardInterrupt, WorkerShutdown, WorkerTerminate)
 
@@ -41,48 +38,44 @@ class Asked(Retry):  # type: ignore[misc]
 
 
 @dataclass
-class _CallsRun:
-    task: Any
+class CallsRun:
+    """One run of a task that a call asked for; in the task's request, as `callqueue_run`."""
+
+    is_last: bool
     is_begun: bool = False
+    retry: Retry | None = None  # which the task has asked for, and not raised
+    is_exhausted: bool = False  # no retries were left
+    outcome: Outcome | None = None  # None: it has succeeded
 
 
-_at_work: ContextVar[_CallsRun | None] = ContextVar("callqueue_task", default=None)
+def wrap(task: Any) -> None:
+    """Have the first run of the task within a call's request tell what came of it."""
+    run = task.run
+    if hasattr(run, "is_told_of_calls"):
+        return
 
-
-@contextmanager
-def running(task: Any) -> Iterator[None]:
-    """For as long as this is open, the next run of the task is a call's."""
-    if not hasattr(task.run, "is_told_of_calls"):
-        task.run = _wrapped(task, task.run)
-    token = _at_work.set(_CallsRun(task))
-    try:
-        yield
-    finally:
-        _at_work.reset(token)
-
-
-def _wrapped(task: Any, run: Any) -> Any:
     @functools.wraps(run)
     def told(*args: Any, **kwargs: Any) -> Any:
-        current = _at_work.get()
-        if current is None or current.task is not task or current.is_begun:
+        # Not the topmost alone: a `__call__` of the task's own may have put a copy on top.
+        runs = [getattr(request, "callqueue_run", None) for request in task.request_stack.stack]
+        current = next((one for one in reversed(runs) if one and not one.is_begun), None)
+        if current is None:
             return run(*args, **kwargs)
         current.is_begun = True
-        return _result(_run(task, run, args, kwargs))
+        return _result(_run(task, current, lambda: run(*args, **kwargs)))
 
     told.is_told_of_calls = True  # type: ignore[attr-defined]
-    return told
+    task.run = told
 
 
-def _run(task: Any, run: Any, args: Any, kwargs: Any) -> Any:
-    request = task.request_stack.top
-    retries_by_table = hasattr(task, "is_queued") and hasattr(request, "callqueue")
-    if retries_by_table:
+def _run(task: Any, current: CallsRun, run: Any) -> Any:
+    request, is_queued = task.request_stack.top, hasattr(task, "is_queued")
+    if is_queued:
         request.is_eager = False
     try:
-        value = run(*args, **kwargs)
-        if (asked := getattr(request, "callqueue_retry", None)) is not None:
-            raise asked  # retry(throw=False)
+        value = run()
+        if current.retry is not None:  # retry(throw=False)
+            raise current.retry
         return value
     except Exception:
         raise
@@ -91,7 +84,7 @@ def _run(task: Any, run: Any, args: Any, kwargs: Any) -> Any:
             raise
         raise TaskExited(texts.worded(error)) from error
     finally:
-        if retries_by_table:
+        if is_queued:
             request.is_eager = True
 
 
