@@ -10,6 +10,7 @@ error never repeats a value, which may be secret: it names the path and the reas
 # mypy: implicit-reexport
 
 from callqueue.sending.validation.arguments import (
+    MAX_TEXT,
     check_callback,
     check_cost,
     check_instant,
@@ -18,10 +19,13 @@ from callqueue.sending.validation.arguments import (
     check_times,
     check_unique_key,
 )
-from callqueue.sending.validation.call_data import check_call_data, check_params
-from callqueue.sending.validation.email_params import EMAIL_PARAMS
-from callqueue.sending.validation.http_params import ELSEWHERE, HTTP_PARAMS
+from callqueue.sending.validation.call_data import (
+    ELSEWHERE,
+    EMAIL_PARAMS,
+    HTTP_PARAMS,
+    check_call_data,
+    check_params,
+)
 from callqueue.sending.validation.json_values import MAX_DEPTH
 from callqueue.sending.validation.task_params import TASK_PARAMS
 from callqueue.sending.validation.urls import Reach, check_url
-from callqueue.sending.validation.value_checks import MAX_TEXT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -10,33 +11,24 @@ from celery import Task
 
 from callqueue.exceptions import InvalidCall
 from callqueue.sending.validation.json_values import encode
-from callqueue.sending.validation.refusals import kind_of, path_of
-from callqueue.sending.validation.value_checks import (
-    MAX_TEXT,
-    TASK_NAME,
-    fitting,
-    refuse_length,
-    showable,
-    storable,
-)
+from callqueue.sending.validation.refusals import TASK_NAME, kind_of, path_of, text_flaw
 
+MAX_TEXT = 255  # the width of the columns for key, unique_key and callback
 MAX_COST = 2**31 - 1
 A_DAY = timedelta(days=1)
+# What moves a terminal's cursor, or begins another line.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def check_key(key: object) -> str:
     """The key as it is stored: a string, or a mapping as compact JSON with sorted names."""
-    if key is None:
+    if key is None or key == "":
         return ""
     if isinstance(key, Mapping):
-        named = {
-            _checked_key_name(name): _checked_key_value(name, value) for name, value in key.items()
-        }
-        return fitting("key", encode(dict(sorted(named.items())))) if named else ""
-    if not isinstance(key, str):
-        raise InvalidCall("key", f"must be a string or a dict of names, not {kind_of(key)}")
-    text = fitting("key", showable("key", key))
-    if _is_json_object(text):
+        named = dict(_part(name, value) for name, value in key.items())
+        return _name("key", encode(dict(sorted(named.items()))), "") if named else ""
+    text = _name("key", key, "must be a string or a dict of names, not")
+    if text.lstrip().startswith("{") and _is_json_object(text):
         raise InvalidCall(
             "key", "is the text of a JSON object; give the dict itself for a key of several names"
         )
@@ -49,29 +41,25 @@ def check_cost(cost: object) -> int | dict[str, int]:
         return 1
     if isinstance(cost, Mapping):
         return {
-            _checked_unit(unit): _checked_amount(path_of("cost", unit), amount)
+            _name("cost", unit, "has a unit that is not a name but"): _whole(
+                path_of("cost", unit), amount, 0, MAX_COST
+            )
             for unit, amount in cost.items()
         } or 1
-    return _checked_amount("cost", cost)
+    return _whole("cost", cost, 0, MAX_COST)
 
 
 def check_priority(priority: object) -> int:
     """A priority that fits its column; higher goes first."""
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidCall("priority", f"must be a whole number, not {kind_of(priority)}")
-    if not -32768 <= priority <= 32767:
-        raise InvalidCall("priority", "must be from -32768 to 32767")
-    return int(priority)
+    return _whole("priority", priority, -32768, 32767)
 
 
 def check_times(now: datetime, not_before: object, expires_at: object) -> None:
     """Both are aware or None; the call does not expire before it may begin, nor before now."""
     begin, end = check_instant("not_before", not_before), check_instant("expires_at", expires_at)
-    if end is None:
-        return
-    if end <= now:
+    if end is not None and end <= now:
         raise InvalidCall("expires_at", "is in the past")
-    if begin is not None and end < begin:
+    if end is not None and begin is not None and end < begin:
         raise InvalidCall("expires_at", "is before not_before, so the call could never be made")
 
 
@@ -95,72 +83,57 @@ def check_instant(field: str, value: object) -> datetime | None:
 
 def check_unique_key(unique_key: object) -> str | None:
     """A non-empty text of at most 255 characters, or None."""
-    if unique_key is None:
-        return None
-    if not isinstance(unique_key, str):
-        raise InvalidCall("unique_key", f"must be a string, not {kind_of(unique_key)}")
-    if not unique_key:
+    if unique_key == "":
         raise InvalidCall(
             "unique_key", "is empty: every such call would be the same; give None for no unique key"
         )
-    return fitting("unique_key", showable("unique_key", unique_key))
+    return None if unique_key is None else _name("unique_key", unique_key, "must be a string, not")
 
 
 def check_callback(callback: object) -> str | None:
     """The name of a Celery task, or None."""
     if callback is None:
         return None
-    if isinstance(callback, Task):
-        callback = callback.name
-    if not isinstance(callback, str):
-        raise InvalidCall(
-            "callback", f"must be a Celery task or the name of one, not {kind_of(callback)}"
-        )
-    if not TASK_NAME.fullmatch(callback):
-        raise InvalidCall(
-            "callback", "must be the name of a Celery task, such as 'shop.tasks.paid'"
-        )
-    return fitting("callback", storable("callback", callback))
+    given = callback.name if isinstance(callback, Task) else callback
+    name = _name("callback", given, "must be a Celery task or the name of one, not")
+    if not TASK_NAME.fullmatch(name):
+        raise InvalidCall("callback", "is not the name of a Celery task, such as 'shop.tasks.paid'")
+    return name
 
 
-def _checked_key_name(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        kind = f"a name that is not a string but {kind_of(name)}" if name else "an empty name"
-        raise InvalidCall("key", f"has {kind}")
-    return showable("key", name)
-
-
-def _checked_key_value(name: str, value: object) -> str:
-    field = path_of("key", name)
+def _part(name: object, value: object) -> tuple[str, str]:
+    """A name of a key, and its value as text."""
+    named = _name("key", name, "has a name that is not a string but")
+    field = path_of("key", named)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidCall(field, f"must be a string or a whole number, not {kind_of(value)}")
-    if isinstance(value, str):
-        return showable(field, value)
-    if abs(value) >= 10**MAX_TEXT:
-        refuse_length("key")
-    return int.__repr__(value)
+    if isinstance(value, int):
+        return named, int.__repr__(value) if abs(value) < 10**MAX_TEXT else "9" * (MAX_TEXT + 1)
+    return named, _name(field, value, "") if value else ""
 
 
 def _is_json_object(text: str) -> bool:
-    if not text.lstrip().startswith("{"):
-        return False
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _checked_unit(unit: object) -> str:
-    if not isinstance(unit, str) or not unit:
-        raise InvalidCall("cost", "has a unit that is not a name, such as 'tokens'")
-    return fitting("cost", showable("cost", unit))
+def _whole(field: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidCall(field, f"must be a whole number, not {kind_of(value)}")
+    if not least <= value <= most:
+        raise InvalidCall(field, f"must be from {least} to {most}")
+    return int(value)
 
 
-def _checked_amount(field: str, amount: object) -> int:
-    if isinstance(amount, bool) or not isinstance(amount, int):
-        raise InvalidCall(field, f"must be a whole number, not {kind_of(amount)}")
-    if not 0 <= amount <= MAX_COST:
-        raise InvalidCall(
-            field, "must not be negative" if amount < 0 else f"must not be over {MAX_COST}"
-        )
-    return int(amount)
+def _name(field: str, value: object, but: str) -> str:
+    """A text that fits its column, and may be shown anywhere: in a log, a table, a terminal."""
+    if not isinstance(value, str) or not value:
+        raise InvalidCall(field, f"{but} {kind_of(value)}")
+    is_unseen = _UNSEEN.search(value)
+    if flaw := "contains a control character or a line break" if is_unseen else text_flaw(value):
+        raise InvalidCall(field, flaw)
+    if len(value) > MAX_TEXT:
+        raise InvalidCall(field, f"is longer than {MAX_TEXT} characters")
+    return str(value)

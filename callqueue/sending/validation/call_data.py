@@ -1,19 +1,80 @@
-"""Checks of call_data as a whole: the method, and the params that the method takes."""
+"""Checks of call_data: its JSON, the method, and what the method takes: a table of its params, each
+with the check of its value. Where a string is wanted, a Secret may stand, whose value the worker
+checks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers import HTTP_METHODS
-from callqueue.sending.validation.email_params import check_email_params
-from callqueue.sending.validation.http_params import HTTP_PARAMS, check_http_params
 from callqueue.sending.validation.json_values import plain_copy
-from callqueue.sending.validation.refusals import kind_of, path_of, shown
+from callqueue.sending.validation.refusals import (
+    is_secret,
+    kind_of,
+    listed,
+    named,
+    path_of,
+    refuse_unknown,
+    shown,
+)
 from callqueue.sending.validation.task_params import check_task_params
-from callqueue.sending.validation.urls import Reach
+from callqueue.sending.validation.urls import Reach, check_url
 from callqueue.texts import suggest
+
+# What requests would take, and where it is stated here.
+ELSEWHERE = {
+    "timeout": (
+        "belongs to the rule: set Rule(connect_timeout=..., read_timeout=..., total_timeout=...)"
+    ),
+    "verify": "belongs to the rule: set Rule(verify=...)",
+    "stream": "is the app's own: answers are always read within MAX_RESPONSE_BYTES",
+    "proxies": "is not offered: calls connect directly, to the address that was checked",
+    "cert": (
+        "is not offered: give the rule a handler of your own (HANDLERS) for client certificates"
+    ),
+    "allow_redirects": (
+        "is not offered: redirects are not followed; give the URL that the answer's Location names"
+    ),
+    "hooks": "is code, not JSON: set Rule(classify=...) to judge answers",
+    "files": (
+        "is not offered: bodies are JSON or text; upload from a handler of your own (HANDLERS)"
+    ),
+}
+# Headers that say where a request begins and ends, and who reads it.
+FRAMING = frozenset({
+    "connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+Check = Callable[[str, Any], None]  # of a field and its value
+Ban = tuple[re.Pattern[str], str]  # what a text must not contain, and why
+_CONTROL: Ban = (
+    re.compile(r"[\x00-\x08\x0a-\x1f\x7f]"),
+    "contains a line break or a control character",
+)
+_LATIN_1: Ban = (
+    re.compile(r"[^\x00-\xff]"),
+    "contains a character outside Latin-1; encode it as the API documents",
+)
+_HEADER = (_CONTROL, (re.compile(r"\A[ \t]|[ \t]\Z"), "begins or ends with white space"), _LATIN_1)
+_COOKIE = (
+    (re.compile(r"[\x00-\x1f\x7f;]"), "contains ';', a line break or a control character"),
+    _LATIN_1,
+)
+_PASSWORD = (_CONTROL, _LATIN_1)
+_USER = (
+    *_PASSWORD,
+    (re.compile(":"), "contains ':', which basic authentication keeps for its own use"),
+)
+_ONE_LINE: Ban = (
+    re.compile(r"[\r\n\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"),
+    "contains a line break, which would begin another mail header",
+)
 
 
 def check_call_data(
@@ -27,17 +88,20 @@ def check_call_data(
     """A plain JSON copy of `call_data`, its method normalised. InvalidCall names the field,
     NotAllowed the host.
 
-    A Secret is accepted in place of any string in params; what it stands for is not known here, so
-    the worker repeats the checks with `check_params` once it is. A dict that looks like a reference
-    to one is a dict.
+    A Secret is accepted in place of any string in params; the worker repeats the checks with
+    `check_params` once its value is known. A dict that looks like a reference to one is a dict.
     """
     if not isinstance(call_data, dict):
         raise InvalidCall(
             "call_data", f"must be a dict with 'method' and 'params', not {kind_of(call_data)}"
         )
     plain = plain_copy(call_data, max_bytes, secret_names)
-    _refuse_other_names(plain)
-    plain["method"] = method = _checked_method(plain, methods)
+    for name in plain:
+        if name not in ("method", "params"):
+            is_param = name in HTTP_PARAMS
+            why = "; it belongs into params" if is_param else suggest(name, ("method", "params"))
+            raise InvalidCall(path_of("call_data", name), f"is unknown{why}")
+    plain["method"] = method = _checked_method(plain.get("method"), methods)
     if "params" not in plain:
         raise InvalidCall("params", "is missing: a dict of the method's arguments")
     check_params(method, plain["params"], reach)
@@ -45,36 +109,160 @@ def check_call_data(
 
 
 def check_params(method: str, params: object, reach: Reach) -> None:
-    """Check what the method makes of its params. Again once secrets are resolved."""
+    """Check what the method makes of its params, in plain JSON; again once secrets are resolved.
+    InvalidCall names the field, NotAllowed the host.
+    """
     if not isinstance(params, dict):
         raise InvalidCall("params", f"must be a dict, not {kind_of(params)}")
     if method in HTTP_METHODS:
-        check_http_params(params, reach)
+        refuse_unknown(params, HTTP_PARAMS, ELSEWHERE)
+        if "url" not in params:
+            raise InvalidCall("params.url", "is missing: the http or https URL to call")
+        if not is_secret(params["url"]):
+            check_url(params["url"], reach)
+        _check_each(params, HTTP_PARAMS)
+        if params.get("data") and params.get("json") is not None:
+            raise InvalidCall("params.data", "and params.json are both given; a call has one body")
     elif method == "send_email":
-        check_email_params(params)
+        refuse_unknown(params, EMAIL_PARAMS)
+        if not params.get("to"):
+            raise InvalidCall("params.to", "is missing: an address, or a list of them")
+        _check_each(params, EMAIL_PARAMS)
     elif method == "celery_task":
         check_task_params(params)
 
 
-def _refuse_other_names(plain: dict[str, Any]) -> None:
-    known = ("method", "params")
-    for name in plain:
-        if name not in known:
-            is_param = name in HTTP_PARAMS
-            advice = "; it belongs into params" if is_param else suggest(name, known)
-            raise InvalidCall(path_of("call_data", name), f"is unknown{advice}")
-
-
-def _checked_method(plain: dict[str, Any], methods: Collection[str]) -> str:
-    method = plain.get("method")
+def _checked_method(method: object, methods: Collection[str]) -> str:
     if not isinstance(method, str) or not method:
         state = f"must be a string, not {kind_of(method)}" if method else "is missing"
         raise InvalidCall(
             "method", f"{state}: an HTTP verb, 'send_email', 'celery_task' or a handler's name"
         )
-    if method in methods:
-        return method
     lowered = method.lower()
-    if lowered not in methods:
+    if method not in methods and lowered not in methods:
         raise InvalidCall("method", f"{shown(method)} is unknown{suggest(lowered, methods)}")
-    return lowered
+    return method if method in methods else lowered
+
+
+def _check_each(params: dict[str, Any], checks: Mapping[str, Check]) -> None:
+    for name, value in params.items():
+        if value is not None:
+            checks[name](f"params.{name}", value)
+
+
+def _flaw(value: Any, bans: tuple[Ban, ...]) -> str:
+    """Why a value cannot be a string without these; "" where it is one, or will be."""
+    if isinstance(value, str):
+        for pattern, why in bans:
+            if pattern.search(value):
+                return why
+        return ""
+    return "" if is_secret(value) else f"must be a string, not {kind_of(value)}"
+
+
+def _text(*bans: Ban) -> Check:
+    def check(field: str, value: Any) -> None:
+        if why := _flaw(value, bans):
+            raise InvalidCall(field, why)
+
+    return check
+
+
+def _anything(field: str, value: Any) -> None:
+    """It is checked elsewhere, or nothing is wrong with it."""
+
+
+def _check_headers(field: str, headers: Any) -> None:
+    seen = set()
+    for name, value in named(field, headers).items():
+        lowered = name.lower()
+        if not _TOKEN.fullmatch(name):
+            raise InvalidCall(field, f"{shown(name)} is not a header's name")
+        if lowered in FRAMING:
+            why = "is written from the URL and the body; leave it out"
+        elif lowered in seen:
+            why = "is given twice, in different spellings"
+        else:
+            why = "" if value is None else _flaw(value, _HEADER)
+        if why:
+            raise InvalidCall(path_of(field, name), why)
+        seen.add(lowered)
+
+
+def _check_cookies(field: str, cookies: Any) -> None:
+    for name, value in named(field, cookies).items():
+        if not _TOKEN.fullmatch(name):
+            raise InvalidCall(field, f"{shown(name)} is not a cookie's name")
+        if why := _flaw(value, _COOKIE):
+            raise InvalidCall(path_of(field, name), why)
+
+
+def _check_auth(field: str, auth: Any) -> None:
+    if not isinstance(auth, list) or len(auth) != 2:
+        raise InvalidCall(
+            field, "must be [user, password]; for another scheme give an Authorization header"
+        )
+    _text(*_USER)(f"{field}[0]", auth[0])
+    _text(*_PASSWORD)(f"{field}[1]", auth[1])
+
+
+def _check_fields(field: str, value: Any) -> None:
+    """A string, or names with one value or several: what a query or a form can say."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_field_value(field, name, item)
+    elif isinstance(value, list):
+        for index, pair in enumerate(value):
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise InvalidCall(f"{field}[{index}]", "must be a pair [name, value]")
+            _check_field_value(f"{field}[{index}]", 1, pair[1])
+    elif not isinstance(value, str) and not is_secret(value):
+        why = f"must be a string, a dict or a list of pairs, not {kind_of(value)}"
+        raise InvalidCall(field, why)
+
+
+def _check_field_value(field: str, name: str | int, value: Any) -> None:
+    if isinstance(value, dict):
+        why = f"is {kind_of(value)}, which a query or form cannot carry; use params.json"
+        raise InvalidCall(path_of(field, name), why)
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(item, list | dict):
+            raise InvalidCall(
+                f"{path_of(field, name)}[{index}]", "is nested, which a query or form cannot carry"
+            )
+
+
+def _check_addresses(field: str, value: Any) -> None:
+    if isinstance(value, str) or is_secret(value):
+        _check_address(field, value)
+    else:
+        for index, address in enumerate(listed(field, value)):
+            _check_address(f"{field}[{index}]", address)
+
+
+def _check_address(field: str, address: Any) -> None:
+    is_text = isinstance(address, str) and address.strip()
+    why = _flaw(address, (_ONE_LINE,)) if is_text or is_secret(address) else "must be an address"
+    if why:
+        raise InvalidCall(field, why)
+
+
+HTTP_PARAMS: dict[str, Check] = {
+    "url": _anything,
+    "params": _check_fields,
+    "data": _check_fields,
+    "json": _anything,
+    "headers": _check_headers,
+    "cookies": _check_cookies,
+    "auth": _check_auth,
+}
+EMAIL_PARAMS: dict[str, Check] = {
+    "to": _check_addresses,
+    "cc": _check_addresses,
+    "bcc": _check_addresses,
+    "reply_to": _check_addresses,
+    "subject": _text(_ONE_LINE),
+    "from_email": _text(_ONE_LINE),
+    "message": _text(),
+    "html_message": _text(),
+}

@@ -1,17 +1,18 @@
-"""Plain JSON: what a call's data must be, and the copy of it that is checked further and stored."""
+"""Plain JSON: the copy of a call's data that is checked further and stored, of JSON's own types and
+Secrets; or a refusal that names the place of what JSON has no word for.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import date, datetime, time, timedelta
 from math import isfinite
 from typing import Any
 
 from callqueue.exceptions import InvalidCall
-from callqueue.security.secrets import Secret, marked, unmarked
-from callqueue.sending.validation.refusals import kind_of, shown, trail_of
-from callqueue.sending.validation.value_checks import text_flaw
+from callqueue.security.secrets import Secret, marked
+from callqueue.sending.validation.refusals import kind_of, shown, text_flaw, trail_of
 
 MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being the first
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
@@ -24,124 +25,101 @@ _ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((set, frozenset), "send a sorted list"),
     (Mapping, "send dict(...)"),
     (complex, "send its parts"),
+    (object, "send a string or a number"),
 )
 encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 ).encode
-_decode = json.JSONDecoder().decode
 
 
 def plain_copy(
     call_data: dict[Any, Any], max_bytes: int, secret_names: Collection[str]
 ) -> dict[str, Any]:
-    """The data after a round trip through JSON, so that what is checked next is what will be read
-    back. InvalidCall names the place of what is not JSON.
+    """A copy as JSON would read it back. InvalidCall names the place of what is not JSON."""
+    copying = _Copying(max_bytes, secret_names)
+    plain: dict[str, Any] = copying.copy(call_data, None, 1)
+    if 16 * copying.least > max_bytes:  # no JSON is longer than 16 times what it is at least
+        size = len(encode(marked(plain) if copying.has_secrets else plain).encode())
+        if size > max_bytes:
+            why = f"is {size} bytes of JSON; MAX_CALL_BYTES is {max_bytes}"
+            raise InvalidCall("call_data", why)
+    return plain
+
+
+class _Copying:
+    """One copy. `least` is how many bytes of JSON it has at the least, and is bounded: so that what
+    shares its parts ends in time.
     """
-    has_secrets = _walk(call_data, max_bytes, secret_names)
-    try:
-        text = encode(marked(call_data) if has_secrets else call_data)
-        size = len(text) if text.isascii() else len(text.encode())
-    except (ValueError, TypeError, RecursionError, OverflowError):
-        raise InvalidCall("call_data", "cannot be written as JSON") from None
-    if size > max_bytes:
-        raise InvalidCall("call_data", f"is {size} bytes of JSON; MAX_CALL_BYTES is {max_bytes}")
-    copy: dict[str, Any] = unmarked(_decode(text)) if has_secrets else _decode(text)
-    return copy
 
+    def __init__(self, max_bytes: int, secret_names: Collection[str]) -> None:
+        self.max_bytes, self.secret_names = max_bytes, secret_names
+        self.least, self.has_secrets = 0, False
 
-def _walk(root: dict[Any, Any], max_bytes: int, secret_names: Collection[str]) -> bool:
-    """Refuse, with its path, whatever is not JSON, too deep, too large or an unknown secret; True
-    where there is a secret. Never recurses, and is one loop for speed: it sees every value sent.
+    def copy(self, value: Any, path: Any, depth: int) -> Any:
+        """A copy of the value at `path`, which is (path of the parent, key) and becomes text only
+        in a refusal.
+        """
+        kind = type(value)
+        if kind is str:
+            return self._text(value, path)
+        if value is None or kind is bool:
+            return value
+        if isinstance(value, dict | list | tuple):
+            if depth > MAX_DEPTH:
+                raise InvalidCall(trail_of(path), f"is nested deeper than {MAX_DEPTH}")
+            self._count(2 * len(value) + 1)
+            if isinstance(value, dict):
+                return {
+                    self._name(name, path): self.copy(item, (path, name), depth + 1)
+                    for name, item in value.items()
+                }
+            return [self.copy(item, (path, i), depth + 1) for i, item in enumerate(value)]
+        if kind is Secret:
+            return self._secret(value, path)
+        return self._text(value, path) if isinstance(value, str) else self._number(value, path)
 
-    A path is kept as (path of the parent, key) and becomes text only in a refusal. `spent` never
-    exceeds the size of the JSON and is bounded, so that a structure that shares its parts, or
-    contains itself, ends the walk in time.
-    """
-    pending: list[tuple[Any, Any, int]] = [(root, None, 1)]
-    spent, most, has_secrets = 0, 4 * max_bytes, False
-    while pending:
-        value, path, depth = pending.pop()
-        if depth > MAX_DEPTH:
-            raise InvalidCall(trail_of(path), f"is nested deeper than {MAX_DEPTH}")
-        spent += 2 * len(value) + 1
-        items: Iterable[tuple[Any, Any]]
-        if isinstance(value, dict):
-            items = value.items()
-            spent += _checked_names(value, path)
+    def _count(self, size: int) -> None:
+        self.least += size
+        if self.least > 4 * self.max_bytes:
+            why = f"is more than {4 * self.max_bytes} bytes of JSON; MAX_CALL_BYTES is"
+            raise InvalidCall("call_data", f"{why} {self.max_bytes}")
+
+    def _text(self, text: str, path: Any, what: str = "") -> str:
+        if (not text.isascii() or "\0" in text) and (flaw := text_flaw(text)):
+            raise InvalidCall(trail_of(path), what + flaw)
+        self._count(len(text))
+        return str.__str__(text)
+
+    def _name(self, name: Any, path: Any) -> str:
+        if not isinstance(name, str):
+            why = f"has a key that is not a string but {kind_of(name)}; JSON would change it"
+            raise InvalidCall(trail_of(path), why)
+        return self._text(name, path, "has a key that ")
+
+    def _secret(self, secret: Secret, path: Any) -> Secret:
+        """The refusal suggests no name: whoever reads it may not be who wrote the settings."""
+        if path[0] is None:
+            why = "must not be a secret, which may stand for any string inside params"
+            raise InvalidCall(trail_of(path), why)
+        self._text(secret.name, path, "is a secret whose name ")
+        if secret.name not in self.secret_names:
+            why = f"names a secret that is not in SECRETS: {shown(secret.name)}"
+            raise InvalidCall(trail_of(path), why)
+        self.has_secrets = True
+        return secret
+
+    def _number(self, number: Any, path: Any) -> int | float:
+        if isinstance(number, float):
+            if isfinite(number):
+                return float.__float__(number)
+            why = "is not a finite number; JSON has no NaN or Infinity"
+        elif not isinstance(number, int):
+            advice = next(advice for kinds, advice in _ADVICE if isinstance(number, kinds))
+            why = f"is not JSON but {kind_of(number)}; {advice}"
+        elif -_HUGE < number < _HUGE:
+            if not -_WIDE <= number < _WIDE:
+                self._count(number.bit_length() * 3 // 10)
+            return int.__int__(number)
         else:
-            items = enumerate(value)
-        if spent > most:
-            break
-        for key, item in items:
-            kind = type(item)
-            if kind is str:
-                spent += len(item)
-                if not item.isascii() or "\0" in item:
-                    _check_text(item, (path, key))
-            elif kind is dict or kind is list or isinstance(item, (dict, list, tuple)):
-                pending.append((item, (path, key), depth + 1))
-            elif kind is Secret:
-                _check_secret(item, (path, key), secret_names)
-                has_secrets = True
-            elif item is not None and kind is not bool:
-                spent += _checked_scalar(item, (path, key))
-    if spent > most:
-        raise InvalidCall(
-            "call_data", f"is more than {most} bytes of JSON; MAX_CALL_BYTES is {max_bytes}"
-        )
-    return has_secrets
-
-
-def _checked_names(value: dict[Any, Any], path: Any) -> int:
-    spent = 0
-    for key in value:
-        if not isinstance(key, str):
-            raise InvalidCall(
-                trail_of(path),
-                f"has a key that is not a string but {kind_of(key)}; JSON would change it",
-            )
-        spent += len(key)
-        if not key.isascii() or "\0" in key:
-            _check_text(key, path, "has a key that ")
-    return spent
-
-
-def _check_secret(secret: Secret, path: Any, secret_names: Collection[str]) -> None:
-    """The refusal suggests no name: whoever reads it may not be who wrote the settings."""
-    if path[0] is None:
-        raise InvalidCall(
-            trail_of(path), "must not be a secret, which may stand for any string inside params"
-        )
-    _check_text(secret.name, path, "is a secret whose name ")
-    if secret.name not in secret_names:
-        raise InvalidCall(
-            trail_of(path), f"names a secret that is not in SECRETS: {shown(secret.name)}"
-        )
-
-
-def _check_text(text: str, path: Any, what: str = "") -> None:
-    if flaw := text_flaw(text):
-        raise InvalidCall(trail_of(path), what + flaw)
-
-
-def _checked_scalar(item: Any, path: Any) -> int:
-    """How many bytes of JSON the value takes beyond one. Refuses what JSON has no word for."""
-    if isinstance(item, str):
-        _check_text(item, path)
-        return len(item)
-    if isinstance(item, float):
-        if not isfinite(item):
-            raise InvalidCall(trail_of(path), "is not a finite number; JSON has no NaN or Infinity")
-        return 0
-    if not isinstance(item, int):
-        raise InvalidCall(trail_of(path), f"is not JSON but {kind_of(item)}; {_advice(item)}")
-    if -_WIDE <= item < _WIDE:
-        return 0
-    if not -_HUGE < item < _HUGE:
-        raise InvalidCall(trail_of(path), f"is a number of more than {MAX_DIGITS} digits")
-    return item.bit_length() * 3 // 10
-
-
-def _advice(item: Any) -> str:
-    found = (advice for kinds, advice in _ADVICE if isinstance(item, kinds))
-    return next(found, "send a string or a number")
+            why = f"is a number of more than {MAX_DIGITS} digits"
+        raise InvalidCall(trail_of(path), why)

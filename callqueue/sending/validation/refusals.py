@@ -1,13 +1,18 @@
-"""The words of a refusal: where a value is, what it is called, and what kind of thing it is. They
-never repeat the value, which may be secret.
+"""Refusals: the words for where a value is and what kind of thing it is, and the checks of single
+values that every method shares. They never repeat the value, which may be secret.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from callqueue.security.secrets import MARK
+from callqueue.exceptions import InvalidCall
+from callqueue.security.secrets import MARK, Secret
+from callqueue.texts import suggest
+
+TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]{0,39}", re.ASCII)
 _KINDS = {
@@ -58,3 +63,43 @@ def kind_of(value: object) -> str:
         return "a dict (if it was to name a secret: that is callqueue.Secret(NAME) now)"
     name = type(value).__name__
     return _KINDS.get(name, name)
+
+
+def is_secret(value: Any) -> bool:
+    """Whether a secret stands in the value's place: what it stands for is checked in the worker."""
+    return isinstance(value, Secret)
+
+
+def listed(field: str, value: Any) -> list[Any]:
+    """The value, a list."""
+    if not isinstance(value, list):
+        raise InvalidCall(field, f"must be a list, not {kind_of(value)}")
+    return value
+
+
+def named(field: str, value: Any) -> dict[str, Any]:
+    """The value, a dict."""
+    if not isinstance(value, dict):
+        raise InvalidCall(field, f"must be a dict of names, not {kind_of(value)}")
+    return value
+
+
+def refuse_unknown(
+    params: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """InvalidCall for the first param that the method does not know, with what to do instead."""
+    for name in params:
+        if name not in known:
+            why = (elsewhere or {}).get(name) or f"is unknown{suggest(name, known)}"
+            raise InvalidCall(path_of("params", name), why)
+
+
+def text_flaw(text: str) -> str:
+    """Why a database could not store the text; "" where it could."""
+    if "\0" in text:
+        return "contains a NUL character, which databases cannot store"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "contains half of a surrogate pair, which is not text"
+    return ""

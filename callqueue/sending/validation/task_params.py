@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from callqueue.exceptions import InvalidCall
-from callqueue.sending.validation.value_checks import (
+from callqueue.sending.validation.refusals import (
     TASK_NAME,
     is_secret,
     listed,
