@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
@@ -86,7 +86,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
         return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
     seen = look(using, rules=[call.rule], key=call.key)
     now, rule = from_us(seen.now), seen.rule(call.rule)
-    hold = _hold_on(call, rule.rule.queue_names, holds.in_force(using, [call.rule], now))
+    hold = rule.hold_on(call.key)
     why = f": {hold.reason}" if hold is not None and tells_why_held else ""
     ahead = _count_ahead(call, seen.book, using)
     position = None if ahead.calls > CAP else ahead.calls + 1
@@ -174,18 +174,6 @@ def _ahead(instant: datetime | None, now: datetime) -> str:
     return _ago(timedelta(0) if instant is None else instant - now)
 
 
-def _hold_on(call: CallQueue, queues: Sequence[str], held: holds.Held) -> holds.InForce | None:
-    """The hold that keeps it back: on its rule or key, the longest; or, where all of its queues are
-    held, the first to end.
-    """
-    laid = held.by_rule.get(call.rule, ())
-    on_call = [one for one in laid if one.per == "rule" or one.is_on_key(call.key)]
-    on_queues = {one.value: one for one in laid if one.per == "queue"}
-    if all(queue in on_queues for queue in queues):
-        on_call.append(min((on_queues[queue] for queue in queues), key=attrgetter("end")))
-    return max(on_call, key=attrgetter("end"), default=None)
-
-
 # --- when it goes
 
 
@@ -200,16 +188,12 @@ def _expected(call: CallQueue, rule: RuleLook, ahead: Ahead) -> tuple[float | No
     if why := _unforeseeable(call, rule, pairs, ahead, binding):
         return None, why
     gates = [gate for _limit, gate in pairs]
-    seconds = replace(rule, hold=None).released_s(ahead.calls + 1, gates)
-    slowest = max(pairs, key=lambda one: _seconds_of(one[1], rule, ahead), default=None)
-    label = slowest[0].name if slowest and seconds and seconds > SOON_S else ""
+    seconds = rule.released_s(ahead.calls + 1, gates)
+    slowest = rule.slowest(ahead.calls + 1, pairs)
+    label = slowest.name if slowest and seconds and seconds > SOON_S else ""
     reason = _reason(gates, ahead, binding, label)
     note = binding.note(rule.pace.latency) if binding else ""
     return seconds, f"{reason}: {note}" if note else reason
-
-
-def _seconds_of(gate: Gate, rule: RuleLook, ahead: Ahead) -> float:
-    return gate.seconds(gate.amount(ahead.calls + 1), rule.now) or 0.0
 
 
 def _gate(call: CallQueue, limit: LimitLook, gate: Gate, ahead: Ahead) -> Gate:

@@ -152,7 +152,8 @@ def _preview(
     own = _found(rule, budget_id, config.book.budgets[rule])
     wanted = rate or own.limit.rate_text
     limit = own.limit.with_rate(wanted)
-    before, after = look(using()), look(using(), rates={budget_id: wanted})
+    after = look(using(), rates={budget_id: wanted})
+    before = after.before or after
     budget = _found(rule, budget_id, before.book.budgets[rule])
     rules = sorted(
         (name for name in budget.rules if name in config.rules), key=lambda name: name != rule

@@ -5,26 +5,21 @@ takes over when that falls silent or ends.
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
-from callqueue import conf, database, tables
+from callqueue import conf
 from callqueue.dispatch.chores import HEARTBEAT
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.ledger.agreement import SILENCE
 from callqueue.limits.opinions import digest_of, opinion_of
+from callqueue.look import alive
 from callqueue.maintenance import recovery
 
 _told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
 
 
 def has_steady_dispenser(using: str) -> bool:
-    """Whether a process dispenses all rules, has the limits of these settings, and gave a sign of
-    life within SILENCE seconds. One statement.
-    """
+    """Whether a process that is alive dispenses all rules, by the limits of these settings."""
     digest = digest_of(opinion_of(conf.current().book))
-    since = database.clock(using) - timedelta(seconds=SILENCE)
-    steady = tables.dispensers(using).filter(kind="steady", digest=digest)
-    return bool(steady.filter(seen_at__gt=since).exists())
+    return any(one.kind == "steady" and one.digest == digest for one in alive.alive(using))
 
 
 def stand_by(using: str, dispenser: Dispenser) -> None:

@@ -239,18 +239,12 @@ def known_rules(using: str) -> set[str]:
 
 
 def disagreements(
-    using: str, digests: Collection[str] | None = None, *, here: Opinion | None = None
+    using: str, digests: Collection[str], *, here: Opinion | None = None
 ) -> list[Difference]:
-    """The limits on which dispensers differ, and who says what: those with these opinions, or all
-    that are alive.
-
-    `here`: what this process's settings say, where they are to be judged too.
+    """The limits on which dispensers with these opinions differ, and who says what. `here`: what
+    this process's settings say, where they are to be judged too.
     """
-    stated = tables.dispensers(using).exclude(digest="").order_by("name")
-    if digests is None:
-        stated = stated.filter(seen_at__gt=database.clock(using) - timedelta(seconds=SILENCE))
-    else:
-        stated = stated.filter(digest__in=list(digests))
+    stated = tables.dispensers(using).filter(digest__in=list(digests)).order_by("name")
     found: dict[str, Opinion] = {
         name: opinion or {} for name, opinion in stated.values_list("name", "opinion")
     }

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from callqueue import conf, database, tables
+from callqueue.ledger.agreement import SILENCE  # after which its opinion counts no more, either
 
-DISPENSER_SILENT_S = 20  # without a sign of life after which no dispenser is taken to run
 BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken to run
 
 
@@ -58,19 +58,13 @@ def silence_s(found: Sequence[Sign], now: datetime) -> float | None:
     return max(0.0, (now - found[0].at).total_seconds()) if found else None
 
 
-def has_beat(using: str) -> bool:
-    """Whether beat's dispenser task has run lately."""
-    since = database.clock(using) - beat_patience()
-    return bool(tables.dispensers(using).filter(kind="beat", seen_at__gt=since).exists())
-
-
-def beat_patience() -> timedelta:
-    """Without a run of beat's task for so long, no beat is taken to run."""
-    return timedelta(seconds=max(BEAT_SILENT_S, 3 * conf.current().interval))
+def has_beat(found: Sequence[Sign], now: datetime) -> bool:
+    """Whether beat's dispenser task has run lately, though it may have stood by."""
+    return any(one.kind == "beat" and _is_alive(one.at, one.kind, "", now) for one in found)
 
 
 def _is_alive(at: datetime, kind: str, digest: str, now: datetime) -> bool:
     if kind == "beat":
-        return at > now - beat_patience()
+        return at > now - timedelta(seconds=max(BEAT_SILENT_S, 3 * conf.current().interval))
     # who has no opinion has taken his leave
-    return bool(digest) and at > now - timedelta(seconds=DISPENSER_SILENT_S)
+    return bool(digest) and at > now - timedelta(seconds=SILENCE)

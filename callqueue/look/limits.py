@@ -122,6 +122,15 @@ def read(
     return {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
 
 
+def unused(book: Book, budget: Budget, now: int) -> LimitLook:
+    """A limit of which nothing has ever been used."""
+    limit = budget.limit
+    meter = limit.meter(Usage(level=limit.capacity * limit.period_us, since=now), now)
+    lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
+    room = limit.capacity * lanes
+    return LimitLook(budget, room, 0, room, "", 0, None, meter)
+
+
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     """What passes remember of these groups."""
     groups = list(groups)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from operator import itemgetter
 
 from callqueue.database import to_us
 from callqueue.history.sums import Recent
-from callqueue.limits.budgets import Book
+from callqueue.limits.budgets import Book, key_part
 from callqueue.limits.kinds import SECOND
 from callqueue.limits.opinions import Difference
 from callqueue.limits.rules import Rule
@@ -50,6 +51,10 @@ class HoldLook:
         """Whether it keeps back the calls of some keys, and not of all."""
         return self.per not in ("rule", "queue")
 
+    def is_on_key(self, key: str | None) -> bool:
+        """Whether it keeps back the calls of this key."""
+        return self.is_on_keys and key is not None and key_part(key, self.per) == self.value
+
     def seconds(self, now: int) -> float:
         """Seconds until it ends; infinite where it does not by itself."""
         return FOREVER if self.until is None else max(0.0, (to_us(self.until) - now) / SECOND)
@@ -59,12 +64,13 @@ class HoldLook:
 class RuleLook:
     """Where one rule stands.
 
-    `hold`: what holds the whole rule; `holds`: it and a few more; `keys_held`: how many holds on
-    keys are in force; they keep `kept_calls` back, the last of them for `kept_s`.
+    `holds`: those on the whole rule and on queues, and a few of the `keys_held` on keys, which keep
+    `kept_calls` back, the last of them for `kept_s`.
     `incoming`: calls that came in a second, over the last minute. `stalls`: the queues of its own
     that nobody takes calls from.
     `is_dispensing`: whether any dispenser runs; `has_fallen_silent`: whether the last one
-    did not end, and gives no sign of life.
+    did not end, and gives no sign of life. `is_limited`: whether limits, and not the workers, are
+    what its calls have waited for lately.
     """
 
     name: str
@@ -77,18 +83,40 @@ class RuleLook:
     pace: Pace
     incoming: float
     holds: Sequence[HoldLook]
-    hold: HoldLook | None
     keys_held: int
     kept_calls: int
     kept_s: float
     limits: Sequence[LimitLook]
     gates: Sequence[Gate]
+    is_limited: bool
     stalls: Sequence[Stall]
     recent: Recent
 
     @property
     def queues(self) -> tuple[str, ...]:
         return tuple(self.rule.queues or ())
+
+    @cached_property
+    def hold(self) -> HoldLook | None:
+        """What holds the whole rule."""
+        return self.hold_on(None)
+
+    def hold_on(self, key: str | None) -> HoldLook | None:
+        """Which hold binds, for calls of this key, or for all: of several the last to end. Queues
+        that are all held count as one hold, which ends when the first lets go.
+        """
+        binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
+        on_queues: dict[str, HoldLook] = {}
+        for one in sorted(self.holds, key=self._ends_in):
+            if one.per == "queue":
+                on_queues[one.value] = one
+        if all(queue in on_queues for queue in self.rule.queue_names):
+            of_queues = [on_queues[queue] for queue in self.rule.queue_names]
+            binding.append(min(of_queues, key=self._ends_in))
+        return max(binding, key=self._ends_in, default=None)
+
+    def _ends_in(self, hold: HoldLook) -> float:
+        return hold.seconds(self.now)
 
     @property
     def held_s(self) -> float:
@@ -147,23 +175,33 @@ class RuleLook:
         if passed is None:
             return None
         kept = self.kept_s if calls > self.waits.ready - self.kept_calls else 0.0
-        return None if kept == FOREVER else max(passed, kept) + self.pace.latency
+        return None if kept == FOREVER else max(self.held_s + passed, kept) + self.pace.latency
 
     def released_s(self, calls: int, gates: Sequence[Gate]) -> float | None:
-        """Seconds until so many calls have passed these gates and been released, after the hold on
-        the rule; None where nobody can say.
+        """Seconds until so many calls have passed these gates and been released, once nothing holds
+        them; None where nobody can say.
         """
         if self._why_stopped:
             return None
         passed = estimate.seconds(gates, calls, self.now)
         if passed is None:
             return None
-        if (pace := self.pace.per_second) and not any(map(_explains_pace, gates)):
+        if (pace := self.pace.per_second) and not self.is_limited:
             if (self.oldest_due_s or 0.0) >= LASTING_S:
                 passed = max(passed, calls / pace)
             elif not gates:  # as many as in the last minute may go at once: perhaps no more came
                 passed = max(0.0, calls / pace - attempts.RECENT_S)
-        return self.held_s + passed
+        return passed
+
+    def slowest(
+        self, calls: int, pairs: Iterable[tuple[LimitLook, Gate]] | None = None
+    ) -> LimitLook | None:
+        """The limit that holds so many calls longest, of these with their gates, or of its own;
+        None where none does.
+        """
+        pairs = zip(self.limits, self.gates, strict=True) if pairs is None else pairs
+        taken = [(gate.seconds(gate.amount(calls), self.now) or 0.0, one) for one, gate in pairs]
+        return max([one for one in taken if one[0]], key=itemgetter(0), default=(0.0, None))[1]
 
     @property
     def why_unknown(self) -> str:
@@ -209,7 +247,7 @@ class RuleLook:
         )
 
 
-def _explains_pace(gate: Gate) -> bool:
+def explains_pace(gate: Gate) -> bool:
     """Whether it is the limit, and not the workers, that calls have waited for lately. One of short
     periods opens again and again: what went meanwhile is what the workers made.
     """
@@ -225,6 +263,7 @@ class Look:
     """All rules at one moment, in the settings' order, and what concerns them all.
 
     `signs`: of every dispenser, the newest first. `summed_until`: up to when sums are added up.
+    `before`: of a look at other rates, the same moment with those in force.
     """
 
     now: int
@@ -235,6 +274,7 @@ class Look:
     stalls: Sequence[Stall]
     summed_until: int
     differences: Sequence[Difference]
+    before: Look | None = None
 
     @property
     def dispensers(self) -> list[Sign]:

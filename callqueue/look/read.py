@@ -5,7 +5,7 @@ forecasts render. Some fourteen statements, however many rules, keys, holds and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from callqueue import conf, database, tables
@@ -14,13 +14,14 @@ from callqueue.history import sums
 from callqueue.ledger import agreement
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
-from callqueue.limits.budgets import Book, cost_of, key_part
+from callqueue.limits.budgets import Book, Cost, cost_of, key_part, key_parts
 from callqueue.limits.kinds import SECOND
+from callqueue.limits.opinions import Difference
 from callqueue.look import alive, attempts, estimate, limits, waiting
-from callqueue.look.attempts import Flight, Pace
+from callqueue.look.attempts import Attempts, Flight, Pace
 from callqueue.look.estimate import Gate, Sizes
 from callqueue.look.limits import LimitLook
-from callqueue.look.model import FOREVER, HoldLook, Look, RuleLook
+from callqueue.look.model import FOREVER, HoldLook, Look, RuleLook, explains_pace
 from callqueue.look.waiting import Waiting
 
 HOLDS = 5  # on keys or queues that a rule shows
@@ -36,77 +37,81 @@ def look(
     key: str | None = None,
 ) -> Look:
     """Where these rules stand, or all, as of one moment. `rates`: as if these limits had other
-    rates (id in the settings -> rate); `key`: with limits per key as they are for this key, and
-    with the pace of the newest calls where none was answered lately.
+    rates (id in the settings -> rate), with what is in force in `before`; `key`: with holds and
+    limits per key as they are for this key, and the pace of the newest calls where none was
+    answered lately.
     """
     with database.one_view(using):
+        now, summed_until, token = _moment(using)
+        book = agreement.book_in_force(using, token=token)
         names = tuple(conf.current().rules if rules is None else rules)
-        return _look(using, names, rates or {}, key, whole=rules is None and not rates)
-
-
-def _look(
-    using: str, names: Sequence[str], rates: Mapping[str, str], key: str | None, *, whole: bool
-) -> Look:
-    now, summed_until, token = _moment(using)
-    book = agreement.book_in_force(using, token=token).with_rates(rates)
-    # rules that share a limit wait for each other
-    group = sorted({one for name in names for one in book.groups[name]})
-    shown = [*names, *(one for one in group if one not in names and one in book.settings.rules)]
-    signs = alive.signs(using, from_us(now))
-    found = attempts.read(using, shown, now)
-    keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
-    waits, incoming = waiting.read(using, shown, keyed, now)
-    # of all rules, nobody asks what more calls than wait would take
-    backlog = {name: one.ready for name, one in waits.items()} if whole else None
-    known = _Known(
-        using=using,
-        book=book,
-        now=now,
-        waits=waits,
-        paces=found.paces if key is None else _newest_paces(using, found.paces, names),
-        incoming=incoming,
-        limits=limits.read(using, book, shown, now, key=key, backlog=backlog),
-    )
-    held, keys_held = _holds(using, now)
-    recent = sums.recent(using, shown, now // SECOND)
-    costs, sizes = _mean_costs(known), _sizes_of_parts(known)
-    is_dispensing = any(one.is_alive for one in signs)
-    looks = [
-        RuleLook(
-            name=name,
-            rule=book.rules[name],
+        known = _Known.read(using, book, names, now, key, whole=rules is None and not rates)
+        differences: Sequence[Difference] = ()
+        if len(digests := {one.digest for one in known.signs if one.is_alive and one.digest}) > 1:
+            differences = agreement.disagreements(using, digests)
+        seen = Look(
             now=now,
-            is_dispensing=is_dispensing,
-            has_fallen_silent=alive.has_fallen_silent(signs),
-            waits=known.waits[name],
-            flight=found.flights.get(name, Flight()),
-            pace=known.paces[name],
-            incoming=known.incoming.get(name, 0.0),
-            holds=held.get(name, ()),
-            hold=_on_all(held.get(name, ()), book.rules[name].queue_names, now),
-            keys_held=keys_held.get(name, _KeysHeld()).count,
-            kept_calls=keys_held.get(name, _KeysHeld()).calls,
-            kept_s=keys_held.get(name, _KeysHeld()).seconds,
-            limits=known.limits[name],
-            gates=[
-                _gate(known, name, one, costs.get((name, one.budget.limit.unit), 1.0), sizes)
-                for one in known.limits[name]
-            ],
-            stalls=[one for one in found.stalls if name in one.rules],
-            recent=recent[name],
+            book=book,
+            rules=[_rule(known, name) for name in names],
+            signs=known.signs,
+            workers=known.attempts.workers,
+            stalls=known.attempts.stalls,
+            summed_until=summed_until,
+            differences=differences,
         )
-        for name in names
-    ]
-    digests = {one.digest for one in signs if one.is_alive and one.digest}
-    return Look(
-        now=now,
-        book=book,
-        rules=looks,
-        signs=signs,
-        workers=found.workers,
-        stalls=found.stalls,
-        summed_until=summed_until,
-        differences=agreement.disagreements(using, digests) if len(digests) > 1 else (),
+        return _with_rates(known, seen, rates) if rates else seen
+
+
+def _with_rates(known: _Known, seen: Look, rates: Mapping[str, str]) -> Look:
+    """The look as if limits had these rates. What kept calls back until now are the limits as they
+    were: by them is judged whether the workers are slow.
+    """
+    then = known.with_book(seen.book.with_rates(rates))
+    found = [replace(_rule(then, one.name), is_limited=one.is_limited) for one in seen.rules]
+    return replace(seen, book=then.book, rules=found, before=seen)
+
+
+def idle(
+    using: str, name: str, calls: int, *, latency: float, keys: int = 1, cost: Cost = 1
+) -> RuleLook:
+    """The rule as if nothing had ever been sent, workers were plenty, each call took `latency`
+    seconds and cost so much, and so many waited, spread over so many keys.
+    """
+    now, _, token = _moment(using)
+    book = agreement.book_in_force(using, token=token)
+    waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
+    charged = [one for one in book.budgets[name] if one.charge_of(cost)]
+    known = _Known(
+        using, book, now, [], Attempts({}, {name: Pace(latency=latency)}, [], []),
+        {name: waits}, {}, {name: [limits.unused(book, one, now) for one in charged]},
+    )  # fmt: skip
+    costs = {(name, one.limit.unit): float(one.charge_of(cost)) for one in charged}
+    return _rule(replace(known, costs=costs), name)
+
+
+def _rule(known: _Known, name: str) -> RuleLook:
+    listed = known.limits[name]
+    gates = [_gate(known, name, one) for one in listed]
+    on_keys = known.keys_held.get(name, _KeysHeld())
+    return RuleLook(
+        name=name,
+        rule=known.book.rules[name],
+        now=known.now,
+        is_dispensing=any(one.is_alive for one in known.signs),
+        has_fallen_silent=alive.has_fallen_silent(known.signs),
+        waits=known.waits[name],
+        flight=known.attempts.flights.get(name, Flight()),
+        pace=known.attempts.paces[name],
+        incoming=known.incoming.get(name, 0.0),
+        holds=known.held.get(name, ()),
+        keys_held=on_keys.count,
+        kept_calls=on_keys.calls,
+        kept_s=on_keys.seconds,
+        limits=listed,
+        gates=gates,
+        is_limited=any(map(explains_pace, gates)),
+        stalls=[one for one in known.attempts.stalls if name in one.rules],
+        recent=known.recent.get(name) or sums.Recent(),
     )
 
 
@@ -124,6 +129,59 @@ def _moment(using: str) -> tuple[int, int, str]:
     return now, int(until or 0), token or ""
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is known of all rules."""
+
+    using: str
+    book: Book
+    now: int
+    signs: Sequence[alive.Sign]
+    attempts: Attempts
+    waits: Mapping[str, Waiting]
+    incoming: Mapping[str, float]
+    limits: Mapping[str, Sequence[LimitLook]]
+    costs: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    sizes: Mapping[tuple[str, str], Sizes] = field(default_factory=dict)
+    held: Mapping[str, Sequence[HoldLook]] = field(default_factory=dict)
+    keys_held: Mapping[str, _KeysHeld] = field(default_factory=dict)
+    recent: Mapping[str, sums.Recent] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls, using: str, book: Book, names: Sequence[str], now: int, key: str | None, *, whole: bool
+    ) -> _Known:
+        # rules that share a limit wait for each other
+        group = sorted({one for name in names for one in book.groups[name]})
+        shown = [*names, *(n for n in group if n not in names and n in book.settings.rules)]
+        found = attempts.read(using, shown, now)
+        if key is not None:
+            found = replace(found, paces=_newest_paces(using, found.paces, names))
+        keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
+        waits, incoming = waiting.read(using, shown, keyed, now)
+        # of all rules, nobody asks what more calls than wait would take
+        backlog = {name: one.ready for name, one in waits.items()} if whole else None
+        read = limits.read(using, book, shown, now, key=key, backlog=backlog)
+        known = cls(
+            using, book, now, alive.signs(using, from_us(now)), found, waits, incoming, read
+        )
+        held, keys_held = _holds(using, now, key)
+        return replace(
+            known,
+            costs=_mean_costs(known),
+            sizes=_sizes_of_parts(known),
+            held=held,
+            keys_held=keys_held,
+            recent=sums.recent(using, shown, now // SECOND),
+        )
+
+    def with_book(self, book: Book) -> _Known:
+        """The same, with the limits of another book."""
+        return replace(
+            self, book=book, limits=limits.read(self.using, book, list(self.waits), self.now)
+        )
+
+
 def _newest_paces(
     using: str, paces: Mapping[str, Pace], names: Sequence[str]
 ) -> Mapping[str, Pace]:
@@ -132,41 +190,23 @@ def _newest_paces(
     return {**paces, **{name: attempts.newest_pace(using, name) for name in unknown}}
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of all rules."""
-
-    using: str
-    book: Book
-    now: int
-    waits: Mapping[str, Waiting]
-    paces: Mapping[str, Pace]
-    incoming: Mapping[str, float]
-    limits: Mapping[str, Sequence[LimitLook]]
-
-
-def _gate(
-    known: _Known, name: str, one: LimitLook, cost: float, sizes: Mapping[tuple[str, str], Sizes]
-) -> Gate:
+def _gate(known: _Known, name: str, one: LimitLook) -> Gate:
     """The limit as the rule's backlog comes to it."""
     budget, rule = one.budget, known.book.rules[name]
-    limit = budget.limit
+    limit, cost = budget.limit, known.costs.get((name, budget.limit.unit), 1.0)
+    gate = Gate(limit, one.meter, cost=cost, charged_s=_charged_s(known, name, one))
     if limit.is_keyed:
-        spread = sizes.get((name, limit.per), known.waits[name].sizes)
-        return Gate(
-            limit, one.meter, spread or [(1, 1)], cost=cost, charged_s=_charged_s(known, name, one)
-        )
-    higher = [n for n in budget.rules if n in known.waits and _priority(known, n) > rule.priority]
-    equal = [n for n in budget.rules if n in known.waits and _priority(known, n) == rule.priority]
-    return Gate(
-        limit,
-        one.meter,
+        sizes = known.sizes.get((name, limit.per), known.waits[name].sizes)
+        return replace(gate, sizes=sizes or [(1, 1)])
+    others = [other for other in budget.rules if other in known.waits and other != name]
+    higher = [other for other in others if _priority(known, other) > rule.priority]
+    equal = [other for other in others if _priority(known, other) == rule.priority]
+    return replace(
+        gate,
         lanes=len(rule.queue_names) if limit.is_per_queue else 1,
-        before=sum(known.waits[n].ready for n in higher),
-        beside=sum(known.waits[n].ready for n in equal if n != name),
-        incoming=sum(known.incoming.get(n, 0.0) for n in higher),
-        cost=cost,
-        charged_s=_charged_s(known, name, one),
+        before=sum(known.waits[other].ready for other in higher),
+        beside=sum(known.waits[other].ready for other in equal),
+        incoming=sum(known.incoming.get(other, 0.0) for other in higher),
     )
 
 
@@ -176,7 +216,7 @@ def _priority(known: _Known, name: str) -> int:
 
 def _charged_s(known: _Known, name: str, one: LimitLook) -> float:
     """For how many seconds a call is charged before it ages; 0 where nobody knows."""
-    limit, pace = one.budget.limit, known.paces[name]
+    limit, pace = one.budget.limit, known.attempts.paces[name]
     is_told = pace.is_stamped and not is_tallied(limit)
     return estimate.charged_s(limit, pace.latency, late=pace.late, is_told=is_told)
 
@@ -195,15 +235,20 @@ class _KeysHeld:
     seconds: float = 0.0
 
 
-def _holds(using: str, now: int) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
-    """By rule, the holds in force on the whole rule and on queues, and a few of those on keys, the
-    last to end first; and what those on keys come to. One statement.
+def _holds(
+    using: str, now: int, key: str | None
+) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
+    """By rule, the holds in force on the whole rule and on queues, a few of those on keys, the last
+    to end first, and those on this key; and what all on keys come to. One statement.
     """
     held: dict[str, list[HoldLook]] = {}
     on_keys: dict[str, _KeysHeld] = {}
-    at = as_parameter(using, from_us(now))
+    at, values = (
+        as_parameter(using, from_us(now)),
+        sorted({key or "", *key_parts(key or "").values()}),
+    )
     for rule, per, value, until, reason, source, count, calls, is_endless in rows(
-        using, _holds_sql(using), [at, at]
+        using, _holds_sql(using, values), [at, *values, at]
     ):
         ends = None if until is None else instant_us(until)
         if per:
@@ -215,7 +260,7 @@ def _holds(using: str, now: int) -> tuple[dict[str, list[HoldLook]], dict[str, _
     return held, on_keys
 
 
-def _holds_sql(using: str) -> str:
+def _holds_sql(using: str, values: Sequence[str]) -> str:
     """The statement: a row for each hold that is shown, and one for those on keys of each rule."""
     holds = tables.name(using, "Hold")
     value, until, key = (quoted(using, name) for name in ("value", "until", "key"))
@@ -227,7 +272,7 @@ def _holds_sql(using: str) -> str:
         f"SELECT rule, per, {value}, {until}, reason, source, 0 AS held, 0 AS calls, place FROM ("
         f"SELECT rule, per, {value}, {until}, reason, source, {place} AS place FROM {holds} "
         f"WHERE {until} IS NULL OR {until} > %s) AS shown "
-        f"WHERE per IN ('rule', 'queue') OR place <= {HOLDS}"
+        f"WHERE per IN ('rule', 'queue') OR place <= {HOLDS} OR {value} IN ({places(values)})"
     )
     waiting_keys = (
         f"SELECT rule, {key}, COUNT(*) AS calls FROM {tables.name(using, 'CallQueue')} "
@@ -244,23 +289,6 @@ def _holds_sql(using: str) -> str:
         "GROUP BY h.rule"
     )
     return f"{shown} UNION ALL {of_keys} ORDER BY 1, 9"
-
-
-def _on_all(holds: Sequence[HoldLook], queues: Sequence[str], now: int) -> HoldLook | None:
-    """What holds a whole rule: of several holds the one that ends last; or, where each of its
-    queues is held, the one that is the first to let a queue go.
-    """
-    whole = [one for one in holds if one.per == "rule"]
-    if whole:
-        return max(whole, key=lambda one: one.seconds(now))
-    by_queue: dict[str, HoldLook] = {}
-    for one in holds:
-        known = by_queue.get(one.value)
-        if one.per == "queue" and (known is None or one.seconds(now) > known.seconds(now)):
-            by_queue[one.value] = one
-    if queues and all(queue in by_queue for queue in queues):
-        return min((by_queue[queue] for queue in queues), key=lambda one: one.seconds(now))
-    return None
 
 
 # --- what waits

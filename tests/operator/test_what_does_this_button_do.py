@@ -124,6 +124,22 @@ def test_a_change_that_starves_a_rule_says_so_before(
         assert "would grow" not in said
 
 
+def test_a_raised_limit_is_not_held_to_the_pace_of_the_old_one(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/m")]))
+    with travel() as clock:
+        send("r", 220)
+        for _ in every(clock, 61, 3):
+            run()
+        assert run() == 10
+        dispenser(rules=["nothing"])
+        _, rows = preview(ask, "r", "r#0", "100/m")
+        now, then = rows["r"][-2:]
+        assert now in ("18 minutes", "19 minutes")
+        assert then.endswith(" seconds")
+
+
 @pytest.mark.parametrize(
     ("action", "word"), [("requeue_calls", "Requeue"), ("cancel_calls", "Cancel")]
 )

@@ -78,8 +78,9 @@ def test_a_used_up_quota_is_the_reason_at_every_door(
 ) -> None:
     """By its name, with the instant at which it opens, though a short window is full, too."""
     rules(crm=Rule(limits=[SlidingWindow("20/10s"), FixedWindow("20/d", jitter=1)]))
-    send("crm", 30)
-    with travel(to=timezone.now().replace(hour=9, minute=0)) as clock:
+    tomorrow = timezone.now() + timedelta(days=1)
+    with travel(to=tomorrow.replace(hour=9, minute=0)) as clock:
+        send("crm", 30)
         run()
         clock.forward(15)
         dispenser()

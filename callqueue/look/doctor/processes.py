@@ -38,7 +38,8 @@ def dispenser(facts: Facts) -> str:
 def agreement(facts: Facts) -> str:
     """All dispensers have the same limits, and so has this process."""
     here = opinions.opinion_of(conf.current().book)
-    if found := ledger_agreement.disagreements(facts.using, here=here):
+    digests = {one.digest for one in facts.look.dispensers if one.digest}
+    if found := ledger_agreement.disagreements(facts.using, digests, here=here):
         raise Wrong(
             "settings differ: " + "; ".join(map(str, found)),
             "restart those whose settings are old; "

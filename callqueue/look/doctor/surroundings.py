@@ -14,6 +14,7 @@ from django.db import connections
 
 from callqueue import broker as the_broker
 from callqueue import conf, database, tables
+from callqueue.database import from_us
 from callqueue.look import alive
 from callqueue.look.doctor.facts import Facts, Wrong, celery_app, is_eager
 from callqueue.maintenance import cleanup, periodic
@@ -180,7 +181,7 @@ def schedule(facts: Facts) -> str:
     if not places:
         return _without_schedule(facts.using)
     place = places[0].partition(":")[0]
-    if not is_eager() and not alive.has_beat(facts.using):
+    if not is_eager() and not alive.has_beat(facts.look.signs, from_us(facts.look.now)):
         raise Wrong(
             f"in {place}, but no task of beat has run lately: nothing deletes old calls",
             "run `celery -A <project> beat`, and a worker on the queue of its tasks; or take the "

@@ -6,12 +6,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from callqueue import conf, database
+from callqueue import conf
 from callqueue.ledger import agreement
-from callqueue.limits.budgets import Budget, cost_of
-from callqueue.limits.kinds import Usage
-from callqueue.look import estimate, words
-from callqueue.look.estimate import Gate
+from callqueue.limits.budgets import Budget, Cost
+from callqueue.look import estimate, idle, words
 from callqueue.management.base import CallQueueCommand, counted, wrong_use
 
 
@@ -39,21 +37,11 @@ class Command(CallQueueCommand):
                 "--latency from 0 to 86400 seconds, --keys at least 1"
             )
         conf.current().rule(rule)
-        book = agreement.book_in_force(using)
-        now = database.to_us(database.clock(using))
-        gates = []
-        for budget, charge in _charges(book.budgets[rule], options["cost"]):
-            limit = budget.limit
-            empty = limit.meter(Usage(level=limit.capacity * limit.period_us, since=now), now)
-            sizes = [(-(-calls // options["keys"]), options["keys"])] if limit.is_keyed else []
-            lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
-            charged_s = estimate.charged_s(limit, latency)
-            gates.append(Gate(limit, empty, sizes, lanes, cost=charge, charged_s=charged_s))
-        each = {gate.limit.label: gate.seconds(gate.amount(calls), now) or 0.0 for gate in gates}
-        whole = (estimate.seconds(gates, calls, now) or 0.0) + estimate.WAY_S + latency
-        seconds = round(whole, 3) if calls else 0.0
-        slowest = max(each, key=lambda label: each[label], default="")
-        binding = slowest if each.get(slowest) else None
+        cost = _cost(agreement.book_in_force(using).budgets[rule], options["cost"])
+        seen = idle(using, rule, calls, latency=latency, keys=options["keys"], cost=cost)
+        slowest, passed = seen.slowest(calls), seen.released_s(calls, seen.gates)
+        binding = slowest.name if slowest else None
+        seconds = round((passed or 0.0) + estimate.WAY_S + latency, 3) if calls else 0.0
         if options["json"]:
             found = {"rule": rule, "calls": calls, "seconds": seconds, "binding_limit": binding}
             self.say_json(found)
@@ -63,17 +51,16 @@ class Command(CallQueueCommand):
         self.say(f"{counted(calls)} under {rule} {takes} {words.duration(seconds)}; {binds}")
 
 
-def _charges(budgets: tuple[Budget, ...], text: str) -> list[tuple[Budget, int]]:
-    """The limits that a call of this cost is charged to, and how much."""
+def _cost(budgets: tuple[Budget, ...], text: str) -> Cost:
+    """What a call costs, as the option says."""
     unit, _, amount = text.rpartition("=")
     if not amount.isdecimal():
         raise wrong_use(f"--cost: {text!r} is neither a whole number nor unit=n")
     if unit and unit not in {budget.limit.unit for budget in budgets}:
         raise wrong_use(f"--cost: no limit of the rule counts {unit!r}")
-    cost = {unit: int(amount)} if unit else int(amount)
-    charges = [(budget, cost_of(cost, budget.limit.unit)) for budget in budgets]
-    for budget, charge in charges:
-        if charge > budget.limit.capacity:
+    cost: Cost = {unit: int(amount)} if unit else int(amount)
+    for budget in budgets:
+        if (charge := budget.charge_of(cost)) > budget.limit.capacity:
             allowed = f"{budget.limit.label} allows {budget.limit.capacity}"
             raise wrong_use(f"--cost: {charge} could never be admitted: {allowed}")
-    return [(budget, charge) for budget, charge in charges if charge]
+    return cost
