@@ -13,7 +13,9 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from django.db import connections, models
+from django.db.models.base import ModelState
 from django.db.models.expressions import DatabaseDefault
+from django.db.models.signals import post_init, pre_init
 
 from callqueue.database.bulk_values import shape
 from callqueue.database.statements import is_postgresql, rows
@@ -27,7 +29,12 @@ def new_object(model: type[M], values: Mapping[str, Any]) -> M:
     """
     defaults, makers = _defaults(model)
     made = {name: make() for name, make in makers.items() if name not in values}
-    return model(*{**defaults, **made, **values}.values())
+    if pre_init.receivers or post_init.receivers:
+        return model(*{**defaults, **made, **values}.values())
+    one = model.__new__(model)
+    one.__dict__.update(defaults, _state=ModelState(), **made)
+    one.__dict__.update(values)
+    return one
 
 
 @cache

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ from django.utils import timezone
 
 from callqueue import conf, database, events, tables, telemetry
 from callqueue.exceptions import CallQueueError, InvalidCall
-from callqueue.handlers import HTTP_METHODS, methods
+from callqueue.handlers import methods
 from callqueue.limits.budgets import cost_of
 from callqueue.limits.rules import Discard, Route, Rule
 from callqueue.security import addresses
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class CallRequest:
     """What a caller of `send` asks for, not yet checked."""
 
@@ -82,9 +83,9 @@ def accept_many(
 def prepare(request: CallRequest) -> tables.CallQueue | None:
     """The unsaved row of a request, checked in every respect; None where the router discards it."""
     config = conf.current()
-    data = validation.check_call_data(
+    data, host = validation.check_call_data(
         request.call_data,
-        methods=methods(),
+        methods=methods,
         reach=validation.Reach(config.allowed_hosts, config.allowed_networks),
         secret_names=config.secrets.keys(),
         max_bytes=config.max_call_bytes,
@@ -92,15 +93,15 @@ def prepare(request: CallRequest) -> tables.CallQueue | None:
     routed = _routed(request, data)
     if routed is None:
         return None
-    host = _host(data)
-    arguments = _arguments(routed, _rule_name(routed, host, config), config)
+    name = rule_of_host(host, config) or "default" if routed.rule is None else routed.rule
+    arguments = _arguments(routed, name, config)
     return database.new_object(
         tables.CallQueue,
         {
             "call_data": data,
             "method": data["method"],
-            "host": host[:255],
-            "path": "" if config.encryption_keys else _path(data),
+            "host": host,
+            "path": _path(data) if host and not config.encryption_keys else "",
             "trace_context": telemetry.current(),
             "active_key": arguments["unique_key"],
             **arguments,
@@ -115,7 +116,8 @@ def _arguments(request: CallRequest, name: str, config: conf.Config) -> dict[str
     check_key_parts(key, rule, name)
     cost = validation.check_cost(1 if request.cost is None else request.cost)
     check_admissible(cost, name, config)
-    validation.check_times(timezone.now(), request.not_before, request.expires_at)
+    if request.not_before is not None or request.expires_at is not None:
+        validation.check_times(timezone.now(), request.not_before, request.expires_at)
     priority = request.priority
     priority = rule.priority if priority is None else validation.check_priority(priority)
     due = {} if request.not_before is None else {"due_at_dt": request.not_before}
@@ -180,36 +182,24 @@ def _routed(request: CallRequest, data: Mapping[str, Any]) -> CallRequest | None
     )
 
 
-def _rule_name(request: CallRequest, host: str, config: conf.Config) -> str:
-    """The rule that was stated, else the one whose hosts name the call's host, else "default"."""
-    if request.rule is not None:
-        return request.rule
-    return rule_of_host(host, config) or "default"
-
-
 def rule_of_host(host: str, config: conf.Config) -> str | None:
     """The rule whose hosts name this one, or None. A whole name wins over a pattern."""
-    patterns = [(p, name) for name, rule in config.rules.items() for p in rule.hosts if host]
-    for pattern, name in sorted(patterns, key=lambda one: "*" in one[0]):
-        if addresses.host_refusal(host, (pattern,)) is None:
+    places = [(place, name) for name, rule in config.rules.items() for place in rule.hosts]
+    return _first_for(host, tuple(places)) if 0 < len(host) <= 255 else None
+
+
+@lru_cache(maxsize=1024)
+def _first_for(host: str, places: tuple[tuple[str, str], ...]) -> str | None:
+    for place, name in sorted(places, key=lambda one: "*" in one[0]):
+        if addresses.host_refusal(host, (place,)) is None:
             return name
     return None
 
 
-def _host(data: Mapping[str, Any]) -> str:
-    url = data["params"].get("url") if data["method"] in HTTP_METHODS else None
-    return (urlsplit(url).hostname or "") if isinstance(url, str) else ""
-
-
 def _path(data: Mapping[str, Any]) -> str:
-    """The path of a call's URL, for lists and searches: redacted as the URL is where it is shown,
-    without its query. What stands for a secret has none.
-    """
-    url = data["params"].get("url") if data["method"] in HTTP_METHODS else None
-    try:
-        return urlsplit(redact_url(url)).path[:255] if isinstance(url, str) else ""
-    except ValueError:  # what is redacted need not be a URL any more
-        return ""
+    """The path of the call's URL, for lists and searches: redacted as it is where it is shown."""
+    path = urlsplit(data["params"]["url"]).path
+    return str(redact_url(path) if "=" in path or "@" in path else path)[:255]
 
 
 def check_key_parts(key: str, rule: Rule, name: str) -> None:

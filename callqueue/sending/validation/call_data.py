@@ -80,13 +80,13 @@ _ONE_LINE: Ban = (
 def check_call_data(
     call_data: object,
     *,
-    methods: Collection[str],
+    methods: Callable[[], Collection[str]],
     reach: Reach,
     secret_names: Collection[str],
     max_bytes: int,
-) -> dict[str, Any]:
-    """A plain JSON copy of `call_data`, its method normalised. InvalidCall names the field,
-    NotAllowed the host.
+) -> tuple[dict[str, Any], str]:
+    """A plain JSON copy of `call_data`, its method normalised, and the host that its URL names.
+    InvalidCall names the field, NotAllowed the host.
 
     A Secret is accepted in place of any string in params; the worker repeats the checks with
     `check_params` once its value is known. A dict that looks like a reference to one is a dict.
@@ -104,14 +104,14 @@ def check_call_data(
     plain["method"] = method = _checked_method(plain.get("method"), methods)
     if "params" not in plain:
         raise InvalidCall("params", "is missing: a dict of the method's arguments")
-    check_params(method, plain["params"], reach)
-    return plain
+    return plain, check_params(method, plain["params"], reach)
 
 
-def check_params(method: str, params: object, reach: Reach) -> None:
+def check_params(method: str, params: object, reach: Reach) -> str:
     """Check what the method makes of its params, in plain JSON; again once secrets are resolved.
-    InvalidCall names the field, NotAllowed the host.
+    The host of the URL; "" without one. InvalidCall names the field, NotAllowed the host.
     """
+    host = ""
     if not isinstance(params, dict):
         raise InvalidCall("params", f"must be a dict, not {kind_of(params)}")
     if method in HTTP_METHODS:
@@ -119,7 +119,7 @@ def check_params(method: str, params: object, reach: Reach) -> None:
         if "url" not in params:
             raise InvalidCall("params.url", "is missing: the http or https URL to call")
         if not is_secret(params["url"]):
-            check_url(params["url"], reach)
+            host, _ = check_url(params["url"], reach)
         _check_each(params, HTTP_PARAMS)
         if params.get("data") and params.get("json") is not None:
             raise InvalidCall("params.data", "and params.json are both given; a call has one body")
@@ -130,18 +130,21 @@ def check_params(method: str, params: object, reach: Reach) -> None:
         _check_each(params, EMAIL_PARAMS)
     elif method == "celery_task":
         check_task_params(params)
+    return host
 
 
-def _checked_method(method: object, methods: Collection[str]) -> str:
+def _checked_method(method: object, methods: Callable[[], Collection[str]]) -> str:
     if not isinstance(method, str) or not method:
         state = f"must be a string, not {kind_of(method)}" if method else "is missing"
         raise InvalidCall(
             "method", f"{state}: an HTTP verb, 'send_email', 'celery_task' or a handler's name"
         )
-    lowered = method.lower()
-    if method not in methods and lowered not in methods:
-        raise InvalidCall("method", f"{shown(method)} is unknown{suggest(lowered, methods)}")
-    return method if method in methods else lowered
+    if method in HTTP_METHODS:
+        return method
+    known, lowered = methods(), method.lower()
+    if method not in known and lowered not in known:
+        raise InvalidCall("method", f"{shown(method)} is unknown{suggest(lowered, known)}")
+    return method if method in known else lowered
 
 
 def _check_each(params: dict[str, Any], checks: Mapping[str, Check]) -> None:

@@ -18,6 +18,8 @@ MAX_DEPTH = 64  # lists and mappings inside each other, call_data itself being t
 MAX_DIGITS = 4300  # Python's own bound on reading an integer back
 _HUGE = 10**MAX_DIGITS
 _WIDE = 2**63
+_PLAIN = frozenset({int, bool, type(None)})
+_NESTS = (dict, list, tuple)
 _ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "decode it to text, or send it as base64"),
     ((datetime, date, time), "send .isoformat()"),
@@ -56,27 +58,25 @@ class _Copying:
         self.least, self.has_secrets = 0, False
 
     def copy(self, value: Any, path: Any, depth: int) -> Any:
-        """A copy of the value at `path`, which is (path of the parent, key) and becomes text only
-        in a refusal.
+        """A copy of a list or a mapping at `path`, which is (path of the parent, key) and becomes
+        text only in a refusal. What is plain is passed over here, for speed.
         """
-        kind = type(value)
-        if kind is str:
-            return self._text(value, path)
-        if value is None or kind is bool:
-            return value
-        if isinstance(value, dict | list | tuple):
-            if depth > MAX_DEPTH:
-                raise InvalidCall(trail_of(path), f"is nested deeper than {MAX_DEPTH}")
-            self._count(2 * len(value) + 1)
-            if isinstance(value, dict):
-                return {
-                    self._name(name, path): self.copy(item, (path, name), depth + 1)
-                    for name, item in value.items()
-                }
-            return [self.copy(item, (path, i), depth + 1) for i, item in enumerate(value)]
-        if kind is Secret:
-            return self._secret(value, path)
-        return self._text(value, path) if isinstance(value, str) else self._number(value, path)
+        if depth > MAX_DEPTH:
+            raise InvalidCall(trail_of(path), f"is nested deeper than {MAX_DEPTH}")
+        names = self._names(value, path) if isinstance(value, dict) else None
+        self._count(2 * len(value) + 1)
+        copies, size = [], 0
+        for key, item in enumerate(value) if names is None else value.items():
+            kind = type(item)
+            if kind is str and item.isascii() and "\0" not in item:
+                size += len(item)
+            elif kind is dict or kind is list or isinstance(item, _NESTS):
+                item = self.copy(item, (path, key), depth + 1)
+            elif kind not in _PLAIN or (kind is int and not -_WIDE <= item < _WIDE):
+                item = self._leaf(item, (path, key))
+            copies.append(item)
+        self._count(size)
+        return copies if names is None else dict(zip(names, copies, strict=True))
 
     def _count(self, size: int) -> None:
         self.least += size
@@ -84,17 +84,29 @@ class _Copying:
             why = f"is more than {4 * self.max_bytes} bytes of JSON; MAX_CALL_BYTES is"
             raise InvalidCall("call_data", f"{why} {self.max_bytes}")
 
-    def _text(self, text: str, path: Any, what: str = "") -> str:
-        if (not text.isascii() or "\0" in text) and (flaw := text_flaw(text)):
-            raise InvalidCall(trail_of(path), what + flaw)
-        self._count(len(text))
-        return str.__str__(text)
+    def _names(self, value: dict[Any, Any], path: Any) -> list[str]:
+        names = list(value)
+        for i, name in enumerate(names):
+            if not isinstance(name, str):
+                why = f"has a key that is not a string but {kind_of(name)}; JSON would change it"
+                raise InvalidCall(trail_of(path), why)
+            if type(name) is not str or not name.isascii() or "\0" in name:
+                names[i] = self._text(name, path, "has a key that ")
+        self._count(sum(map(len, names)))
+        return names
 
-    def _name(self, name: Any, path: Any) -> str:
-        if not isinstance(name, str):
-            why = f"has a key that is not a string but {kind_of(name)}; JSON would change it"
-            raise InvalidCall(trail_of(path), why)
-        return self._text(name, path, "has a key that ")
+    def _leaf(self, value: Any, path: Any) -> Any:
+        if isinstance(value, Secret):
+            return self._secret(value, path)
+        if not isinstance(value, str):
+            return self._number(value, path)
+        self._count(len(value))
+        return self._text(value, path)
+
+    def _text(self, text: str, path: Any, what: str = "") -> str:
+        if flaw := text_flaw(text):
+            raise InvalidCall(trail_of(path), what + flaw)
+        return str.__str__(text)
 
     def _secret(self, secret: Secret, path: Any) -> Secret:
         """The refusal suggests no name: whoever reads it may not be who wrote the settings."""
