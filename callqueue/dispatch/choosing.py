@@ -31,6 +31,7 @@ from callqueue.sending.validation import check_cost
 class Choice:
     """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why;
     `misfits`: such permits, by owner. `blocked`: by owner, the permits that only wait for room.
+    `binding`: by rule, the budget that keeps its next call back, by id.
     """
 
     releases: Sequence[Release]
@@ -38,6 +39,7 @@ class Choice:
     wait: Wait
     misfits: Mapping[str, str] = field(default_factory=dict)
     blocked: Mapping[str, Blocked] = field(default_factory=dict)
+    binding: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,13 @@ def choose(
         if gone[rule] < len(candidates[rule]):
             continue
         if one.is_limited:
-            room_at = planning.has_room_at(account, rule, _queues(account, held, rule))
-            wait |= Wait.for_room(room_at)
+            queues = _queues(account, held, rule)
+            wait |= Wait.for_room(planning.has_room_at(account, rule, queues))
+            made.binding.setdefault(rule, planning.binding(account, rule, queues))
         wait |= Wait(is_unfinished=one.is_cut)
     if is_short:
         wait = replace(wait, is_unfinished=False) | Wait(until=account.now + backpressure.AGAIN)
-    return Choice(made.releases, unfit, wait, misfits, made.blocked)
+    return Choice(made.releases, unfit, wait, misfits, made.blocked, made.binding)
 
 
 def _of_calls(made: Plan) -> Plan:

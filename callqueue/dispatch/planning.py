@@ -46,12 +46,14 @@ class Plan:
     """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
     budget per key.
 
-    `blocked`: by owner, the permits that nothing keeps back but room.
+    `binding`: by rule, the budget that keeps its next call back, by id; `blocked`: by owner, the
+    permits that nothing keeps back but room.
     """
 
     releases: list[Release] = field(default_factory=list)
     wait: Wait = field(default=Wait())
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
+    binding: dict[str, str] = field(default_factory=dict)
     blocked: dict[str, Blocked] = field(default_factory=dict)
 
     def of_permits(self, account: Account) -> Plan:
@@ -67,6 +69,7 @@ class Plan:
 
     def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
         """Note that a candidate waits for room until `instant`; for an answer where it is None."""
+        self.binding.setdefault(candidate.rule, budget.id)
         if candidate.asked is not None:
             self.blocked[candidate.asked.owner] = Blocked(budget, instant)
         elif budget.limit.is_keyed:
@@ -125,6 +128,18 @@ def has_room_at(account: Account, rule: str, queues: Collection[str]) -> int | N
         by_queue = [_latest(meters, account.now) for meters in of_queues.values()]
         found.append(min((at for at in by_queue if at is not None), default=None))
     return None if None in found else max(at for at in found if at is not None)
+
+
+def binding(account: Account, rule: str, queues: Collection[str]) -> str:
+    """Which of the rule's own limits lets a call of cost 1 go last, by its budget's id."""
+
+    def opens_at(budget: Budget) -> float:
+        values = queues if budget.limit.is_per_queue else [""]
+        instants = (account.meter(budget, value).free_at(1) for value in values)
+        return min((float("inf") if at is None else at for at in instants), default=0.0)
+
+    own = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
+    return max((one for one in own if not one.limit.is_keyed), key=opens_at).id
 
 
 def room_for(account: Account, call: Candidate, most: int) -> int:

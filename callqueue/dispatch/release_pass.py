@@ -249,6 +249,8 @@ def _make(locked: _Locked, asking: Asking, lead: float, batch: int) -> _Made:
     served = {rule: row.served for rule, row in locked.rows.items()}
     choice = choose(account, held, served, batch, asking)
     charged = charge(account, choice.releases)
+    if not asking.alone:
+        account.memo.binding = dict(choice.binding)
     remember(account, locked.rows, choice.releases)
     return _Made(account, held, choice, charged)
 

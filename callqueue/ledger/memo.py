@@ -19,7 +19,8 @@ class Memo:
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
     their `Kept` says. `places`: by rule, where the look for keys stopped. `was`: what the clock
     showed before it jumped, so that what was due then still is. `agreement`: that by which keys
-    were last found to be blocked; None: not known.
+    were last found to be blocked; None: not known. `binding`: by rule, the budget that kept its
+    next call back, by id; for who looks.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
@@ -27,6 +28,7 @@ class Memo:
     places: dict[str, list[Any]] = field(default_factory=dict)
     was: int = 0
     agreement: str | None = None
+    binding: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -54,6 +56,7 @@ class Memo:
             dict(stored["places"]),
             was,
             stored.get("agreement"),
+            dict(stored.get("binding", {})),
         )
 
     def dump(self, version: Mapping[str, int], agreement: str) -> dict[str, Any]:

@@ -85,15 +85,16 @@ def read(
     *,
     key: str | None = None,
     backlog: Mapping[str, int] | None = None,
-) -> dict[str, list[LimitLook]]:
+) -> tuple[dict[str, list[LimitLook]], Mapping[str, str]]:
     """The limits of each of these rules, in the settings' order; those per key as they are for this
-    key, where one is asked for. `backlog`: by rule, the most calls that anybody asks about; when a
+    key, where one is asked for. And by rule, the budget for which its next call waited in the last
+    pass, by id, as its row says. `backlog`: by rule, the most calls that anybody asks about; when a
     limit with room for them opens is read of none.
     """
     groups = {book.groups[name] for name in names}
     rules = sorted(rule for group in groups for rule in group)
     if not rules:
-        return {}
+        return {}, {}
     account = ledger.read(using, book, rules, now, _memo(using, book, groups))
     tallies.advance(using, account.tallies.values())
     if key is None:
@@ -119,7 +120,8 @@ def read(
         budget.id: _look(account, budget, values[budget.id], open_tallied, spread, key is not None)
         for budget in account.budgets
     }
-    return {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
+    listed = {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
+    return listed, account.memo.binding
 
 
 def unused(book: Book, budget: Budget, now: int) -> LimitLook:
@@ -140,6 +142,7 @@ def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.M
         remembered = {rule: memos[rule] for rule in group if rule in memos}
         memo = ledger.Memo.load(group, remembered, book.agreement)
         found.levels |= memo.levels
+        found.binding |= memo.binding
         # What former rules used is taken away by recounts only.
         found.tallies |= {n: kept for n, kept in memo.tallies.items() if not kept["has_former"]}
     return found

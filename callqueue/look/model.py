@@ -66,6 +66,7 @@ class RuleLook:
 
     `holds`: those on the whole rule and on queues, and a few of the `keys_held` on keys, which keep
     `kept_calls` back, the last of them for `kept_s`.
+    `waited_for`: the budget that kept its next call back in the last pass, by id.
     `incoming`: calls that came in a second, over the last minute. `stalls`: the queues of its own
     that nobody takes calls from.
     `is_dispensing`: whether any dispenser runs; `has_fallen_silent`: whether the last one
@@ -87,6 +88,7 @@ class RuleLook:
     kept_calls: int
     kept_s: float
     limits: Sequence[LimitLook]
+    waited_for: str
     gates: Sequence[Gate]
     is_limited: bool
     stalls: Sequence[Stall]
@@ -131,9 +133,12 @@ class RuleLook:
 
     @property
     def binding(self) -> LimitLook | None:
-        """The limit that keeps the next call back: of those that are full, the last to open."""
+        """The limit that keeps the next call back: of those that are full, the one for which the
+        last pass says that it waited, else the last to open.
+        """
         full = [one for one, gate in zip(self.limits, self.gates, strict=True) if gate.is_full]
-        return max(full, key=lambda one: one.opens_at or 0, default=None)
+        named = [one for one in full if one.budget.id == self.waited_for]
+        return max(named or full, key=lambda one: one.opens_at or 0, default=None)
 
     @cached_property
     def troubles(self) -> tuple[str, ...]:

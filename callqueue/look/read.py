@@ -108,6 +108,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
         kept_calls=on_keys.calls,
         kept_s=on_keys.seconds,
         limits=listed,
+        waited_for=known.binding.get(name, ""),
         gates=gates,
         is_limited=any(map(explains_pace, gates)),
         stalls=[one for one in known.attempts.stalls if name in one.rules],
@@ -141,6 +142,7 @@ class _Known:
     waits: Mapping[str, Waiting]
     incoming: Mapping[str, float]
     limits: Mapping[str, Sequence[LimitLook]]
+    binding: Mapping[str, str] = field(default_factory=dict)
     costs: Mapping[tuple[str, str], float] = field(default_factory=dict)
     sizes: Mapping[tuple[str, str], Sizes] = field(default_factory=dict)
     held: Mapping[str, Sequence[HoldLook]] = field(default_factory=dict)
@@ -161,10 +163,9 @@ class _Known:
         waits, incoming = waiting.read(using, shown, keyed, now)
         # of all rules, nobody asks what more calls than wait would take
         backlog = {name: one.ready for name, one in waits.items()} if whole else None
-        read = limits.read(using, book, shown, now, key=key, backlog=backlog)
-        known = cls(
-            using, book, now, alive.signs(using, from_us(now)), found, waits, incoming, read
-        )
+        listed, binding = limits.read(using, book, shown, now, key=key, backlog=backlog)
+        signs = alive.signs(using, from_us(now))
+        known = cls(using, book, now, signs, found, waits, incoming, listed, binding)
         held, keys_held = _holds(using, now, key)
         return replace(
             known,
@@ -177,9 +178,8 @@ class _Known:
 
     def with_book(self, book: Book) -> _Known:
         """The same, with the limits of another book."""
-        return replace(
-            self, book=book, limits=limits.read(self.using, book, list(self.waits), self.now)
-        )
+        listed, _ = limits.read(self.using, book, list(self.waits), self.now)
+        return replace(self, book=book, limits=listed)
 
 
 def _newest_paces(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.models import Sum, Summed, Tally
+from callqueue.models import RuleState, Sum, Summed, Tally
 from callqueue.testing import travel
 from tests.db import commands
 from tests.operator.asking import Ask, Rules, dispenser, number, send
@@ -162,3 +162,18 @@ def test_a_limit_is_never_said_to_be_used_beyond_what_it_allows(
     assert found["free"] == 0
     assert f"{found['used']} of 2" in ask.row("r")["Limit"]
     assert "is used up" in send("r")[0].forecast().reason
+
+
+def test_of_two_full_limits_the_one_that_the_pass_waited_for_is_named(
+    rules: Rules, ask: Ask
+) -> None:
+    """Its row says which; and of what has room since, it says nothing."""
+    rules(r=Rule(limits=[TokenBucket("3/h", burst=3), Concurrency(3)]))
+    send("r", 9)
+    release()
+    dispenser()
+    row = RuleState.objects.get(pk="r")
+    assert row.memo["binding"] == {"r": "r#0"}
+    assert "3/h 3 of 3" in ask.row("r")["Limit"]
+    RuleState.objects.update(memo={**row.memo, "binding": {"r": "r#1"}})
+    assert "Concurrency 3 3 of 3" in ask.row("r")["Limit"]
