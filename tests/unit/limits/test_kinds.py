@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import count, pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -26,8 +26,10 @@ from callqueue.limits.kinds import (
     TokenBucket,
     Usage,
 )
+from tests.support.length import examples
 
 START = 1_780_000_000 * SECOND
+PATIENCE = 100  # microseconds after an instant that came to nothing, doubled each time
 
 
 @dataclass
@@ -83,17 +85,21 @@ def moves(most_cost: int) -> st.SearchStrategy[list[Move]]:
 def play(limit: Limit, game: list[Move], lead: int = 0) -> list[Attempt]:
     """Release every call as soon as the limit admits it, or when the adversary lets the dispenser
     look; the attempts made.
+
+    A bucket may put it off by a microsecond each time, until what it holds is known to be more than
+    nothing: after an instant that came to nothing, the next look is a while later.
     """
     now, made = START, list[Attempt]()
     for move in game:
         now += move.pause
-        while True:
+        for look in count():
             meter = limit.meter(usage_at(limit, made, now), now)
             instant = meter.free_at(move.cost)
             if instant is not None and instant <= now + lead:
                 break
             news = [at for a in made for at in (a.answered, a.told) if at is not None and at > now]
-            now = instant - lead if instant is not None else min(news)
+            patience = PATIENCE << look if look else 0
+            now = max(now + patience, instant - lead if instant is not None else min(news))
         made.append(attempt_of(limit, move, now, instant))
     return made
 
@@ -127,7 +133,7 @@ def usage_at(limit: Limit, made: list[Attempt], now: int) -> Usage:
 RATES = st.sampled_from(["1/s", "3/s", "20/s", "5/2s", "7/m"])
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(300, 3000), deadline=None)
 @given(rate=RATES, game=moves(1), lead=st.sampled_from([0, 50_000, 150_000]), strict=st.booleans())
 def test_no_window_at_the_provider_ever_holds_more_than_a_sliding_window_allows(
     rate: str, game: list[Move], lead: int, strict: bool
@@ -138,7 +144,7 @@ def test_no_window_at_the_provider_ever_holds_more_than_a_sliding_window_allows(
         assert wires[i + limit.n] - first > limit.period_us
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150, 1500), deadline=None)
 @given(game=moves(5), lead=st.sampled_from([0, 150_000]))
 def test_weights_count_in_full(game: list[Move], lead: int) -> None:
     limit = SlidingWindow("7/s")
@@ -148,7 +154,7 @@ def test_weights_count_in_full(game: list[Move], lead: int) -> None:
         assert sum(in_window) <= limit.n
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(200, 2000), deadline=None)
 @given(
     rate=st.sampled_from(["10/s", "3/s", "50/m"]),
     burst=st.integers(1, 12),
@@ -167,7 +173,7 @@ def test_a_bucket_at_the_provider_never_runs_dry(
         assert level >= -1e-6
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150, 1500), deadline=None)
 @given(game=moves(1), lead=st.sampled_from([0, 150_000]), skew=st.floats(-1, 1))
 def test_no_calendar_window_holds_more_though_the_providers_clock_is_off_by_the_jitter(
     game: list[Move], lead: int, skew: float
@@ -199,7 +205,7 @@ def test_calls_beside_the_edge_count_on_both_sides_of_it(off: float) -> None:
     assert meter.free + len(counted_after) <= limit.n
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150, 1500), deadline=None)
 @given(n=st.integers(1, 6), game=moves(1))
 def test_never_more_in_flight_than_concurrency_allows(n: int, game: list[Move]) -> None:
     made = play(Concurrency(n), game)
@@ -207,7 +213,7 @@ def test_never_more_in_flight_than_concurrency_allows(n: int, game: list[Move]) 
         assert sum(a.send_at <= attempt.send_at < a.answered for a in made) <= n
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100, 1000), deadline=None)
 @given(rate=RATES, game=moves(1), later=st.integers(0, 3 * SECOND))
 def test_room_never_shrinks_as_time_goes_by(rate: str, game: list[Move], later: int) -> None:
     limit = SlidingWindow(rate)
@@ -254,7 +260,7 @@ def test_a_day_is_as_long_as_the_calendar_says(day: str, hours: int) -> None:
     assert datetime.fromtimestamp(start / SECOND, zone).hour == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100, 1000), deadline=None)
 @given(
     instant=st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
     zone=st.sampled_from(

@@ -16,13 +16,14 @@ from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import Usage
 from callqueue.limits.opinions import digest_of, opinion_of
 from tests.support.drain_simulation import simulate
+from tests.support.length import examples
 from tests.support.new_kind import Spaced
 from tests.unit.limits.test_kinds import RATES, Move, moves, play
 
 NOON = 1_800_014_400 * kinds.SECOND  # 2027-01-15 12:00 UTC
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150, 1500), deadline=None)
 @given(rate=RATES, game=moves(1), lead=st.sampled_from([0, 150_000]), strict=st.booleans())
 def test_it_is_kept_at_the_provider(rate: str, game: list[Move], lead: int, strict: bool) -> None:
     limit = Spaced(rate, strict=strict)
