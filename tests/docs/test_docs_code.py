@@ -100,38 +100,6 @@ def test_every_command_has_the_options_that_are_named(page: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.django_db
-def test_the_archive_moves_done_calls_and_leaves_the_others() -> None:
-    from datetime import timedelta
-
-    from django.db import connection
-    from django.utils import timezone
-
-    from callqueue.models import CallQueue
-
-    if connection.vendor != "postgresql":
-        pytest.skip("the page's SQL is PostgreSQL's")
-    statements = [code.values[0] for code in blocks("sql") if "archive" in code.values[0]]
-    request = {"method": "get", "params": {"url": "http://vendor.example/"}}
-    done, failed, young = CallQueue.objects.send_many([request] * 3)
-    ten_days_ago = timezone.now() - timedelta(days=10)
-    CallQueue.objects.filter(pk__in=[done.pk, failed.pk]).update(
-        finished_at_dt=ten_days_ago, status=CallQueue.Status.DONE
-    )
-    CallQueue.objects.filter(pk=failed.pk).update(status=CallQueue.Status.FAILED)
-    CallQueue.objects.filter(pk=young.pk).update(
-        finished_at_dt=timezone.now(), status=CallQueue.Status.DONE
-    )
-    with connection.cursor() as cursor:
-        for sql in statements:
-            cursor.execute(
-                sql.replace("'2026-11-01'", "'2000-01-01'").replace("'2026-12-01'", "'2200-01-01'")
-            )
-        cursor.execute("SELECT id FROM callqueue_archive")
-        assert cursor.fetchall() == [(done.pk,)]
-    assert set(CallQueue.objects.values_list("pk", flat=True)) == {failed.pk, young.pk}
-
-
 def options_of(name: str) -> set[str]:
     parser = load_command_class("callqueue", name).create_parser("manage.py", name)
     return {option for action in parser._actions for option in action.option_strings}
@@ -184,7 +152,7 @@ def test_every_state_and_outcome_is_in_the_reference() -> None:
 
     assert unnamed(CallQueue.Status.names, page("states.md")) == []
     assert [
-        outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("attempts.md")
+        outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("states.md")
     ] == []
 
 
@@ -195,7 +163,7 @@ def test_every_column_is_in_the_reference() -> None:
         unnamed((f.name for f in CallQueue._meta.fields if f.name != "id"), page("states.md")) == []
     )
     columns = {f.name for f in CallAttempt._meta.fields} - {"id", "calls"}
-    assert unnamed(columns, page("attempts.md")) == []
+    assert unnamed(columns, page("states.md")) == []
 
 
 def test_every_command_and_option_is_in_the_reference() -> None:

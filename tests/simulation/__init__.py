@@ -1,3 +1,3 @@
 """The whole of callqueue as tasks of one scheduler that draws everything from a seed: see
-docs/explanation/how-it-is-tested.md.
+CONTRIBUTING.md.
 """

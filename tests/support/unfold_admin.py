@@ -1,4 +1,4 @@
-"""The admin's classes under django-unfold, as docs/how-to/themes.md says."""
+"""The admin's classes under django-unfold, as docs/how-to/deploy.md says."""
 
 from django.contrib import admin
 from unfold.admin import ModelAdmin

@@ -100,7 +100,7 @@ def time(facts: Facts) -> str:
         raise Wrong(
             "; ".join(signs),
             "run `manage.py callqueue_pause RULE --for` one full window for every rule "
-            f"before anything goes out; see {page('how-to/restore-a-backup.md')}",
+            f"before anything goes out; see {page('how-to/upgrade.md')}",
         )
     return "nothing in it is in the future, and it knows every attempt of the workers"
 
