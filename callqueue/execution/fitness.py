@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from callqueue import texts, transitions
 from callqueue.database import from_us
-from callqueue.execution.http.errors import starved
+from callqueue.execution.starvation import starved
 from callqueue.handlers import methods
 from callqueue.transitions import Job
 

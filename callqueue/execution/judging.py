@@ -12,7 +12,7 @@ from typing import Any
 
 from callqueue import clocks, conf, events, outcome, texts, transitions
 from callqueue.execution import fitness, provider_limits, starvation
-from callqueue.execution.http.client import Answer
+from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
 from callqueue.limits.backoff import backoff
 from callqueue.limits.budgets import key_part

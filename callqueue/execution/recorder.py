@@ -15,7 +15,7 @@ from django.db import connections
 
 from callqueue import clocks, database, events
 from callqueue.execution import results
-from callqueue.execution.http.errors import starved
+from callqueue.execution.starvation import starved
 from callqueue.maintenance import breaker
 from callqueue.transitions import Job, Result
 

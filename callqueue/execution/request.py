@@ -13,10 +13,10 @@ from typing import Any
 
 from callqueue import clocks, conf, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
-from callqueue.execution import judging, starvation
-from callqueue.execution.http import client
-from callqueue.execution.http.errors import Starved, starved
+from callqueue.execution import judging, starvation, wire
 from callqueue.execution.results import scrubbed
+from callqueue.execution.starvation import starved
+from callqueue.execution.trip import Starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.log_scrubbing import at_work
 from callqueue.sending import disclosure
@@ -35,7 +35,7 @@ def expected_wait(rule: str) -> float:
     return _waits.get(rule, SLOW)
 
 
-class SlotGate(client.Gate):
+class SlotGate(wire.Gate):
     """The last door before the socket: waits for the instant to send at, and lets nothing through
     that may outlive the lease.
     """
@@ -49,9 +49,9 @@ class SlotGate(client.Gate):
         self._pass()
         left = self._job.lease_ends - clocks.monotonic()
         if left <= 0:
-            raise client.Dropped("the lease had ended before the first byte was sent")
+            raise wire.Dropped("the lease had ended before the first byte was sent")
         if left < self._needed():
-            raise client.Dropped(
+            raise wire.Dropped(
                 "too little was left of the lease for an answer before the first byte was sent"
             )
 
@@ -69,7 +69,7 @@ class SlotGate(client.Gate):
         was_through, job.is_through = job.is_through, True
         if job.is_left and not was_through:
             job.is_through = False
-            raise client.Dropped(LEFT)
+            raise wire.Dropped(LEFT)
 
     def _needed(self) -> float:
         job = self._job
@@ -86,7 +86,7 @@ def make(job: Job) -> Result:
         return scrubbed(transitions.after_giving_up(job, str(error)), ())
     except BaseException as error:
         if want := starved(error):
-            return _given_back(job, want)
+            return _given_back(job, Starved(want))
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.failed(job, why), ())
@@ -100,31 +100,31 @@ def _made(job: Job, disclosed: Disclosed) -> Result:
         if job.method in HTTP_METHODS:
             return judging.of_answer(job, _requested(job, disclosed, gate))
         return judging.of_value(job, _handled(job, dict(disclosed.params), gate))
-    except client.Dropped as dropped:
+    except wire.Dropped as dropped:
         return _given_back(job, dropped)
     except BaseException as error:
         if not job.is_through and (want := starved(error)):
-            return _given_back(job, want)
+            return _given_back(job, Starved(want))
         why = texts.worded(error)
         return judging.lost(job, why) if gate.sent_at is not None else judging.failed(job, why)
 
 
-def _given_back(job: Job, dropped: client.Dropped) -> Result:
+def _given_back(job: Job, dropped: wire.Dropped) -> Result:
     """Nothing was sent. Where this process is to blame, it takes no other call for a while."""
     if isinstance(dropped, Starved):
         starvation.pause.begin(str(dropped))
     return transitions.after_void(job, str(dropped))
 
 
-def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> client.Answer:
+def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> wire.Answer:
     """Make an HTTP call within the rule's timeouts."""
     rule = job.sound_rule
-    timeouts = client.Timeouts(
+    timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
     )
     params, policy = _with_idempotency_key(job, disclosed.params), _policy(job)
     job.gate = gate
-    answer = client.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
+    answer = wire.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
     if answer.starved:
         starvation.pause.begin(answer.error)
     if answer.sent_at is not None:
@@ -143,9 +143,9 @@ def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _policy(job: Job) -> client.Policy:
+def _policy(job: Job) -> wire.Policy:
     settings = conf.current()
-    return client.Policy(
+    return wire.Policy(
         allowed_hosts=settings.allowed_hosts,
         allowed_networks=settings.allowed_networks,
         verify=job.sound_rule.verify,
@@ -157,7 +157,7 @@ def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     """Let the method's handler make the call; what it returns."""
     handler = find(job.method)
     if want := starved():  # it would fail for that, and nobody could say how far it had got
-        raise want
+        raise Starved(want)
     gate.wait()
     left = timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic()))
     context = Context(

@@ -7,8 +7,10 @@ The call is given back; no attempt is used up.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import socket
 import time
 from contextlib import suppress
 from functools import lru_cache
@@ -25,6 +27,8 @@ MINUTE = 60.0  # seconds between two lines that say so
 # descriptors that are left to what is no call in flight: idle connections, lookups of names, other
 # tasks. At least so many, and this share of the limit.
 SPARE, SPARE_SHARE = 64, 1 / 8
+# what the system says to a process that may have no more: descriptors, memory of the kernel's
+_WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Pause:
@@ -75,3 +79,29 @@ def _open(pid: int) -> int:
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))
     return 0
+
+
+def starved(error: BaseException | None = None) -> str | None:
+    """What to say where nothing was sent, if this error came of what this process lacks:
+    descriptors, threads, memory of the kernel's. None where it did not.
+    """
+    why = _want(error)
+    if why is None:
+        try:  # what a resolver or a library says without descriptors often names another reason
+            for end in socket.socketpair():
+                end.close()
+        except OSError as refused:
+            why = _want(refused)
+    text = f"nothing was sent: this worker's process may have no more ({why})"
+    return None if why is None else text
+
+
+def _want(error: BaseException | None) -> str | None:
+    """What the system refused this process, if that led to this error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _WANTS:
+            return str(error.strerror)
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            return "threads"
+        error = error.__cause__ or error.__context__
+    return None

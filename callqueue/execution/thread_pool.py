@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from callqueue import database, events
-from callqueue.execution.http import client
-from callqueue.execution.http.connection import IDLE_SECONDS
+from callqueue.execution import wire
+from callqueue.execution.connection import IDLE_SECONDS
 from callqueue.transitions import Job, Result
 
 STALL = 0.003  # seconds without an end after which another thread joins
@@ -173,7 +173,7 @@ class _Pool:
             try:
                 batch = inbox.get(timeout=IDLE_SECONDS)
             except queue.Empty:
-                client.close_idle()  # no call takes them any more, and each is a descriptor
+                wire.close_idle()  # no call takes them any more, and each is a descriptor
                 batch = inbox.get()
             batch.drain()
             self._idle.append(inbox)

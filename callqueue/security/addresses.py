@@ -1,69 +1,106 @@
-"""Which hosts and addresses may be called: the policy of ALLOWED_HOSTS and ALLOWED_NETWORKS, as
-pure functions.
+"""Where a URL leads, and whether calls may go there: the policy of ALLOWED_HOSTS and
+ALLOWED_NETWORKS, as pure functions.
 
-A host or an address enters; a reason not to call it leaves, or None. Never resolves a name and
-never opens a socket: whoever connects asks again with each address that the name turned out to
-have.
+A URL, a host or an address enters; a place, or a reason not to call it, leaves. Never resolves a
+name and never opens a socket: whoever connects asks again with each address that the name turned
+out to have.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
 from urllib.parse import unquote
+
+import idna
 
 from callqueue.limits.rules import split_place
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+LONGEST_AUTHORITY = 300  # characters of a URL's host and port; a host's name has at most 253
+_URL = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::(.*))?")
+_NAME = re.compile(r"(?=.{1,253}\.?\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?")
+_NO_HOST_NAME = "has a host with characters or lengths that no host name has"
+_NUMBERS = re.compile(r"[0-9a-fxA-FX.]{1,64}")
+_DOTS = re.compile("[。．｡]")  # what IDNA takes for a dot, RFC 3490 section 3.1
+
 # In the order in which they are asked: the first that holds an address names the reason.
-_REFUSED = (
-    ("loopback", ("127.0.0.0/8", "::1/128")),
-    ("unspecified", ("0.0.0.0/32", "::/128")),
-    (
-        "a cloud provider's metadata service",
-        ("169.254.169.254/32", "169.254.170.2/32", "fd00:ec2::254/128"),
-    ),
-    (
-        "a cloud provider's metadata service",
-        ("100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"),
-    ),
-    ("of this network", ("0.0.0.0/8",)),
-    ("private", ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")),
-    ("shared between a carrier's customers", ("100.64.0.0/10",)),
-    ("link-local", ("169.254.0.0/16", "fe80::/10")),
-    ("multicast", ("224.0.0.0/4", "ff00::/8")),
-    ("broadcast", ("255.255.255.255/32",)),
-    ("reserved", ("240.0.0.0/4",)),
-    (
-        "for documentation",
-        ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20"),
-    ),
-    ("for benchmarks", ("198.18.0.0/15", "2001:2::/48")),
-    (
-        "for protocols",
-        (
-            "192.0.0.0/24",
-            "192.31.196.0/24",
-            "192.52.193.0/24",
-            "192.175.48.0/24",
-            "2620:4f:8000::/48",
-        ),
-    ),
-    ("an obsolete relay (6to4)", ("192.88.99.0/24", "2002::/16")),
-    ("a tunnel (Teredo)", ("2001::/32",)),
-    ("for protocols", ("2001::/23", "5f00::/16")),
-    ("for discarding", ("100::/64", "100:0:0:1::/64")),
-    ("site-local", ("fec0::/10",)),
-    ("a local translation (NAT64)", ("64:ff9b:1::/48",)),
-    ("an obsolete form of an IPv4 address", ("::/96",)),
-)
+_REFUSED = """
+loopback: 127.0.0.0/8 ::1/128
+unspecified: 0.0.0.0/32 ::/128
+a cloud provider's metadata service: 169.254.169.254/32 169.254.170.2/32 fd00:ec2::254/128
+a cloud provider's metadata service: 100.100.100.200/32 192.0.0.192/32 168.63.129.16/32
+of this network: 0.0.0.0/8
+private: 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7
+shared between a carrier's customers: 100.64.0.0/10
+link-local: 169.254.0.0/16 fe80::/10
+multicast: 224.0.0.0/4 ff00::/8
+broadcast: 255.255.255.255/32
+reserved: 240.0.0.0/4
+for documentation: 192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 2001:db8::/32 3fff::/20
+for benchmarks: 198.18.0.0/15 2001:2::/48
+for protocols: 192.0.0.0/24 192.31.196.0/24 192.52.193.0/24 192.175.48.0/24 2620:4f:8000::/48
+an obsolete relay (6to4): 192.88.99.0/24 2002::/16
+a tunnel (Teredo): 2001::/32
+for protocols: 2001::/23 5f00::/16
+for discarding: 100::/64 100:0:0:1::/64
+site-local: fec0::/10
+a local translation (NAT64): 64:ff9b:1::/48
+an obsolete form of an IPv4 address: ::/96
+"""
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
-_DOTS = re.compile("[。．｡]")  # what IDNA takes for a dot, RFC 3490 section 3.1
+
+
+class Unreadable(ValueError):
+    """A URL that leads nowhere. The text goes on after "the URL", and repeats nothing of it."""
+
+
+class Place(NamedTuple):
+    """Where a URL leads: a host in lower-case ASCII, an address in its canonical form."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def place_of(url: str) -> Place:
+    """Where an http or https URL leads, before any name is resolved; Unreadable where nowhere.
+
+    Only plain shapes pass, so that no other parser of URLs can see another host in them.
+    """
+    match = _URL.match(url)
+    if match is None:
+        raise Unreadable("must begin with http:// or https://")
+    scheme, authority = match.groups()
+    if "@" in authority:
+        raise Unreadable("contains user:password@; give params.auth = [user, password] instead")
+    if len(authority) > LONGEST_AUTHORITY:  # before any cache sees it
+        raise Unreadable(_NO_HOST_NAME)
+    found = _place(scheme.lower(), authority)
+    if isinstance(found, str):
+        raise Unreadable(found)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def place_refusal(
+    place: Place, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
+) -> str | None:
+    """Why calls may not go there, as far as its host tells; None where they may."""
+    why, address = host_refusal(place.host, allowed_hosts, place.port), literal_address(place.host)
+    return refusal(address, allowed_networks) if why is None and address is not None else why
 
 
 def refusal(address: Address | str, allowed_networks: Sequence[str] = ()) -> str | None:
@@ -101,21 +138,12 @@ def host_refusal(host: str, allowed_hosts: Sequence[str], port: int | None = Non
     if "*" in allowed_hosts:
         return None
     name, is_name = _canonical(host), literal_address(host) is None
-    places = [_place(pattern) for pattern in allowed_hosts]
+    places = [_pattern(pattern) for pattern in allowed_hosts]
     if any(_is_for(pattern, name, is_name) for pattern, only in places if only in (None, port)):
         return None
     has_ports = port is not None and any(only for _, only in places)
     shown = f"{name}, port {port}," if has_ports else name
     return f"the host {shown} is not in ALLOWED_HOSTS"
-
-
-@lru_cache(maxsize=1024)
-def place_refusal(
-    host: str, port: int, allowed_hosts: tuple[str, ...], allowed_networks: tuple[str, ...]
-) -> str | None:
-    """Why this host may not be called, as far as its name tells; None where it may."""
-    why, address = host_refusal(host, allowed_hosts, port), literal_address(host)
-    return refusal(address, allowed_networks) if why is None and address is not None else why
 
 
 def literal_address(host: str) -> Address | None:
@@ -133,7 +161,33 @@ def literal_address(host: str) -> Address | None:
     return None
 
 
-_place = lru_cache(maxsize=256)(split_place)
+@lru_cache(maxsize=1024)
+def _place(scheme: str, authority: str) -> Place | str:
+    """Where an authority leads, or what is wrong with it."""
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
+        return "has a host that cannot be read"
+    host, port = match.groups()
+    if port is not None and not _is_port(port):
+        return "has a port that is not a number from 1 to 65535"
+    if not host:
+        return "has no host"
+    number = int(port or (443 if scheme == "https" else 80))
+    if host.startswith("["):
+        address = _ipv6(host)
+        what = "has brackets around something that is not an IPv6 address"
+        return what if address is None else Place(scheme, str(address), number)
+    host = _idna(host).lower()
+    if not _NAME.fullmatch(host):
+        return _NO_HOST_NAME
+    return Place(scheme, str(literal_address(host) or host), number)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
+
+
+_pattern = lru_cache(maxsize=256)(split_place)
 
 
 def _is_for(pattern: str, name: str, is_name: bool) -> bool:
@@ -164,8 +218,8 @@ def _meanings(address: Address) -> Sequence[Address]:
 
 @lru_cache(maxsize=4096)
 def _special(address: Address) -> str | None:
-    for why, networks in _refused_networks():
-        if any(address in network for network in networks):
+    for network, why in _refused_networks():
+        if address in network:
             return why
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return "reserved"
@@ -173,38 +227,27 @@ def _special(address: Address) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _refused_networks() -> list[tuple[str, list[Network]]]:
-    return [(why, [ip_network(network) for network in networks]) for why, networks in _REFUSED]
+def _refused_networks() -> list[tuple[Network, str]]:
+    lines = [line.partition(": ") for line in _REFUSED.strip().splitlines()]
+    return [(ip_network(network), why) for why, _, listed in lines for network in listed.split()]
 
 
 def _canonical(host: str) -> str:
-    address = literal_address(host)
-    return str(address) if address is not None else _idna(host.strip().rstrip(".")).lower()
+    return str(literal_address(host) or _idna(host.strip().rstrip(".")).lower())
 
 
 def _idna(host: str) -> str:
     """The xn-- form of a name of other letters, so that both ways to write it are equal."""
-    if host.isascii():
-        return host
-    import idna
-
-    try:
-        return idna.encode(host, uts46=True).decode("ascii")
-    except (idna.IDNAError, UnicodeError):
-        return host
+    with suppress(idna.IDNAError, UnicodeError):
+        return host if host.isascii() else idna.encode(host, uts46=True).decode("ascii")
+    return host
 
 
 def _ascii(host: str) -> str:
     """Digits and dots of other scripts mapped to ASCII as UTS 46 says, not yet encoded."""
-    if host.isascii():
-        return host
-    import idna
-
-    try:
-        host = idna.uts46_remap(host, std3_rules=False)
-    except (idna.IDNAError, UnicodeError):
-        return host
-    return _DOTS.sub(".", host)
+    with suppress(idna.IDNAError, UnicodeError):
+        return host if host.isascii() else _DOTS.sub(".", idna.uts46_remap(host, std3_rules=False))
+    return host
 
 
 def _ipv6(text: str) -> IPv6Address | None:
@@ -217,26 +260,9 @@ def _ipv6(text: str) -> IPv6Address | None:
 
 
 def _ipv4(text: str) -> IPv4Address | None:
-    """As inet_aton(3) reads it: up to four numbers in base 8, 10 or 16; the last fills up."""
-    parts = text.split(".")
-    if len(parts) > 4 or len(text) > 64:
+    if not _NUMBERS.fullmatch(text):  # inet_aton passes over what follows white space
         return None
-    numbers = [_number(part) for part in parts]
-    value = 0
-    for position, number in enumerate(numbers):
-        width = 8 * (5 - len(numbers)) if position == len(numbers) - 1 else 8
-        if number is None or number >= 1 << width:
-            return None
-        value = value << width | number
-    return IPv4Address(value)
-
-
-def _number(part: str) -> int | None:
     try:
-        if part[:2].lower() == "0x":
-            return int(part[2:], 16) if part[2:].isalnum() else None if part[2:] else 0
-        if not (part.isascii() and part.isdigit()):
-            return None
-        return int(part, 8) if len(part) > 1 and part[0] == "0" else int(part)
-    except ValueError:
+        return IPv4Address(socket.inet_aton(text))
+    except OSError:
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import requests
 
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
 
 class UnexpectedRequest(AssertionError):
@@ -40,22 +40,22 @@ def answer(
     return response
 
 
-def as_answer(given: Any, url: str, sent_at: float) -> client.Answer:
+def as_answer(given: Any, url: str, sent_at: float) -> wire.Answer:
     """The client's Answer for what the test gave. Raises what is no exception of requests'."""
     import requests
 
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
     given = given() if isinstance(given, type) else given
     if isinstance(given, requests.RequestException):
         why = f"{type(given).__name__}: {given}".rstrip(": ")
         sent = not is_unsent(given)
-        return client.Answer(None, sent_at if sent else None, error=why, sent=sent)
+        return wire.Answer(None, sent_at if sent else None, error=why, sent=sent)
     if isinstance(given, BaseException):
         raise given
     response = copy(_as_response(given))
     response.url = url
-    return client.Answer(response, sent_at, sent=True)
+    return wire.Answer(response, sent_at, sent=True)
 
 
 def is_unsent(given: Any) -> bool:

@@ -16,7 +16,7 @@ from callqueue import clocks
 from callqueue.testing.answers import UnexpectedRequest, as_answer, is_unsent
 
 if TYPE_CHECKING:
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
 active_transports: list[FakeTransport] = []  # of the blocks that we are in, the innermost last
 
@@ -59,12 +59,12 @@ class FakeTransport:
     """
 
     def __init__(self, answers: Mapping[Any, Any] | None = None, *, default: Any = None) -> None:
-        from callqueue.execution.http import client
+        from callqueue.execution import wire
 
         self.answers: dict[Any, Any] = dict(answers or {})
         self.default = default
         self.requests: list[Request] = []
-        self._real = client.request
+        self._real = wire.request
         self._left: dict[int, tuple[list[Any], list[Any]]] = {}
         self._failed: list[AssertionError] = []
 
@@ -81,8 +81,8 @@ class FakeTransport:
 
     def request(
         self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None
-    ) -> client.Answer:
-        """What stands in for callqueue.execution.http.client.request."""
+    ) -> wire.Answer:
+        """What stands in for callqueue.execution.wire.request."""
         if not self.answers and self.default is None and _is_this_machine(params["url"]):
             return self._real(method, params, policy=policy, timeouts=timeouts, gate=gate)
         try:
@@ -91,14 +91,14 @@ class FakeTransport:
             self._failed.append(error)
             raise
 
-    def _answer(self, made: Request, gate: Any) -> client.Answer:
-        from callqueue.execution.http import client
+    def _answer(self, made: Request, gate: Any) -> wire.Answer:
+        from callqueue.execution import wire
 
-        given, gate = self._given_for(made), gate or client.Gate()
+        given, gate = self._given_for(made), gate or wire.Gate()
         try:
             gate.wait()
-        except client.Dropped as dropped:
-            return client.Answer(None, None, error=str(dropped), dropped=True)
+        except wire.Dropped as dropped:
+            return wire.Answer(None, None, error=str(dropped), dropped=True)
         sent_at = clocks.monotonic()
         if not is_unsent(given):
             gate.sent_at = sent_at
@@ -139,12 +139,12 @@ def fake_transport(
 
     See FakeTransport for patterns and answers.
     """
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
     transport = FakeTransport(answers, default=default)
     active_transports.append(transport)
     try:
-        with mock.patch.object(client, "request", transport.request):
+        with mock.patch.object(wire, "request", transport.request):
             yield transport
         transport.check()
     finally:
@@ -154,9 +154,9 @@ def fake_transport(
 @contextmanager
 def without_network() -> Iterator[None]:
     """Requests go to the innermost transport, another stand-in, or no further than here."""
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
-    if active_transports or client.request.__module__ != client.__name__:
+    if active_transports or wire.request.__module__ != wire.__name__:
         yield
     else:
         with fake_transport():

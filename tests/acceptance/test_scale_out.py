@@ -200,10 +200,10 @@ def judge_calls(calls: dict[int, CallQueue], arrivals: list[Arrival]) -> None:
 GIVES_UP = """
 import sys
 import requests
-from callqueue.execution.http import client
+from callqueue.execution import wire
 
 url, network = sys.argv[1:]
-policy = client.Policy(allowed_networks=(network,))
+policy = wire.Policy(allowed_networks=(network,))
 session = requests.Session()
 session.trust_env = False
 
@@ -216,7 +216,7 @@ def with_requests():
 
 
 def with_the_client():
-    client.request("get", {"url": f"{url}?who=the-client"}, policy=policy, timeouts=client.Timeouts(total=0.3))
+    wire.request("get", {"url": f"{url}?who=the-client"}, policy=policy, timeouts=wire.Timeouts(total=0.3))
 
 
 for _ in range(2):  # once to connect, once when the host has been cut off

@@ -8,14 +8,14 @@ import threading
 import time
 from typing import Any
 
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from tests.benchmarks.report import say
 from tests.support.busy import BUSY, serving
 
 THREADS = 4  # that make normal calls
 PAUSE = 0.01  # seconds between the calls of one
-POLICY = client.Policy(allowed_networks=("127.0.0.0/8",))
-TIMEOUTS = client.Timeouts(connect=5, read=5, total=10)
+POLICY = wire.Policy(allowed_networks=("127.0.0.0/8",))
+TIMEOUTS = wire.Timeouts(connect=5, read=5, total=10)
 
 
 def measure(seconds: float) -> dict[str, dict[str, Any]]:
@@ -54,7 +54,7 @@ def _beside(address: str, number: int | None, seconds: float) -> tuple[list[floa
             assert _call(f"{address}/normal").response is not None
             times.append(time.monotonic() - began)
             time.sleep(PAUSE)
-        client.close_idle()
+        wire.close_idle()
 
     def hostile() -> None:
         while time.monotonic() < until:
@@ -71,8 +71,8 @@ def _beside(address: str, number: int | None, seconds: float) -> tuple[list[floa
     return times, cpu
 
 
-def _call(url: str) -> client.Answer:
-    return client.request("get", {"url": url}, policy=POLICY, timeouts=TIMEOUTS)
+def _call(url: str) -> wire.Answer:
+    return wire.request("get", {"url": url}, policy=POLICY, timeouts=TIMEOUTS)
 
 
 def _p95(times: list[float]) -> float:

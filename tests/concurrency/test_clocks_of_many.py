@@ -29,8 +29,7 @@ from hypothesis.stateful import (
 
 from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import claim, judging, recorder
-from callqueue.execution.http import client
+from callqueue.execution import claim, judging, recorder, wire
 from callqueue.ledger import clock_jumps, clock_shift
 from callqueue.ledger.clock_jumps import Watch
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
@@ -238,14 +237,14 @@ class Cluster(RuleBasedStateMachine):
         if job.send_at is not None:
             self.mono = max(self.mono, job.slot_opens())
         if self.mono >= job.lease_ends:
-            answer = client.Answer(
+            answer = wire.Answer(
                 response=None, sent_at=None, sent=False, dropped=True, error="too late"
             )
         else:
             sent_at, counted = self.mono, self.mono + min(transit, takes)
             self.count(counted)
             self.mono += takes
-            answer = client.Answer(response=response(200, {}, b"{}"), sent_at=sent_at, sent=True)
+            answer = wire.Answer(response=response(200, {}, b"{}"), sent_at=sent_at, sent=True)
         process.answered.append(judging.of_answer(job, answer))
 
     @precondition(lambda self: any(p.answered for p in self.processes))

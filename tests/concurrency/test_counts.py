@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from callqueue import Rule, SlidingWindow, TokenBucket
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import Pass, ensure_states, release
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, make_together
 
@@ -45,7 +45,7 @@ def rules(settings: Any) -> None:
 @pytest.fixture
 def vendor(monkeypatch: pytest.MonkeyPatch) -> Vendor:
     vendor = Vendor()
-    monkeypatch.setattr(client, "request", vendor.request)
+    monkeypatch.setattr(wire, "request", vendor.request)
     return vendor
 
 

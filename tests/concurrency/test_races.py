@@ -32,8 +32,7 @@ from callqueue import (
 from callqueue import broker as messages
 from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor, judging, results
-from callqueue.execution.http import client
+from callqueue.execution import claim, executor, judging, results, wire
 from callqueue.ledger import clock_jumps, holds
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
@@ -98,7 +97,7 @@ def released_by(rule: str) -> list[int]:
 
 def answered(job: Job, status: int = 200) -> Result:
     """The report of an answer, as the executor makes it."""
-    answer = client.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
+    answer = wire.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
     return judging.of_answer(job, answer)
 
 

@@ -34,8 +34,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, recorder, request
-from callqueue.execution.http import client
+from callqueue.execution import claim, recorder, request, wire
 from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
@@ -109,7 +108,7 @@ class Queue(RuleBasedStateMachine):
         enter(patch.object(server_clock, "ahead", timedelta(0)))
         enter(patch.object(clocks, "monotonic", lambda: real() + self.later))
         enter(patch.object(time, "sleep", self.pass_time))
-        enter(patch.object(client, "request", self.serve))
+        enter(patch.object(wire, "request", self.serve))
         for key in ("", "a", "b"):
             self.send("get", key, 3)
 
@@ -124,23 +123,23 @@ class Queue(RuleBasedStateMachine):
 
     def serve(
         self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any
-    ) -> client.Answer:
+    ) -> wire.Answer:
         """The wire: waits as the real one does, tells the provider, and brings its answer after a
         while.
         """
         try:
             gate.wait()
-        except client.Dropped as error:
-            return client.Answer(
+        except wire.Dropped as error:
+            return wire.Answer(
                 response=None, sent_at=None, sent=False, dropped=True, error=str(error)
             )
         job, sent_at = self.current, clocks.monotonic()
         self.arrive(job, method)
         self.pass_time(self.latency)
         if self.answer is None:
-            return client.Answer(response=None, sent_at=sent_at, sent=True, error="no answer")
+            return wire.Answer(response=None, sent_at=sent_at, sent=True, error="no answer")
         headers = {"Retry-After": "3"} if self.answer == 429 else {}
-        return client.Answer(
+        return wire.Answer(
             response=response(self.answer, headers, b"{}"), sent_at=sent_at, sent=True
         )
 

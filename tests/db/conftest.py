@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
     """The vendor of calls made in this process."""
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
     from tests.support.behaviour import Vendor
 
     vendor = Vendor()
-    monkeypatch.setattr(client, "request", vendor.request)
+    monkeypatch.setattr(wire, "request", vendor.request)
     return vendor
 
 

@@ -15,7 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from opentelemetry import trace
 
 from callqueue import Retry, Rule, telemetry
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, run, send
 
@@ -232,7 +232,7 @@ def test_no_answer_is_an_error_without_a_status(
     rules: Rules, remote: Vendor, recorder: Recorder
 ) -> None:
     rules(r=Rule())
-    remote.answers["/"] = lambda: client.Answer(None, None, error="read timeout", sent=True)
+    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
     send("r")
     run()
     assert recorder.spans[0].attributes["error.type"] == "lost"

@@ -20,7 +20,7 @@ import pytest
 
 from callqueue import Rule
 from callqueue.exceptions import InvalidCall
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security.secrets import Secret
 from callqueue.texts import decoded
@@ -32,7 +32,7 @@ MOST_MEMORY = 80 << 20  # bytes by which a worker may grow for a body that it ma
 FLAT = (
     24 << 20
 )  # bytes by which a process may grow over thousands of what it refuses or cannot read
-LOOPBACK = client.Policy(allowed_networks=("127.0.0.0/8",))
+LOOPBACK = wire.Policy(allowed_networks=("127.0.0.0/8",))
 PAYLOAD = "patient-zero-payload"
 
 
@@ -209,11 +209,11 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(
             )
 
     def answer(number: int) -> None:
-        response = client.request(
+        response = wire.request(
             "get",
             {"url": server.url(str(number))},
             policy=LOOPBACK,
-            timeouts=client.Timeouts(5, 5, 10),
+            timeouts=wire.Timeouts(5, 5, 10),
         ).response
         assert response is not None
         assert response.text == decoded(response.content, response.encoding) == "ok"
@@ -225,7 +225,7 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(
         before = resident()
         for number in range(200, count):
             refuse(number), answer(number)
-        client.close_idle()
+        wire.close_idle()
     assert resident() - before < FLAT
 
 

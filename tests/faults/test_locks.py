@@ -11,8 +11,7 @@ import pytest
 from django.db import connection
 
 from callqueue.dispatch.release_pass import ensure_states
-from callqueue.execution import executor
-from callqueue.execution.http import client
+from callqueue.execution import executor, wire
 from tests.support import hammer
 from tests.support.behaviour import Vendor
 
@@ -28,7 +27,7 @@ def test_five_minutes_of_everybody_at_the_same_calls(
     settings.CALLQUEUE = hammer.SETTINGS
     ensure_states("default", list(hammer.SETTINGS["RULES"]))
     vendor = Vendor()
-    monkeypatch.setattr(client, "request", vendor.request)
+    monkeypatch.setattr(wire, "request", vendor.request)
     monkeypatch.setattr(executor, "LOCKED", (0.0,))
     everybody = hammer.Hammer(vendor)
     everybody.run(length(5, 300))

@@ -11,7 +11,7 @@ import requests
 
 from callqueue import Rule
 from callqueue.exceptions import CallQueueError
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from callqueue.models import CallQueue
 from callqueue.testing import run_callqueue
 from tests.suites.raw_server import RawServer
@@ -66,8 +66,8 @@ def _all_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The testing kit lets requests through to hosts that look like this machine; some of ours do
     not.
     """
-    real = client.request
-    monkeypatch.setattr(client, "request", lambda *args, **kwargs: real(*args, **kwargs))
+    real = wire.request
+    monkeypatch.setattr(wire, "request", lambda *args, **kwargs: real(*args, **kwargs))
 
 
 @pytest.fixture(scope="module")

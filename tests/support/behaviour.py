@@ -15,8 +15,7 @@ from requests.utils import get_encoding_from_headers
 
 from callqueue import database
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import claim, executor, judging, recorder, request
-from callqueue.execution.http import client
+from callqueue.execution import claim, executor, judging, recorder, request, wire
 from callqueue.models import CallQueue
 
 # What a call becomes that was sent and had no answer: method, the rule's `on_lost`, state.
@@ -45,7 +44,7 @@ class Vendor:
 
     def request(
         self, method: str, params: Any, *, policy: Any, timeouts: Any, gate: Any = None
-    ) -> client.Answer:
+    ) -> wire.Answer:
         path = "/" + params["url"].split("/", 3)[3]
         if gate is not None:
             gate.wait()
@@ -54,10 +53,10 @@ class Vendor:
         answer = self.answers.get(path, 200)
         if callable(answer):
             answer = answer()
-        if isinstance(answer, client.Answer):
+        if isinstance(answer, wire.Answer):
             return answer
         status, headers, body = answer if isinstance(answer, tuple) else (answer, {}, b"{}")
-        return client.Answer(
+        return wire.Answer(
             response=response(status, headers, body), sent_at=time.monotonic(), sent=True
         )
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from callqueue import clocks
-from callqueue.execution.http import client
-from callqueue.execution.http.client import Answer, Gate, Policy, Timeouts
+from callqueue.execution import connection, wire
+from callqueue.execution.wire import Answer, Gate, Policy, Timeouts
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
 PATIENT = Timeouts(connect=5, read=5, total=10)
@@ -213,7 +213,7 @@ def echo(seen: Seen) -> bytes:
 
 def call(url: str, method: str = "post", **more: Any) -> Answer:
     options = {name: more.pop(name) for name in ("policy", "timeouts", "gate") if name in more}
-    return client.request(
+    return wire.request(
         method, {"url": url, **more}, **{"policy": LOOPBACK, "timeouts": PATIENT, **options}
     )
 
@@ -271,6 +271,11 @@ class Names:
             )
             for text in found
         ]
+
+
+def kept_connections() -> list[Any]:
+    """Those of this process that are idle."""
+    return [one for pool in connection._pools.values() for one in pool.pool]
 
 
 class Recording(Gate):

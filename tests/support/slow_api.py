@@ -19,8 +19,7 @@ from django.db import connection
 
 from callqueue import clocks
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import claim, judging, results, telling
-from callqueue.execution.http import client
+from callqueue.execution import claim, judging, results, telling, wire
 from callqueue.transitions import Job
 from tests.support.behaviour import response
 
@@ -83,7 +82,7 @@ class SlowApi:
     def _send(self) -> None:
         while self._waiting and self._waiting[0][0] <= clocks.monotonic():
             _, pk, job = heapq.heappop(self._waiting)
-            job.gate = client.Gate()
+            job.gate = wire.Gate()
             job.gate.sent_at, job.gate.is_whole = clocks.monotonic(), True
             self.sent.append(job.gate.sent_at)
             heapq.heappush(self._answers, (job.gate.sent_at + self.latency, pk, job))
@@ -93,7 +92,7 @@ class SlowApi:
         ended = []
         while self._answers and self._answers[0][0] <= clocks.monotonic():
             _, _, job = heapq.heappop(self._answers)
-            answer = client.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
+            answer = wire.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
             ended.append(judging.of_answer(job, answer))
         if ended:
             told = telling.riding([job for _, _, job in self._answers])

@@ -29,8 +29,7 @@ from callqueue import (
 )
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import recorder, results
-from callqueue.execution.http import client
+from callqueue.execution import recorder, results, wire
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
@@ -84,10 +83,10 @@ def fresh(call: CallQueue) -> CallQueue:
 
 def answered(
     path: str, status: int = 200, headers: Any = None, body: bytes = b"", charset: str | None = None
-) -> client.Answer:
+) -> wire.Answer:
     made = response(status, {}, body)
     made.headers, made.encoding, made.url = headers or {}, charset, path
-    return client.Answer(response=made, sent_at=clocks.monotonic(), sent=True)
+    return wire.Answer(response=made, sent_at=clocks.monotonic(), sent=True)
 
 
 def as_one_message() -> list[int]:

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import travel
 from tests.support.behaviour import WHEN_LOST, Vendor, response, run, send
@@ -47,9 +47,7 @@ def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
     rules: Rules, remote: Vendor, method: str, on_lost: str, status: int
 ) -> None:
     rules(r=Rule(on_lost=on_lost))
-    remote.answers["/"] = client.Answer(
-        response=None, sent_at=None, sent=True, error="read timeout"
-    )
+    remote.answers["/"] = wire.Answer(response=None, sent_at=None, sent=True, error="read timeout")
     call = send("r", method=method)
     run()
     assert fresh(call).status == status
@@ -57,7 +55,7 @@ def test_sent_and_no_answer_is_retried_only_where_that_is_safe(
 
 def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    remote.answers["/"] = client.Answer(response=None, sent_at=None, error="connection refused")
+    remote.answers["/"] = wire.Answer(response=None, sent_at=None, error="connection refused")
     call = send("r")
     run()
     assert fresh(call).status == Status.ERROR
@@ -65,7 +63,7 @@ def test_nothing_sent_is_a_failure_that_is_retried(rules: Rules, remote: Vendor)
 
 def test_a_refused_address_is_final(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule())
-    remote.answers["/"] = client.Answer(
+    remote.answers["/"] = wire.Answer(
         response=None, sent_at=None, refused=True, error="10.0.0.1 is private"
     )
     call = send("r")
@@ -259,10 +257,10 @@ def test_truncated_and_broken_bodies_are_told_with_the_attempt(
     rules: Rules, remote: Vendor
 ) -> None:
     rules(r=Rule())
-    remote.answers["/cut"] = client.Answer(
+    remote.answers["/cut"] = wire.Answer(
         response=response(200, {}, b"x"), sent_at=None, sent=True, truncated=True
     )
-    remote.answers["/broken"] = client.Answer(
+    remote.answers["/broken"] = wire.Answer(
         response=response(200, {}, b"x"),
         sent_at=None,
         sent=True,

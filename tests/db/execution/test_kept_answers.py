@@ -180,10 +180,10 @@ def test_the_answer_is_the_last_that_came(rules: Rules, remote: Vendor, status: 
 
 
 def test_of_a_call_that_nobody_answered_there_is_none(rules: Rules, remote: Vendor) -> None:
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
     rules(r=Rule())
-    remote.answers["/"] = client.Answer(None, None, error="refused")
+    remote.answers["/"] = wire.Answer(None, None, error="refused")
     call = send("r", "/")
     run()
     assert call.attempts.get().response_size is None
@@ -194,10 +194,10 @@ def test_of_a_call_that_nobody_answered_there_is_none(rules: Rules, remote: Vend
 def test_an_earlier_answer_is_none_of_a_call_whose_last_attempt_had_none(
     rules: Rules, remote: Vendor, first: Any
 ) -> None:
-    from callqueue.execution.http import client
+    from callqueue.execution import wire
 
     rules(r=Rule(retry=Retry(base=0)))
-    nobody = client.Answer(None, None, error="refused")
+    nobody = wire.Answer(None, None, error="refused")
     answers = iter([first, nobody])
     remote.answers["/"] = lambda: next(answers, nobody)
     call = send("r", "/", "get")

@@ -26,9 +26,8 @@ from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import executor
+from callqueue.execution import executor, wire
 from callqueue.execution.flight import Flight
-from callqueue.execution.http import client
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from tests.db import commands
 from tests.support.behaviour import Vendor, release, send
@@ -233,7 +232,7 @@ class Place:
 
 def _slow_to_connect(
     place: Place, remote: Vendor, method: str, params: Any, **more: Any
-) -> client.Answer:
+) -> wire.Answer:
     if params["url"].endswith("/unsent"):
         place.stop_here()
     return remote.request(method, params, **more)
@@ -247,7 +246,7 @@ def test_calls_on_the_wire_and_calls_before_it_when_the_process_is_to_go_at_once
     """
     before, sending = Place(), Place()
     monkeypatch.setattr(
-        client, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named)
+        wire, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named)
     )
     remote.answers = {f"/{n}": lambda: sending.stop_here() and 200 for n in range(4)}
     sent = [send("r", f"/{n}") for n in range(4)]

@@ -16,8 +16,7 @@ import pytest
 
 from callqueue import Rule, Secret, handler
 from callqueue.database.connections import kept as kept_connections
-from callqueue.execution import executor, in_flight, recorder, starvation, thread_pool
-from callqueue.execution.http import adapter
+from callqueue.execution import connection, executor, in_flight, recorder, starvation, thread_pool
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
 from tests.support.behaviour import Vendor, release, run, send
@@ -36,7 +35,7 @@ def _note(params: Any, context: Any) -> None:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     called.clear()
-    adapter._context.cache_clear()
+    connection._context.cache_clear()
     monkeypatch.setattr(starvation, "pause", starvation.Pause())
 
 

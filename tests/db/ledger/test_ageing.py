@@ -12,8 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks, database
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import claim, judging, results, telling
-from callqueue.execution.http import client
+from callqueue.execution import claim, judging, results, telling, wire
 from callqueue.forecast import has_room
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
@@ -29,14 +28,14 @@ def under_way(*, ago: float, rule: str = "r") -> list[Job]:
     open_ids = CallAttempt.objects.open().filter(started_at__isnull=True, rule=rule)
     jobs = claim.begin("default", list(open_ids.values_list("pk", flat=True)))
     for job in jobs:
-        job.gate = client.Gate()
+        job.gate = wire.Gate()
         job.gate.sent_at, job.gate.is_whole = clocks.monotonic() - ago, True
     return jobs
 
 
 def answered(job: Job, *, settled: Any = None, told: Sequence[Job] = ()) -> None:
     """Record that it is answered now."""
-    answer = client.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
+    answer = wire.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
     result = judging.of_answer(job, answer)
     result.cost = settled
     results.write("default", [result], told)

@@ -15,10 +15,9 @@ from django.utils import timezone
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import judging, recorder, request, results, telling
+from callqueue.execution import judging, recorder, request, results, telling, wire
 from callqueue.execution.claim import begin
-from callqueue.execution.http import client
-from callqueue.execution.http.deadline import Deadline
+from callqueue.execution.trip import Trip
 from callqueue.ledger import agreement, clock_jumps, holds
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
@@ -92,7 +91,7 @@ def tell_of_all(two_clocks: Clocks) -> None:
     """They are all under way, and were sent just now."""
     jobs = begin("default", list(CallAttempt.objects.open().values_list("pk", flat=True)))
     for job in jobs:
-        job.gate = client.Gate()
+        job.gate = wire.Gate()
         job.gate.sent_at, job.gate.is_whole = two_clocks.mono, True
     if telling.tell("default", jobs) == 0:
         assert telling.tell("default", jobs) == len(jobs)  # now it knows of the jump
@@ -235,7 +234,7 @@ def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.Monk
     request.SlotGate(job).wait()
     awake = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)
-    with pytest.raises(client.Dropped):
+    with pytest.raises(wire.Dropped):
         request.SlotGate(job).wait()
 
 
@@ -442,7 +441,7 @@ def job(settings: Any, monkeypatch: pytest.MonkeyPatch, transactional_db: None) 
 
 
 def answered(job: Job, status: int = 200, headers: Any = None) -> Result:
-    answer = client.Answer(
+    answer = wire.Answer(
         response=response(status, headers or {}, b"{}"), sent_at=clocks.monotonic(), sent=True
     )
     return judging.of_answer(job, answer)
@@ -552,13 +551,13 @@ def gate(job: Job, left: float) -> request.SlotGate:
 
 def test_a_request_has_ended_when_its_lease_ends(job: Job) -> None:
     narrow = gate(job, 20)
-    deadline = Deadline(client.Timeouts(total=60), narrow)
-    assert deadline.at <= job.lease_ends
+    deadline = Trip(wire.Timeouts(total=60), narrow, wire.Policy())
+    assert deadline.ends <= job.lease_ends
     deadline.pass_gate()
-    assert deadline.at <= job.lease_ends
+    assert deadline.ends <= job.lease_ends
     assert deadline.why_late("read", 27) == "the read timeout of 27 s"
-    wide = Deadline(client.Timeouts(total=60), gate(job, 90))
-    assert wide.at < job.lease_ends - 25
+    wide = Trip(wire.Timeouts(total=60), gate(job, 90), wire.Policy())
+    assert wide.ends < job.lease_ends - 25
 
 
 def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(
@@ -566,5 +565,5 @@ def test_what_can_no_longer_be_answered_within_the_lease_is_not_sent(
 ) -> None:
     monkeypatch.setattr(request, "_waits", {"r": 8.0})
     gate(job, 9).wait()
-    with pytest.raises(client.Dropped, match="too little was left of the lease"):
+    with pytest.raises(wire.Dropped, match="too little was left of the lease"):
         gate(job, 7).wait()

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from callqueue import Retry, Rule, SlidingWindow, database, events, states
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution.http import client
+from callqueue.execution import wire
 from callqueue.history import audit
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, run, send
@@ -77,7 +77,7 @@ def test_a_hold_that_the_provider_asked_for_is_told_once(
 def test_an_unknown_outcome_is_told(rules: Rules, remote: Vendor, told: Any) -> None:
     rules(r=Rule())
     heard = told(events.call_unknown)
-    remote.answers["/"] = lambda: client.Answer(None, None, error="read timeout", sent=True)
+    remote.answers["/"] = lambda: wire.Answer(None, None, error="read timeout", sent=True)
     call = send("r")
     run()
     assert [(facts["call_id"], facts["rule"], facts["status"]) for facts in heard] == [

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
-from callqueue.execution import provider_limits
-from callqueue.execution.http import client, errors
+from callqueue.execution import provider_limits, wire
+from callqueue.execution.trip import Refused
 from callqueue.handlers import HTTP_METHODS
 from callqueue.limits.kinds import FixedWindow, TokenBucket
 from callqueue.models import CallQueue
@@ -530,8 +530,8 @@ def test_whatever_is_sent_is_stored_as_it_was_or_refused_and_nothing_written(
         params = secrets.resolve(
             stored.call_data["params"], {"STRIPE": "x", "GITHUB": "y"}.__getitem__
         )
-        with suppress(errors.Refused):
-            client._prepared(stored.method, params)
+        with suppress(Refused):
+            wire._prepared(stored.method, params)
 
 
 NUMBERS = st.one_of(

@@ -115,7 +115,7 @@ def test_a_thread_that_waits_for_the_next_message_keeps_no_connection_that_none_
     closed = threading.Event()
     monkeypatch.setattr(thread_pool, "_the_pool", None)
     monkeypatch.setattr(thread_pool, "IDLE_SECONDS", 0.01)
-    monkeypatch.setattr(thread_pool.client, "close_idle", closed.set)
+    monkeypatch.setattr(thread_pool.wire, "close_idle", closed.set)
     made([1], lambda job: job)
     assert closed.wait(20)
     assert made([2], lambda job: job)[0] == [2]

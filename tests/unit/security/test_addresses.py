@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests import PreparedRequest
 
+from callqueue.security import addresses
 from callqueue.security.addresses import host_refusal, literal_address, refusal
 
 LOOPBACK = IPv4Address("127.0.0.1")
@@ -315,19 +316,13 @@ def test_an_allowed_host_may_name_its_port_and_without_one_every_port_is_meant(
     pattern: str, url: str, is_allowed: bool
 ) -> None:
     """By `send` and by the HTTP client alike."""
-    from urllib.parse import urlsplit
-
     from callqueue.exceptions import NotAllowed
-    from callqueue.execution.http import target
     from callqueue.limits.rules import is_place_pattern
     from callqueue.sending.validation import Reach, check_url
 
     assert is_place_pattern(pattern)
-    parts = urlsplit(url)
-    assert (
-        isinstance(target.judged(parts.scheme, parts.netloc, (pattern,), ()), target.Target)
-        is is_allowed
-    )
+    place = addresses.place_of(url)
+    assert (addresses.place_refusal(place, (pattern,), ()) is None) is is_allowed
     if is_allowed:
         assert check_url(url, Reach(hosts=(pattern,), networks=()))
         return

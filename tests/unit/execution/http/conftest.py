@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from callqueue.execution.http import deadline
-from callqueue.execution.http.client import close_idle
+from callqueue.execution import trip
+from callqueue.execution.wire import close_idle
 from tests.support.peer import Certificate, Clock, Names
 
 
 @pytest.fixture(autouse=True)
 def _no_connection_outlives_its_test() -> Iterator[None]:
     yield
-    close_idle()
+    close_idle(0)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     moved = Clock()
-    monkeypatch.setattr(deadline, "clock", moved)
+    monkeypatch.setattr(trip, "clock", moved)
     return moved
 
 

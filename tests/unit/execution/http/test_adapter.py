@@ -10,19 +10,21 @@ from contextlib import ExitStack
 
 import pytest
 
-from callqueue.execution.http import adapter
-from callqueue.execution.http.client import Policy, close_idle
+from callqueue.execution import connection
+from callqueue.execution.wire import Policy, close_idle
 from tests.support.peer import (
     LOOPBACK,
     SECRET,
     Clock,
     Line,
     Peer,
+    Recording,
     answer_bytes,
     answering,
     body_of,
     call,
     echo,
+    kept_connections,
     once,
 )
 
@@ -110,21 +112,24 @@ def test_a_connection_checked_under_other_networks_is_not_used_again() -> None:
         assert len(peer.lines) == 2
 
 
-def test_each_thread_has_connections_of_its_own() -> None:
-    with Peer(answering(echo)) as peer:
-        call(peer.url())
+def test_threads_share_connections_each_by_one_at_a_time() -> None:
+    def meanwhile() -> None:
         thread = threading.Thread(target=call, args=(peer.url(),))
         thread.start()
         thread.join()
+
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        meanwhile()
+        assert len(peer.lines) == 1
+        assert call(peer.url(), gate=Recording(meanwhile)).error == ""
         assert len(peer.lines) == 2
-        assert peer.has_closed(2)  # with its thread
-        assert not peer.line(1).is_over.is_set()
 
 
 def test_idle_connections_are_few(clock: Clock) -> None:
     with ExitStack() as stack:
         peers = [
-            stack.enter_context(Peer(answering(echo))) for _ in range(adapter.IDLE_CONNECTIONS + 2)
+            stack.enter_context(Peer(answering(echo))) for _ in range(connection.MOST_POOLS + 2)
         ]
         for peer in peers:
             call(peer.url())
@@ -137,7 +142,7 @@ def test_idle_connections_are_few(clock: Clock) -> None:
 def test_close_idle_closes_them() -> None:
     with Peer(answering(echo)) as peer:
         call(peer.url())
-        close_idle()
+        close_idle(0)
         assert peer.has_closed(1)
         call(peer.url())
         assert len(peer.lines) == 2
@@ -159,6 +164,6 @@ def test_a_forked_child_does_not_use_its_parents_connections() -> None:
 def test_nothing_of_a_call_is_kept_once_it_is_over() -> None:
     with Peer(answering(echo)) as peer:
         call(peer.url(), headers={"X-Api-Key": SECRET}, json={"a": SECRET})
-        (kept,) = adapter._thread.adapter.idle.values()
+        (kept,) = kept_connections()
         assert SECRET not in json.dumps(vars(kept), default=str)
-        assert not hasattr(kept, "deadline")
+        assert not hasattr(kept, "trip")

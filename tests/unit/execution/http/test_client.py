@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from callqueue import clocks
-from callqueue.execution.http import client
-from callqueue.execution.http.client import Answer
+from callqueue.execution import wire
+from callqueue.execution.wire import Answer
 from tests.support.peer import (
     LOOPBACK,
     PATIENT,
@@ -157,7 +157,7 @@ def test_ipv6_is_called_by_its_literal() -> None:
 def test_what_no_request_can_be_made_of_is_refused_without_repeating_it(
     params: dict[str, Any], why: str
 ) -> None:
-    answer = client.request("get", params, policy=LOOPBACK, timeouts=PATIENT)
+    answer = wire.request("get", params, policy=LOOPBACK, timeouts=PATIENT)
     assert nothing_was_sent(answer)
     assert answer.refused
     assert why in answer.error

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callqueue import clocks
-from callqueue.execution.http import adapter
-from callqueue.execution.http.client import Answer, Dropped, Gate, Timeouts
+from callqueue.execution.wire import Answer, Dropped, Gate, Timeouts
 from tests.support.peer import (
     SECRET,
     Clock,
@@ -25,6 +24,7 @@ from tests.support.peer import (
     call,
     echo,
     is_lost,
+    kept_connections,
     nothing_was_sent,
     once,
     within,
@@ -214,7 +214,7 @@ def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
     with Peer(answering(answer_bytes())) as peer:
         for total in (7.0, 3.0):
             call(peer.url(), timeouts=Timeouts(total=total))
-            (kept,) = adapter.this_thread()[1].idle.values()
+            (kept,) = kept_connections()
             assert (
                 0
                 < kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from callqueue.execution.http.client import Timeouts
+from callqueue.execution.wire import Timeouts
 from tests.support.busy import BUSY
 from tests.support.peer import (
     HURRIED,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from callqueue.execution.http import resolver
-from callqueue.execution.http.client import Timeouts, close_idle
+from callqueue.execution import resolver
+from callqueue.execution.wire import Timeouts, close_idle
 from tests.support.peer import SECRET, Names, Peer, answering, body_of, call, echo, nothing_was_sent
 
 
@@ -76,7 +76,7 @@ def test_the_address_that_was_checked_is_the_one_connected_to(
         assert body_of(call(peer.url(host="rebinding.test"), data="x")) == b"x"
         assert names.lookups == ["rebinding.test"]
         assert peer.seen[0].headers["host"] == f"rebinding.test:{peer.port}"
-        close_idle()
+        close_idle(0)
         assert call(peer.url(host="rebinding.test")).refused
         assert len(peer.lines) == 1
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from callqueue.execution.http import adapter, resolver
-from callqueue.execution.http.client import Answer
-from callqueue.execution.http.connection import Connection
+from callqueue.execution import connection, resolver
+from callqueue.execution.connection import Connection
+from callqueue.execution.wire import Answer
 from tests.support.peer import Peer, answering, call, echo
 from tests.support.starving import no_descriptors
 
@@ -42,7 +42,7 @@ def test_without_descriptors_no_name_is_taken_for_one_that_does_not_exist(host: 
 
 
 def test_without_descriptors_no_certificate_is_taken_for_one_that_is_missing() -> None:
-    adapter._context.cache_clear()
+    connection._context.cache_clear()
     with no_descriptors():
         assert is_starved(call("https://127.0.0.1:1/"))
     assert not call("https://127.0.0.1:1/").starved  # and the failure is not remembered

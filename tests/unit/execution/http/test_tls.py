@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from callqueue.execution.http.client import Policy, Timeouts
+from callqueue.execution.wire import Policy, Timeouts
 from tests.support.peer import (
     HURRIED,
     LOOPBACK,

@@ -1,7 +1,6 @@
-"""The addresses of a host, found within the deadline, every one of which may be called.
+"""The addresses of a host, found within a request's time, every one of which may be called.
 
-A host, a port, the allowed networks and a deadline enter; addresses leave, or Failed or Refused
-with the reason.
+A host, a port and a trip enter; addresses leave, or Failed or Refused with the reason.
 """
 
 from __future__ import annotations
@@ -9,69 +8,51 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
-from callqueue.execution.http.deadline import Deadline
-from callqueue.execution.http.errors import HERE, Failed, Refused, reason_of, starved
+from callqueue.execution.starvation import starved
+from callqueue.execution.trip import Failed, Refused, Starved, Trip, reason_of
 from callqueue.security.addresses import literal_address, refusal
 
+# What is judged in a worker is judged by the settings that it was started with.
+HERE = "(in this worker's settings)"
 # names being resolved at once, in this process: a resolver that hangs must not eat all threads
 LOOKUPS = 64
 _lookups = threading.BoundedSemaphore(LOOKUPS)
 
 
-class Place(NamedTuple):
-    """An address to connect to. `is_literal`: the host was that address, and no name."""
-
-    family: int
-    where: Any  # a socket address
-    is_literal: bool
-
-
-def allowed_places(
-    host: str, port: int, networks: Sequence[str], deadline: Deadline
-) -> list[Place]:
-    """Every address of a host. Refused where one of them may not be called, Failed where the name
-    does not resolve in time.
-    """
-    places = _resolved(host, port, deadline)
-    for place in places:
-        why = refusal(str(place.where[0]), networks)
-        if why is not None:
-            why = f"{why} {HERE}"
-            raise Refused(why if place.is_literal else f"the host {host} resolves: {why}")
-    return places
-
-
-def _resolved(host: str, port: int, deadline: Deadline) -> list[Place]:
+def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]:
+    """Families and socket addresses of a host. Refused where one of them may not be called."""
     address = literal_address(host)
     if address is None:
-        found = _looked_up(host, port, deadline)
+        found = _looked_up(host, port, trip)
     else:
         found = socket.getaddrinfo(
             str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )
-    places = (Place(family, where, address is not None) for family, _, _, _, where in found)
-    return list(dict.fromkeys(places))
+    places = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    for _, where in places:
+        if why := refusal(str(where[0]), trip.policy.allowed_networks):
+            name = f"the host {host} resolves: " if address is None else ""
+            raise Refused(f"{name}{why} {HERE}")
+    return places
 
 
-def _looked_up(host: str, port: int, deadline: Deadline) -> list[Any]:
+def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
     """getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs."""
     outcome: SimpleQueue[Any] = SimpleQueue()
-    bound = deadline.timeouts.total
     try:
-        if not _lookups.acquire(timeout=deadline.left(bound)):
+        if not _lookups.acquire(timeout=trip.left()):
             raise Empty
         _start_lookup(host, port, outcome)
-        found = outcome.get(timeout=deadline.left(bound))
+        found = outcome.get(timeout=trip.left())
     except (Empty, TimeoutError):
-        late = deadline.why_late("total", bound)
+        late = trip.why_late("total", trip.timeouts.total)
         raise Failed(f"resolving the name {host} took longer than {late}") from None
     if isinstance(found, Exception):
         if want := starved(found):
-            raise want
+            raise Starved(want)
         raise Failed(f"the name {host} does not resolve: {reason_of(found)}")
     return list(found)
 

@@ -1,0 +1,148 @@
+"""One request on its way: what it may do, when it must have ended, and what its answer may cost.
+
+Values and one clock. Nothing here touches a network. Texts of errors are safe to show: they repeat
+no header, body or query.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+import time
+from dataclasses import dataclass
+
+from callqueue import clocks
+
+clock = clocks.monotonic
+MOST_TURNS = 32_768  # reads and chunks that an answer may come in, besides one for each KiB of it
+# bytes off the network that are no body: heads, chunks' sizes, trailers, what unfolds to nothing
+WASTE = 512 * 1024
+_SPELL = 64  # turns after which other threads get theirs
+_REST = 0.001  # seconds that they get
+
+
+class Dropped(Exception):
+    """The gate refuses, or this process lacks what a request takes: nothing was sent."""
+
+
+class Starved(Dropped):
+    """The latter: no fault of the call's, and none of the other side's."""
+
+
+class Failed(Exception):
+    """There will be no answer; the text says why."""
+
+
+class Refused(Failed):
+    """By policy, or because no request can be made of this: another time will not be better."""
+
+
+class Flooded(Failed):
+    """The server keeps this process busy with what is no answer; the text says with what."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
+    CIDR ranges.
+    """
+
+    allowed_hosts: tuple[str, ...] = ("*",)
+    allowed_networks: tuple[str, ...] = ()
+    verify: bool | str = True
+    max_response_bytes: int = 1048576
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds: for one connection, between two bytes, and from the name to the last byte."""
+
+    connect: float = 3.05
+    read: float = 27
+    total: float = 60
+
+
+class Gate:
+    """What a request passes just before its first byte. This gate is always open.
+
+    `sent_at` is clocks.monotonic() just after the last byte of the request; None where no byte of
+    it may have reached the network. `ends` is when the request must have ended, on that clock,
+    whatever its timeouts say. `is_whole`: whether the last byte has left.
+    """
+
+    sent_at: float | None = None
+    ends: float = math.inf
+    is_whole: bool = False
+
+    def has_arrived(self) -> bool:
+        """Whether the other side has all that was sent. A connection puts in what can tell."""
+        return True
+
+    def wait(self) -> None:
+        """Return when the first byte may go, or raise Dropped. Called connected and composed.
+
+        The time spent here counts against no timeout. Called once more where the server hung up
+        meanwhile: then nothing has been sent, and there is a new connection.
+        """
+
+
+def reason_of(error: Exception) -> str:
+    """A network error in a few words, without the objects that urllib3 puts into its texts."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate not accepted, {error.verify_message}"
+    said = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
+    return str(said) or type(error).__name__
+
+
+def now() -> float:
+    """Seconds, from a clock that never jumps; a test may put another in its place."""
+    return clock()
+
+
+class Trip:
+    """The end of one request, its gate, and what its answer has cost so far."""
+
+    def __init__(self, timeouts: Timeouts, gate: Gate, policy: Policy) -> None:
+        self.timeouts, self.gate, self.policy = timeouts, gate, policy
+        self.ends = min(clock() + timeouts.total, gate.ends)
+        self.in_gate = 0.0
+        self.kept = 0  # bytes of its body, decoded
+        self._off_network = self._turns = 0
+
+    def left(self, bound: float = math.inf) -> float:
+        """Seconds that the next wait may take. TimeoutError where the total is used up."""
+        left = self.ends - clock()
+        if left <= 0:
+            raise TimeoutError(f"{self._whole()} is over")
+        return left if left < bound else bound
+
+    def pass_gate(self) -> float:
+        """Seconds spent in the gate. The end moves by them, but not past the gate's own."""
+        before = clock()
+        self.gate.wait()
+        waited = clock() - before
+        self.in_gate += waited
+        self.ends = min(self.ends + waited, self.gate.ends)
+        return waited
+
+    def why_late(self, name: str, bound: float) -> str:
+        """Which timeout it was that struck just now."""
+        return self._whole() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
+
+    def _whole(self) -> str:
+        if self.ends == self.gate.ends:
+            return "the lease"
+        return f"the total timeout of {self.timeouts.total:g} s"
+
+    def took(self, count: int) -> None:
+        """Count a read or a chunk of the answer, each of which costs much the same whatever it
+        brings, and its bytes. Flooded where there are too many, or hardly any of it is body.
+        """
+        self._off_network += count
+        self._turns += 1
+        if self._off_network - self.kept > WASTE + self._off_network // 4:
+            raise Flooded(f"{self._off_network // 1024} KiB came that are hardly any body")
+        if self._turns > MOST_TURNS + self._off_network // 1024:
+            raise Flooded(f"it came in more than {MOST_TURNS} pieces")
+        if self._turns % _SPELL == 0:
+            time.sleep(_REST)

@@ -1,0 +1,270 @@
+"""The wire: makes one HTTP request, bounded in time, bytes and reach, and tells exactly how far it
+got.
+
+Params as requests.request takes them enter, with what may be called and how long it may take; an
+Answer leaves. requests composes, urllib3's pools keep connections for a moment. Never retries,
+never follows a redirect, never keeps cookies between calls, never reads proxies or passwords from
+the environment, and never raises for what a network or a server did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http.client import HTTPException
+from typing import Any
+
+import requests
+import urllib3.response
+from requests.adapters import HTTPAdapter
+from requests.utils import default_headers
+from urllib3.exceptions import DecodeError, HTTPError
+
+from callqueue.execution import connection
+from callqueue.execution.connection import close_idle, pool_of
+from callqueue.execution.resolver import HERE
+from callqueue.execution.trip import (
+    Dropped,
+    Failed,
+    Flooded,
+    Gate,
+    Policy,
+    Refused,
+    Starved,
+    Timeouts,
+    Trip,
+    now,
+)
+from callqueue.security.addresses import Place, Unreadable, place_of, place_refusal
+from callqueue.texts import charset
+
+__all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
+
+_PIECE = 65536
+_FOLDED_PIECE = 8192  # of what is compressed: unfolding one keeps other threads waiting
+_TELLING: dict[type[Exception], str] = {
+    requests.exceptions.MissingSchema: "its URL has no scheme",
+    requests.exceptions.InvalidURL: "its URL is not valid",
+    requests.exceptions.InvalidHeader: "one of its headers is not valid",
+    requests.exceptions.InvalidJSONError: "its JSON holds something that JSON has no form for",
+}
+
+
+@dataclass
+class Answer:
+    """How far the call got, and what came back, its body read and bounded."""
+
+    response: requests.Response | None = field(repr=False)
+    sent_at: float | None
+    # why there is no response, or why its body is not whole; holds no query string and no header
+    error: str = ""
+    sent: bool = False  # any byte of a request may have reached the network
+    refused: bool = False  # by policy, for good: nothing arrived at the refused place
+    truncated: bool = False  # the body was cut at max_response_bytes
+    broken: bool = False  # the body broke off, or ran past a timeout
+    dropped: bool = False  # the gate raised Dropped, or this process lacks what a call takes
+    starved: bool = False  # the latter
+
+
+def request(
+    method: str,
+    params: Mapping[str, Any],
+    *,
+    policy: Policy,
+    timeouts: Timeouts,
+    gate: Gate | None = None,
+) -> Answer:
+    """Make the call. `params`: url, params, data, json, headers, cookies, auth, as requests.request
+    takes them.
+
+    A redirect is an answer like any other: none is followed. Whatever the gate raises besides
+    Dropped is raised.
+    """
+    gate = Gate() if gate is None else gate
+    trip, answer, may_be_sent = Trip(timeouts, gate, policy), Answer(None, None), False
+    try:
+        _send(_prepared(method, params), trip, answer)
+    except Failed as failure:
+        answer.error, answer.refused = str(failure), isinstance(failure, Refused)
+    except Dropped as dropped:
+        answer.error, answer.dropped = str(dropped) or "dropped before it was sent", True
+        answer.starved = isinstance(dropped, Starved)
+    except requests.RequestException as error:  # only of an adapter that a test put in our place
+        answer.error = type(error).__name__
+        may_be_sent = not isinstance(error, requests.ConnectTimeout)
+    answer.sent, answer.sent_at = may_be_sent or gate.sent_at is not None, gate.sent_at
+    return answer
+
+
+# --- Composing
+
+
+def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedRequest:
+    """As requests would prepare it, without a session's cookies, hooks and environment. A header
+    that is None takes the default one away.
+    """
+    prepared = requests.PreparedRequest()
+    headers = {name.lower(): (name, value) for name, value in (params.get("headers") or {}).items()}
+    headers = _DEFAULT_HEADERS | headers
+    cookies, auth = params.get("cookies"), params.get("auth")
+    try:
+        prepared.prepare_method(method)
+        prepared.prepare_url(params["url"], params.get("params"))
+        prepared.prepare_headers({n: value for n, value in headers.values() if value is not None})
+        if cookies:
+            prepared.prepare_cookies(cookies)
+        prepared.prepare_body(params.get("data"), None, params.get("json"))
+        if auth:
+            prepared.prepare_auth(tuple(auth))
+    except (requests.RequestException, ValueError, TypeError, KeyError) as error:
+        # a reason of our own: the error's text may repeat a secret
+        why = _TELLING.get(type(error), type(error).__name__)
+        raise Refused(f"the request cannot be made: {why}") from None
+    return prepared
+
+
+def _judged(url: str, policy: Policy) -> Place:
+    """Where it leads. Refused where that is closed."""
+    try:
+        place = place_of(url)
+    except Unreadable as error:
+        raise Refused(f"the URL {error}") from None
+    if why := place_refusal(place, policy.allowed_hosts, policy.allowed_networks):
+        raise Refused(f"{why} {HERE}")
+    return place
+
+
+# --- Sending
+
+
+class _Adapter(HTTPAdapter):
+    """A requests adapter that sends through our pools."""
+
+    def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
+        return pool_of(connection.here.place, connection.here.trip.policy)
+
+    def cert_verify(self, *_: Any, **__: Any) -> None:
+        """The connection's own context verifies."""
+
+    def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
+        return request.path_url
+
+
+_session = requests.Session()
+_session.trust_env = False
+_session.mount("http://", _Adapter(max_retries=0))
+_session.mount("https://", _Adapter(max_retries=0))
+
+
+def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> None:
+    """The request and its answer, body read. Whatever is raised, `answer` says how far this got. A
+    test may have put an adapter in ours' place. `elapsed` is without the time in the gate.
+    """
+    timeouts, url, here = trip.timeouts, prepared.url or "", connection.here
+    here.place, here.trip = _judged(url, trip.policy), trip
+    began = now()
+    try:
+        response = _session.get_adapter(url).send(
+            prepared,
+            stream=True,
+            timeout=(timeouts.connect, timeouts.read),
+            verify=trip.policy.verify,
+            proxies={},
+        )
+    finally:
+        del here.trip
+    response.elapsed = timedelta(seconds=now() - began - trip.in_gate)
+    # what a hook reads as text is looked up by no name of the server's
+    if response.encoding is not None:
+        response.encoding = charset(response.encoding)
+    _read(response, trip, answer)
+    answer.response = response
+
+
+# --- The body
+
+
+def _read(response: requests.Response, trip: Trip, answer: Answer) -> None:
+    """Read the decoded body, at most `max_response_bytes` of it."""
+    raw, limit = response.raw, trip.policy.max_response_bytes
+    response._content_consumed = True  # type: ignore[attr-defined]
+    if raw is None:  # an answer that a test has made up
+        response._content = (response.content or b"")[:limit]
+        return
+    pieces, is_whole = list[bytes](), False
+    try:
+        while trip.kept <= limit and (piece := _next_piece(raw, limit - trip.kept + 1)):
+            pieces.append(piece)
+            trip.kept += len(piece)
+        is_whole = trip.kept <= limit
+        answer.truncated = not is_whole
+        answer.error = "" if is_whole else f"the body was cut at {limit} bytes"
+    except Flooded as flood:
+        answer.truncated, answer.error = True, f"the body was cut: {flood}"
+    except (HTTPError, HTTPException, OSError, ValueError) as failure:
+        answer.broken, answer.error = True, _why_broken(failure, trip)
+    finally:
+        if not is_whole:
+            raw.close()
+    content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    response._content = content[:limit]
+
+
+def _next_piece(raw: Any, wanted: int) -> bytes:
+    """Up to `wanted` decoded bytes, as soon as there are some; none at the end, with which the
+    connection goes back to its pool.
+    """
+    encoding = raw.headers.get("content-encoding")
+    if raw.length_remaining == 0 and (encoding is None or not raw.tell()):
+        if raw.tell():
+            return b""
+        encoding = None  # an empty body is whole, whatever its encoding
+    for name in _codings(encoding or ""):
+        if name in _UNBOUNDED:
+            raise DecodeError(_UNBOUNDED[name])
+    most = _PIECE if encoding is None else _FOLDED_PIECE
+    piece: bytes = raw.read1(min(wanted, most), decode_content=encoding is not None)
+    return piece
+
+
+def _why_broken(error: Exception, trip: Trip) -> str:
+    timeouts = trip.timeouts
+    if trip.ends <= now() or TimeoutError in (type(error), type(error.__cause__)):
+        return f"the body was not whole within {trip.why_late('read', timeouts.read)}"
+    if isinstance(error, DecodeError):
+        return "the body could not be decoded as its Content-Encoding says"
+    return "the body broke off"
+
+
+def _is_brotli_bounded() -> bool:
+    """Whether the Brotli that urllib3 uses, if any, can be told where to stop: from 1.2 on."""
+    brotli = getattr(urllib3.response, "brotli", None)
+    try:
+        return (
+            brotli is None or brotli.Decompressor().process(b"", output_buffer_limit=1) is not None
+        )
+    except (TypeError, AttributeError):
+        return False
+
+
+def _codings(listed: str) -> list[str]:
+    """The names in a list of codings, as urllib3 reads them."""
+    return [name.strip() for name in listed.lower().split(",")]
+
+
+# What is neither asked for nor unfolded: Zstandard's own window may be 128 MB, whatever is taken
+# out of it at once.
+_UNBOUNDED = {}
+if getattr(urllib3.response, "HAS_ZSTD", False):
+    _UNBOUNDED["zstd"] = "Zstandard's window has no bound of ours"
+if not _is_brotli_bounded():
+    _UNBOUNDED["br"] = "Brotli before 1.2 cannot unfold a bounded part"
+ACCEPT_ENCODING = ", ".join(
+    name for name in _codings(default_headers()["Accept-Encoding"]) if name not in _UNBOUNDED
+)
+# User-Agent and the others that requests sends, by their names in lower case
+_DEFAULT_HEADERS = {
+    name.lower(): (name, value)
+    for name, value in {**default_headers(), "Accept-Encoding": ACCEPT_ENCODING}.items()
+}
