@@ -10,7 +10,7 @@ from email.utils import format_datetime
 import pytest
 from requests.structures import CaseInsensitiveDict
 
-from callqueue.execution.limit_headers import rate_limit_headers, retry_after
+from callqueue.execution.provider_limits import rate_limit_headers, retry_after
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
