@@ -1,0 +1,615 @@
+"""A connection against servers that answer early, late, wrongly or not at all: how far a call got; and
+which connections are kept for the next call, for how long, and for whom."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from callqueue import clocks
+from callqueue.execution import connection, resolver
+from callqueue.execution.connection import Connection
+from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
+from tests.support.peer import (
+    LOOPBACK,
+    SECRET,
+    Clock,
+    Line,
+    Names,
+    Peer,
+    Recording,
+    Script,
+    answer_bytes,
+    answering,
+    body_of,
+    call,
+    echo,
+    is_lost,
+    kept_connections,
+    nothing_was_sent,
+    once,
+    within,
+)
+from tests.support.starving import no_descriptors
+
+
+def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
+    passed = threading.Event()
+
+    def script(line: Line) -> None:
+        passed.wait(5)
+        answering(echo)(line)
+
+    def look() -> None:
+        sock = peer.line(1).sock
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.recv(1, socket.MSG_PEEK)
+        sock.setblocking(True)
+        passed.set()
+
+    with Peer(script) as peer:
+        gate = Recording(look)
+        answer = call(peer.url(), data="x", gate=gate)
+        assert body_of(answer) == b"x"
+    assert len(gate.waits) == 1
+    assert gate.sent_at is not None
+    assert gate.waits[0] <= gate.sent_at == answer.sent_at
+
+
+def test_the_stamp_is_that_of_the_last_byte() -> None:
+    reading = threading.Event()
+    times: list[float] = []
+
+    def script(line: Line) -> None:
+        line.read_head()
+        reading.wait(5)
+        times.append(clocks.monotonic())
+        size = len(line._buffer)
+        while size < 20_000_000:
+            size += len(line.sock.recv(1 << 20))
+        line.send(answer_bytes())
+
+    with Peer(script) as peer:
+        threading.Timer(0.1, reading.set).start()
+        answer = call(peer.url(), data="x" * 20_000_000)
+        assert body_of(answer) == b"ok"
+        assert answer.sent_at is not None
+        assert answer.sent_at > times[0]
+
+
+@pytest.mark.parametrize("raised", [Dropped("the lease has ended"), RuntimeError("told to stop")])
+def test_what_the_gate_refuses_is_not_sent(raised: Exception) -> None:
+    """Dropped says so of the call; whatever else it raises is raised."""
+    ended: list[bool] = []
+
+    def refuse() -> None:
+        raise raised
+
+    with Peer(lambda line: ended.append(line.has_ended())) as peer:
+        if isinstance(raised, Dropped):
+            answer = call(peer.url(), gate=Recording(refuse))
+            assert answer == Answer(None, None, error="the lease has ended", dropped=True)
+        else:
+            with pytest.raises(RuntimeError, match="told to stop"):
+                call(peer.url(), gate=Recording(refuse))
+        assert peer.has_closed(1)
+    assert ended == [True]
+
+
+class Watching(Gate):
+    """Opens once the server has hung up, as many times as it does."""
+
+    def __init__(self, peer: Peer, times: int) -> None:
+        self.peer, self.times, self.waits = peer, times, 0
+
+    def wait(self) -> None:
+        self.waits += 1
+        if self.waits <= self.times:
+            assert self.peer.has_closed(self.waits)
+            time.sleep(0.002)  # a wait too short to notice is not looked at
+
+
+@pytest.mark.parametrize(("times", "waits"), [(1, 2), (9, 3)])
+def test_a_server_that_hangs_up_during_the_wait_is_connected_to_again(
+    times: int, waits: int
+) -> None:
+    """Three times at most; nothing was sent until then."""
+
+    def script(line: Line) -> None:
+        if len(line.peer.lines) > times:
+            answering(echo)(line)
+
+    with Peer(script) as peer:
+        gate = Watching(peer, times)
+        answer = call(peer.url(), data="x", gate=gate)
+        assert (len(peer.seen), gate.waits) == (int(times < 3), waits)
+    if times < 3:
+        assert body_of(answer) == b"x"
+    else:
+        assert nothing_was_sent(answer) and "before anything is sent" in answer.error
+
+
+def test_a_kept_connection_grown_too_old_in_the_gate_is_not_used(clock: Clock) -> None:
+    def wait_long() -> None:
+        clock.ahead += 2
+
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        assert call(peer.url(), gate=Recording(wait_long)).error == ""
+        assert len(peer.lines) == 2
+        assert len(peer.seen) == 2
+
+
+def test_a_refused_connection_sends_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    answer = call(f"http://127.0.0.1:{port}/?token={SECRET}")
+    assert nothing_was_sent(answer)
+    assert answer.error == f"no connection to 127.0.0.1:{port}: Connection refused"
+
+
+def _closes(line: Line) -> None:
+    line.read()
+
+
+def _resets(line: Line) -> None:
+    line.read()
+    line.reset()
+
+
+def _is_silent(line: Line) -> None:
+    line.read()
+    line.peer.closing.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (_closes, "{} closed the connection without an answer"),
+        (_resets, "{} closed the connection without an answer"),
+        (_is_silent, "no answer from {} within the read timeout of 0.1 s"),
+    ],
+)
+def test_what_is_not_answered_is_a_sent_call(script: Script, why: str) -> None:
+    with Peer(script) as peer:
+        answer = call(peer.url("/?token=" + SECRET), timeouts=Timeouts(read=0.1))
+    assert is_lost(answer)
+    assert answer.error == why.format(f"127.0.0.1:{peer.port}")
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_what_is_given_up_is_taken_back_from_the_kernel(is_answered: bool) -> None:
+    """By a reset: after an orderly end the kernel goes on to deliver what it still holds. What was
+    answered has an orderly one.
+    """
+    ends: list[object] = []
+
+    def script(line: Line) -> None:
+        line.read()
+        if is_answered:
+            line.send(answer_bytes())
+        try:
+            ends.append(line.sock.recv(1))
+        except ConnectionResetError:
+            ends.append("reset")
+
+    with Peer(script) as peer:
+        answer = call(peer.url(), timeouts=Timeouts(read=0.1 if not is_answered else 5))
+        assert is_lost(answer) is not is_answered
+        close_idle(0)
+        assert peer.has_closed(1)
+    assert ends == [b"" if is_answered else "reset"]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_the_kernel_delivers_no_longer_than_the_call_may_take() -> None:
+    with Peer(answering(answer_bytes())) as peer:
+        for total in (7.0, 3.0):
+            call(peer.url(), timeouts=Timeouts(total=total))
+            (kept,) = kept_connections()
+            left = kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert 0 < left <= total * 1000
+    assert len(peer.lines) == 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n" + SECRET.encode(),
+        b"HTTP/1.1 OK\r\n\r\n",
+        b"HTTP/1.1 99999 OK\r\n\r\n",
+        b"\r\n\r\n",
+        b"\x00" * 100,
+        b"HTTP/1.1 " + b"2" * 100_000,
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n"
+        + b"".join(b"X-%d: 1\r\n" % number for number in range(1000))
+        + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 7\r\n\r\nhello",
+    ],
+)
+def test_garbage_is_a_sent_call_without_an_answer(garbage: bytes) -> None:
+    with Peer(once(garbage)) as peer:
+        answer = call(peer.url())
+    assert is_lost(answer) or garbage.endswith(b"hello")
+    assert SECRET not in answer.error
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.binary(max_size=300).map(lambda data: b"HTTP/1.1 200 OK\r\n" + data),
+        st.binary(max_size=300).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data
+        ),
+        st.binary(max_size=300).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, br\r\n\r\n" + data
+        ),
+        st.binary(max_size=80).map(
+            lambda data: b"HTTP/1.1 302 \xff\r\nLocation: " + data + b"\r\n\r\n"
+        ),
+        st.binary(max_size=80).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nContent-Type: " + data + b"\r\n\r\n"
+        ),
+        st.binary(max_size=80).map(
+            lambda data: b"HTTP/1.1 200 OK\r\nSet-Cookie: " + data + b"\r\n\r\n"
+        ),
+    )
+)
+def test_no_answer_makes_it_raise(data: bytes) -> None:
+    with Peer(once(data)) as peer:
+        answer = call(peer.url(), timeouts=Timeouts(total=2))
+    assert answer.sent
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_an_answer_before_the_request_is_whole_counts(stays: bool) -> None:
+    """Whether the server closes or not; and what of the request is left goes to no other call."""
+
+    def script(line: Line) -> None:
+        line.read_head()
+        close = "" if stays else "close"
+        line.send(answer_bytes(b"too large", "413 Content Too Large", Connection=close))
+        if stays:
+            line.peer.closing.wait(5)
+
+    with Peer(script) as peer, within(2):
+        for count in (1, 2):
+            answer = call(peer.url(), data="x" * 20_000_000)
+            assert answer.response is not None and answer.sent
+            assert (answer.response.status_code, answer.response.text) == (413, "too large")
+            assert len(peer.lines) == count
+
+
+def test_a_server_that_answers_well_and_reads_on_gets_the_whole_request() -> None:
+    sizes: list[int] = []
+
+    def script(line: Line) -> None:
+        line.read_head()
+        line.send(answer_bytes(b"reading")[:-3])
+        line.peer.closing.wait(0.05)
+        size = len(line._buffer)
+        while size < 20_000_000:
+            size += len(line.sock.recv(1 << 20))
+        sizes.append(size)
+        line.send(b"ing")
+
+    with Peer(script) as peer:
+        assert body_of(call(peer.url(), data="x" * 20_000_000)) == b"reading"
+    assert sizes == [20_000_000]
+
+
+# --- Connections that are kept
+
+
+def test_a_connection_is_used_again() -> None:
+    with Peer(answering(echo)) as peer:
+        for word in ("one", "two", "three"):
+            assert body_of(call(peer.url(), data=word)) == word.encode()
+        assert len(peer.lines) == 1
+
+
+def test_as_many_connections_are_kept_as_were_used_at_once() -> None:
+    together = threading.Barrier(40, timeout=20)
+
+    def make() -> None:
+        for _ in range(3):
+            assert call(peer.url(), gate=Recording(together.wait)).error == ""
+
+    with Peer(answering(echo)) as peer:
+        threads = [threading.Thread(target=make) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(peer.lines), len(peer.seen), len(kept_connections())) == (40, 120, 40)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answer_bytes(b"", "204 No Content", Content_Length=""),
+        answer_bytes(b"", "304 Not Modified", Content_Length="", Transfer_Encoding="chunked"),
+        answer_bytes(b"", Content_Encoding="gzip"),
+        answer_bytes(gzip.compress(b"x" * 10), Content_Encoding="gzip"),
+        answer_bytes(b"2\r\nok\r\n0\r\n\r\n", Content_Length="", Transfer_Encoding="chunked"),
+        answer_bytes(b"x" * 200_000),
+        answer_bytes(b"", "302 Found", Location="/there"),
+    ],
+)
+def test_a_connection_is_used_again_after_every_kind_of_whole_answer(answer: bytes) -> None:
+    with Peer(answering(answer)) as peer:
+        for _ in range(3):
+            answered = call(peer.url())
+            assert answered.response is not None
+            assert answered.error == ""
+        assert len(peer.lines) == 1
+
+
+def test_the_answer_to_head_has_no_body_whatever_it_says() -> None:
+    with Peer(answering(answer_bytes(b"", Content_Length="9999", Content_Encoding="gzip"))) as peer:
+        for _ in range(2):
+            answer = call(peer.url(), "head")
+            assert (body_of(answer), answer.error) == (b"", "")
+        assert len(peer.lines) == 1
+
+
+@pytest.mark.parametrize(("idle", "connections"), [(1.4, 1), (1.6, 2)])
+def test_a_connection_idle_for_too_long_is_not_used_again(
+    clock: Clock, idle: float, connections: int
+) -> None:
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        clock.ahead += idle
+        assert call(peer.url()).error == ""
+        assert len(peer.lines) == connections
+
+
+def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    with Peer(once(answer_bytes())) as peer:
+        for expected in (1, 2):
+            assert body_of(call(peer.url())) == b"ok"
+            assert peer.has_closed(expected)
+            assert len(peer.lines) == expected
+
+
+def test_a_connection_with_an_unasked_answer_in_it_is_not_used_again() -> None:
+    wanted, sent = threading.Event(), threading.Event()
+
+    def script(line: Line) -> None:
+        line.read()
+        line.send(answer_bytes(b"mine"))
+        wanted.wait(5)
+        line.send(answer_bytes(b"not asked for"))
+        sent.set()
+        line.has_ended()
+
+    with Peer(script) as peer:
+        call(peer.url())
+        wanted.set()
+        assert sent.wait(5)
+        assert body_of(call(peer.url(), data="x")) == b"mine"
+        assert len(peer.lines) == 2
+
+
+def test_a_connection_checked_under_other_networks_is_not_used_again() -> None:
+    with Peer(answering(echo)) as peer:
+        call(peer.url(), policy=LOOPBACK)
+        call(peer.url(), policy=Policy(allowed_networks=("127.0.0.1/32",)))
+        assert len(peer.lines) == 2
+        assert call(peer.url(), policy=Policy()).refused
+        assert len(peer.lines) == 2
+
+
+def test_threads_share_connections_each_by_one_at_a_time() -> None:
+    def meanwhile() -> None:
+        thread = threading.Thread(target=call, args=(peer.url(),))
+        thread.start()
+        thread.join()
+
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        meanwhile()
+        assert len(peer.lines) == 1
+        assert call(peer.url(), gate=Recording(meanwhile)).error == ""
+        assert len(peer.lines) == 2
+
+
+def test_idle_connections_are_few(clock: Clock) -> None:
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(Peer(answering(echo))) for _ in range(connection.MOST_POOLS + 2)
+        ]
+        for peer in peers:
+            call(peer.url())
+        assert peers[0].has_closed(1)
+        call(peers[-1].url())
+        call(peers[0].url())
+        assert (len(peers[-1].lines), len(peers[0].lines)) == (1, 2)
+
+
+def test_close_idle_closes_what_no_call_would_take(clock: Clock) -> None:
+    with Peer(answering(echo)) as peer, Peer(answering(echo)) as other:
+        call(peer.url())
+        clock.ahead += 1.6
+        call(other.url())
+        close_idle()
+        assert peer.has_closed(1)
+        assert not other.line(1).is_over.is_set()
+        call(other.url())
+        assert len(other.lines) == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_use_its_parents_connections() -> None:
+    with Peer(answering(echo)) as peer:
+        call(peer.url())
+        child = os.fork()
+        if not child:
+            os._exit(0 if body_of(call(peer.url(), data="child")) == b"child" else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(peer.lines) == 2
+        assert body_of(call(peer.url(), data="parent")) == b"parent"
+        assert len(peer.lines) == 2
+
+
+def test_nothing_of_a_call_is_kept_once_it_is_over() -> None:
+    with Peer(answering(echo)) as peer:
+        call(peer.url(), headers={"X-Api-Key": SECRET}, json={"a": SECRET})
+        (kept,) = kept_connections()
+        assert SECRET not in json.dumps(vars(kept), default=str)
+        assert not hasattr(kept, "trip")
+
+
+# --- A process that lacks what a request takes
+
+WANTS = [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM]
+OTHERS = [errno.ECONNREFUSED, errno.ENETUNREACH, errno.EADDRNOTAVAIL]
+
+
+def is_starved(answer: Answer) -> bool:
+    assert "this worker's process may have no more" in answer.error
+    return answer.starved and answer.dropped and not (answer.sent or answer.refused)
+
+
+def test_without_descriptors_nothing_is_connected() -> None:
+    with Peer(answering(echo)) as peer:
+        with no_descriptors():
+            answer = call(peer.url())
+        assert is_starved(answer)
+        assert "Too many open files" in answer.error
+        assert call(peer.url()).response is not None
+        assert len(peer.lines) == 1
+
+
+@pytest.mark.parametrize("host", ["localhost", "nowhere.invalid"])
+def test_without_descriptors_no_name_is_taken_for_one_that_does_not_exist(host: str) -> None:
+    with no_descriptors():
+        assert is_starved(call(f"http://{host}:1/"))
+
+
+def test_without_descriptors_no_certificate_is_taken_for_one_that_is_missing() -> None:
+    connection._context.cache_clear()
+    with no_descriptors():
+        assert is_starved(call("https://127.0.0.1:1/"))
+    assert not call("https://127.0.0.1:1/").starved  # and the failure is not remembered
+
+
+@pytest.mark.parametrize("where", ["_new_conn", "_push"])
+@pytest.mark.parametrize("error", [*WANTS, *OTHERS])
+def test_what_the_kernel_has_no_more_of_is_told_from_what_is_the_other_sides(
+    where: str, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it connects, and where it takes no first byte."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(error, "no more")
+
+    monkeypatch.setattr(Connection, where, refuse)
+    with Peer(answering(echo)) as peer:
+        answer = call(peer.url())
+    assert is_starved(answer) if error in WANTS else nothing_was_sent(answer)
+    assert answer.starved == answer.dropped == (error in WANTS)
+
+
+def test_without_a_thread_to_look_a_name_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "lookup":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert is_starved(call("http://localhost:1/"))
+    assert resolver._lookups._value == resolver.LOOKUPS  # type: ignore[attr-defined]
+
+
+# --- Names
+
+
+def test_a_name_that_does_not_resolve_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    answer = call("http://nowhere.test/?token=" + SECRET)
+    assert nothing_was_sent(answer)
+    assert not (answer.refused or answer.starved)
+    assert answer.error == "the name nowhere.test does not resolve: Name or service not known"
+
+
+def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(5) and [])
+    before = time.monotonic()
+    answer = call("http://slow.test/", timeouts=Timeouts(total=0.2))
+    over.set()
+    assert time.monotonic() - before < 1
+    assert nothing_was_sent(answer)
+    assert (
+        "resolving the name slow.test took longer than the total timeout of 0.2 s" in answer.error
+    )
+
+
+def test_hanging_lookups_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    began: list[str] = []
+    monkeypatch.setattr(resolver, "_lookups", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and [])
+    )
+    for _ in range(4):
+        assert nothing_was_sent(call("http://slow.test/", timeouts=Timeouts(total=0.05)))
+    over.set()
+    assert len(began) == 2
+
+
+def test_a_name_with_no_addresses_sends_nothing(name_is: Callable[..., Names]) -> None:
+    name_is([])
+    assert nothing_was_sent(call("http://empty.test/"))
+
+
+def test_a_name_is_refused_where_any_of_its_addresses_is(name_is: Callable[..., Names]) -> None:
+    name_is(["127.0.0.1", "10.0.0.1"])
+    with Peer(answering(echo)) as peer:
+        answer = call(peer.url(host="mixed.test"))
+        assert nothing_was_sent(answer)
+        assert answer.refused
+        assert "mixed.test" in answer.error
+        assert "10.0.0.1 is private" in answer.error
+        assert peer.lines == []
+
+
+def test_the_address_that_was_checked_is_the_one_connected_to(
+    name_is: Callable[..., Names],
+) -> None:
+    names = name_is(["127.0.0.1"], ["10.0.0.1"])
+    with Peer(answering(echo)) as peer:
+        assert body_of(call(peer.url(host="rebinding.test"), data="x")) == b"x"
+        assert names.lookups == ["rebinding.test"]
+        assert peer.seen[0].headers["host"] == f"rebinding.test:{peer.port}"
+        close_idle(0)
+        assert call(peer.url(host="rebinding.test")).refused
+        assert len(peer.lines) == 1
+
+
+def test_a_name_has_each_of_its_addresses_tried_in_turn(name_is: Callable[..., Names]) -> None:
+    name_is(["127.0.0.2", "127.0.0.1"])
+    with Peer(answering(echo)) as peer:
+        assert body_of(call(peer.url(host="two.test"), data="x")) == b"x"

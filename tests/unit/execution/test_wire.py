@@ -1,0 +1,479 @@
+"""One request by the wire: what is sent, what comes back whole, cut or broken, and what never leaves."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import socket
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import brotli
+import pytest
+import requests
+
+from callqueue import clocks
+from callqueue.execution import connection, wire
+from callqueue.execution.wire import Answer, Policy
+from tests.support.busy import CHUNKED
+from tests.support.peer import (
+    LOOPBACK,
+    PATIENT,
+    SECRET,
+    Line,
+    Names,
+    Peer,
+    Recording,
+    answer_bytes,
+    answering,
+    body_of,
+    call,
+    echo,
+    is_lost,
+    limited,
+    nothing_was_sent,
+    once,
+    redirecting,
+    within,
+)
+
+
+def test_a_call_comes_back_as_a_requests_response() -> None:
+    with Peer(answering(answer_bytes(b'{"id": 7}', Content_Type="application/json"))) as peer:
+        before = clocks.monotonic()
+        answer = call(peer.url("/v1"), json={"a": 1})
+        after = clocks.monotonic()
+    response = answer.response
+    assert type(response) is requests.Response
+    assert (response.status_code, response.json(), response.text, response.reason) == (
+        200,
+        {"id": 7},
+        '{"id": 7}',
+        "OK",
+    )
+    assert response.url == peer.url("/v1")
+    assert response.headers["content-type"] == "application/json"
+    assert response.request.method == "POST"
+    assert 0 < response.elapsed.total_seconds() < after - before
+    assert answer.sent_at is not None
+    assert before < answer.sent_at < after
+    assert answer == Answer(response, answer.sent_at, sent=True)
+    assert (peer.seen[0].method, peer.seen[0].target, peer.seen[0].body) == (
+        "POST",
+        "/v1",
+        b'{"a": 1}',
+    )
+
+
+@pytest.mark.parametrize("method", ["get", "options", "head", "post", "put", "patch", "delete"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"params": {"q": "a b", "list": ["1", "2"], "none": None, "ü": "é"}},
+        {"params": [["a", "1"], ["a", "2"]]},
+        {"params": "raw=1&x"},
+        {"json": {"name": "ü", "deep": [1, None, True]}},
+        {"json": []},
+        {"json": None},
+        {"data": {"a": "1", "b": ["2", "3"]}},
+        {"data": [["a", "1"], ["b", "ü"]]},
+        {"data": "text ü"},
+        {"data": ""},
+        {"data": {}, "json": {"a": 1}},
+        {
+            "headers": {
+                "X-One": "1",
+                "user-agent": "own",
+                "ACCEPT": "text/csv",
+                "Content-Type": "text/x",
+            },
+            "data": "a",
+        },
+        {"headers": {"X-Latin": "é"}},
+        {"cookies": {"a": "1", "b": "2"}},
+        {"cookies": {"a": "1"}, "headers": {"Cookie": "z=1"}},
+        {"auth": ["user", "pässword"]},
+        {"auth": ["user", "p"], "headers": {"Authorization": "Bearer x"}},
+    ],
+)
+def test_what_is_sent_is_what_requests_would_send(method: str, params: dict[str, Any]) -> None:
+    with Peer(answering(answer_bytes(b"", "204 No Content"))) as peer:
+        url = peer.url("/päth/%41?x=1#fragment")
+        with requests.Session() as session:
+            session.trust_env = False
+            theirs = {**params, "auth": tuple(params["auth"])} if "auth" in params else params
+            session.request(method, url, **theirs)
+        assert call(url, method, **params).error == ""
+    one, other = (
+        [*sorted(seen.raw.partition(b"\r\n\r\n")[0].split(b"\r\n")), seen.body]
+        for seen in peer.seen
+    )
+    assert other == one
+
+
+def test_nothing_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password s3cr3t")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    with Peer(answering(echo)) as peer:
+        assert body_of(call(peer.url(), data="x")) == b"x"
+    assert "authorization" not in peer.seen[0].headers
+
+
+def test_no_cookie_is_kept_between_calls() -> None:
+    with Peer(answering(answer_bytes(Set_Cookie="a=1; Path=/"))) as peer:
+        first = call(peer.url())
+        assert first.response is not None
+        assert first.response.cookies["a"] == "1"
+        call(peer.url())
+    assert "cookie" not in peer.seen[1].headers
+
+
+def test_ipv6_is_called_by_its_literal() -> None:
+    with ExitStack() as stack:
+        try:
+            peer = stack.enter_context(Peer(answering(echo), address="::1"))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        assert body_of(call(peer.url(), data="x")) == b"x"
+        assert peer.seen[0].headers["host"] == f"[::1]:{peer.port}"
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"url": "no-scheme.test/x?token=" + SECRET}, "its URL has no scheme"),
+        ({"url": "http:///x?token=" + SECRET}, "its URL is not valid"),
+        ({"url": "http://[::1/?token=" + SECRET}, "its URL is not valid"),
+        ({"url": "http://127.0.0.1:99999/"}, "not valid"),
+        (
+            {"url": "http://127.0.0.1/", "headers": {"X": SECRET + "\r\nY: 1"}},
+            "one of its headers is not valid",
+        ),
+        ({"url": "http://127.0.0.1/", "headers": {"X": SECRET + "\u2603"}}, "cannot be made"),
+        ({"url": "http://127.0.0.1/", "headers": {"X:Y": SECRET}}, "cannot be made"),
+        ({"url": "http://127.0.0.1/", "headers": {"X": 1}}, "cannot be made"),
+        ({"url": "http://127.0.0.1/", "json": {"x": float("nan")}}, "JSON"),
+        ({"url": "http://127.0.0.1/", "auth": [SECRET]}, "cannot be made"),
+        ({"url": "http://127.0.0.1/", "auth": [SECRET, "\u2603"]}, "cannot be made"),
+        ({}, "cannot be made"),
+    ],
+)
+def test_what_no_request_can_be_made_of_is_refused_without_repeating_it(
+    params: dict[str, Any], why: str
+) -> None:
+    answer = wire.request("get", params, policy=LOOPBACK, timeouts=PATIENT)
+    assert nothing_was_sent(answer)
+    assert answer.refused
+    assert why in answer.error
+    assert SECRET not in answer.error
+
+
+def test_a_user_may_put_another_adapter_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(self: Any, request: requests.PreparedRequest, **_: Any) -> requests.Response:
+        made_up = requests.Response()
+        made_up.status_code, made_up._content, made_up.request = 202, b"made up", request
+        made_up.url = request.url or ""
+        return made_up
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    answer = call("http://api.example.com/", json={"a": 1})
+    assert answer.response is not None
+    assert (answer.response.status_code, answer.response.text) == (202, "made up")
+
+
+def test_errors_of_another_adapter_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(self: Any, request: requests.PreparedRequest, **_: Any) -> requests.Response:
+        raise requests.ConnectTimeout("?token=" + SECRET)
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    answer = call("http://api.example.com/")
+    assert nothing_was_sent(answer)
+    assert answer.error == "ConnectTimeout"
+
+
+# --- What may not be called
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1/", "http://2130706433/", "http://0x7f.1/", "http://127.1/", "http://0177.0.0.1/",
+     "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://[::1%25lo]/", "http://127.0.0.1./", "http://127。0。0。1/",
+     "http://①②⑦.0.0.1/", "HTTP://127.0.0.1/", "http://169.254.169.254/latest", "http://[fd00:ec2::254]/",
+     "http://100.64.0.1/", "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "https://10.0.0.1/"],
+)  # fmt: skip
+def test_literal_addresses_that_are_not_public_are_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connected"))
+    answer = call(url, policy=Policy())
+    assert nothing_was_sent(answer)
+    assert answer.refused
+    # what is not ASCII requests may refuse by itself, and no URL may have a zone
+    assert "ALLOWED_NETWORKS" in answer.error or not url.isascii() or "%" in url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://127.0.0.1/",
+        "file:///etc/passwd",
+        "httpx://127.0.0.1/",
+        "javascript:alert(1)",
+        "data:text/plain,a",
+    ],
+)
+def test_other_schemes_are_refused(url: str) -> None:
+    answer = call(url)
+    assert nothing_was_sent(answer)
+    assert answer.refused
+
+
+def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
+    answer = call(f"http://me:{SECRET}@127.0.0.1/")
+    assert answer.refused
+    assert SECRET not in answer.error
+
+
+def test_hosts_outside_of_the_allowed_ones_are_refused_without_a_lookup(
+    name_is: Callable[..., Names],
+) -> None:
+    names = name_is(["127.0.0.1"])
+    answer = call("http://evil.test/", policy=replace(LOOPBACK, allowed_hosts=("*.good.test",)))
+    assert nothing_was_sent(answer)
+    assert answer.refused
+    assert answer.error == "the host evil.test is not in ALLOWED_HOSTS (in this worker's settings)"
+    assert names.lookups == []
+
+
+# --- Redirects
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308, 399])
+@pytest.mark.parametrize("method", ["get", "head", "post", "put", "patch", "delete", "options"])
+def test_a_redirect_is_the_answer(method: str, status: int) -> None:
+    gate = Recording()
+    with Peer(answering(echo)) as other, Peer(answering(echo)) as peer:
+        moved = redirecting(other.url("/there"), f"{status} Moved")
+        with Peer(answering(moved, echo)) as peer:
+            answer = call(peer.url("/here"), method, gate=gate, headers={"Authorization": SECRET})
+            assert len(peer.seen) == 1
+        assert other.lines == []
+    assert answer.response is not None and (answer.error, answer.refused) == ("", False)
+    assert answer.response.status_code == status and answer.response.history == []
+    assert answer.response.headers["Location"] == other.url("/there")
+    assert len(gate.waits) == 1
+
+
+def test_a_redirect_to_itself_is_asked_for_once() -> None:
+    with Peer(answering(redirecting("/"))) as peer:
+        answer = call(peer.url("/"))
+        assert len(peer.seen) == 1
+    assert answer.response is not None and answer.response.status_code == 302
+
+
+@pytest.mark.parametrize(
+    "location", ["", "http://[", "file:///etc/passwd", "http://a\x00b/", "x" * 60_000]
+)
+def test_a_location_that_is_none_is_no_error(location: str) -> None:
+    with Peer(answering(answer_bytes(b"", "302 Found", Location=location))) as peer:
+        answer = call(peer.url())
+    assert answer.response is not None
+    assert (answer.response.status_code, answer.error) == (302, "")
+
+
+# --- Bodies
+
+
+def test_interim_answers_are_passed_over() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n"
+    with Peer(answering(interim + answer_bytes(b"done"))) as peer:
+        assert body_of(call(peer.url())) == b"done"
+        assert body_of(call(peer.url())) == b"done"
+        assert len(peer.lines) == 1
+
+
+@pytest.mark.parametrize("size", [40, 400])
+def test_bodies_in_small_chunks_are_read_whole(size: int) -> None:
+    """As streams of events are: some tens of bytes each."""
+    count = 600_000 // size
+    chunk = b"%x\r\n" % size + b"x" * size + b"\r\n"
+    with Peer(answering(CHUNKED + b"\r\n" + chunk * count + b"0\r\n\r\n")) as peer:
+        answer = call(peer.url())
+    assert (len(body_of(answer)), answer.truncated, answer.broken) == (size * count, False, False)
+
+
+def test_a_large_body_is_never_too_many_pieces() -> None:
+    body = b"x" * (40 << 20)
+    with Peer(answering(answer_bytes(body))) as peer:
+        answer = call(peer.url(), policy=replace(LOOPBACK, max_response_bytes=64 << 20))
+    assert (len(body_of(answer)), answer.truncated) == (len(body), False)
+
+
+def test_text_that_barely_folds_is_read_whole() -> None:
+    noise = random.Random(8).randbytes(900_000)
+    with Peer(answering(answer_bytes(gzip.compress(noise), Content_Encoding="gzip"))) as peer:
+        answer = call(peer.url())
+    assert (body_of(answer) == noise, answer.truncated) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "encoding"),
+    [
+        ("text/html; charset=Shift_JIS", "shift-jis"),
+        ("text/html; charset=undefined", "utf-8"),
+        ("text/html; charset=utf-7", "utf-8"),
+        ("text/html; charset=" + "x" * 5000, "utf-8"),
+        ("text/html", "latin-1"),
+        ("image/png", None),
+    ],
+)
+def test_a_hook_reads_text_by_no_name_of_the_servers(claimed: str, encoding: str | None) -> None:
+    with Peer(answering(answer_bytes(b"ok", Content_Type=claimed))) as peer:
+        answer = call(peer.url())
+    assert answer.response is not None
+    assert answer.response.encoding == encoding
+    assert answer.response.text == "ok"
+
+
+@pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints"])
+def test_a_few_interim_answers_are_passed_over_and_more_are_no_answer(status: str) -> None:
+    interim = f"HTTP/1.1 {status}\r\n\r\n".encode()
+    with Peer(answering(interim * connection.MOST_INTERIM + answer_bytes(b"done"))) as peer:
+        assert body_of(call(peer.url())) == b"done"
+    with Peer(once(interim * (connection.MOST_INTERIM + 1) + answer_bytes(b"done"))) as peer:
+        answer = call(peer.url())
+    assert is_lost(answer)
+    assert "more than 20 interim answers" in answer.error
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip", "deflate", "br", "gzip, gzip"])
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+@pytest.mark.parametrize(
+    ("limit", "is_truncated"), [(5000, True), (9999, True), (10000, False), (10001, False)]
+)
+def test_a_body_is_cut_at_the_limit_counted_as_decoded(
+    encoding: str, framing: str, limit: int, is_truncated: bool
+) -> None:
+    body = random.Random(1).randbytes(500) * 20
+    encoded = body
+    for name in filter(None, encoding.split(", ")):
+        encoded = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}[name](
+            encoded
+        )
+    headers = {"Content_Encoding": encoding}
+    if framing == "chunked":
+        pieces = [encoded[at : at + 77] for at in range(0, len(encoded), 77)]
+        encoded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+        headers |= {"Content_Length": "", "Transfer_Encoding": "chunked"}
+    elif framing == "close":
+        headers |= {"Content_Length": "", "Connection": "close"}
+    script = once if framing == "close" else answering
+    with Peer(script(answer_bytes(encoded, **headers))) as peer:
+        answer = call(peer.url(), policy=limited(limit))
+        assert body_of(answer) == body[:limit]
+        assert (answer.truncated, answer.broken) == (is_truncated, False)
+        assert ("cut at" in answer.error) is is_truncated
+        assert body_of(call(peer.url(), policy=limited(limit))) == body[:limit]
+        assert is_truncated or len(peer.lines) == (2 if framing == "close" else 1)
+
+
+def test_a_body_without_end_is_bounded_in_memory_and_time() -> None:
+    def script(line: Line) -> None:
+        line.read()
+        line.send(answer_bytes(b"", Content_Length="", Transfer_Encoding="chunked"))
+        while True:
+            line.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+
+    with Peer(script) as peer:
+        assert_bounded(peer)
+
+
+def gigabyte_deflated() -> bytes:
+    """A gigabyte of zeros as one deflate stream, from a block that repeats itself."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = packer.compress(b"\0" * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)
+    return first * 64
+
+
+BOMBS = {
+    "gzip": lambda: b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + gigabyte_deflated(),
+    "deflate": gigabyte_deflated,
+    "br": lambda: brotli.compress(b"\0" * (1 << 27), quality=1),
+    "gzip, gzip": lambda: gzip.compress(
+        b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + gigabyte_deflated(), 6
+    ),
+}
+
+
+@pytest.mark.parametrize("encoding", list(BOMBS))
+def test_a_small_body_that_unfolds_into_a_huge_one_is_bounded_in_memory_and_time(
+    encoding: str,
+) -> None:
+    with Peer(once(answer_bytes(BOMBS[encoding](), Content_Encoding=encoding))) as peer:
+        assert_bounded(peer)
+
+
+def assert_bounded(peer: Peer) -> None:
+    tracemalloc.start()
+    try:
+        with within(10):
+            answer = call(peer.url())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert answer.truncated
+    assert len(body_of(answer)) == LOOPBACK.max_response_bytes
+    assert peak < 12_000_000
+
+
+@pytest.mark.parametrize(
+    ("data", "whole"),
+    [
+        (answer_bytes(b"half", Content_Length="8"), b"half"),
+        (answer_bytes(b"4\r\nhalf\r\n", Content_Length="", Transfer_Encoding="chunked"), b"half"),
+        (answer_bytes(b"8\r\nhalf", Content_Length="", Transfer_Encoding="chunked"), b"half"),
+        (
+            answer_bytes(b"4\r\nhalf\r\nzz\r\n", Content_Length="", Transfer_Encoding="chunked"),
+            b"half",
+        ),
+    ],
+)
+def test_a_body_that_breaks_off_is_told_and_kept(data: bytes, whole: bytes) -> None:
+    with Peer(once(data)) as peer:
+        answer = call(peer.url())
+    assert body_of(answer) == whole
+    assert (answer.broken, answer.truncated, answer.sent) == (True, False, True)
+    assert answer.error == "the body broke off"
+
+
+def test_a_body_that_is_not_encoded_as_it_says_is_broken() -> None:
+    with Peer(answering(answer_bytes(b"not gzip at all", Content_Encoding="gzip"))) as peer:
+        answer = call(peer.url())
+    assert answer.broken
+    assert "Content-Encoding" in answer.error
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, br", "gzip,\tbr", "gzip,BR ", "br\t,gzip"])
+def test_brotli_that_cannot_be_bounded_is_not_unfolded(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setitem(wire._UNBOUNDED, "br", "cannot be bounded")
+    with Peer(answering(answer_bytes(brotli.compress(b"ok"), Content_Encoding=encoding))) as peer:
+        answer = call(peer.url())
+    assert (body_of(answer), answer.broken) == (b"", True)
+
+
+def test_an_encoding_nobody_knows_is_left_as_it_is() -> None:
+    with Peer(answering(answer_bytes(b"as it is", Content_Encoding="zebra"))) as peer:
+        assert body_of(call(peer.url())) == b"as it is"
