@@ -20,34 +20,33 @@ from kombu.utils.json import dumps, loads
 from callqueue.exceptions import InvalidCall
 from callqueue.security.secrets import Secret, has_secret
 
+DEEPEST = 64  # as anything that a call may hold
 _TYPED = {"__type__", "__value__"}  # in Celery's JSON: a date, a Decimal and the like
 
 
-def params_of(name: str, message: Any) -> dict[str, Any]:
-    """The params of the call that keeps this message. What JSON has no form for stays in the
-    arguments as it is: `send` says where it is. InvalidCall for a Secret anywhere else, which
-    would leave with the tasks that follow.
+def params_of(name: str, message: Any, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The params of the call that keeps this message; `stated` are the caller's own options. What
+    JSON has no form for stays in the arguments as it is: `send` says where it is. InvalidCall for
+    a Secret anywhere else, which would leave with the tasks that follow.
     """
     args, kwargs, embed = message.body
-    beside = {
-        "embed": _stated(embed),
-        "headers": _stated(message.headers),
-        "properties": _stated(message.properties),
+    # A repr would show what is redacted in the arguments, and tell of them when they are edited.
+    unstated = {name for name in ("argsrepr", "kwargsrepr") if stated.get(name) is None}
+    headers = {name: value for name, value in message.headers.items() if name not in unstated}
+    params = {
+        "args": _encoded(args),
+        "name": name,
+        "embed": _encoded(_told(embed)),
+        "kwargs": _encoded(kwargs),
+        "headers": _encoded(_told(headers)),
+        "properties": _encoded(_told(message.properties)),
     }
-    for options in beside.values():
-        for option, value in options.items():
+    for place in ("embed", "headers", "properties"):
+        for option, value in params[place].items():
             if has_secret(value):
                 why = "holds a Secret: it may be an argument of this task, not of those that follow"
                 raise InvalidCall(option, why)
-    encoded = {place: _encoded(options) for place, options in beside.items()}
-    return {
-        "args": _encoded(args),
-        "name": name,
-        "embed": encoded["embed"],
-        "kwargs": _encoded(kwargs),
-        "headers": encoded["headers"],
-        "properties": encoded["properties"],
-    }
+    return params
 
 
 def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) -> dict[str, Any]:
@@ -86,23 +85,25 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
     }
 
 
-def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
+def _told(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those that say something, in the order that every database keeps by itself."""
     names = sorted(options, key=lambda name: (len(name), name))
     return {name: options[name] for name in names if options[name] is not None}
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: Any, depth: int = 0) -> Any:
     """A copy in the form that Celery's JSON gives it."""
     if value is None or isinstance(value, str | int | float | Secret):
         return value
+    if depth > DEEPEST:
+        raise InvalidCall("args", f"is nested deeper than {DEEPEST}")
     if isinstance(value, dict):
         if value.keys() == _TYPED:
             why = "has a dict of '__type__' and '__value__' alone, which Celery reads as no dict"
             raise InvalidCall("args", why)
-        return {name: _encoded(item) for name, item in value.items()}
+        return {name: _encoded(item, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encoded(item) for item in value]
+        return [_encoded(item, depth + 1) for item in value]
     try:
         return json.loads(dumps(value))  # type: ignore[no-untyped-call]
     except (TypeError, ValueError):

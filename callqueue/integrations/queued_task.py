@@ -99,7 +99,7 @@ class QueuedTask(DjangoTask):
         if options.get("ignore_result") is None:
             options["ignore_result"] = self.ignore_result
         message = self._message(task_id, args, kwargs, options, of_send)
-        call = self._send(message, of_send, options.get("using", self.using))
+        call = self._send(message, of_send, options)
         app = self._get_app()
         result = QueuedResult(_task_id_of(call, task_id), app=app, task_name=self.name, call=call)
         result.ignored = options["ignore_result"]
@@ -206,7 +206,7 @@ class QueuedTask(DjangoTask):
         return message
 
     def _send(
-        self, message: Any, of_send: Mapping[str, Any], using: str | None
+        self, message: Any, of_send: Mapping[str, Any], options: Mapping[str, Any]
     ) -> CallQueue | None:
         """Keep the message as a call, between the signals of a task that is published."""
         told = {"sender": self.name, "body": message.body, "headers": message.headers}
@@ -214,10 +214,10 @@ class QueuedTask(DjangoTask):
         signals.before_task_publish.send(
             **told, declare=[], properties=message.properties, retry_policy={}
         )
+        calls = tables.CallQueue.objects.db_manager(options.get("using", self.using))
+        params = params_of(self.name, message, options)
         try:
-            call = tables.CallQueue.objects.db_manager(using).send(
-                {"method": "celery_task", "params": params_of(self.name, message)}, **of_send
-            )
+            call = calls.send({"method": "celery_task", "params": params}, **of_send)
         except InvalidCall as error:
             raise renamed(error, self) from None
         signals.after_task_publish.send(**told)

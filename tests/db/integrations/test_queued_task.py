@@ -251,6 +251,8 @@ def test_options_that_say_how_a_message_travels_do_nothing() -> None:
         ((object(),), {}, "repo"),
         (("a", bytearray(b"x")), {}, "page"),
         (("a",), {"page": {"x": {1, 2}}}, "page.x"),
+        (("a\0",), {}, "repo"),
+        (("a",), {"page": ["\ud800"]}, "page[0]"),
     ],
 )
 def test_an_argument_that_is_no_json_is_named(args: Any, kwargs: Any, field: str) -> None:

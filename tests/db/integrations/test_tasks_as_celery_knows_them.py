@@ -1,5 +1,5 @@
 """What Celery's users know of tasks holds for those that wait as calls: results of every end,
-errbacks, revoking, signals, the request, and the values that Celery's messages carry.
+errbacks, signals, the request, and what Celery's messages carry.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import pytest
 from celery import chain, chord, current_app, group, shared_task, signals
 from celery.exceptions import ChordError, TaskRevokedError, WorkerLostError
 from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
 import callqueue
-from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Succeeded, states
+from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Secret, Succeeded, states
+from callqueue.database import with_form
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers.celery_run import TaskExited, TaskGaveUp
 from callqueue.integrations import ended_tasks
@@ -27,8 +29,6 @@ pytestmark = pytest.mark.django_db
 Rules = Callable[..., None]
 Status = CallQueue.Status
 seen: list[Any] = []
-
-task = shared_task(base=callqueue.QueuedTask, rule="r", bind=True)
 
 
 @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.outcome")
@@ -74,10 +74,22 @@ def exits(self: Any, kind: str) -> None:
     raise {"exit": SystemExit(3), "generator": GeneratorExit()}[kind]
 
 
+@shared_task(base=callqueue.QueuedTask, rule="soon", name="tests.known.silent", bind=True)
+def retries_in_silence(self: Any) -> str:
+    seen.append(self.request.retries)
+    if self.request.retries < 2:
+        self.retry(throw=False, countdown=0)
+    return "done"
+
+
 @pytest.fixture(autouse=True)
 def _rule(rules: Rules) -> Iterator[None]:
     seen.clear()
-    rules(r=Rule(retry=Retry(max_attempts=2, base=60.0, jitter=False)))
+    rules(
+        {"SECRETS": {"KEY": "s3cret"}},
+        r=Rule(retry=Retry(max_attempts=2, base=60.0, jitter=False)),
+        soon=Rule(retry=Retry(max_attempts=3, base=0.0, jitter=False)),
+    )
     yield
     seen.clear()
 
@@ -126,6 +138,25 @@ def test_succeeded_is_its_result_to_backend_and_chain() -> None:
     assert result.get(timeout=1) == result.parent.get(timeout=1) == {"n": 1}
 
 
+@pytest.mark.parametrize("way", ["__call__", "run"])
+def test_a_call_of_the_tasks_own_changes_nothing(way: str) -> None:
+    class Own(callqueue.QueuedTask):
+        abstract = True
+
+        def __call__(self, *args: Any) -> Any:
+            seen.append("own")
+            return super().__call__(*args) if way == "__call__" else self.run(*args)
+
+    @shared_task(base=Own, rule="r", name=f"tests.known.own_{way}")
+    def own() -> Any:
+        return GiveUp("no use")
+
+    call = own.delay().call
+    run_callqueue()
+    assert (fresh(call).status, fresh(call).error_message) == (Status.FAILED, "no use")
+    assert (own(), seen) == (GiveUp("no use"), ["own", "own"])
+
+
 def test_a_run_that_no_call_asked_for_returns_the_outcome_itself() -> None:
     outcome.delay("done")
     run_callqueue()
@@ -143,6 +174,13 @@ def test_a_task_that_exits_has_failed(kind: str, callqueue_clock: Clock) -> None
     with pytest.raises(TaskExited):
         result.get(timeout=1)
     assert seen == [("errback", result.id)]
+
+
+def test_a_retry_that_is_not_raised_is_a_retry() -> None:
+    result = retries_in_silence.delay()
+    run_callqueue()
+    assert seen == [0, 1, 2]
+    assert (result.state, result.result) == ("SUCCESS", "done")
 
 
 # --- Ends that no run tells
@@ -189,6 +227,46 @@ def test_get_of_what_is_unknown_says_that_the_worker_was_lost(results: Any) -> N
     assert ended_tasks.tell("default", [result.call.pk]) == 0
 
 
+@pytest.mark.usefixtures("results")
+def test_the_end_of_a_task_with_a_secret_is_told() -> None:
+    result = identity.delay({"key": Secret("KEY"), "at": datetime(2026, 1, 2, tzinfo=UTC)})
+    current_app.conf.result_extended = True
+    try:
+        CallQueue.objects.update(status=Status.CANCELLED)
+        assert ended_tasks.tell("default", [result.call.pk]) == 1
+    finally:
+        current_app.conf.result_extended = False
+    with pytest.raises(TaskRevokedError):
+        current_app.AsyncResult(result.id).get(timeout=1)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_worker_that_does_not_have_the_task_tells_its_end() -> None:
+    result = identity.delay(1)
+    params = {**result.call.call_data["params"], "name": "gone"}
+    CallQueue.objects.update(
+        call_data={"method": "celery_task", "params": params}, status=Status.CANCELLED
+    )
+    assert ended_tasks.tell("default", [result.call.pk]) == 1
+
+
+def test_what_was_revoked_is_thrown_before_the_backend_knows_it(
+    results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callqueue.broker.send_by_name", lambda *args: None)
+    result = identity.delay(1)
+    result.revoke()
+    assert (result.state, results.backend.get_state(result.id)) == ("REVOKED", "PENDING")
+    with pytest.raises(TaskRevokedError, match="revoked"):
+        result.maybe_throw()
+
+
+def test_what_is_released_is_not_said_to_have_started(results: Any) -> None:
+    result = identity.delay(1)
+    CallQueue.objects.update(status=Status.DISPATCHED)
+    assert result.state == "PENDING"
+
+
 def test_what_a_run_has_told_is_not_told_again(results: Any, callqueue_clock: Clock) -> None:
     result = fails.apply_async(link_error=errback.s())
     run_callqueue(skip_waits=True)
@@ -207,9 +285,12 @@ def test_without_a_result_backend_nothing_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("results")
-def test_get_of_what_is_ignored_returns_at_once() -> None:
+def test_an_ignored_result_is_none_at_once_though_the_row_has_one() -> None:
     result = identity.apply_async((1,), ignore_result=True)
     assert (result.ignored, result.get()) == (True, None)
+    run_callqueue()
+    assert (result.get(), result.result) == (None, None)
+    assert result.call.attempts.get().response_body == "1"
 
 
 def test_get_with_the_rpc_backend_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,35 +329,52 @@ def test_an_instant_in_a_chain_is_kept(callqueue_clock: Clock) -> None:
 
 VALUES = [
     b"\xff\x00", b"text", datetime(2026, 1, 2, 3, tzinfo=UTC), date(2026, 1, 2), time(3, 4),
-    Decimal("1.10"), uuid.UUID(int=7), {"deep": [Decimal(1), {"x": b"y"}]},
+    Decimal("1.10"), uuid.UUID(int=7), {"deep": [Decimal(1), {"x": b"y"}]}, gettext_lazy("Yes"),
 ]  # fmt: skip
+LOOKS = {"__type__": "decimal", "__value__": "1"}
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_the_values_that_celerys_messages_carry_are_arguments(value: Any) -> None:
-    identity.apply_async((value,), link=identity.si({"again": value}))
-    identity.apply_async(kwargs={"value": value})
+def test_the_values_that_celerys_messages_carry_are_arguments() -> None:
+    identity.apply_async((VALUES,), link=identity.si({"again": VALUES}))
+    identity.apply_async(kwargs={"value": [VALUES, Secret("KEY")]})
+    assert "s3cret" not in str(CallQueue.objects.order_by("-pk")[0].call_data)
     run_callqueue()
-    assert sorted(seen, key=str) == sorted([value, value, {"again": value}], key=str)
+    assert sorted(seen, key=str) == sorted([VALUES, [VALUES, "s3cret"], {"again": VALUES}], key=str)
 
 
-def test_data_that_looks_like_such_a_value_is_refused_or_data() -> None:
-    with pytest.raises(InvalidCall, match="__type__"):
-        identity.delay({"__type__": "nonsense", "__value__": 1})
-    call = CallQueue.objects.send(
-        {
-            "method": "celery_task",
-            "params": {
-                "name": identity.name,
-                "args": [{"__type__": "decimal", "__value__": "1"}],
-            },
-        },
-        rule="r",
-    )
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    ("send", "why"),
+    [
+        (lambda: identity.delay({"a": [LOOKS]}), "__type__"),
+        (lambda: identity.apply_async((1,), link=identity.s(LOOKS)), "__type__"),
+        (lambda: identity.delay(nested(900)), "nested"),
+        (lambda: chain(identity.s(1), identity.s(Secret("KEY"))).apply_async(), "Secret"),
+        (lambda: identity.apply_async((1,), link_error=errback.s(Secret("KEY"))), "Secret"),
+        (lambda: identity.apply_async((1,), headers={"key": Secret("KEY")}), "Secret"),
+        (lambda: identity.map([1]), "group"),
+        (lambda: identity.starmap([(1,)]), "group"),
+        (lambda: identity.chunks([(1,)], 1), "group"),
+    ],
+)
+def test_what_would_not_be_the_same_in_a_message_is_refused(
+    send: Callable[[], Any], why: str
+) -> None:
+    with pytest.raises(InvalidCall, match=why):
+        send()
+    assert not CallQueue.objects.exists()
+
+
+def test_data_that_looks_like_something_else_is_data() -> None:
+    named = {"$secret": "KEY"}
+    by_hand = {"name": identity.name, "args": [[LOOKS, named]]}
+    call = CallQueue.objects.send({"method": "celery_task", "params": by_hand}, rule="r")
+    chain(identity.si(named), identity.si([named])).apply_async()
     run_callqueue()
-    assert (fresh(call).status, seen) == (
-        Status.DONE, [{"__type__": "decimal", "__value__": "1"}],
-    )  # fmt: skip
+    assert (fresh(call).status, seen) == (Status.DONE, [[LOOKS, named], named, [named]])
 
 
 def test_arguments_keep_the_order_of_their_names() -> None:
@@ -286,15 +384,22 @@ def test_arguments_keep_the_order_of_their_names() -> None:
     assert result.successful()
 
 
+def test_a_tasks_call_needs_no_note_of_its_form() -> None:
+    identity.apply_async(({"a": 2, "bb": 1.5},), priority=3, expires=600, headers={"x": "1"})
+    data = CallQueue.objects.get().call_data
+    assert with_form(data) is data
+
+
 # --- Signals and the request
 
 
 def test_what_receivers_put_into_the_headers_reaches_the_request() -> None:
     told: list[Any] = []
 
-    def before(sender: str, headers: dict[str, Any], body: Any, **_: Any) -> None:
+    def before(sender: str, headers: Any, body: Any, properties: Any, **_: Any) -> None:
         told.append((sender, headers["id"], headers["task"], body[0]))
         headers["traceparent"] = "00-abc"
+        properties["app_id"] = "shop"
 
     def after(sender: str, headers: dict[str, Any], **_: Any) -> None:
         told.append((sender, CallQueue.objects.count()))
@@ -311,6 +416,7 @@ def test_what_receivers_put_into_the_headers_reaches_the_request() -> None:
     run_callqueue()
     assert result.result["traceparent"] == "00-abc"
     assert result.result["headers"] == {"mine": 1, "traceparent": "00-abc"}
+    assert result.result["properties"]["app_id"] == "shop"
 
 
 def test_the_request_has_celerys_fields(callqueue_clock: Clock) -> None:
@@ -327,11 +433,32 @@ def test_the_request_has_celerys_fields(callqueue_clock: Clock) -> None:
     assert told["properties"]["app_id"] == "shop"
 
 
+def test_what_stands_for_the_arguments_in_logs_is_what_the_caller_gave() -> None:
+    given = {"argsrepr": "(a card)", "kwargsrepr": "{...}"}
+    request_of.apply_async(**given, throw=True)
+    headers = CallQueue.objects.get().call_data["params"]["headers"]
+    assert given.items() <= headers.items()
+    request_of.delay()
+    assert not given.keys() & CallQueue.objects.order_by("-pk")[0].call_data["params"]["headers"]
+
+
 def test_what_the_sender_does_not_state_is_as_the_decorator_says() -> None:
     @shared_task(base=callqueue.QueuedTask, rule="r", name="tests.known.urgent", priority=7)
     def urgent(value: Any) -> Any:
         return value
 
-    chain(identity.s(1), urgent.s()).apply_async()
+    class Urgent(callqueue.QueuedTask):
+        abstract = True
+        priority = 6
+
+    @shared_task(base=Urgent, rule="r", name="tests.known.by_its_base")
+    def by_its_base(value: Any) -> Any:
+        return value
+
+    @shared_task(base=Urgent, rule="r", name="tests.known.less", priority=2)
+    def less(value: Any) -> None:
+        pass
+
+    chain(identity.s(1), urgent.s(), by_its_base.s(), less.s()).apply_async()
     run_callqueue()
-    assert list(CallQueue.objects.order_by("pk").values_list("priority", flat=True)) == [0, 7]
+    assert list(CallQueue.objects.order_by("pk").values_list("priority", flat=True)) == [0, 7, 6, 2]
