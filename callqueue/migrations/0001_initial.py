@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "indexes": [models.Index("width", "start", name="callqueue_sums")],
+                "indexes": [models.Index(fields=["width", "start"], name="callqueue_sums")],
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("rule", "width", "start"), name="callqueue_one_sum"

@@ -31,7 +31,7 @@ class Sum(models.Model):
         constraints = (
             models.UniqueConstraint(fields=("rule", "width", "start"), name="callqueue_one_sum"),
         )
-        indexes = (models.Index("width", "start", name="callqueue_sums"),)
+        indexes = (models.Index(fields=["width", "start"], name="callqueue_sums"),)
 
     def __str__(self) -> str:
         return f"{self.rule} {self.start}+{self.width}"
