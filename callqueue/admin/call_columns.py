@@ -34,8 +34,9 @@ class CallColumns(OwnAdmin):
 
     @admin.display(description=gettext_lazy("request"))
     def request_line(self, call: CallQueue) -> str:
-        shown = Truncator(f"{call.host}{call.path}").chars(80)
-        return format_html('<span title="{1}">{0} {1}</span>', call.method, shown)
+        path, target = call.path or call.host, f"{call.host}{call.path}"
+        shown = Truncator(path).chars(80), Truncator(target).chars(200)
+        return format_html('<span title="{2}">{0} {1}</span>', call.method, *shown)
 
     @admin.display(description=gettext_lazy("due"))
     def due(self, call: CallQueue) -> str:

@@ -80,6 +80,7 @@ def context_of(call: CallQueue, *, may_see_holds: bool) -> dict[str, Any]:
         "forecast": found,
         "position": words.count(found.position) if found and found.position else "",
         "kind": kind_of(call.status),
+        "is_begun": any(one.started_at and not one.finished_at for one in attempts[-1:]),
     }
 
 

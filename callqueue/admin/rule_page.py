@@ -29,7 +29,7 @@ from callqueue.history.sums import Sums
 from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
 from callqueue.look.notes import WELL
-from callqueue.look.read import of_keys
+from callqueue.look.read import largest_keys
 from callqueue.models import CallQueue, Hold, RuleState
 
 KEYS = 20  # that the table of keys shows
@@ -159,20 +159,21 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
 
 def _keys(rule: RuleLook) -> dict[str, Any]:
     """The keys with most calls waiting; where one has most of them, when the others are done."""
-    waiting = [one for one in of_keys(using(), [rule.name])[rule.name] if one[0]]
-    shown, ready, others = waiting[:KEYS], max(1, rule.waits.ready), None
+    shown, count_of_keys = largest_keys(using(), rule.name, KEYS)
+    ready, others = max(1, rule.waits.ready), None
     holds = Hold.objects.using(using()).filter(rule=rule.name, value__in=[key for key, _ in shown])
     in_force = holds.exclude(per__in=("rule", "queue")).exclude(until__lte=from_us(rule.now))
     held = set(in_force.values_list("value", flat=True))
-    if len(waiting) > 1 and waiting[0][1] >= HOG * ready:
+    if rule.waits.sizes and len(shown) > 1 and shown[0][1] >= HOG * ready:
         # where keys take turns, the largest is by then as far as the next
-        others = rule.seconds(sum(min(count, waiting[1][1]) for _, count in waiting))
+        next_most = shown[1][1]
+        others = rule.seconds(sum(min(calls, next_most) * n for calls, n in rule.waits.sizes))
     return {
         "keys": [
             (key, words.count(count), f"{100 * count / ready:.0f} %", key in held)
             for key, count in shown
         ],
-        "keys_count": words.count(len(waiting)),
+        "keys_count": words.count(count_of_keys),
         "others_done": "" if others is None else words.in_so_long(from_us(rule.now), others),
     }
 

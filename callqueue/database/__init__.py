@@ -61,6 +61,7 @@ from callqueue.database.statements import (
     listed,
     loaded,
     places,
+    position_sql,
     quoted,
     rows,
     run,

@@ -132,6 +132,11 @@ def json_number_sql(using: str, column: str, name: str) -> tuple[str, list[Any]]
     return number, ["$." + json.dumps(name, ensure_ascii=False)]
 
 
+def position_sql(using: str) -> str:
+    """The function that says where one text begins in another: `f(text, part)`, 0 where nowhere."""
+    return "strpos" if is_postgresql(using) else "instr"
+
+
 def is_postgresql(using: str) -> bool:
     """Whether the database is PostgreSQL."""
     return str(connections[using].vendor) == "postgresql"

@@ -4,6 +4,7 @@ forecasts render. Some fourteen statements, however many rules, keys, holds and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from callqueue.history import sums
 from callqueue.ledger import agreement
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
-from callqueue.limits.budgets import Book, Cost, cost_of, key_part, key_parts
+from callqueue.limits.budgets import Book, Cost, cost_of, key_parts
 from callqueue.limits.kinds import SECOND
 from callqueue.limits.opinions import Difference
 from callqueue.look import alive, attempts, estimate, limits, waiting
@@ -324,48 +325,50 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
 
 
 def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
-    """How the calls are spread over the values of limits that are per part of a key. One statement,
-    where there are any: it reads an index entry for each call.
+    """How the calls are spread over the values of limits that are per part of a key: so many calls
+    each, for so many values. Few rows of one statement, where there are any such limits.
     """
-    wanted = {
+    wanted = [
         (name, budget.limit.per)
         for name, waits in known.waits.items()
         if waits.ready
         for budget in known.book.budgets[name]
         if budget.limit.is_keyed and budget.limit.per != "key"
-    }
-    keys = of_keys(known.using, sorted({name for name, _ in wanted}))
-    return {(name, per): _sizes(keys[name], per) for name, per in wanted}
+    ]
+    key, position = quoted(known.using, "key"), database.position_sql(known.using)
+    begins = f"{position}({key}, %s)"
+    rest = f"substr({key}, {begins} + %s)"
+    value = (
+        f"CASE WHEN substr({key}, 1, 1) <> '{{' OR {begins} = 0 THEN '' "
+        f"ELSE substr({rest}, 1, {position}({rest}, '\"') - 1) END"
+    )
+    spread = (
+        "SELECT %s, %s, calls, COUNT(*) FROM (SELECT part, COUNT(*) AS calls FROM ("
+        f"SELECT {value} AS part FROM {tables.name(known.using, 'CallQueue')} "
+        f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
+    )
+    params = []
+    for name, per in sorted(set(wanted)):
+        mark = f'{json.dumps(per, ensure_ascii=False)}:"'
+        params.append((name, per, mark, mark, len(mark), mark, len(mark), name))
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for name, per, calls, values in of_each(known.using, spread, params):
+        found.setdefault((name, per), []).append((int(calls), int(values)))
+    return {scope: sorted(sizes) for scope, sizes in found.items()}
 
 
-def of_keys(using: str, names: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
-    """The keys of each of these rules that have calls ready, and how many, most first. One
-    statement, which reads an index entry for each call.
+def largest_keys(using: str, rule: str, most: int) -> tuple[list[tuple[str, int]], int]:
+    """The keys of a rule that have most calls ready, and how many; and the count of all its keys.
+    One statement, which reads an index entry for each call.
     """
-    found: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
-    if names:
-        key = quoted(using, "key")
-        sql = (
-            f"SELECT rule, {key}, COUNT(*) FROM {tables.name(using, 'CallQueue')} "
-            f"WHERE {WAITING} AND ready AND rule IN ({places(names)}) GROUP BY rule, {key}"
-        )
-        for rule, text, count in rows(using, sql, list(names)):
-            found[rule].append((text, int(count)))
-    for listed in found.values():
-        listed.sort(key=lambda one: (-one[1], one[0]))
-    return found
-
-
-def _sizes(keys: Sequence[tuple[str, int]], per: str) -> list[tuple[int, int]]:
-    """How many values of a `per` have so many calls, from the keys' counts."""
-    values: dict[str, int] = {}
-    for key, count in keys:
-        value = key_part(key, per)
-        values[value] = values.get(value, 0) + count
-    sizes: dict[int, int] = {}
-    for count in values.values():
-        sizes[count] = sizes.get(count, 0) + 1
-    return sorted(sizes.items())
+    key = quoted(using, "key")
+    sql = (
+        f"SELECT {key}, calls, COUNT(*) OVER () FROM (SELECT {key}, COUNT(*) AS calls "
+        f"FROM {tables.name(using, 'CallQueue')} WHERE {READY} AND {key} <> '' GROUP BY {key}"
+        f") AS of_keys ORDER BY calls DESC, {key} LIMIT {most}"
+    )
+    found = rows(using, sql, [rule])
+    return [(text, int(calls)) for text, calls, _ in found], int(found[0][2]) if found else 0
 
 
 def of_each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:

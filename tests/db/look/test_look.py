@@ -22,6 +22,7 @@ from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, run, send
 
 Rules = Callable[..., None]
+CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 
 
 def of(name: str) -> RuleLook:
@@ -324,3 +325,36 @@ def test_a_look_takes_few_statements(rules: Rules, remote: Vendor) -> None:
         assert len(look("default").rules) == 251
     asked = [one["sql"] for one in found if one["sql"].startswith(("SELECT", "(SELECT", "WITH"))]
     assert len(asked) <= 16, "\n".join(one[:200] for one in asked)
+
+
+def test_calls_are_spread_over_the_values_of_a_part_of_their_keys(rules: Rules) -> None:
+    """By the database, whatever the keys are; and few rows come back for many of them."""
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="user"), SlidingWindow("9/m", per="team")]))
+    for key, count in (
+        ({"user": "ada", "team": "x"}, 3),
+        ({"user": "ada", "team": "y"}, 2),
+        ({"user": 'b"o\\b', "team": "ÄÖ"}, 4),
+        ({"user": "c", "team": "z"}, 1),
+    ):
+        CallQueue.objects.send_many([CALL] * count, rule="r", key=key)
+    CallQueue.objects.filter(key__contains='"team":"y"').update(key="plain")
+    by_user, by_team = look("default").rule("r").gates
+    assert by_user.sizes == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert by_team.sizes == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_of_many_keys_few_rows_are_read(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/m", per="user"), SlidingWindow("9/m", per="key")]))
+    for n in range(60):
+        CallQueue.objects.send_many([CALL] * (1 + n % 2), rule="r", key={"user": f"u{n}"})
+    read: list[int] = []
+
+    def counted(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        found = execute(sql, params, many, context)
+        read.append(context["cursor"].rowcount)
+        return found
+
+    with connection.execute_wrapper(counted):
+        look("default")
+    if connection.vendor != "sqlite":  # which does not say how many
+        assert max(read) < 20
