@@ -9,8 +9,6 @@ from callqueue.database.bulk_insert import (
     insert_each,
     insert_objects,
     new_object,
-    passes_over_conflicts,
-    returns_inserted,
 )
 from callqueue.database.bulk_update import delete_each, returns_updated, update_each, update_free
 from callqueue.database.connections import (

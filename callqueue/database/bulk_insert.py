@@ -1,8 +1,7 @@
 """Many rows inserted in one statement, for models without inheritance and without given keys.
 
-On PostgreSQL this takes about a fifth of bulk_create's time (see bulk_values), and can pass over a
-conflict with any unique index and still return what was inserted. On other databases it is
-bulk_create.
+On PostgreSQL this takes about a fifth of bulk_create's time, see bulk_values. On other databases it
+is bulk_create.
 """
 
 from __future__ import annotations
@@ -68,40 +67,25 @@ def insert_each(
 
 def insert_objects(
     model: type[M], using: str, objects: Sequence[M], *, batch_size: int, unless_there: bool = False
-) -> list[M]:
-    """Insert objects, `batch_size` a statement, and give them their keys and database defaults; the
-    objects that were inserted.
+) -> Sequence[M]:
+    """Insert objects, `batch_size` a statement, and give them their keys and database defaults.
 
-    With `unless_there` an object that a unique index refuses is left out: only of a single object,
-    and only where `passes_over_conflicts`.
+    With `unless_there` those that a unique index refuses are left out, and none is given its key. A
+    conflict that a snapshot hides is a serialization error then, or passes unseen.
     """
-    made: list[M] = []
     for at in range(0, len(objects), batch_size):
         batch = objects[at : at + batch_size]
         left_out, given = _fields(model, batch)
         if not is_postgresql(using) or _has_expressions(given, batch):
-            made += model._default_manager.using(using).bulk_create(batch)
+            model._default_manager.using(using).bulk_create(batch, ignore_conflicts=unless_there)
             continue
         back = [model._meta.pk, *left_out]
         names = tuple(field.name for field in given)
         conflicts = " ON CONFLICT DO NOTHING" if unless_there else ""
         found = _inserted(using, model, names, _values(batch, given), back, conflicts)
-        for one, values in zip(batch, found, strict=False):
+        for one, values in () if unless_there else zip(batch, found, strict=True):
             _complete(one, using, back, values)
-        made += batch[: len(found)]
-    return made
-
-
-def returns_inserted(using: str) -> bool:
-    """Whether rows inserted together get their primary keys: MySQL does not tell them."""
-    return bool(connections[using].features.can_return_rows_from_bulk_insert)
-
-
-def passes_over_conflicts(using: str) -> bool:
-    """Whether `insert_objects` knows `unless_there` here. A conflict that a snapshot hides is a
-    serialization error then.
-    """
-    return is_postgresql(using)
+    return objects
 
 
 def _fields(model: type[M], batch: Sequence[M]) -> tuple[list[Any], list[Any]]:
