@@ -74,6 +74,7 @@ class Connection(HTTPConnection):
     trip: Trip  # of the request that it carries
     is_secure = False
     is_whole = True  # the whole request went out
+    is_resting = True  # nothing of a request is on its way
     _is_unsent = True
     idle_since = math.inf
 
@@ -127,6 +128,7 @@ class Connection(HTTPConnection):
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOTHING_LATER)
                 sock.settimeout(trip.left(bound))
                 sock.connect(where)
                 sock.settimeout(trip.left(bound))  # for the TLS handshake
@@ -142,15 +144,14 @@ class Connection(HTTPConnection):
     def _transmit(self, trip: Trip) -> None:
         """Send what was composed. An answer that is there counts for more than a broken send."""
         gate, sock, outgoing, self._outgoing = trip.gate, self.sock, self._outgoing, []
-        before, self.is_whole, gate.is_whole, self._is_unsent = gate.sent_at, False, False, True
+        before, gate.is_whole, self._is_unsent = gate.sent_at, False, True
+        self.is_whole = self.is_resting = False
         # Ahead of the send: what strikes from outside, such as a task's time limit, must not find
         # it unmarked.
         gate.sent_at = now()
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOTHING_LATER)
-            if _USER_TIMEOUT is not None:  # nor does the kernel go on trying for longer than that
-                tries = max(1, round(trip.left() * 1000))
-                sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, tries)
+            if _USER_TIMEOUT is not None:  # the kernel tries to deliver it for no longer than that
+                sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(trip.left() * 1e3)))
             for data in [b"".join(outgoing)] if sum(map(len, outgoing)) <= _PIECE else outgoing:
                 self._push(trip, memoryview(data))
             self.is_whole, gate.has_arrived = True, self.has_arrived  # type: ignore[method-assign]
@@ -218,6 +219,13 @@ class Connection(HTTPConnection):
         head = _Head(cast(socket.socket, _Reader(sock, self.trip)), **given)
         head.connection, head.trip = self, self.trip
         return head
+
+    def close(self) -> None:
+        """What is on its way is taken back: what the kernel has not delivered never will be."""
+        if self.is_resting and self.sock is not None:
+            with suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
+        super().close()
 
     @property
     def _name(self) -> str:
@@ -300,10 +308,7 @@ class _Head(HTTPResponse):
         super().begin()
         if self.length == 0:  # as a 304's, whatever its Transfer-Encoding
             self.chunked = False
-        if self.connection.is_whole:  # it has arrived: there is nothing to take back
-            with suppress(OSError):
-                sock = self.connection.sock
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AS_USUAL)
+        self.connection.is_resting = self.connection.is_whole
 
     def _read_status(self) -> tuple[str, int, str]:
         while True:
