@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,35 +48,39 @@ def name_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Names]:
     return install
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     """Self-signed, for api.test and 127.0.0.1."""
+    return _certificate(tmp_path_factory.mktemp("tls"), ends_in=1)
+
+
+@pytest.fixture(scope="session")
+def expired(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return _certificate(tmp_path_factory.mktemp("tls"), ends_in=-1)
+
+
+def _certificate(folder: Path, ends_in: int) -> Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "api.test")])
-    now = datetime.datetime.now(datetime.UTC)
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     alternatives = [x509.DNSName("api.test"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     built = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - 2 * day)
+        .not_valid_after(now + ends_in * day)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    private = path.with_name("key.pem")
-    path.write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    coding = serialization.Encoding.PEM
+    path, private = folder / "certificate.pem", folder / "key.pem"
+    path.write_bytes(built.public_bytes(coding))
+    no_password = serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(coding, serialization.PrivateFormat.PKCS8, no_password))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path, private)
     made = Certificate(path, context)

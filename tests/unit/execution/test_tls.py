@@ -42,39 +42,42 @@ def trusting(certificate: Certificate) -> Policy:
     return replace(LOOPBACK, verify=str(certificate.path))
 
 
-def test_a_self_signed_certificate_is_refused_before_anything_is_sent(secure: Peer) -> None:
-    answer = call(secure.url("/?token=" + SECRET), data=SECRET)
-    assert nothing_was_sent(answer)
-    assert not answer.refused
-    assert (
-        answer.error
-        == f"no TLS connection to 127.0.0.1:{secure.port}: certificate not accepted, self-signed certificate"
-    )
-    assert secure.seen == []
+def _stays(line: Line) -> None:
+    line.peer.closing.wait(5)
 
 
-def test_environment_certificates_are_not_trusted(
-    secure: Peer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trusts", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_certificate_that_is_not_trusted_or_has_expired_is_sent_nothing(
+    certificate: Certificate,
+    expired: Certificate,
+    monkeypatch: pytest.MonkeyPatch,
+    trusts: bool,
+    ends: bool,
 ) -> None:
+    """The environment's are not trusted."""
+    own = expired if ends else certificate
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
-        monkeypatch.setenv(name, str(certificate.path))
-    assert nothing_was_sent(call(secure.url()))
+        monkeypatch.setenv(name, str(own.path))
+    policy = trusting(own) if trusts else LOOPBACK
+    with Peer(answering(echo), context=own.server) as peer:
+        answer = call(peer.url("/?token=" + SECRET), data=SECRET, policy=policy)
+        assert len(peer.seen) == (trusts and not ends)
+    if trusts and not ends:
+        return
+    assert nothing_was_sent(answer) and not answer.refused
+    why = "certificate has expired" if trusts else "self-signed certificate"
+    name = f"127.0.0.1:{peer.port}"
+    assert answer.error == f"no TLS connection to {name}: certificate not accepted, {why}"
 
 
-def test_a_certificate_that_is_trusted_by_path_is_accepted(
+def test_connections_are_shared_by_calls_that_trust_the_same_only(
     secure: Peer, certificate: Certificate
 ) -> None:
-    for word in ("one", "two", "three"):
-        assert body_of(call(secure.url(), data=word, policy=trusting(certificate))) == word.encode()
-    assert len(secure.lines) == 1
-
-
-def test_without_verify_any_certificate_is_accepted_and_its_connection_is_not_shared(
-    secure: Peer, certificate: Certificate
-) -> None:
-    assert body_of(call(secure.url(), data="x", policy=replace(LOOPBACK, verify=False))) == b"x"
+    """Without verify any certificate is accepted."""
+    for policy in (trusting(certificate), replace(LOOPBACK, verify=False)) * 3:
+        assert body_of(call(secure.url(), data="x", policy=policy)) == b"x"
     assert nothing_was_sent(call(secure.url(), data="x"))
-    assert body_of(call(secure.url(), data="x", policy=trusting(certificate))) == b"x"
     assert len(secure.lines) == 3
 
 
@@ -82,12 +85,11 @@ def test_the_name_is_what_the_certificate_must_be_for(
     secure: Peer, certificate: Certificate, name_is: Callable[..., Names]
 ) -> None:
     name_is(["127.0.0.1"])
-    assert (
-        body_of(call(secure.url(host="api.test"), data="x", policy=trusting(certificate))) == b"x"
-    )
+    url, policy = secure.url(host="api.test"), trusting(certificate)
+    assert body_of(call(url, data="x", policy=policy)) == b"x"
     assert certificate.names[-1] == "api.test"
     assert secure.seen[0].headers["host"] == f"api.test:{secure.port}"
-    answer = call(secure.url(host="other.test"), policy=trusting(certificate))
+    answer = call(secure.url(host="other.test"), policy=policy)
     assert nothing_was_sent(answer)
     assert "not valid for 'other.test'" in answer.error
 
@@ -98,33 +100,31 @@ def test_certificates_that_cannot_be_read_send_nothing(secure: Peer, tmp_path: P
     assert "missing.pem" in answer.error
 
 
-def test_a_server_that_does_not_speak_tls_is_sent_nothing() -> None:
-    with Peer(lambda line: line.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as peer:
-        assert nothing_was_sent(call(peer.url().replace("http:", "https:")))
-
-
-def test_a_handshake_that_hangs_ends_with_the_connect_timeout() -> None:
-    with Peer(lambda line: line.peer.closing.wait(5) and None) as peer, within(3):
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (lambda line: line.send(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "no TLS connection"),
+        (_stays, "the connect timeout of 0.2 s"),
+    ],
+)
+def test_a_server_that_does_not_speak_tls_is_sent_nothing(
+    script: Callable[[Line], None], why: str
+) -> None:
+    with Peer(script) as peer, within(3):
         answer = call(peer.url().replace("http:", "https:"), timeouts=Timeouts(connect=0.2))
     assert nothing_was_sent(answer)
-    assert "the connect timeout of 0.2 s" in answer.error
+    assert why in answer.error
 
 
 def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
-    def script(line: Line) -> None:
+    def drips(line: Line) -> None:
         line.read()
         line.drip(answer_bytes(b"x" * 10000))
 
-    with Peer(script, context=certificate.server) as peer, within(3):
-        assert is_lost(call(peer.url(), policy=trusting(certificate), timeouts=HURRIED))
-    with (
-        Peer(lambda line: line.peer.closing.wait(5) and None, context=certificate.server) as peer,
-        within(4),
-    ):
-        answer = call(
-            peer.url(), data="x" * 30_000_000, policy=trusting(certificate), timeouts=HURRIED
-        )
-        assert is_lost(answer)
+    own = {"policy": trusting(certificate), "timeouts": HURRIED}
+    for script, size in ((drips, 1), (_stays, 30_000_000)):
+        with Peer(script, context=certificate.server) as peer, within(4):
+            assert is_lost(call(peer.url(), data="x" * size, **own))
 
 
 def test_large_requests_and_answers_pass_through_tls(
@@ -141,13 +141,9 @@ def test_an_early_answer_over_tls_counts(certificate: Certificate) -> None:
         line.send(answer_bytes(b"too large", "413 Content Too Large"))
         line.peer.closing.wait(5)
 
+    own = {"policy": trusting(certificate), "timeouts": Timeouts(read=0.2, total=5)}
     with Peer(script, context=certificate.server) as peer:
-        answer = call(
-            peer.url(),
-            data="x" * 20_000_000,
-            policy=trusting(certificate),
-            timeouts=Timeouts(read=0.2, total=5),
-        )
+        answer = call(peer.url(), data="x" * 20_000_000, **own)
     assert answer.response is not None
     assert answer.response.status_code == 413
 
@@ -160,9 +156,12 @@ def test_a_tls_connection_closed_by_the_server_is_not_used_again(certificate: Ce
             assert len(peer.lines) == expected
 
 
-def test_session_tickets_in_the_gate_are_no_reason_to_connect_again(
+def test_session_tickets_are_no_reason_to_connect_again(
     secure: Peer, certificate: Certificate
 ) -> None:
+    """Not in the gate, and not in a connection that is kept."""
     gate = Recording(lambda: time.sleep(0.05))
-    assert body_of(call(secure.url(), data="x", policy=trusting(certificate), gate=gate)) == b"x"
-    assert (len(gate.waits), len(secure.lines)) == (1, 1)
+    for count in (1, 2, 3):
+        answer = call(secure.url(), data="x", policy=trusting(certificate), gate=gate)
+        assert body_of(answer) == b"x"
+        assert (len(gate.waits), len(secure.lines)) == (count, 1)
