@@ -398,8 +398,8 @@ def pool_of(place: Place, policy: Policy) -> _Pool:
     pool = _pools.get(key)
     if pool is None:
         pool = _pools.setdefault(key, _new_pool(place, policy.verify))
-        if len(_pools) > MOST_POOLS:
-            with suppress(KeyError, RuntimeError):  # another thread does so
+        with suppress(KeyError, RuntimeError):  # another thread does so
+            while len(_pools) > MOST_POOLS:
                 del _pools[next(iter(_pools))]
     return pool
 
