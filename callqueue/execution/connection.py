@@ -377,10 +377,13 @@ class _Pool(HTTPConnectionPool):
         return cast(BaseHTTPResponse, response)
 
     def _put_conn(self, conn: Any) -> None:
+        if conn.is_whole:
+            # It is answered, so it has arrived; and what this connection knows is the next one's.
+            del conn.trip.gate.has_arrived
+        else:
+            conn.close()
         del conn.trip
         conn.idle_since = now()
-        if not conn.is_whole:
-            conn.close()
         super()._put_conn(conn)
 
 

@@ -151,9 +151,7 @@ def test_every_state_and_outcome_is_in_the_reference() -> None:
     from callqueue.models import CallQueue
 
     assert unnamed(CallQueue.Status.names, page("states.md")) == []
-    assert [
-        outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("states.md")
-    ] == []
+    assert [outcome for outcome in states.OUTCOMES if f'"{outcome}"' not in page("states.md")] == []
 
 
 def test_every_column_is_in_the_reference() -> None:

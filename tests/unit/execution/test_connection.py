@@ -65,8 +65,11 @@ def test_the_gate_is_passed_when_connected_and_before_the_first_byte() -> None:
         answer = call(peer.url(), data="x", gate=gate)
         assert body_of(answer) == b"x"
     assert len(gate.waits) == 1
+    close_idle(0)
     assert gate.sent_at is not None
     assert gate.waits[0] <= gate.sent_at == answer.sent_at
+    # whatever becomes of its connection
+    assert gate.is_whole and gate.has_arrived()
 
 
 def test_the_stamp_is_that_of_the_last_byte() -> None:
