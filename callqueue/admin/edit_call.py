@@ -24,8 +24,8 @@ from callqueue.handlers import HTTP_METHODS
 from callqueue.limits.budgets import key_parts
 from callqueue.models import CallQueue
 from callqueue.security.redaction import REDACTED, hidden_in, redact_params
-from callqueue.security.scrubbing import is_plain
 from callqueue.security.secrets import Secret, walked
+from callqueue.security.withholding import is_plain
 from callqueue.sending import intake
 from callqueue.sending.validation import MAX_DEPTH
 

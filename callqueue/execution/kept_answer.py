@@ -15,11 +15,11 @@ from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from callqueue import clocks, conf, states, texts
-from callqueue.answers import SCRUBBED, SCRUBBED_CUT, WITHHELD, packed
+from callqueue import answers, clocks, conf, states, texts
+from callqueue.answers import packed
 from callqueue.security.allowance import Allowance, TooDear, spend
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.scrubbing import holds, room_for, scrub
+from callqueue.security.withholding import WITHHELD, holds, withhold
 from callqueue.transitions import Result
 
 MOST_HEADERS, LONGEST_NAME, LONGEST_VALUE = 100, 200, 2000
@@ -60,7 +60,7 @@ def unstorable(result: Result, error: Exception) -> None:
     why = f"what it said could not be stored ({type(error).__name__})"
     result.kept, result.error, result.why = NOTHING, why, why if result.why else ""
     if isinstance(status, int) and 100 <= status < 1000:
-        was_there = {"response_headers": {}, "response_form": WITHHELD, "response_size": 0}
+        was_there = {"response_headers": {}, "response_form": answers.WITHHELD, "response_size": 0}
         result.kept = {**NOTHING, "response_status": status, **was_there}
     if result.hold is not None:
         result.hold["reason"] = why
@@ -91,34 +91,25 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _headers(given: Mapping[str, Any], values: tuple[str, ...]) -> dict[str, str]:
-    """The headers: cut, scrubbed and redacted, and cut again."""
-    reach, size = LONGEST_VALUE + EDGE, 0
-    most, listed, long = reach + room_for(values), dict[str, str](), set[str]()
+    """The headers: cut, cleaned, and cut again."""
+    kept, long, size = dict[str, str](), set[str](), 0
     for name, value in islice(given.items(), MOST_HEADERS):
-        name, text = str(name)[:most], str(value)
-        if len(text) > reach:
-            long.add(name)
-            text = text[:most]
+        name, text = str(name)[: LONGEST_NAME + EDGE], str(value)
+        is_long, text = len(text) > LONGEST_VALUE + EDGE, text[: LONGEST_VALUE + EDGE]
+        if size + len(name) + len(text) > MOST_OF_HEADERS:
+            continue
         size += len(name) + len(text)
-        if size > MOST_OF_HEADERS:
-            size -= len(name) + len(text)
-        else:
-            listed[name] = text
+        kept[name] = text
+        if is_long:
+            long.add(name)
     spend(size)
-    if values and holds("\n".join([*listed, *listed.values()]), values):
-        listed = {
-            scrub(name, values, LONGEST_NAME): scrub(text, values, reach)
-            for name, text in listed.items()
-        }
-        long = {scrub(name, values, LONGEST_NAME) for name in long}
-    elif long:
-        listed = {name: text[:reach] for name, text in listed.items()}
-    kept = {}
-    for name, text in redact_headers(listed).items():
-        if len(text) > LONGEST_VALUE or (name in long and text != REDACTED):
-            text = text[: -EDGE if name in long else None][:LONGEST_VALUE]
-        kept[name[:LONGEST_NAME]] = text
-    return kept
+    if values and holds("\n".join([*kept, *kept.values()]), values):
+        long = {withhold(name, values) for name in long}
+        kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
+    kept = redact_headers(kept)
+    for name in long & {name for name, text in kept.items() if text not in (REDACTED, WITHHELD)}:
+        kept[name] = kept[name][:-EDGE]
+    return {name[:LONGEST_NAME]: text[:LONGEST_VALUE] for name, text in kept.items()}
 
 
 def _body(
@@ -129,40 +120,36 @@ def _body(
     size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
     columns = {"response_size": size}
     try:
-        text = _scrubbed(content, charset, most, values)
+        text = _without_secrets(content, charset, most, values)
     except TooDear:
-        return {**columns, "response_body": NOT_KEPT, "response_form": WITHHELD}
+        return {**columns, "response_body": NOT_KEPT, "response_form": answers.WITHHELD}
     is_cut = len(content) > most or not result.is_whole
     if text is None:
         text, form = packed(content[:most], charset, is_cut=is_cut)
     else:
-        text, form = text.encode()[:most].decode("utf-8", "ignore"), SCRUBBED
-        form = SCRUBBED_CUT if is_cut else SCRUBBED
+        text = text.encode()[:most].decode("utf-8", "ignore")
+        form = answers.SCRUBBED_CUT if is_cut else answers.SCRUBBED
     if len(content) > most > 0:
         note = f"{most} of {size} bytes of the answer are kept"
         result.error = f"{result.error}; {note}" if result.error else note
     return {**columns, "response_body": text, "response_form": form}
 
 
-def _scrubbed(
+def _without_secrets(
     content: bytes, charset: str | None, most: int, values: tuple[str, ...]
 ) -> str | None:
     """The beginning of the body as text without secrets; None where there is none in it."""
     if not values:
         return None
-    room = room_for(values)
-    start = content[: most + room]
+    start = content[: most + EDGE]
     text = texts.decoded(start, charset)
-    is_found = holds(text, values)
-    # Letters of a charset that is falsely claimed would be the secret's bytes, two or four in one.
-    if not text.isascii() and (not is_found or texts.charset(charset).startswith(_WIDE)):
+    is_told = holds(text, values)
+    # letters of a charset that is falsely claimed would be the secret's bytes, two or four in one
+    if not text.isascii() and (not is_told or texts.charset(charset).startswith(_WIDE)):
         as_it_stands = texts.storable(start.decode("latin-1"))
         if holds(as_it_stands, values):
-            text, is_found = as_it_stands, True
-    if not is_found:
-        return None
-    whole = len(text) - (room if len(start) < len(content) else 0)
-    return scrub(text, values, max(0, min(most, whole)))
+            text, is_told = as_it_stands, True
+    return withhold(text, values) if is_told else None
 
 
 def _as_json(value: Any) -> bytes:

@@ -20,7 +20,7 @@ from callqueue.database import from_us
 from callqueue.execution import kept_answer, telling
 from callqueue.ledger import agreement, clock_jumps, holds, row_locks
 from callqueue.limits.budgets import cost_of
-from callqueue.security.scrubbing import clean, payload_of
+from callqueue.security.withholding import clean, payload_of
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result, astray
 
 LOOKS = 20  # at a clock that jumps again and again, before a record is put off

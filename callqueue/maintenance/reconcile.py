@@ -27,7 +27,7 @@ from callqueue.database import EPOCH, from_us
 from callqueue.exceptions import IllegalTransition, InvalidCall
 from callqueue.ledger import agreement_rows, row_locks
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
-from callqueue.security.scrubbing import clean, payload_of
+from callqueue.security.withholding import clean, payload_of
 from callqueue.sending import disclosure
 
 if TYPE_CHECKING:

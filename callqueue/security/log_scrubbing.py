@@ -1,7 +1,8 @@
-"""What others log while a call is made is scrubbed of its secrets.
+"""What others log while a call is made tells none of its secrets.
 
 The secrets and the payload of the call in hand enter, for as long as a block runs; log records of
-Celery and urllib3 leave without the secrets, tracebacks included. Each thread has its own call.
+Celery and urllib3 that tell a secret, tracebacks included, are dropped meanwhile. Each thread has
+its own call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from callqueue.security.scrubbing import clean, holds, payload_of, scrub, scrub_json
+from callqueue.security.withholding import clean, holds, payload_of
 
 _LOGGERS = (
     "celery.app.trace",
@@ -23,21 +24,20 @@ _LOGGERS = (
     "urllib3.poolmanager",
     "requests",
 )
+_LONGEST = 65536  # characters of a record; one that is longer is dropped unread
 _in_hand: ContextVar[tuple[tuple[str, ...], str, Any]] = ContextVar(
     "callqueue_in_hand", default=((), "", None)
 )
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 @contextmanager
 def at_work(values: tuple[str, ...], method: str = "", params: Any = None) -> Iterator[None]:
-    """While the block runs, this thread makes a call with these secrets and this payload.
-
-    What Celery's and urllib3's own loggers say meanwhile is scrubbed, tracebacks included;
-    `cleaned` knows what to take out.
+    """While the block runs, this thread makes a call with these secrets and this payload: no record
+    of Celery's and urllib3's own loggers tells a secret, and `cleaned` knows what to take out.
     """
     if values:
-        _watch_loggers()
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(_tells_nothing)
     token = _in_hand.set((values, method, params))
     try:
         yield
@@ -51,34 +51,16 @@ def cleaned(text: str) -> str:
     return clean(text, values, payload_of(method, params))
 
 
-class _Scrubbing(logging.Filter):
-    """Takes the secrets of the call in hand out of a record: its message, its traceback, and what
-    was given beside them.
+def _tells_nothing(record: logging.LogRecord) -> bool:
+    """Whether the record may be logged: neither its text, nor its traceback, nor what was given
+    beside them tells a secret of the call in hand.
     """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        values = _in_hand.get()[0]
-        if values:
-            record.msg, record.args = scrub(_message(record), values), ()
-            if record.exc_info:
-                record.exc_text = logging.Formatter().formatException(record.exc_info)
-            if record.exc_text and holds(record.exc_text, values):
-                record.exc_text, record.exc_info = scrub(record.exc_text, values), None
-            for name in record.__dict__.keys() - _STANDARD:
-                record.__dict__[name] = scrub_json(record.__dict__[name], values)
+    values = _in_hand.get()[0]
+    if not values:
         return True
-
-
-def _message(record: logging.LogRecord) -> str:
     try:
-        return record.getMessage()
+        own = logging.makeLogRecord(record.__dict__)  # formatting writes into it
+        text = f"{logging.Formatter().format(own)}\n{record.__dict__}"
     except Exception:  # arguments that do not fit: logging would say so, and show them
-        return str(record.msg)
-
-
-_scrubbing = _Scrubbing()
-
-
-def _watch_loggers() -> None:
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_scrubbing)
+        return False
+    return len(text) <= _LONGEST and not holds(text, values)

@@ -14,9 +14,10 @@ from typing import Any
 from callqueue import conf
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
-from callqueue.security import scrubbing, secrets
+from callqueue.security import secrets
 from callqueue.security.addresses import host_refusal
 from callqueue.security.secrets import Secret, SecretContext, SecretError
+from callqueue.security.withholding import withhold
 from callqueue.sending import validation
 
 
@@ -43,9 +44,9 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
             resolved = secrets.resolve(params, asking.value_of)
         validation.check_params(method, resolved, _reach())
     except InvalidCall as error:
-        raise InvalidCall(error.field, scrubbing.scrub(error.why, asking.values.values())) from None
+        raise InvalidCall(error.field, withhold(error.why, asking.values.values())) from None
     except NotAllowed as error:
-        raise NotAllowed(scrubbing.scrub(str(error), asking.values.values())) from None
+        raise NotAllowed(withhold(str(error), asking.values.values())) from None
     values = [*asking.values.values(), *secrets.basic_credentials(params, resolved)]
     return Disclosed(resolved, tuple(dict.fromkeys(values)))
 

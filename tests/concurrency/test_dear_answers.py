@@ -1,4 +1,4 @@
-"""A hundred answers that are as dear to clean as can be, beside a call of another rule in the same
+"""Two hundred answers that are as dear to clean as can be, beside a call of another rule in the same
 process.
 """
 
@@ -24,7 +24,7 @@ Rules = Callable[..., None]
 Status = CallQueue.Status
 JWT = ".".join(secrets.token_urlsafe(size) for size in (60, 600, 240))
 PEM = "-----BEGIN KEY-----\n" + secrets.token_urlsafe(2400) + "\n-----END KEY-----"
-HOOKS = 100
+HOOKS = 200
 LISTS = {f"X-{number}": "[" + "[1]," * 1670 + "[1]]" for number in range(97)}
 # by what the server repeats: its secret, its headers, its body
 DEAREST: dict[str, tuple[str, dict[str, str], bytes]] = {

@@ -17,6 +17,7 @@ from callqueue.exceptions import AnswerCut
 from callqueue.execution import kept_answer, results
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security import allowance
+from callqueue.security.withholding import WITHHELD
 from callqueue.states import SUCCEEDED, VOIDED
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import Vendor, make_together, release, response, run, send
@@ -136,7 +137,7 @@ def test_no_charset_that_is_falsely_claimed_hides_a_secret(charset: str, before:
     for body in (f"{before}{TOKEN}".encode(), f"{before}{TOKEN}".encode("utf-16") + TOKEN.encode()):
         columns = kept((TOKEN,), body, charset=charset)
         assert columns["response_form"] == "scrubbed"
-        assert "[secret]" in columns["response_body"]
+        assert WITHHELD in columns["response_body"]
         for codec in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
             assert TOKEN[:12].encode() not in columns["response_body"].encode(codec, "replace")
 
@@ -157,12 +158,12 @@ def test_an_answer_that_repeats_a_secret_says_that_it_is_not_what_came(
     answer = call.answer
     assert answer is not None
     assert (answer.is_scrubbed, answer.is_cut, answer.size) == (True, False, len(body))
-    assert "[secret]" in answer.text
+    assert WITHHELD in answer.text
     assert TOKEN not in f"{answer.text}{call.attempts.get().response_body}"
     with pytest.raises(AnswerCut, match="held a secret"):
         answer.json()
     if not prefix:
-        assert answer.json(scrubbed=True) == {"id": 7, "key": "[secret]"}
+        assert answer.json(scrubbed=True) == {"id": 7, "key": WITHHELD}
 
 
 @pytest.mark.parametrize("status", [200, 404, 500])

@@ -1,0 +1,328 @@
+"""Withholding: what is said about a call is kept only where it tells none of its secrets.
+
+Texts and the values of secrets enter. Texts leave, in which each part that tells a value is
+withheld: a JSON string, a word with its neighbours, a line with its neighbours, or all of it. A
+text tells a value if it holds 8 ASCII letters or digits of it in a row, in any encoding listed in
+SECURITY.md; a value that has fewer is looked for whole. Whatever leaves was asked again as a whole.
+Pure, and bounded by the `Allowance` in force.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from callqueue.security.allowance import spend
+from callqueue.security.credentials import SCHEME
+from callqueue.security.redaction import redact_text
+from callqueue.security.secrets import walked
+from callqueue.texts import storable
+
+WITHHELD = "[withheld: it repeats a secret]"
+PAYLOAD = "[payload]"
+PART, BASE64_PART, HEX_PART = 8, 9, 16  # letters and digits in a row that tell a value, by encoding
+LAYERS = 4  # encodings inside each other
+ALONE = 4  # a value of fewer characters is found only where no letter or digit touches it
+TELLING = 6  # characters from which on a string of a payload tells something
+LONGEST = 16384  # characters at each end of an error's text that are looked at
+_PAYLOAD_PART = 24  # as many characters of a payload in a row are taken out: common words are not
+_LEAST_PIECE = 6  # a part of a value that is told on its own, such as a URL's path
+_LEAST_BASE64 = 6  # characters of base64 that a short value must decide to be known by them
+
+_NESTED = re.compile(r"%(?:25)+(?=[0-9A-Fa-f]{2})|&(?:amp;|#0{0,4}38;|#[xX]0{0,4}26;)+")
+_ESCAPE = re.compile(
+    r"\\++(?:u\{([0-9A-Fa-f]{1,6})\}|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|x([0-9A-Fa-f]{2})"
+    r"|([nrtfbva]))?"
+    r"|&(?:#[xX]0*([0-9A-Fa-f]{1,6})|#0*([0-9]{1,7})|([A-Za-z][A-Za-z0-9]{1,31}));"
+)
+_LETTERS = dict(zip("nrtfbva", "\n\r\t\f\b\v\a", strict=True))
+_LETTER, _DECIMAL, _NAMED = 5, 7, 8  # groups of _ESCAPE that hold no hexadecimal number
+_WIDE = re.compile(r"[^\0-\xff]+")
+_UTF_8 = re.compile(r"[\xc2\xc3][\x80-\xbf]")
+_FLAT = {code: chr(code).lower() if chr(code).isalnum() else None for code in range(128)}
+_FLAT |= dict.fromkeys(range(128, 256))
+_PLAIN = str.maketrans("+", " ", "\\\r")
+_FRAME = re.compile(r"-----[^\n-]*-----")
+_JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)
+_JSON_REST = re.compile(r"(?:[\[\]{}:,\s]++|-?[0-9][0-9.eE+-]*+|true|false|null)*+")
+_WORDS, _LINES = re.compile(r"(\s+|[?&=])"), re.compile(r"(\n)")
+_WORD = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]{0,39}")
+_AFTER_HOST, _ROUTE = re.compile(r"[/?#&=;]"), re.compile(r"[a-z]*")
+_TASKS = ("celery_task", "django_task")
+
+
+def holds(text: str, values: Iterable[str]) -> bool:
+    """Whether the text tells one of the values."""
+    wanted = _wanted(tuple(values))
+    return wanted is not None and any(map(wanted.is_in, _readings(text)))
+
+
+def withhold(text: str, values: Iterable[str]) -> str:
+    """The text without the strings, words or lines that tell one of the values: "[withheld: it
+    repeats a secret]" is in their place, or in the place of all of it.
+    """
+    values = tuple(values)
+    if not holds(text, values):
+        return text
+    if _JSON_REST.fullmatch(_JSON_STRING.sub("", text)):
+        put = json.dumps(WITHHELD)
+        kept = _JSON_STRING.sub(lambda found: put if holds(found[0], values) else found[0], text)
+        if not holds(kept, values):
+            return kept
+    for between in (_WORDS, _LINES):
+        kept = _without(between.split(text), values)
+        if not holds(kept, values):
+            return kept
+    return WITHHELD
+
+
+def clean(text: str, values: Iterable[str], payload: Sequence[str] = ()) -> str:
+    """An error's text as it may be kept and logged: without these values, these strings of a
+    payload, and what looks like a credential. Cut it afterwards, not before.
+    """
+    if len(text) > 2 * LONGEST:
+        text = f"{text[:LONGEST]} ... {text[-LONGEST:]}"
+    # the payload first: half of one of its strings would not be known for it any more
+    return storable(redact_text(withhold(_without_payload(text, payload), values)))
+
+
+def payload_of(method: str, params: Any) -> list[str]:
+    """The strings in a call's params that tell something: values, and names that are more than a
+    word; of a task, those of its arguments; of a URL, what follows its host.
+    """
+    found: list[str] = []
+    if isinstance(params, Mapping):
+        if method in _TASKS:
+            params = [params.get("args"), params.get("kwargs")]
+        elif isinstance(url := params.get("url"), str):
+            found = _AFTER_HOST.split(url.partition("://")[2])[1:]
+            found = [piece for piece in found if not _ROUTE.fullmatch(piece)]
+            params = {**params, "url": None}
+    for value in walked(params):
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            found += (name for name in map(str, value) if not is_plain(name))
+    return sorted({text for text in found if len(text) >= TELLING}, key=len, reverse=True)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name in a payload is a word, which tells nothing of whom it is about."""
+    return _WORD.fullmatch(name) is not None
+
+
+def _without(pieces: list[str], values: tuple[str, ...]) -> str:
+    """The pieces, of which every second stands between two, without those that tell and their
+    neighbours, and what is part of a value beside those: a value may have what stands between.
+    """
+    wanted = _wanted(values)
+    parts = "\0".join(form for size, form in wanted.forms if size == PART) if wanted else ""
+    telling = {at for at in range(0, len(pieces), 2) if holds(pieces[at], values)}
+    gone, edge = set(telling), set(telling)
+    while edge:
+        edge = {
+            near
+            for at in edge
+            for near in (at - 2, at + 2)
+            if 0 <= near < len(pieces) and (at in telling or pieces[near].translate(_FLAT) in parts)
+        } - gone
+        gone |= edge
+    kept = list[str]()
+    for at in range(0, len(pieces), 2):
+        if at not in gone or at + 2 not in gone:
+            kept += (WITHHELD if at in gone else pieces[at], *pieces[at + 1 : at + 2])
+    return "".join(kept)
+
+
+# --- How a text is read
+
+
+def _readings(text: str) -> Iterator[str]:
+    """The text as it stands, and as it would be decoded, again and again while that changes it.
+    Each is UTF-8 of which a byte is a character, but for what Latin-1 has.
+    """
+    text = _folded(text)
+    yield text
+    for _ in range(LAYERS):
+        before = text
+        text = (
+            _NESTED.sub(lambda found: found[0][0], text) if "%25" in text or "&" in text else text
+        )
+        text = unquote(text, encoding="latin-1") if "%" in text else text
+        text = _folded(_ESCAPE.sub(_meant, text) if "\\" in text or "&" in text else text)
+        if text == before:
+            return
+        yield text
+
+
+def _meant(escape: re.Match[str]) -> str:
+    group = escape.lastindex
+    if group in (None, _LETTER):
+        return _LETTERS[escape[group]] if group else ""
+    if group == _NAMED:
+        return html.unescape(escape[0])
+    code = int(escape[group], 10 if group == _DECIMAL else 16)
+    return chr(code) if code <= 0x10FFFF else ""
+
+
+def _folded(text: str) -> str:
+    """UTF-8, UTF-8 that was read as Latin-1, and Latin-1 come to the same."""
+    spend(len(text))
+    if text.isascii():
+        return text
+    return _UTF_8.sub(_as_latin_1, _WIDE.sub(_as_bytes, text))
+
+
+def _as_bytes(wide: re.Match[str]) -> str:
+    return storable(wide[0]).encode().decode("latin-1")
+
+
+def _as_latin_1(two: re.Match[str]) -> str:
+    return chr(ord(two[0][0]) % 4 * 64 + ord(two[0][1]) % 64)
+
+
+class _Wanted(NamedTuple):
+    """How values are known in a reading: by parts that begin with one of `heads` and go on as a
+    form does, for as long as its size says; by texts that are whole in its letters and digits; and
+    by patterns.
+    """
+
+    heads: frozenset[str]
+    forms: Sequence[tuple[int, str]]
+    wholes: Sequence[str]
+    patterns: Sequence[re.Pattern[str]]
+
+    def __repr__(self) -> str:
+        return "<what is wanted>"
+
+    def is_in(self, reading: str) -> bool:
+        flat = reading.translate(_FLAT)
+        heads = self.heads
+        for at in [at for at in range(len(flat) - PART + 1) if flat[at : at + PART] in heads]:
+            spend()
+            for size, form in self.forms:
+                if at + size <= len(flat) and flat[at : at + size] in form:
+                    return True
+        if any(whole in flat for whole in self.wholes):
+            return True
+        plain = reading.translate(_PLAIN) if self.patterns else ""
+        return any(pattern.search(plain) for pattern in self.patterns)
+
+
+# --- What is looked for
+
+
+@lru_cache(maxsize=64)
+def _wanted(values: tuple[str, ...]) -> _Wanted | None:
+    """None where there is nothing to look for."""
+    forms, wholes = dict[tuple[int, str], None](), dict[str, None]()
+    patterns = dict[str, None]()
+    for piece, is_whole in (found for value in values if value for found in _pieces(value)):
+        for reading in _readings(piece):
+            flat, plain = reading.translate(_FLAT), reading.translate(_PLAIN)
+            if len(flat) >= PART and not is_whole:
+                forms[PART, flat] = None
+            elif len(flat) >= PART:
+                wholes[flat] = None
+            elif plain and len(piece) >= ALONE:
+                patterns[re.escape(plain)] = None
+            elif plain:
+                patterns[rf"(?<![^\W_]){re.escape(plain)}(?![^\W_])"] = None
+        for size, form in _encoded(piece) if len(piece) >= ALONE else ():
+            if is_whole or len(form) < size:
+                wholes[form] = None
+            else:
+                forms[size, form] = None
+    heads = (form[at : at + PART] for size, form in forms for at in range(len(form) - size + 1))
+    found = _Wanted(frozenset(heads), [*forms], [*wholes], [*map(re.compile, patterns)])
+    return found if any(found) else None
+
+
+def _pieces(value: str) -> Iterator[tuple[str, bool]]:
+    """The parts of a value that are secret, and whether each is known only as a whole. "https://",
+    "Bearer " and the frame of a key are not; of a URL, clients tell host and path on their own.
+    """
+    pieces = [(value, False), (value.strip(), False)]
+    if scheme := SCHEME.match(value):
+        pieces = [(value[scheme.end() :], False)]
+    elif "-----" in value:
+        pieces = [(_FRAME.sub("", value).strip(), False)]
+    elif "://" in value:
+        try:
+            parts = urlsplit(value)
+        except ValueError:
+            parts = urlsplit("")
+        user, _, host = parts.netloc.rpartition("@")
+        pieces = [(user, False), (host, True), (host.partition(":")[0], True)]
+        pieces += [(f"{parts.path}?{parts.query}" if parts.query else parts.path, False)]
+        pieces += [(pair.partition("=")[2], False) for pair in parts.query.split("&")]
+    long = [(piece, is_whole) for piece, is_whole in pieces if len(piece) >= _LEAST_PIECE]
+    yield from long or {(value, False), (value.strip() or value, False)}
+
+
+def _encoded(piece: str) -> Iterator[tuple[int, str]]:
+    """Its hex, and its base64 at each offset in a longer text: the characters that it alone
+    decides; each with how many of them in a row tell it.
+    """
+    encodings = ("utf-8", "latin-1") if max(piece) < "\u0100" else ("utf-8",)
+    for raw in {piece.encode(name, "surrogatepass") for name in encodings}:
+        yield HEX_PART, raw.hex()
+        for offset in range(3):
+            bits = 8 * (offset + len(raw))
+            whole = b64encode(bytes(offset) + raw).decode()
+            core = whole[-(-8 * offset // 6) : bits // 6]
+            if len(core) < _LEAST_BASE64 and not offset:
+                core = whole.rstrip("=")
+            if len(core) >= _LEAST_BASE64:
+                yield BASE64_PART, core.translate(_FLAT)
+
+
+# --- A payload in what is said
+
+
+def _without_payload(text: str, strings: Sequence[str]) -> str:
+    """The text without these strings, as they stand or as an error shows them, and without parts
+    of 24 characters of the longer ones.
+    """
+    forms = sorted({form for string in strings for form in _spelled(string)}, key=len, reverse=True)
+    long = "\0".join(form for form in forms if len(form) > _PAYLOAD_PART)
+    text = "".join(_runs(text, long)) if long else text
+    for form in forms:
+        if len(form) <= _PAYLOAD_PART:
+            spend()
+            text = text.replace(form, PAYLOAD)
+    return text
+
+
+def _runs(text: str, long: str) -> Iterator[str]:
+    """The text, with what is in the other for 24 characters or more replaced. Of each such run one
+    step of half its length is in there too.
+    """
+    step, done, at = _PAYLOAD_PART // 2, 0, 0
+    while at + step <= len(text):
+        spend()
+        begin, end = at, at + step
+        if text[begin:end] in long:
+            while begin > done and text[begin - 1 : end] in long:
+                begin -= 1
+            while end < len(text) and text[begin : end + 1] in long:
+                end += 1
+            if end - begin >= _PAYLOAD_PART:
+                yield from (text[done:begin], PAYLOAD)
+                done = end
+        at = max(at + step, done)
+    yield text[done:]
+
+
+def _spelled(string: str) -> Iterator[str]:
+    yield string
+    for quoted in (repr(string), ascii(string), json.dumps(string)):
+        yield quoted[1:-1]
+    yield html.escape(string)
+    yield from (quote(string, safe, errors="replace") for safe in ("/", ""))
