@@ -44,9 +44,10 @@ def run_django_task(params: Mapping[str, Any], context: Context) -> Outcome:
     """The handler of the method "django_task": run the task here and now."""
     try:
         backend: Any = task_backends[params["backend"]]
+        result = backend.get_result(str(context.call_id))
     except Exception as error:
-        return GiveUp(f"its backend {params['backend']!r} is not in TASKS any more: {error}")
-    outcome: Outcome = backend.run(context)
+        return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
+    outcome: Outcome = backend.run(result, context)
     return outcome
 
 
@@ -73,11 +74,11 @@ class CallQueueBackend(BaseTaskBackend):
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         params = {
             "args": args, "path": task.module_path, "kwargs": kwargs, "backend": self.alias,
-            "queue_name": task.queue_name, "takes_context": task.takes_context,
+            "queue_name": task.queue_name,
         }  # fmt: skip
-        call = tables.CallQueue.objects.db_manager(self._using).send(
+        call = self._calls.send(
             {"method": METHOD, "params": params},
-            rule=self._rule(task),
+            rule=self._rule(task.queue_name),
             key=self._asked("key", task, args, kwargs) or "",
             cost=self._asked("cost", task, args, kwargs),
             priority=int(task.priority),
@@ -85,7 +86,7 @@ class CallQueueBackend(BaseTaskBackend):
         )
         if call is None:
             raise InvalidCall("task", f"{task.module_path} was discarded by CALLQUEUE['ROUTER']")
-        result = _result(call, task, self.alias)
+        result = self._result(call, task)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -93,13 +94,23 @@ class CallQueueBackend(BaseTaskBackend):
         """What is known of a task, by the id of its result: the call's. TaskResultDoesNotExist
         where there is none.
         """
-        call = self._find(result_id)
-        if call is None:
+        text = str(result_id)
+        is_key = text.isascii() and text.isdigit() and len(text) <= 18
+        call = self._calls.filter(pk=int(text), method=METHOD).first() if is_key else None
+        if call is None or call.call_data.get("params", {}).get("backend") != self.alias:
             raise TaskResultDoesNotExist(result_id)
+        params = call.call_data["params"]
         try:
-            return _result(call, self._task_of(call), self.alias)
+            registered = _registered(str(params["path"]))
         except LookupError as error:
             raise TaskResultDoesNotExist(result_id) from error
+        task = registered.using(  # as it was enqueued
+            priority=call.priority,
+            queue_name=params["queue_name"],
+            backend=self.alias,
+            run_after=call.due_at_dt if call.due_at_dt > call.created_dt else None,
+        )
+        return self._result(call, task)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """callqueue.E005: the app is not installed, or OPTIONS names a rule that there is not."""
@@ -108,12 +119,9 @@ class CallQueueBackend(BaseTaskBackend):
             return [Error(f"{place}: 'callqueue' is not in INSTALLED_APPS", id="callqueue.E005")]
         if conf.problems():
             return []
+        rules, known = self.options.get("rules", {}), conf.current().rules
         named = {"OPTIONS['rule']": self.options.get("rule")}
-        named |= {
-            f"OPTIONS['rules'][{queue!r}]": rule
-            for queue, rule in self.options.get("rules", {}).items()
-        }
-        known = conf.current().rules
+        named |= {f"OPTIONS['rules'][{queue!r}]": rule for queue, rule in rules.items()}
         return [
             Error(
                 f"{place}: {where}: there is no rule {rule!r}{texts.suggest(str(rule), known)}",
@@ -123,14 +131,10 @@ class CallQueueBackend(BaseTaskBackend):
             if rule is not None and rule not in known
         ]
 
-    def run(self, context: Context) -> Outcome:
+    def run(self, result: TaskResult[..., Any], context: Context) -> Outcome:
         """Run the task of a call in this worker: signals, context and result as the API
         documents.
         """
-        try:
-            result = self.get_result(str(context.call_id))
-        except Exception as error:
-            return GiveUp(f"its task is not there any more: {error.__cause__ or error}")
         task_started.send(sender=type(self), task_result=result)
         before = [TaskContext(task_result=result)] if result.task.takes_context else []
         has_returned = False
@@ -149,7 +153,7 @@ class CallQueueBackend(BaseTaskBackend):
         """Tell the listeners of task_finished what will be recorded, if no more attempts follow."""
         is_last = isinstance(outcome, RetryLater) and context.is_last
         if is_last or isinstance(outcome, Succeeded | GiveUp):
-            _put(result, finished_at=database.clock(self._using or "default"))
+            _put(result, finished_at=database.clock(self.options.get("using") or "default"))
             if isinstance(outcome, Succeeded):
                 _put(result, status=TaskResultStatus.SUCCESSFUL, _return_value=outcome.result)
             else:
@@ -159,49 +163,54 @@ class CallQueueBackend(BaseTaskBackend):
         return outcome
 
     @property
-    def _using(self) -> str | None:
-        return self.options.get("using")
+    def _calls(self) -> Any:
+        return tables.CallQueue.objects.db_manager(self.options.get("using"))
 
-    def _rule(self, task: Task[..., Any]) -> str | None:
-        rules: Mapping[str, str] = self.options.get("rules", {})
-        if task.queue_name in rules:
-            return rules[task.queue_name]
-        if task.queue_name in conf.current().rules and task.queue_name != "default":
-            return task.queue_name
-        return self.options.get("rule")
+    def _rule(self, queue: str) -> str | None:
+        own = queue if queue in conf.current().rules and queue != "default" else None
+        rule: str | None = self.options.get("rules", {}).get(queue) or own
+        return rule or self.options.get("rule")
 
     def _asked(self, name: str, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         option = self.options.get(name)
         option = import_string(option) if isinstance(option, str) else option
         return option(task, args, kwargs) if callable(option) else option
 
-    def _find(self, result_id: str) -> CallQueue | None:
-        text = str(result_id)
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            return None
-        calls = tables.CallQueue.objects.db_manager(self._using)
-        call: CallQueue | None = calls.filter(pk=int(text), method=METHOD).first()
-        if call is None or call.call_data.get("params", {}).get("backend") != self.alias:
-            return None
-        return call
-
-    def _task_of(self, call: CallQueue) -> Task[..., Any]:
-        """The task, as it was enqueued: `using(...)` included. LookupError where this process knows
-        none of that name.
-        """
+    def _result(self, call: CallQueue, task: Task[..., Any]) -> TaskResult[..., Any]:
+        """What the row and its attempts say."""
+        begun = tables.attempts(call._state.db or "default").charged().filter(call_id=call.pk)
+        attempts = list(begun.filter(started_at__isnull=False).order_by("number"))
+        first, last = (attempts[0], attempts[-1]) if attempts else (None, None)
+        is_running = last is not None and last.finished_at is None
         params = call.call_data["params"]
-        later = call.due_at_dt if call.due_at_dt > call.created_dt else None
-        return _registered(str(params["path"])).using(
-            priority=call.priority,
-            queue_name=params["queue_name"],
+        result: TaskResult[..., Any] = TaskResult(
+            task=task,
+            id=str(call.pk),
+            status=_status(call.status, is_running),
+            enqueued_at=call.created_dt,
+            started_at=first.started_at if first else None,
+            finished_at=call.finished_at_dt,
+            last_attempted_at=last.started_at if last else None,
+            args=params["args"],
+            kwargs=params["kwargs"],
             backend=self.alias,
-            run_after=later,
+            errors=_errors(call, attempts),
+            worker_ids=[attempt.worker for attempt in attempts],
         )
+        if call.status == states.DONE and last is not None and last.response_body:
+            _put(result, _return_value=json.loads(last.response_body))
+        return result
+
+
+@cache
+def _discover() -> None:
+    """Import the `tasks` modules of the installed apps, as Celery's workers do."""
+    autodiscover_modules("tasks")
 
 
 def _registered(path: str) -> Task[..., Any]:
     """The task of this name, among those that are there: nothing is imported because a row names
-    it.
+    it. LookupError where this process knows none.
     """
     _discover()
     found = _loaded(path)
@@ -211,12 +220,6 @@ def _registered(path: str) -> Task[..., Any]:
             "or named `tasks` in an installed app?"
         )
     return found
-
-
-@cache
-def _discover() -> None:
-    """Import the `tasks` modules of the installed apps, as Celery's workers do."""
-    autodiscover_modules("tasks")
 
 
 def _loaded(path: str) -> Any:
@@ -235,48 +238,19 @@ def _kept(value: Any, context: Context) -> Any:
     return value
 
 
-def _result(call: CallQueue, task: Task[..., Any], alias: str) -> TaskResult[..., Any]:
-    begun = (
-        tables.attempts(call._state.db or "default")
-        .charged()
-        .filter(call_id=call.pk, started_at__isnull=False)
-    )
-    attempts = list(begun.order_by("number"))
-    first, last = (attempts[0], attempts[-1]) if attempts else (None, None)
-    params = call.call_data["params"]
-    result: TaskResult[..., Any] = TaskResult(
-        task=task,
-        id=str(call.pk),
-        status=_status(call, last is not None and last.finished_at is None),
-        enqueued_at=call.created_dt,
-        started_at=first.started_at if first else None,
-        finished_at=call.finished_at_dt,
-        last_attempted_at=last.started_at if last else None,
-        args=params["args"],
-        kwargs=params["kwargs"],
-        backend=alias,
-        errors=_errors(call, attempts),
-        worker_ids=[attempt.worker for attempt in attempts],
-    )
-    if call.status == states.DONE and last is not None and last.response_body:
-        _put(result, _return_value=json.loads(last.response_body))
-    return result
-
-
 def _put(result: TaskResult[..., Any], **values: Any) -> None:
     """Results are frozen; their backend is who writes them."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 
 
-def _status(call: CallQueue, is_running: bool) -> TaskResultStatus:
-    if call.status == states.DONE:
+def _status(status: int, is_running: bool) -> TaskResultStatus:
+    if status == states.DONE:
         return TaskResultStatus.SUCCESSFUL
-    if call.status in states.FINAL:
+    if status in states.FINAL:
         return TaskResultStatus.FAILED
-    if is_running and call.status == states.DISPATCHED:
-        return TaskResultStatus.RUNNING
-    return TaskResultStatus.READY
+    is_running = is_running and status == states.DISPATCHED
+    return TaskResultStatus.RUNNING if is_running else TaskResultStatus.READY
 
 
 def _errors(call: CallQueue, attempts: list[Any]) -> list[TaskError]:

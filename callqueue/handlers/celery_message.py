@@ -54,7 +54,7 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
     where nobody gave one. A secret that is not disclosed is its name.
 
     `is_eager` keeps Celery from publishing a retry, and from closing this worker's connections; it
-    is False while a QueuedTask itself runs (celery_run.py).
+    is False while a QueuedTask itself runs (celery_task.py).
     """
     decode = loads if "headers" in params else json.loads
     kept = decode(json.dumps(params, default=repr))

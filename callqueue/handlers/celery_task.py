@@ -3,31 +3,63 @@ lands in the attempt.
 
 Celery's own tracer runs it, so that signals, hooks, callbacks, chains and chords see what they
 always see. A failure or a retry goes back to the table; errbacks and the result backend's FAILURE
-come once, with the last attempt.
+come once, with the last attempt. The tracer stores what a task returns before anybody else sees it,
+and lets pass what is no Exception: so `task.run` is wrapped, once, as Celery does itself for
+`autoretry_for`. A run that no call has asked for goes through unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from celery import current_app, signals
+from celery import current_app
 from celery import states as celery_states
 from celery.app.trace import ExceptionInfo, TraceInfo, build_tracer
-from celery.exceptions import MaxRetriesExceededError
+from celery.exceptions import MaxRetriesExceededError, Retry, WorkerShutdown, WorkerTerminate
 from kombu.exceptions import EncodeError
 
-from callqueue import broker
+from callqueue import broker, texts
+from callqueue.exceptions import CallQueueError
 from callqueue.handlers.celery_message import request_of
-from callqueue.handlers.celery_run import Asked, CallsRun, TaskGaveUp, wrap
-from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
+from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.log_scrubbing import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context
 
 HEAD, TAIL = 500, 1400  # characters of an error's own words, and of its traceback's end
+_LEAVING = (KeyboardInterrupt, WorkerShutdown, WorkerTerminate)
+
+
+class TaskGaveUp(CallQueueError):
+    """The task returned GiveUp: this is what hooks and result backend are told."""
+
+
+class TaskExited(CallQueueError):
+    """The task raised what is no Exception, such as SystemExit."""
+
+
+class Asked(Retry):  # type: ignore[misc]
+    """The task returned RetryLater or HoldUntil: to Celery that is a retry."""
+
+    def __init__(self, outcome: RetryLater | HoldUntil) -> None:
+        super().__init__(outcome.why, exc=TaskGaveUp(outcome.why))
+        self.outcome = outcome
+
+
+@dataclass
+class CallsRun:
+    """One run of a task that a call asked for; in the task's request, as `callqueue_run`."""
+
+    is_last: bool
+    is_begun: bool = False
+    retry: Retry | None = None  # which the task has asked for, and not raised
+    is_exhausted: bool = False  # no retries were left
+    outcome: Outcome | None = None  # None: it has succeeded
 
 
 def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
@@ -45,7 +77,7 @@ def run_task(params: Mapping[str, Any], context: Context) -> Outcome:
     request = request_of(task, params, context.idempotency_key, max(0, context.attempt - 1))
     run = CallsRun(context.is_last)
     request |= {"callqueue": _told(context), "callqueue_run": run}
-    wrap(task)
+    _wrap(task)
     tracer = build_tracer(task.name, task, app=app, Info=_Account)
     done = tracer(request["id"], request["args"], request["kwargs"], request)
     if run.outcome is not None:
@@ -66,6 +98,57 @@ def _told(context: Context) -> dict[str, Any]:
     }
 
 
+def _wrap(task: Any) -> None:
+    """Have the first run of the task within a call's request tell what came of it."""
+    run = task.run
+    if hasattr(run, "is_told_of_calls"):
+        return
+
+    @functools.wraps(run)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        # Not the topmost alone: a `__call__` of the task's own may have put a copy on top.
+        runs = [getattr(request, "callqueue_run", None) for request in task.request_stack.stack]
+        current = next((one for one in reversed(runs) if one and not one.is_begun), None)
+        if current is None:
+            return run(*args, **kwargs)
+        current.is_begun = True
+        return _result(_run(task, current, lambda: run(*args, **kwargs)))
+
+    told.is_told_of_calls = True  # type: ignore[attr-defined]
+    task.run = told
+
+
+def _run(task: Any, current: CallsRun, run: Callable[[], Any]) -> Any:
+    request, is_queued = task.request_stack.top, hasattr(task, "is_queued")
+    if is_queued:
+        request.is_eager = False
+    try:
+        value = run()
+        if current.retry is not None:  # retry(throw=False)
+            raise current.retry
+        return value
+    except Exception:
+        raise
+    except BaseException as error:
+        if isinstance(error, _LEAVING) or type(error).__name__ == "GreenletExit":
+            raise
+        raise TaskExited(texts.worded(error)) from error
+    finally:
+        if is_queued:
+            request.is_eager = True
+
+
+def _result(value: Any) -> Any:
+    """What the tracer is to see of what the task returned."""
+    if not isinstance(value, OUTCOMES):
+        return value
+    if isinstance(value, Succeeded):
+        return value.result
+    if isinstance(value, GiveUp):
+        raise TaskGaveUp(value.why)
+    raise Asked(value)
+
+
 class _Account(TraceInfo):  # type: ignore[misc]
     """Celery's account of a failure. It tells the table, and the backend only of the last."""
 
@@ -73,13 +156,9 @@ class _Account(TraceInfo):  # type: ignore[misc]
 
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
         retry, run = self.retval, req.callqueue_run
-        changed = _changes(retry, req)
-        run.outcome = _refused_change(changed) if changed else _asked_retry(retry)
-        if changed or (run.is_last and not isinstance(run.outcome, HoldUntil)):
-            self.state = celery_states.FAILURE
-            self.retval = TaskGaveUp(retry.outcome.why) if isinstance(retry, Asked) else retry.exc
-            if self.retval is None:
-                self.retval = retry
+        run.outcome = outcome = _asked_retry(retry, req)
+        if isinstance(outcome, GiveUp) or (run.is_last and isinstance(outcome, RetryLater)):
+            self.state, self.retval = celery_states.FAILURE, retry.exc or retry
             return super().handle_failure(task, req, store_errors=store_errors, call_errbacks=True)
         return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
 
@@ -87,46 +166,34 @@ class _Account(TraceInfo):  # type: ignore[misc]
         self, task: Any, req: Any, store_errors: bool = True, call_errbacks: bool = True
     ) -> Any:
         error, run = self.retval, req.callqueue_run
-        is_final = run.is_exhausted or isinstance(
-            error, MaxRetriesExceededError | EncodeError | TaskGaveUp
-        )
-        einfo = ExceptionInfo((type(error), error, error.__traceback__))
         is_told = isinstance(error, TaskGaveUp)
-        why = str(error) if is_told else _worded("", error, str(einfo.traceback))
+        traceback = str(ExceptionInfo((type(error), error, error.__traceback__)).traceback)
+        why = str(error) if is_told else _worded("", error, traceback)
+        is_final = is_told or isinstance(error, MaxRetriesExceededError | EncodeError)
+        is_final = is_final or run.is_exhausted
         run.outcome = GiveUp(why) if is_final else RetryLater(why)
         if is_final or run.is_last:
             return super().handle_failure(
                 task, req, store_errors=store_errors, call_errbacks=call_errbacks
             )
-        self.state = celery_states.RETRY
-        if store_errors:
-            task.backend.mark_as_retry(req.id, error, einfo.traceback, request=req)
-        task.on_retry(error, req.id, req.args, req.kwargs, einfo)
-        signals.task_retry.send(sender=task, request=req, reason=error, einfo=einfo)
-        return einfo
+        self.state, self.retval = celery_states.RETRY, Retry(texts.worded(error), exc=error)
+        return super().handle_retry(task, req, store_errors=store_errors)
 
 
-def _refused_change(changed: str) -> Outcome:
-    return GiveUp(
-        f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"
-    )
-
-
-def _asked_retry(retry: Any) -> Outcome:
-    """A retry when the task says, or after the rule's backoff where it does not say when."""
+def _asked_retry(retry: Any, request: Any) -> Outcome:
+    """A retry when the task says, or after the rule's backoff where it does not say when; of the
+    call as it was sent, whose arguments stay.
+    """
     if isinstance(retry, Asked):
         return retry.outcome
+    given = retry.sig or request
+    changed = "kwargs" if dict(given.kwargs) != dict(request.kwargs) else ""
+    changed = "args" if list(given.args) != list(request.args) else changed
+    if changed:
+        why = f"retry({changed}=...) is not offered: a call goes again as it was sent; send another"
+        return GiveUp(why)
     why = _worded("the task asked to be retried", retry.exc or retry)
     return RetryLater(why, after=_seconds_until(retry.when))
-
-
-def _changes(retry: Any, request: Any) -> str:
-    """Which of the arguments `retry` would change: they are the call's, and stay."""
-    if retry.sig is None:
-        return ""
-    if list(retry.sig.args) != list(request.args or ()):
-        return "args"
-    return "kwargs" if dict(retry.sig.kwargs) != dict(request.kwargs or {}) else ""
 
 
 def _worded(what: str, error: BaseException, traceback: str = "") -> str:

@@ -15,7 +15,7 @@ from celery.states import READY_STATES
 
 from callqueue import states, tables
 from callqueue.handlers.celery_message import request_of
-from callqueue.handlers.celery_run import TaskGaveUp
+from callqueue.handlers.celery_task import TaskGaveUp
 
 _REASONS = {states.EXPIRED: "expired", states.CANCELLED: "revoked"}
 

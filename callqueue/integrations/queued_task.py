@@ -54,7 +54,7 @@ class QueuedTask(DjangoTask):
     callback: str | Task | None = None
     using: str | None = None
     call_priority: int | None = None
-    is_queued = True  # a retry within a call is the table's: see handlers/task_run.py
+    is_queued = True  # a retry within a call is the table's: see handlers/celery_task.py
 
     @classmethod
     def bind(cls, app: Any) -> Any:

@@ -40,7 +40,7 @@ def test_our_tests_of_tasks_pass_where_django_has_them(tmp_path: Path) -> None:
     """An older Django passes over them."""
     python, report = published.python(*PYTHON), tmp_path / "report.xml"
     beside = published.packages("django-ours", *NEEDED, *own(), python=python)
-    environment = published.environment(beside, ROOT)
+    environment = published.environment(beside, ROOT, CALLQUEUE_TEST_DATABASE="sqlite")
     command = [str(python), "-m", "pytest", "--database=sqlite", f"--junitxml={report}", OURS]
     command += ["-p", "no:cacheprovider"]
     done = subprocess.run(

@@ -20,7 +20,7 @@ import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Secret, Succeeded, states
 from callqueue.database import with_form
 from callqueue.exceptions import InvalidCall
-from callqueue.handlers.celery_run import TaskExited, TaskGaveUp
+from callqueue.handlers.celery_task import TaskExited, TaskGaveUp
 from callqueue.integrations import ended_tasks
 from callqueue.models import CallQueue, Hold
 from callqueue.testing import Clock, run_callqueue
