@@ -60,7 +60,7 @@ def request_of(task: Any, params: Mapping[str, Any], own_id: str, retries: int) 
     kept = decode(json.dumps(params, default=repr))
     args, kwargs = kept.get("args") or [], kept.get("kwargs") or {}
     message = task.app.amqp.as_task_v2(
-        own_id, task.name, args, kwargs, ignore_result=task.ignore_result
+        own_id, task.name, tuple(args), kwargs, ignore_result=task.ignore_result
     )
     headers = {**message.headers, **(kept.get("headers") or {})}
     properties = {**message.properties, **(kept.get("properties") or {})}
