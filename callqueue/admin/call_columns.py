@@ -58,7 +58,8 @@ class CallColumns(OwnAdmin):
 
     @admin.display(description=gettext_lazy("last error"))
     def last_error(self, call: CallQueue) -> str:
-        return Truncator(redact_text(call.error_message[:2000])).chars(80)
+        shown = Truncator(redact_text(call.error_message[:2000])).chars(80)
+        return format_html("<span>{}</span>", shown) if shown else ""
 
 
 def _ago_or_in(seconds: float) -> str:

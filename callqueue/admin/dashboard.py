@@ -79,6 +79,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         "columns": [_column(name, order) for name in COLUMNS],
         "rows": [_row(seen, rule, may_see_holds(request)) for rule in _sorted(seen, order)],
         "waiting": words.count(sum(rule.waits.calls for rule in seen.rules)),
+        "sent": words.count(sum(rule.recent.day.sent for rule in seen.rules)),
         "as_of": words.clock_time(now, now),
         "now": now,
         "differences": seen.differences,
@@ -131,9 +132,9 @@ def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
         "flow": flow(rule),
         "limits": [(short_name(one), bar(one), changed_from(one)) for one in _shown(rule)],
         "throttled": words.count(hour.throttled) if hour.throttled else "",
-        "throttled_url": attempts_url(
-            outcome__exact="throttled", rule__exact=rule.name, ended="1h"
-        ),
+        "throttled_url": attempts_url(outcome__exact="throttled", rule__exact=rule.name, ended="1h")
+        if hour.throttled
+        else "",
         "failed": words.count(hour.failed) if hour.failed else "",
         "done": done_of(seen.now, rule),
     }
@@ -153,10 +154,12 @@ def flow(rule: RuleLook) -> str:
 
 def done_of(now: int, rule: RuleLook) -> str:
     """When what is due is done: a clock time, "–" where nobody can say, nothing where there is
-    nothing.
+    nothing; and of a backlog that grows, that it does.
     """
     if not rule.waits.ready:
         return ""
+    if rule.is_growing:
+        return _("grows")
     seconds = rule.seconds()
     return "–" if seconds is None else words.in_so_long(from_us(now), seconds)
 

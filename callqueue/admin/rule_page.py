@@ -219,7 +219,9 @@ def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
         (_("Last hour"), rule.recent.hour),
         (_("Last 24 hours"), rule.recent.day),
     ]
-    quarter = rule.recent.quarter
+    quarter = sums.Sums()
+    for _at, one in sums.series(using(), rule.name, now - sums.QUARTER_S, now + 1, sums.MINUTE_S):
+        quarter.add(one)
     return {
         "sums": [(said, _counts(one)) for said, one in shown],
         "zone": str(zone),

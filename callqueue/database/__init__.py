@@ -52,7 +52,6 @@ from callqueue.database.server_clock import (
 )
 from callqueue.database.statements import (
     Columns,
-    all_loaded,
     is_mysql,
     joined_sql,
     json_number_sql,

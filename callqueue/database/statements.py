@@ -87,14 +87,6 @@ def loaded(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
-def all_loaded(values: Sequence[Any]) -> list[Any]:
-    """JSON of many rows, None for NULL. They are read as one document, for each has its price."""
-    if not all(isinstance(value, str | None) for value in values):
-        return [loaded(value) for value in values]
-    found: list[Any] = json.loads(f"[{','.join(value or 'null' for value in values)}]")
-    return found
-
-
 def quoted(using: str, name: str) -> str:
     """A table's or column's name, quoted."""
     return str(connections[using].ops.quote_name(name))

@@ -57,6 +57,8 @@ def instant(at: datetime) -> str:
 
 def count(number: float) -> str:
     """ "1,234" in English, "1.234" in German."""
+    if 0 <= number < 1000 and number == int(number):
+        return str(int(number))  # as it is in every language, and quicker
     return str(number_format(number, decimal_pos=0, force_grouping=True))
 
 

@@ -250,7 +250,7 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     ]  # fmt: skip
     shoot("change-limit")
     press(browser, "Yes, change it")
-    wait(lambda: "changed to 200/h" in messages(browser))
+    wait(lambda: "changed from" in messages(browser))
     assert "changed from 100/h" in text(browser, ".cq-proof")
     assert LogEntry.objects.count() == 3
 

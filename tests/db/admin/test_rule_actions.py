@@ -63,7 +63,7 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
         ["pay", "250", "0", "0", "2 hours", "0 seconds", False]
     ]
     assert not RuleState.objects.exclude(rates={}).exists()
-    assert "changed to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
+    assert "changed from 100/h to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
     (shown,) = operator.get(rule_url("pay")).context["limits"]
     assert (shown["limit"].rate, shown["changed"]) == ("1000/h", "100/h")
     assert "changed from 100/h" in text_of(operator.get(rule_url("pay")))

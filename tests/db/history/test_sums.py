@@ -419,7 +419,6 @@ def test_reading_gives_what_was_added(clock: Clock) -> None:
     recent = sums.recent("default", ["pay", "chat"], now)
     minute, quarter = now // MINUTE_S * MINUTE_S, now // QUARTER_S * QUARTER_S
     assert recent["pay"].quarter.sent == since(minute - QUARTER_S) > 0
-    assert sum(recent["pay"].quarter.answers) == recent["pay"].quarter.sent
     assert recent["pay"].hour.sent == since(minute - HOUR_S) > recent["pay"].quarter.sent
     assert recent["pay"].day.sent == since(quarter - DAY_S) > recent["pay"].hour.sent
     assert recent["chat"].day == Sums()
