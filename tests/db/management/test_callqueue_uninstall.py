@@ -198,6 +198,8 @@ def test_a_project_with_rows_that_point_at_calls_leaves_and_keeps_them(
     refused = project.run("callqueue_uninstall", "--yes", code=1)
     assert "2 calls are unfinished" in refused
     assert project.run("callqueue_uninstall") == shown
+    refused = project.run("migrate", "callqueue", "zero", code=1)
+    assert "shop.0001_initial would be undone first" in refused
     project.run("callqueue_cancel", "--all")
 
     said = project.run("callqueue_uninstall", "--yes")
