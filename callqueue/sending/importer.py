@@ -1,4 +1,4 @@
-"""The importer: sends the calls of a file, one JSON document a line.
+"""The importer: sends the calls of a file, one JSON document a line, or one over several lines.
 
 Calls are written in batches, in one transaction, which is rolled back where a line is bad, so that
 all of the file is sent or nothing. Every line is checked whatever the others are, and what is
@@ -7,11 +7,12 @@ refused is told with its line and reason.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 from django.db import transaction
@@ -19,15 +20,15 @@ from django.db import transaction
 from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.security.secrets import references_to
-from callqueue.sending import insertion, intake, json_lines
+from callqueue.sending import insertion, intake
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
 BATCH = 1000
+BOM = b"\xef\xbb\xbf"
 _INSTANTS = ("not_before", "expires_at")
 Refused = Callable[[int, str], None]
-Progress = Callable[[int, int | None], None]
 
 
 @dataclass
@@ -48,45 +49,28 @@ def send_file(
     skip_bad: bool = False,
     names_secrets: bool = False,
     refused: Refused,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Imported:
-    """Send the calls in `source`, which can be sought. With a bad line nothing is sent, unless
-    `skip_bad`.
+    """Send the calls in `source`. With a bad line nothing is sent, unless `skip_bad`.
 
     `rule` is for calls that name none. In a file that `names_secrets`, {"$secret": NAME} is one; in
-    any other it is data. `refused` is told (line, why) of each bad line; `progress` (lines done,
-    about how many there are).
+    any other it is data. `refused` is told (line, why) of each bad line, `progress` the lines done.
     """
     if rule is not None:
         conf.current().rule(rule)
-    done, told = Imported(), progress or _tell_nobody
-    size = source.seek(0, io.SEEK_END)
+    done, same = Imported(), {} if rule is None else {"rule": rule}
     with transaction.atomic(using=using):
-        same = {} if rule is None else {"rule": rule}
-        for batch in _batches(_prepared(source, done, same, names_secrets, refused)):
+        prepared = _prepared(source, done, same, names_secrets, refused)
+        while lines := list(islice(prepared, BATCH)):
             if skip_bad or not done.refused:
-                done.sent += len(insertion.insert_many(batch, batch_size=BATCH, using=using))
-            told(done.lines, round(done.lines * size / max(1, source.tell())))
+                calls = [call for call in lines if call is not None]
+                done.sent += len(insertion.insert_many(calls, batch_size=BATCH, using=using))
+            if progress is not None:
+                progress(done.lines)
         if done.refused and not skip_bad:
             transaction.set_rollback(True, using=using)
             done.sent = 0
     return done
-
-
-def request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
-    """The request in a document: `call_data`, or an envelope with instants as ISO 8601 text."""
-    if isinstance(document, list):
-        raise InvalidCall("call_data", "is a list; write one call per line")
-    if isinstance(document, dict) and "call_data" in document:
-        document = {
-            name: value
-            for name, value in document.items()
-            if value is not None or name == "call_data"
-        }
-        for name in _INSTANTS:
-            if name in document:
-                document[name] = _instant(name, document[name])
-    return intake.request_of(document, same)
 
 
 def _prepared(
@@ -96,14 +80,12 @@ def _prepared(
     names_secrets: bool,
     refused: Refused,
 ) -> Iterator[CallQueue | None]:
-    """The unsaved row of each good line; None for a line that is bad or discarded, so that batches
-    are of so many lines.
-    """
-    for number, text in json_lines.documents(source):
+    """The unsaved row of each good line; None for a line that is bad or discarded."""
+    for number, text in _documents(source):
         done.lines += 1
         call = None
         try:
-            request = request_of(json_lines.parse(text), same)
+            request = _request_of(_parsed(text), same)
             if names_secrets:
                 request = replace(request, call_data=references_to(request.call_data))
             call = intake.prepare(request)
@@ -114,13 +96,64 @@ def _prepared(
         yield call
 
 
-def _batches(items: Iterator[CallQueue | None]) -> Iterator[list[CallQueue]]:
-    while lines := list(islice(items, BATCH)):
-        yield [call for call in lines if call is not None]
+def _documents(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Each line that is not empty, with its number; or one document with its first line's, where
+    the first line alone is none and what follows goes on with it.
+    """
+    number, first, rest = 1, source.readline().removeprefix(BOM), iter(source)
+    while first and not first.strip():
+        number, first = number + 1, source.readline()
+    if not _is_json(first):
+        lines = list(rest)
+        whole, second = b"".join([first, *lines]), next(filter(bytes.strip, lines), b"")
+        begins = first.strip() in (b"{", b"[") and not second.lstrip().startswith(b"{")
+        if second and (begins or _is_json(whole)):
+            lines, first = [], whole
+        rest = iter(lines)
+    for at, line in enumerate(chain([first], rest), number):
+        if line.strip():
+            yield at, line
 
 
-def _tell_nobody(done: int, total: int | None) -> None:
-    """No progress is wanted."""
+def _parsed(text: bytes) -> Any:
+    """A JSON document with no name twice in an object. Else ValueError."""
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_named_once)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start + 1})") from None
+    except json.JSONDecodeError as error:
+        row = f"line {error.lineno} of it, " if error.lineno > 1 else ""
+        raise ValueError(f"is not JSON: {error.msg} ({row}column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _named_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    names = Counter(name for name, _ in pairs)
+    for name in (name for name, times in names.items() if times > 1):
+        raise ValueError(f"has the key {name[:60]!r} twice in one object")
+    return dict(pairs)
+
+
+def _request_of(document: Any, same: Mapping[str, Any]) -> intake.CallRequest:
+    """The request in a document: `call_data`, or an envelope with instants as ISO 8601 text."""
+    if isinstance(document, list):
+        raise InvalidCall("call_data", "is a list; write one call per line")
+    if isinstance(document, dict) and "call_data" in document:
+        document = {
+            name: _instant(name, value) if name in _INSTANTS else value
+            for name, value in document.items()
+            if value is not None or name == "call_data"
+        }
+    return intake.request_of(document, same)
 
 
 def _instant(name: str, value: Any) -> datetime:

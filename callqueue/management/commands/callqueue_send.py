@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any
 
 from django.core.management.base import CommandParser
@@ -13,7 +11,7 @@ from django.core.management.base import CommandParser
 from callqueue.management.base import CallQueueCommand, counted, problem, wrong_use
 from callqueue.management.progress import progress
 from callqueue.security.redaction import printable
-from callqueue.sending import importer, json_lines
+from callqueue.sending import importer
 from callqueue.texts import in_one_line
 
 
@@ -60,16 +58,11 @@ class Command(CallQueueCommand):
             raise problem(f"{fed.refused} of {fed.lines} lines were skipped")
 
 
-@contextmanager
-def _opened(name: str) -> Iterator[IO[bytes]]:
-    """The file, or standard input; what cannot be sought is copied first."""
-    with tempfile.TemporaryFile() as copy:
-        if name == "-":
-            yield json_lines.seekable(sys.stdin.buffer, copy)
-            return
-        try:
-            file = open(name, "rb")  # noqa: SIM115
-        except OSError as error:
-            raise wrong_use(f"{name}: {error.strerror or in_one_line(error)}") from None
-        with file:
-            yield json_lines.seekable(file, copy)
+def _opened(name: str) -> AbstractContextManager[IO[bytes]]:
+    """The file, or standard input."""
+    if name == "-":
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return open(name, "rb")
+    except OSError as error:
+        raise wrong_use(f"{name}: {error.strerror or in_one_line(error)}") from None

@@ -13,7 +13,7 @@ import pytest
 
 from callqueue import Discard, Rule, SlidingWindow
 from callqueue.models import CallQueue
-from callqueue.sending import importer, json_lines
+from callqueue.sending import importer
 from tests.db.commands import Ran, run
 
 Rules = Callable[..., None]
@@ -104,11 +104,11 @@ def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter
         ('{"method": "get", "params": {"url": "https://a.b/", "params": {"x": NaN}}}', "NaN"),
         (
             '{"method": "get", "params": {"url": "https://a.b/", "params": {"x": -Infinity}}}',
-            "-Infinity",
+            "not a finite number",
         ),
         (
             '{"method": "get", "params": {"url": "https://a.b/", "params": {"x": 1e400}}}',
-            "1e400, which is too large",
+            "not a finite number",
         ),
         ("[" * 100_000, "nested too deep"),
         ("9" * 5000, "is not JSON|digits"),
@@ -208,15 +208,6 @@ def test_skip_bad_sends_the_others_and_still_ends_with_1(send_file: Send) -> Non
 
 def test_an_empty_file_sends_nothing(send_file: Send) -> None:
     assert send_file("\n\n").out == "sent 0 calls\n"
-
-
-def test_a_line_past_all_bounds_is_refused_without_being_read_whole(
-    send_file: Send, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(json_lines, "_longest", lambda: 1000)
-    ran = send_file(f"{LINE}\n{'x' * 10_000}\n{LINE}\n", "--skip-bad")
-    assert "line 2: is longer than 1000 bytes" in ran.error
-    assert CallQueue.objects.count() == 2
 
 
 def test_more_than_a_batch_is_sent(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
