@@ -58,26 +58,25 @@ def _dotted_paths(config: conf.Config) -> Iterator[tuple[str, Any]]:
 
 @register("callqueue")
 def check_queues(**_: Any) -> list[CheckMessage]:
-    """callqueue.E003, W001: CELERY_TASK_QUEUES lists queues, and a rule's is not among them."""
+    """callqueue.E003: CELERY_TASK_QUEUES lists queues, a rule's is not among them, and Celery
+    creates none. Whether a worker listens on one that it creates, the doctor says.
+    """
     from celery import current_app
 
-    if conf.problems():
-        return []
-    listed = current_app.conf.task_queues
-    if not listed:
+    listed, creates = current_app.conf.task_queues, current_app.conf.task_create_missing_queues
+    if conf.problems() or not listed or creates:
         return []
     names = {getattr(queue, "name", queue) for queue in listed}
-    found: list[CheckMessage] = []
-    for name, rule in conf.current().rules.items():
-        for queue in rule.queues or ():
-            if queue not in names:
-                place = f"CALLQUEUE: RULES[{name!r}].queues"
-                why = f"{queue!r} is not in CELERY_TASK_QUEUES{conf.suggest(queue, names)}"
-                if current_app.conf.task_create_missing_queues:
-                    found.append(Warning(f"{place}: {why}", id="callqueue.W001"))
-                else:
-                    found.append(Error(f"{place}: {why}", id="callqueue.E003"))
-    return found
+    return [
+        Error(
+            f"CALLQUEUE: RULES[{name!r}].queues: {queue!r} is not in CELERY_TASK_QUEUES"
+            f"{conf.suggest(queue, names)}",
+            id="callqueue.E003",
+        )
+        for name, rule in conf.current().rules.items()
+        for queue in rule.queues or ()
+        if queue not in names
+    ]
 
 
 @register("callqueue")

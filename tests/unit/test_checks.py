@@ -14,6 +14,7 @@ from callqueue.checks import (
     check_handlers,
     check_isolation,
     check_queued_tasks,
+    check_queues,
     check_rules,
     check_settings,
     check_time_limit,
@@ -98,6 +99,27 @@ def test_a_timeout_that_total_timeout_cuts_is_told(
 ) -> None:
     settings.CALLQUEUE = {"RULES": {"a": Rule(**timeouts)}}
     assert [found.id for found in check_rules()] == ["callqueue.W005"] * is_told
+
+
+@pytest.mark.parametrize(
+    ("listed", "creates", "is_told"),
+    [(["stripe"], False, True), (["stripe"], True, False), ([], False, False)],
+)
+def test_a_queue_that_celery_does_not_create_is_told(
+    settings: Any, listed: list[str], creates: bool, is_told: bool
+) -> None:
+    settings.CALLQUEUE = {"RULES": {"a": Rule(queues=["stripe", "stripes"])}}
+    before = dict(app.conf.changes)
+    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
+    try:
+        app.conf.changes.update(task_queues=listed, task_create_missing_queues=creates)
+        found = [
+            (one.id, "'stripes' is not in CELERY_TASK_QUEUES" in one.msg) for one in check_queues()
+        ]
+        assert found == [("callqueue.E003", True)] * is_told
+    finally:
+        app.conf.changes.clear()
+        app.conf.changes.update(before)
 
 
 def test_a_queued_task_whose_rule_is_gone_is_told(settings: Any) -> None:
