@@ -1,39 +1,35 @@
-"""`PermitTransport` and `AsyncPermitTransport`: a permit for each request of an httpx client.
+"""`PermitTransport` and `AsyncPermitTransport`: a permit for each request of a client of httpx2, or
+of httpx. Which of them, the request tells: their classes do not know each other.
 
-`httpx.Client(transport=callqueue.PermitTransport())`. Redirects and retries that the client makes
-take a permit each. Needs httpx, the extra `httpx`.
+`httpx2.Client(transport=callqueue.PermitTransport())`. Redirects and retries that the client makes
+take a permit each. No body is read before the client reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from django.core.exceptions import ImproperlyConfigured
 
 from callqueue import conf
 from callqueue.permits import transport
 from callqueue.permits.asking import Options, Wanted
-from callqueue.permits.granted import Permit
+from callqueue.permits.granted import AsyncPermit, Permit
 from callqueue.permits.permit import abegin, begin
-from callqueue.transitions import Result
 
 _PIECE = 1024  # bytes of a compressed body that are unfolded at once
 
 if TYPE_CHECKING:
-    import httpx
-    from httpx import AsyncBaseTransport, AsyncByteStream, BaseTransport, SyncByteStream
+    from httpx import AsyncBaseTransport, BaseTransport
 else:
-    try:
-        import httpx
-        from httpx import AsyncBaseTransport, AsyncByteStream, BaseTransport, SyncByteStream
-    except ImportError:
-        httpx = None
-        BaseTransport = AsyncBaseTransport = SyncByteStream = AsyncByteStream = object
+    BaseTransport = AsyncBaseTransport = object
 
 
 class _Transport:
-    """What both transports are made with, and what they make of an answer."""
+    """What both transports are made with."""
+
+    _default = ""  # the class of the client's library that sends requests
 
     def __init__(
         self,
@@ -48,225 +44,192 @@ class _Transport:
         transport: Any = None,
         **of_transport: Any,
     ) -> None:
-        if httpx is None:
-            raise ImproperlyConfigured(
-                f"callqueue.{type(self).__name__} needs httpx:"
-                ' pip install "django-callqueue[httpx]"'
-            )
         self._options = Options(rule, key, cost, priority, wait, lease, label)
-        self._inner = self._default(**of_transport) if transport is None else transport
+        self._inner, self._of_transport = transport, of_transport
 
-    def _default(self, **of_transport: Any) -> Any:
-        raise NotImplementedError
+    def _sender(self, request: Any) -> Any:
+        """What sends the request; the first request tells whose classes it is of."""
+        if self._inner is None:
+            self._inner = getattr(_library(request), self._default)(**self._of_transport)
+        return self._inner
 
-    def _wanted(self, request: httpx.Request) -> Wanted | None:
+    def _wanted(self, request: Any) -> Wanted | None:
         return transport.wanted(self._options, request.method, str(request.url))
 
 
 class PermitTransport(_Transport, BaseTransport):
-    """A transport of httpx that makes each request under a permit.
+    """A transport of httpx2 or httpx that makes each request under a permit.
 
     `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
     rule go as `CALLQUEUE["OTHER_HOSTS"]` says. `key`, `cost`, `priority`, `wait`, `lease`, `label`:
-    see `callqueue.permit`. `transport`: what sends them; else an `httpx.HTTPTransport` made with
-    the other arguments. Raises NotNow where no permit is to be had within `wait`.
+    see `callqueue.permit`. `transport`: what sends them; else the library's `HTTPTransport`, made
+    with the other arguments. Raises NotNow where no permit is to be had within `wait`.
     """
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    _default = "HTTPTransport"
+
+    def handle_request(self, request: Any) -> Any:
         """Send the request under a permit."""
+        sender = self._sender(request)
         if (asked := self._wanted(request)) is None:
-            return self._sent(request)
+            return sender.handle_request(request)
         permit = begin(asked)
         try:
-            response, body = self._sent(request), None
-            if _is_worth_reading(permit, response):
-                body = _Start(response)
-                body.read()
+            response = sender.handle_request(request)
         except BaseException as error:
             permit.end_with(permit.ended(error))
             raise
-        return _answered(permit, request, response, body, _Stream)
+        _answered(permit, request, response)
+        return response
 
     def close(self) -> None:
         """Close what sends them."""
-        self._inner.close()
+        if self._inner is not None:
+            self._inner.close()
 
-    def _sent(self, request: httpx.Request) -> httpx.Response:
-        response: httpx.Response = self._inner.handle_request(request)
-        return response
+    def __enter__(self) -> PermitTransport:
+        return self
 
-    def _default(self, **of_transport: Any) -> Any:
-        return httpx.HTTPTransport(**of_transport)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class AsyncPermitTransport(_Transport, AsyncBaseTransport):
-    """The same for `httpx.AsyncClient`."""
+    """The same for an `AsyncClient`."""
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    _default = "AsyncHTTPTransport"
+
+    async def handle_async_request(self, request: Any) -> Any:
         """Send the request under a permit."""
+        sender = self._sender(request)
         if (asked := self._wanted(request)) is None:
-            return await self._sent(request)
+            return await sender.handle_async_request(request)
         permit = await abegin(asked)
         try:
-            response, body = await self._sent(request), None
-            if _is_worth_reading(permit, response):
-                body = _AsyncStart(response)
-                await body.read()
+            response = await sender.handle_async_request(request)
         except BaseException as error:
             permit.end_with(permit.ended(error))
             await permit.written()
             raise
-        response = _answered(permit, request, response, body, _AsyncStream)
+        _answered(permit, request, response)
         await permit.written()
         return response
 
     async def aclose(self) -> None:
         """Close what sends them."""
-        await self._inner.aclose()
+        if self._inner is not None:
+            await self._inner.aclose()
 
-    async def _sent(self, request: httpx.Request) -> httpx.Response:
-        response: httpx.Response = await self._inner.handle_async_request(request)
-        return response
+    async def __aenter__(self) -> AsyncPermitTransport:
+        return self
 
-    def _default(self, **of_transport: Any) -> Any:
-        return httpx.AsyncHTTPTransport(**of_transport)
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
-class _Read:
-    """The beginning of a body, which the verdict is made by: all of it, or somewhat more than
-    MAX_RESPONSE_BYTES. To the client it is the whole body: what was read, and what is still to
-    come.
+def _answered(permit: Permit, request: Any, response: Any) -> None:
+    """The permit has this answer, and ends: now, or where its end hangs on the body, once the
+    client has read that or closes it.
     """
+    status, url = response.status_code, str(request.url)
 
-    def __init__(self, response: httpx.Response) -> None:
-        self.most, self.start, self.is_whole = conf.current().max_response_bytes, b"", False
-        self._room = self.most + self.most // 100 + 1024  # what gzip adds to what it cannot shorten
-        self._stream: Any = response.stream
-        response.stream = self  # type: ignore[assignment]
+    def end(body: bytes, *, is_cut: bool) -> None:
+        told = transport.as_response(status, response.headers, body, url)
+        permit.end_with(transport.judged(permit, told, is_cut=is_cut))
 
-
-class _Start(_Read, SyncByteStream):
-    def read(self) -> None:
-        parts, size = [], 0
-        self._coming = iter(self._stream)
-        for part in self._coming:
-            parts.append(part)
-            size += len(part)
-            if size > self._room:
-                break
-        else:
-            self.is_whole = True
-            self._stream.close()
-        self.start = b"".join(parts)
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self.start
-        yield from self._coming
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class _AsyncStart(_Read, AsyncByteStream):
-    async def read(self) -> None:
-        parts, size = [], 0
-        self._coming = aiter(self._stream)
-        async for part in self._coming:
-            parts.append(part)
-            size += len(part)
-            if size > self._room:
-                break
-        else:
-            self.is_whole = True
-            await self._stream.aclose()
-        self.start = b"".join(parts)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self.start
-        async for part in self._coming:
-            yield part
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    wants_body = transport.wants_body(permit)
+    if response.is_closed:  # it was never sent, but made by a client's own transport
+        end(response.content if wants_body else b"", is_cut=False)
+    elif wants_body:
+        permit.sent()
+        response.stream = _body(response)(response, permit, end)
+    elif transport.lasts(permit):
+        told = transport.as_response(status, response.headers, b"", url)
+        result = transport.judged(permit, told)
+        permit.answered(result)
+        response.stream = _body(response)(
+            response, permit, lambda *_, **__: permit.end_with(result)
+        )
+    else:
+        end(b"", is_cut=False)
 
 
 class _Body:
-    """A body that is still to come, with the permit that ends once it has, or is closed."""
+    """A body that is still to come, whose beginning is kept as the client reads it; and the permit
+    that ends with it.
+    """
 
-    def __init__(self, stream: Any, permit: Any, result: Result) -> None:
-        self._stream, self._permit, self._result = stream, permit, result
+    def __init__(self, response: Any, permit: Permit, end: Callable[..., None]) -> None:
+        self._response, self._stream, self._permit = response, response.stream, permit
+        self._end: Callable[..., None] | None = end
+        self._start, self._is_whole = bytearray(), False
+        self._most = conf.current().max_response_bytes
+        self._room = self._most + self._most // 100 + 1024  # gzip adds to what it cannot shorten
 
-    def _end(self) -> Any:
-        permit, self._permit = self._permit, None
-        if permit is not None:
-            permit.end_with(self._result)
-        return permit
-
-
-class _Stream(_Body, SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._stream
+        for part in self._stream:
+            self._keep(part)
+            yield part
+        self._is_whole = True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self._keep(part)
+            yield part
+        self._is_whole = True
 
     def close(self) -> None:
         try:
             self._stream.close()
         finally:
-            self._end()
-
-
-class _AsyncStream(_Body, AsyncByteStream):
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._stream:
-            yield part
+            self._ended()
 
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
         finally:
-            if (permit := self._end()) is not None:
-                await permit.written()
+            self._ended()
+            if isinstance(self._permit, AsyncPermit):
+                await self._permit.written()
+
+    def _keep(self, part: bytes) -> None:
+        self._start += part[: max(0, self._room + 1 - len(self._start))]
+
+    def _ended(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            body, is_cut = self._decoded()
+            end(body, is_cut=is_cut)
+
+    def _decoded(self) -> tuple[bytes, bool]:
+        """What came of the content, at most MAX_RESPONSE_BYTES, and whether that is not all; as it
+        came where it is not what its headers say. Decoded in small pieces, however far they unfold.
+        """
+        library, found, start = _library(self._response), bytearray(), bytes(self._start)
+        pieces = (start[at : at + _PIECE] for at in range(0, len(start), _PIECE))
+        is_cut = not self._is_whole or len(start) > self._room
+        try:
+            again = library.Response(200, headers=self._response.headers, content=pieces)
+            for part in again.iter_bytes():
+                found += part
+                if len(found) > self._most:
+                    break
+        except library.DecodingError:
+            found = found if is_cut and found else bytearray(start)
+        return bytes(found[: self._most]), is_cut or len(found) > self._most
 
 
-def _is_worth_reading(permit: Permit, response: httpx.Response) -> bool:
-    kind = response.headers.get("content-type", "")
-    return transport.is_worth_reading(permit, response.status_code, kind)
+@cache
+def _body_of(library: Any) -> type[_Body]:
+    kinds = (_Body, library.SyncByteStream, library.AsyncByteStream)
+    return type("Body", kinds, {})
 
 
-def _answered(
-    permit: Permit,
-    request: httpx.Request,
-    response: httpx.Response,
-    body: _Read | None,
-    stream: type[_Body],
-) -> httpx.Response:
-    """The permit has this answer; what the client gets, to which nobody has done anything. `body`:
-    where it was read.
-    """
-    status, headers = response.status_code, response.headers
-    read, is_cut = (None, False) if body is None else _decoded(headers, body)
-    told = transport.as_response(status, dict(headers), read, str(request.url))
-    result = transport.judged(permit, told, is_cut=is_cut)
-    if (body is None or not body.is_whole) and transport.lasts(permit):
-        permit.answered(result)
-        response.stream = stream(response.stream, permit, result)  # type: ignore[assignment]
-        return response
-    permit.end_with(result)
-    if body is not None and body.is_whole:  # for either kind of client
-        response.stream = httpx.ByteStream(body.start)
-    return response
+def _body(response: Any) -> type[_Body]:
+    return _body_of(_library(response))
 
 
-def _decoded(headers: httpx.Headers, body: _Read) -> tuple[bytes, bool]:
-    """The body's content, at most MAX_RESPONSE_BYTES of it, and whether that is not all; as it came
-    where it is not what its headers say. Decoded in small pieces, however far they unfold.
-    """
-    found = bytearray()
-    pieces = (body.start[at : at + _PIECE] for at in range(0, len(body.start), _PIECE))
-    try:
-        for part in httpx.Response(200, headers=headers, content=pieces).iter_bytes():
-            found += part
-            if len(found) > body.most:
-                break
-    except httpx.DecodingError:
-        found = bytearray(body.start)
-    return bytes(found[: body.most]), not body.is_whole or len(found) > body.most
+def _library(one: Any) -> Any:
+    """The package that this request or answer is of: httpx2 or httpx."""
+    names = (kind.__module__.partition(".")[0] for kind in type(one).__mro__)
+    return sys.modules[next(name for name in names if name in ("httpx", "httpx2"))]

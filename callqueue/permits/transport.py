@@ -34,29 +34,24 @@ def wanted(options: Options, method: str, url: str) -> Wanted | None:
 
 
 def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
-    """What this answer makes of the permit. `is_cut`: the body is longer than MAX_RESPONSE_BYTES,
-    and this is its beginning.
-    """
+    """What this answer makes of the permit. `is_cut`: its body is the beginning of what came."""
     answer = Answer(response, None, sent=True, truncated=is_cut)
     return scrubbed(judging.of_answer(permit.job, answer), ())
 
 
-def as_response(status: int, headers: Any, body: bytes | None, url: str) -> requests.Response:
-    """An answer as `classify` and `settle` know it; `body` None: it was not read."""
+def as_response(status: int, headers: Any, body: bytes, url: str) -> requests.Response:
+    """An answer as `classify` and `settle` know it; `body`: as much as is known of it."""
     response = requests.Response()
     response.status_code, response.url = status, url
     response.headers = CaseInsensitiveDict(headers)
-    response._content = body if body is not None else b""
+    response._content = body
     return response
 
 
-def is_worth_reading(permit: Permit, status: int, content_type: str) -> bool:
-    """Whether an answer's body is read before the client asks for it: where the verdict may hang on
-    it, or the rule settles by it; never one that is streamed by events.
-    """
+def wants_body(permit: Permit) -> bool:
+    """Whether the rule judges, or settles, by the body."""
     rule = permit.job.sound_rule
-    wants_body = rule.classify is not None or rule.settle is not None
-    return (status >= 400 or wants_body) and "event-stream" not in content_type.lower()
+    return rule.classify is not None or rule.settle is not None
 
 
 def lasts(permit: Permit) -> bool:

@@ -53,7 +53,7 @@ REASONS = {
     "permits/transport.py:wanted": "what its own code may ask for",
     "permits/asking.py:Options.wanted": "what its own code may ask for; the pass decides",
     "permits/asking.py:rule_of": "what its own code may ask for",
-    "permits/httpx_transport.py:_Read.__init__": OWN,
+    "permits/httpx_transport.py:_Body.__init__": OWN,
 }
 
 

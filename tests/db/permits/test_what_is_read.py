@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import random
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,14 +18,13 @@ from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.models import CallAttempt
 from tests.support.stub import serving
 
-httpx = pytest.importorskip("httpx")
 Rules = Callable[..., None]
 
 MOST = 5000
 ENCODINGS = {"plain": lambda body: body, "gzip": gzip.compress}
 
 
-def asked(url: str, by: str, read: str) -> bytes:
+def asked(httpx: Any, url: str, by: str, read: str) -> bytes:
     """The whole body as the client gets it."""
     if by == "async":
 
@@ -50,7 +48,7 @@ def asked(url: str, by: str, read: str) -> bytes:
 @pytest.mark.parametrize("limit", [SlidingWindow("99/h"), Concurrency(1)])
 @pytest.mark.parametrize(("by", "read"), [("sync", "at once"), ("async", "by parts")])
 def test_a_verdict_reads_no_more_than_a_worker_would_and_the_client_gets_all(
-    rules: Rules, size: int, encoding: str, limit: Any, by: str, read: str
+    httpx: Any, rules: Rules, size: int, encoding: str, limit: Any, by: str, read: str
 ) -> None:
     seen: list[bytes] = []
     body = random.Random(size).randbytes(size)
@@ -63,7 +61,7 @@ def test_a_verdict_reads_no_more_than_a_worker_would_and_the_client_gets_all(
         more={"MAX_RESPONSE_BYTES": MOST},
     )
     with serving(lambda path, times: (200, headers, sent)) as stub:
-        assert asked(stub.url, by, read) == body
+        assert asked(httpx, stub.url, by, read) == body
     assert seen == [body[: len(seen[0])]] and len(seen[0]) <= MOST
     row = CallAttempt.objects.get()
     assert (row.outcome, row.response_status) == ("succeeded", 200) and row.finished_at is not None
@@ -73,7 +71,9 @@ def test_a_verdict_reads_no_more_than_a_worker_would_and_the_client_gets_all(
         assert f"cut at {MOST} bytes" in row.error_message
 
 
-def test_a_small_body_that_unfolds_without_end_is_not_unfolded_for_a_verdict(rules: Rules) -> None:
+def test_a_small_body_that_unfolds_without_end_is_not_unfolded_for_a_verdict(
+    httpx: Any, rules: Rules
+) -> None:
     seen: list[int] = []
     bomb = gzip.compress(bytes(40_000_000))
     rules(
@@ -83,37 +83,50 @@ def test_a_small_body_that_unfolds_without_end_is_not_unfolded_for_a_verdict(rul
     with serving(lambda path, times: (200, {"Content-Encoding": "gzip"}, bomb)) as stub:
         transport = callqueue.PermitTransport()
         tracemalloc.start()
-        with httpx.Client(transport=transport) as client, client.stream("GET", stub.url):
+        with httpx.Client(transport=transport) as client:
+            with client.stream("GET", stub.url) as response:
+                assert b"".join(response.iter_raw()) == bomb
             most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert seen == [100_000] and most < 8_000_000
 
 
-def test_an_answer_without_end_is_not_waited_for(rules: Rules) -> None:
-    """The client sees its beginning though the rule settles; more comes when it has seen that."""
-    go_on = threading.Event()
+def test_nothing_is_read_before_the_client_reads_it(httpx: Any, rules: Rules) -> None:
+    """What was read by the time it leaves is what the rule settles by."""
+    seen: list[bytes] = []
+    asked_for: list[int] = []
 
     class Endless(httpx.SyncByteStream):
         is_closed = False
 
         def __iter__(self) -> Iterator[bytes]:
-            yield b"x" * 2 * MOST
-            assert go_on.is_set(), "more was asked for than a verdict needs"
             while True:
-                yield b"y" * 1000
+                asked_for.append(1)
+                yield b"x" * 1000
 
         def close(self) -> None:
             self.is_closed = True
 
     endless = Endless()
     rules(
-        r=Rule(hosts=["h.example"], settle=lambda answer: None),
+        r=Rule(hosts=["h.example"], settle=lambda answer: seen.append(answer.content)),
         more={"MAX_RESPONSE_BYTES": MOST},
     )
     inner = httpx.MockTransport(lambda request: httpx.Response(200, stream=endless))
     client = httpx.Client(transport=callqueue.PermitTransport(transport=inner))
     with client, client.stream("GET", "http://h.example/") as response:
-        go_on.set()
+        assert not asked_for
         coming = response.iter_raw()
-        assert next(coming) == b"x" * 2 * MOST and next(coming) == b"y" * 1000
-    assert endless.is_closed
+        assert next(coming) == next(coming) == b"x" * 1000
+    assert endless.is_closed and len(asked_for) == 2
+    assert seen == [b"x" * 2000]
+    assert "cut at" in CallAttempt.objects.get().error_message
+
+
+def test_an_answer_that_never_came_by_a_wire_is_judged_at_once(httpx: Any, rules: Rules) -> None:
+    rules(r=Rule(hosts=["h.example"], settle=lambda answer: answer.json()["usage"]))
+    inner = httpx.MockTransport(lambda request: httpx.Response(200, json={"usage": 3}))
+    with httpx.Client(transport=callqueue.PermitTransport(transport=inner)) as client:
+        assert client.get("http://h.example/").json() == {"usage": 3}
+    row = CallAttempt.objects.get()
+    assert (row.outcome, row.calls, row.finished_at is not None) == ("succeeded", 3, True)
