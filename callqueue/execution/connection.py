@@ -242,10 +242,10 @@ class Connection(HTTPConnection):
         """
         if self.sock is None or now() - self.idle_since > IDLE_SECONDS:
             return False
-        return not (wait_for_read(self.sock, 0) and self._has_news())
+        return not self._has_news()
 
     def _has_news(self) -> bool:
-        return True
+        return wait_for_read(self.sock, 0)
 
 
 class SecureConnection(Connection, HTTPSConnection):
@@ -256,6 +256,10 @@ class SecureConnection(Connection, HTTPSConnection):
     def _has_news(self) -> bool:
         """Not if it is but session tickets. Those may come at any time, and are read here."""
         sock = cast(ssl.SSLSocket, self.sock)
+        if sock.pending():  # in a record that came with the last answer
+            return True
+        if not super()._has_news():
+            return False
         sock.settimeout(0)
         try:
             sock.recv(1)

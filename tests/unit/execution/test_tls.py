@@ -156,6 +156,17 @@ def test_a_tls_connection_closed_by_the_server_is_not_used_again(certificate: Ce
             assert len(peer.lines) == expected
 
 
+def test_a_tls_connection_with_more_than_its_answer_in_it_is_not_used_again(
+    certificate: Certificate,
+) -> None:
+    """What came in one record with the answer, and waits decrypted."""
+    more = answer_bytes(b"not asked for" * 1000)
+    with Peer(answering(answer_bytes(b"mine") + more), context=certificate.server) as peer:
+        for count in (1, 2):
+            assert body_of(call(peer.url(), policy=trusting(certificate))) == b"mine"
+            assert len(peer.lines) == count
+
+
 def test_session_tickets_are_no_reason_to_connect_again(
     secure: Peer, certificate: Certificate
 ) -> None:
