@@ -32,7 +32,10 @@ def _tell(call: tables.CallQueue) -> bool:
     params = data.get("params") if isinstance(data, Mapping) else None
     params = params if isinstance(params, Mapping) else {}
     task = current_app.tasks.get(params.get("name")) or _unknown(str(params.get("name")))
-    told = request_of(task, params, str(call.idempotency_key), call.failed_count)
+    try:
+        told = request_of(task, params, str(call.idempotency_key), call.failed_count)
+    except (ValueError, TypeError, AttributeError):  # it never ran: its message cannot be read
+        return False
     request = Context(told, called_directly=False)
     is_wanted = not request.ignore_result
     if not (is_wanted or request.chord) or task.backend.get_state(request.id) in READY_STATES:

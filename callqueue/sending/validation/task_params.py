@@ -30,3 +30,5 @@ def check_task_params(params: dict[str, Any]) -> None:
     for mapping in ("kwargs", *OF_MESSAGE):
         if params.get(mapping) is not None:
             named(f"params.{mapping}", params[mapping])
+    if params.get("headers") and not isinstance(params["headers"].get("id"), str):
+        raise InvalidCall("params.headers.id", "must be the id of a task, a string")

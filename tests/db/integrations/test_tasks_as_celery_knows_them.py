@@ -250,6 +250,16 @@ def test_a_worker_that_does_not_have_the_task_tells_its_end() -> None:
     assert ended_tasks.tell("default", [result.call.pk]) == 1
 
 
+@pytest.mark.usefixtures("results")
+def test_a_message_that_cannot_be_read_keeps_no_other_end_back() -> None:
+    args = [{"__type__": "unheard of", "__value__": 1}]
+    bad = {"name": identity.name, "args": args, "headers": {"id": "7"}}
+    calls = [CallQueue.objects.send({"method": "celery_task", "params": bad}, rule="r")]
+    calls.append(identity.delay(1).call)
+    CallQueue.objects.update(status=Status.CANCELLED)
+    assert ended_tasks.tell("default", [call.pk for call in calls]) == 1
+
+
 def test_what_was_revoked_is_thrown_before_the_backend_knows_it(
     results: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,9 @@ class TestACeleryTask:
             ({"kwargs": [1]}, "params.kwargs"),
             ({"kwargs": Secret("STRIPE")}, "params.kwargs"),
             ({"countdown": 5}, "params.countdown"),
+            ({"headers": ["id"]}, "params.headers"),
+            ({"headers": {"id": 7}}, "params.headers.id"),
+            ({"embed": "chain"}, "params.embed"),
         ],
     )
     def test_is_refused_with_the_field(self, params: dict[str, Any], field: str) -> None:
