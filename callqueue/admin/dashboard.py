@@ -158,10 +158,9 @@ def done_of(now: int, rule: RuleLook) -> str:
     """
     if not rule.waits.ready:
         return ""
-    if rule.is_growing:
-        return _("grows")
-    seconds = rule.seconds()
-    return "–" if seconds is None else words.in_so_long(from_us(now), seconds)
+    if (seconds := rule.seconds()) is None:
+        return "–"
+    return _("grows") if rule.is_growing else words.in_so_long(from_us(now), seconds)
 
 
 def _shown(rule: RuleLook) -> list[LimitLook]:

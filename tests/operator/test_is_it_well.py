@@ -120,6 +120,23 @@ def test_workers_that_are_slow_are_not_said_to_be_missing(
         assert "no worker" not in waiting("r")[-1].forecast().reason
 
 
+def test_workers_that_have_more_than_they_can_begin_are_not_said_to_be_missing(
+    rules: Rules, remote: Vendor, ask: Ask
+) -> None:
+    """Behind hundreds of calls that wait for a slot, the newest of which nobody has begun."""
+    rules(r=Rule())
+    send("r", 700)
+    worker = SlowWorker()
+    with travel() as clock:
+        for _ in every(clock, 2, 10):
+            worker.make_one()
+        dispenser(rules=["nothing"])
+        assert ask.status("r")["in_flight"] > 500
+        for said in (ask.dashboard(), ask.status_text(), ask.rule("r")):
+            assert "Nobody takes calls" not in said
+        assert "1 process took calls" in ask.dashboard()
+
+
 def test_one_lost_message_does_not_make_a_rule_one_without_workers(
     rules: Rules, remote: Vendor, ask: Ask
 ) -> None:
@@ -190,8 +207,9 @@ def kinds(n: int) -> list[Any]:
     return [
         [SlidingWindow("10/s"), SlidingWindow("20000/d"), Concurrency(40)],
         [TokenBucket("5/s", burst=9), SlidingWindow("3/m", per="key")],
+        [SlidingWindow("7/h", per="user"), SlidingWindow("4000/d", per="user")],
         [SlidingWindow("7/h", per="user"), SlidingWindow("900/h", unit="tokens")],
-    ][n % 3]
+    ][n % 4]
 
 
 MOST = {"dashboard": 18, "status": 16, "metrics": 20, "rule": 24}

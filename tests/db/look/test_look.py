@@ -327,6 +327,24 @@ def test_a_look_takes_few_statements(rules: Rules, remote: Vendor) -> None:
     assert len(asked) <= 16, "\n".join(one[:200] for one in asked)
 
 
+def test_a_look_at_another_rate_has_what_is_in_force_beside_it_of_the_same_moment(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("60/m")]))
+    for _ in range(100):
+        send("r")
+    run()
+    with CaptureQueriesContext(connection) as one:
+        look("default", rules=["r"])
+    with CaptureQueriesContext(connection) as both:
+        after = look("default", rules=["r"], rates={"r#0": "10/m"})
+    before = after.before
+    assert before is not None
+    assert before.now == after.now
+    assert (before.rule("r").limits[0].allowed, after.rule("r").limits[0].allowed) == (60, 10)
+    assert len(both) - len(one) <= 6, "only the limits are read again"
+
+
 def test_calls_are_spread_over_the_values_of_a_part_of_their_keys(rules: Rules) -> None:
     """By the database, whatever the keys are; and few rows come back for many of them."""
     rules(r=Rule(limits=[SlidingWindow("5/m", per="user"), SlidingWindow("9/m", per="team")]))
