@@ -50,8 +50,14 @@ class Gate:
     def amount(self, calls: float) -> float:
         """What passes it up to and with so many calls of the backlog."""
         if self.sizes:
-            return depth(self.sizes, math.ceil(calls)) * self.cost
-        return (calls + self.before + min(calls, self.beside)) / self.lanes * self.cost
+            return depth(self.sizes, math.ceil(calls)) * self.each
+        return (calls + self.before + min(calls, self.beside)) / self.lanes * self.each
+
+    @property
+    def each(self) -> float:
+        """What a call takes of it, with what it leaves over: of 7 a minute, 5 let one call pass."""
+        whole = self.limit.capacity // max(self.cost, 1e-9)
+        return self.cost if self.limit.keeps_level or not whole else self.limit.capacity / whole
 
     def seconds(self, amount: float, now: int) -> float | None:
         """Seconds until so much has passed; None where nobody can say."""
@@ -127,7 +133,7 @@ def _is_taken(gate: Gate) -> bool:
     limit = gate.limit
     each_s = gate.charged_s if limit.counts_in_flight else limit.period_us / SECOND
     n = getattr(limit, "n", limit.capacity)
-    return bool(each_s) and gate.incoming * gate.cost * each_s >= TAKEN * n * gate.lanes
+    return bool(each_s) and gate.incoming * gate.each * each_s >= TAKEN * n * gate.lanes
 
 
 def charged_s(limit: Limit, latency: float, *, late: float = 0.0, is_told: bool = True) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.limits.budgets import bind
+from callqueue.limits.budgets import Book, bind
 from callqueue.limits.kinds import SECOND, Limit, Usage
 from callqueue.look.estimate import Gate, charged_s, depth, seconds
 from tests.support.drain_simulation import DELIVERY, simulate
@@ -52,22 +52,23 @@ def test_of_one_limit_it_is_what_the_simulation_takes(limit: Limit, calls: int) 
     assert estimate == pytest.approx(simulated.seconds, rel=0.06, abs=1.0)
 
 
-def drawn(chance: random.Random) -> Limit:
-    """A limit of any kind."""
-    kind = chance.choice("sssbfc")
+def drawn(chance: random.Random, least: int = 1) -> Limit:
+    """A limit of any kind, per rule or per key, that admits as much at once."""
+    kind, per = chance.choice("sssbfc"), chance.choice(["rule", "rule", "key"])
     if kind == "s":
         period = chance.choice([1, 1, 2, 5, 10, 30, 60, 300])
-        return SlidingWindow(f"{chance.randint(1, 60)}/{period}s")
+        return SlidingWindow(f"{least - 1 + chance.randint(1, 60)}/{period}s", per=per)
     if kind == "b":
-        return TokenBucket(f"{chance.randint(1, 50)}/s", burst=chance.randint(2, 50))
+        burst = least + chance.randint(1, 50)
+        return TokenBucket(f"{chance.randint(1, 50)}/s", burst=burst, per=per)
     if kind == "f":
-        return FixedWindow(f"{chance.randint(5, 500)}/{chance.choice('mh')}")
-    return Concurrency(chance.randint(1, 20))
+        return FixedWindow(f"{chance.randint(5, 500)}/{chance.choice('mh')}", per=per)
+    return Concurrency(least - 1 + chance.randint(1, 20), per=per)
 
 
 def used(limit: Limit, chance: random.Random) -> Usage:
     """What has been used of a limit, or nothing."""
-    if chance.random() < 0.5 or limit.keeps_level or limit.counts_in_flight:
+    if chance.random() < 0.5 or limit.keeps_level or limit.counts_in_flight or limit.is_keyed:
         return idle(limit, LATER)
     count = chance.randint(0, min(limit.capacity, 60))
     ages = sorted(LATER - chance.randint(0, limit.window_us - 1) for _ in range(count))
@@ -75,17 +76,29 @@ def used(limit: Limit, chance: random.Random) -> Usage:
     return Usage(aged=[(at, 1) for at in ages if at > horizon], since=horizon)
 
 
+def keyed(book: Book) -> set[str]:
+    """The budgets of limits per key, of which nothing has been used."""
+    return {one.id for one in book.budgets["r"] if one.limit.is_keyed}
+
+
 def error(seed: int) -> tuple[float, float]:
     """By how much the estimate for a drawn rule is off, in seconds, and how long it takes."""
     chance = random.Random(seed)
-    rule = Rule(limits=[drawn(chance) for _ in range(chance.randint(1, 3))])
+    cost, keys = chance.choice([1, 1, 2, 5]), chance.choice([1, 4, 25])
+    rule = Rule(limits=[drawn(chance, cost) for _ in range(chance.randint(1, 3))])
     calls = chance.choice([chance.randint(1, 60), chance.randint(1, 1000)])
     latency = chance.choice([0.05, 0.2, 1.0, 4.0])
     book = bind({"r": rule})
     usage = {budget.id: used(budget.limit, chance) for budget in book.budgets["r"]}
-    made = simulate(book, "r", calls, latency=latency, start=LATER, usage=usage)
+    usage = {name: one for name, one in usage.items() if name not in keyed(book)}
+    made = simulate(
+        book, "r", calls, latency=latency, start=LATER, usage=usage, cost=cost, keys=keys
+    )
+    each, more = divmod(calls, keys)
+    sizes = [(size, many) for size, many in ((each, keys - more), (each + 1, more)) if size * many]
     gates = [
-        Gate(one.limit, one.limit.meter(usage[one.id], LATER),
+        Gate(one.limit, one.limit.meter(usage.get(one.id) or idle(one.limit, LATER), LATER),
+             sizes=sizes if one.limit.is_keyed else [], cost=cost,
              charged_s=charged_s(one.limit, latency))
         for one in book.budgets["r"]
     ]  # fmt: skip
