@@ -32,6 +32,6 @@ def refuse_to_take_others_along(plan: Any = (), **_: Any) -> None:
     others = [str(one) for one in undone if one.app_label != "callqueue"]
     if others and undone[-1].app_label == "callqueue":
         raise CommandError(
-            f"{', '.join(others)} would be undone first, with all rows in their tables. Nothing was "
-            "changed. To remove callqueue alone: manage.py callqueue_uninstall"
+            f"{', '.join(others)} would be undone first, with all rows in their tables. Nothing "
+            "was changed. To remove callqueue alone: manage.py callqueue_uninstall"
         )

@@ -167,7 +167,7 @@ class Flight:
             return
         told: list[Job] = []
         try:
-            told = telling.riding(self._under_way())
+            told = telling.riding(self.using, self._under_way())
         except Exception as error:  # what is told of others keeps no answer from being recorded
             events.emit("listener_failed", receiver="telling", error=type(error).__name__)
         try:

@@ -141,7 +141,7 @@ def _update(using: str, results: Sequence[Result], told: Sequence[Job] = ()) -> 
     clock_jumps.check(using, reading)
     columns = [_columns_of_attempt(result, reading) for result in results]
     rows = _with_corrections(results, columns, from_us(reading.at) - LATE)
-    rows += [_columns_of_told(job, reading, rows[0]) for job in told]
+    rows += [_columns_of_told(using, job, reading, rows[0]) for job in told]
     count = transitions.end_attempts(using, rows)
     transitions.end_calls(using, results, free, reading)
     return count
@@ -189,7 +189,9 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
     }
 
 
-def _columns_of_told(job: Job, reading: Reading, like: Mapping[str, Any]) -> dict[str, Any]:
+def _columns_of_told(
+    using: str, job: Job, reading: Reading, like: Mapping[str, Any]
+) -> dict[str, Any]:
     """The columns of an attempt that goes on, as they are, but for when it was sent: all those that
     this record writes of others.
     """
@@ -205,7 +207,7 @@ def _columns_of_told(job: Job, reading: Reading, like: Mapping[str, Any]) -> dic
     }
     if "correction_pending" in like:
         as_they_are["correction_pending"] = False
-    return {**as_they_are, "sent_at": telling.sent_at(job, reading)}
+    return {**as_they_are, "sent_at": telling.sent_at(using, job, reading)}
 
 
 def _error(result: Result) -> str:

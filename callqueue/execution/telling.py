@@ -15,10 +15,10 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import clocks, conf, database, events, tables
+from callqueue import clocks, database, events, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import agreement, clock_jumps
 from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.kinds import SECOND
 from callqueue.transitions import Job
@@ -43,12 +43,13 @@ def tell(using: str, under_way: Iterable[Job]) -> int | None:
     elsewhere, or none.
     """
     now = clocks.monotonic()
-    patience = _Patience()
-    jobs = [job for job in under_way if _is_slow(job, now) and patience.of(job) is not None]
-    if not any(_age(job, now) + MARGIN >= (patience.of(job) or 0) for job in jobs):
-        return 0
-    jobs.sort(key=lambda job: job.attempt_id)
+    patience = _Patience(using)
+    jobs = [job for job in under_way if _is_slow(job, now)]
     try:
+        jobs = [job for job in jobs if patience.of(job) is not None]
+        if not any(_age(job, now) + MARGIN >= (patience.of(job) or 0) for job in jobs):
+            return 0
+        jobs.sort(key=lambda job: job.attempt_id)
         with database.writing(using):
             count = _write(using, jobs, patience)
     except clock_jumps.Jumped:
@@ -65,11 +66,11 @@ def tell(using: str, under_way: Iterable[Job]) -> int | None:
     return count
 
 
-def riding(under_way: Iterable[Job]) -> list[Job]:
+def riding(using: str, under_way: Iterable[Job]) -> list[Job]:
     """Those of these calls that a record may tell of which is made now: soon they would have to be
     told of by a statement of their own.
     """
-    now, patience = clocks.monotonic(), _Patience()
+    now, patience = clocks.monotonic(), _Patience(using)
     return [
         job
         for job in under_way
@@ -79,24 +80,25 @@ def riding(under_way: Iterable[Job]) -> list[Job]:
     ]
 
 
-def sent_at(job: Job, reading: Reading) -> datetime:
+def sent_at(using: str, job: Job, reading: Reading) -> datetime:
     """When the ledger is told that it was sent: on the clock as it is now, erring late."""
-    return from_us(reading.latest(_instant(job, reading.before, _Patience())))
+    return from_us(reading.latest(_instant(job, reading.before, _Patience(using))))
 
 
 class _Patience:
     """For how many seconds after it was sent nobody need know of a call, by rule; None where its
-    limits ask for the answer. Tallied ones do.
+    limits ask for the answer. Tallied ones do. By the limits in force.
     """
 
-    def __init__(self) -> None:
-        self._budgets = conf.current().book.budgets
+    def __init__(self, using: str) -> None:
+        self._using = using
         self._found: dict[str, float | None] = {}
 
     def of(self, job: Job) -> float | None:
         name = job.rule_name
         if name not in self._found:
-            limits = [budget.limit for budget in self._budgets.get(name, ())]
+            in_force = agreement.book_lately(self._using)
+            limits = [budget.limit for budget in in_force.budgets.get(name, ())]
             patient = [
                 limit.patience_us / SECOND
                 for limit in limits

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from callqueue import Rule, SlidingWindow, TokenBucket
+from callqueue import Rule, SlidingWindow, TokenBucket, control
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallQueue
 from tests.support.slow_api import SlowApi
@@ -17,9 +17,15 @@ from tests.support.verdicts import never_over
 URL = {"method": "post", "params": {"url": "http://vendor.example/"}}
 
 
-def sent(rules: Callable[..., None], limit: Limit, seconds: float) -> list[float]:
-    """When the calls of a backlog were sent, in so many seconds in which none was answered."""
+def sent(
+    rules: Callable[..., None], limit: Limit, seconds: float, rate: str | None = None
+) -> list[float]:
+    """When the calls of a backlog were sent, in so many seconds in which none was answered. `rate`:
+    what an operator gave the limit instead of its own.
+    """
     rules(r=Rule(limits=[limit]))
+    if rate is not None:
+        control.change_limit("default", "r", "r#0", rate)
     CallQueue.objects.send_many([URL] * 500, rule="r")
     api = SlowApi(latency=60)
     api.run(seconds)
@@ -31,6 +37,15 @@ def test_a_window_is_used_though_nothing_is_answered(rules: Callable[..., None])
     instants = sent(rules, SlidingWindow("20/s"), 4.0)
     never_over(instants, 20, 1.0)
     assert len(instants) >= 40  # 20 if they aged from their answers
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize("own", ["1200/m", "100000/m"], ids=["a longer window", "a tallied one"])
+def test_a_window_is_used_by_an_operators_rate(rules: Callable[..., None], own: str) -> None:
+    """Whom to tell of, and when, the rate in force says, and not the worker's own settings."""
+    instants = sent(rules, SlidingWindow(own), 4.0, rate="20/s")
+    never_over(instants, 20, 1.0)
+    assert len(instants) >= 40
 
 
 @pytest.mark.usefixtures("transactional_db")

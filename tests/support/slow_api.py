@@ -95,7 +95,7 @@ class SlowApi:
             answer = wire.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
             ended.append(judging.of_answer(job, answer))
         if ended:
-            told = telling.riding([job for _, _, job in self._answers])
+            told = telling.riding("default", [job for _, _, job in self._answers])
             results.write("default", ended, told)
 
     def _count(self, execute: Any, *call: Any) -> Any:

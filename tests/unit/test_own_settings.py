@@ -33,8 +33,7 @@ REASONS = {
     "execution/claim.py:_job": MAKER + "; without it, dispensers are asked who has it",
     "execution/claim.py:_take_at_once": "leases as long as this process needs for the call",
     "execution/request.py:_policy": "what this process may connect to; hosts are in no agreement",
-    # It tells when, not what: a call that is told of was sent then by any settings.
-    "execution/telling.py:_Patience.__init__": "how soon the ledger hears of a call that was sent",
+    "ledger/agreement.py:book_lately": "joined with what all dispensers hold",
     "maintenance/breaker.py:_settle": "whether it has a breaker, which only ever lays holds",
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",

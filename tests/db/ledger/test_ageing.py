@@ -14,6 +14,7 @@ from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, judging, results, telling, wire
 from callqueue.forecast import has_room
+from callqueue.ledger import agreement
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.transitions import Job
@@ -133,7 +134,7 @@ def test_a_record_tells_of_what_is_under_way_without_a_statement_more(
     young.gate.sent_at = clocks.monotonic() - 1
     with CaptureQueriesContext(connection) as alone:
         answered(first)
-    told = telling.riding([young, *others])
+    told = telling.riding("default", [young, *others])
     assert told == others
     with CaptureQueriesContext(connection) as both:
         answered(second, told=told)
@@ -148,7 +149,7 @@ def test_a_record_tells_of_what_is_under_way_without_a_statement_more(
 def test_a_record_is_made_though_what_it_tells_of_is_another_workers(rules: Rules) -> None:
     released(rules, Rule(limits=[SlidingWindow("20/10s")]), calls=2)
     first, taken = under_way(ago=9)
-    told = telling.riding([taken])
+    told = telling.riding("default", [taken])
     CallAttempt.objects.filter(pk=taken.attempt_id).update(worker="another")
     answered(first, told=told)
     assert CallAttempt.objects.get(pk=first.attempt_id).finished_at
@@ -160,7 +161,9 @@ def test_telling_is_one_statement_where_that_can_be(rules: Rules) -> None:
     released(rules, Rule(limits=[SlidingWindow("20/10s")]))
     warm, *jobs = under_way(ago=11)
     answered(warm)
+    agreement.book_lately("default")  # what is in force is read once a second, whoever asks
     with CaptureQueriesContext(connection) as made:
+        agreement.book_lately("default")
         assert telling.tell("default", jobs) == 4
     told = [one["sql"] for one in made.captured_queries]
     asked_how_many = {"postgresql": 1, "mysql": 2, "sqlite": 3}[connection.vendor]
