@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from callqueue.security.allowance import spend
-from callqueue.security.credentials import SCHEME
 from callqueue.security.redaction import redact_text
 from callqueue.security.secrets import walked
 from callqueue.texts import storable
@@ -48,6 +47,10 @@ _UTF_8 = re.compile(r"[\xc2\xc3][\x80-\xbf]")
 _FLAT = {code: chr(code).lower() if chr(code).isalnum() else None for code in range(128)}
 _FLAT |= dict.fromkeys(range(128, 256))
 _PLAIN = str.maketrans("+", " ", "\\\r")
+_SCHEME = re.compile(  # at the beginning of a value: it tells nothing
+    r"(?i)(basic|bearer|digest|negotiate|ssws|aws4-\S{1,20}"
+    r"|[a-z0-9-]{0,20}(auth|hmac|key|token)[a-z0-9-]{0,9}) +(?=\S)"
+)
 _FRAME = re.compile(r"-----[^\n-]*-----")
 _JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)
 _JSON_REST = re.compile(r"(?:[\[\]{}:,\s]++|-?[0-9][0-9.eE+-]*+|true|false|null)*+")
@@ -249,7 +252,7 @@ def _pieces(value: str) -> Iterator[tuple[str, bool]]:
     "Bearer " and the frame of a key are not; of a URL, clients tell host and path on their own.
     """
     pieces = [(value, False), (value.strip(), False)]
-    if scheme := SCHEME.match(value):
+    if scheme := _SCHEME.match(value):
         pieces = [(value[scheme.end() :], False)]
     elif "-----" in value:
         pieces = [(_FRAME.sub("", value).strip(), False)]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from callqueue.security.credentials import is_telling
 from callqueue.security.redaction import (
     REDACTED,
+    is_telling,
     redact_headers,
     redact_params,
     redact_text,
