@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 Keys = Sequence[str | bytes]
+_WANTED = (
+    "must be a list of different Fernet keys, newest first; make one with Fernet.generate_key()"
+)
 
 
 class Unreadable(CallQueueError):
-    """No key opens this text: it was sealed under a key that is gone, or it was changed."""
+    """No key opens this text here: its key is gone, it was changed, or sealed for another place."""
 
 
 class EncryptionUnavailable(CallQueueError):
@@ -32,97 +35,53 @@ def seal(data: str, keys: Keys, *, place: str, row: str = "") -> str:
     """`data` as an ASCII token, under the first of `keys`. It opens at this place alone: a column,
     and its row if named.
     """
-    return (
-        _box(tuple(keys))
-        .encrypt(f"{_label(place, row)}{data}".encode("utf-8", "surrogatepass"))
-        .decode("ascii")
-    )
+    text = f"{place}\0{row}\0{data}".encode("utf-8", "surrogatepass")
+    return _box(tuple(keys)).encrypt(text).decode("ascii")
 
 
 def open_sealed(token: str, keys: Keys, *, place: str, row: str = "") -> str:
-    """What was sealed for this place, by whichever key opens it. Unreadable when none does, or when
-    there is none any more.
-
-    What was sealed before tokens had a place opens at any.
+    """What was sealed for this row of this place, or for all of its rows, by whichever key opens
+    it. Unreadable when none does, or when there is none any more.
     """
     if not keys:
         raise Unreadable("this text is encrypted, and ENCRYPTION_KEYS is empty")
-    box = _box(tuple(keys))
+    box, text = _box(tuple(keys)), ""
     from cryptography.fernet import InvalidToken
 
-    text = None
     with suppress(InvalidToken, ValueError, AttributeError):
         text = box.decrypt(token.encode("ascii")).decode("utf-8", "surrogatepass")
-    if text is None:
+    own_place, _, rest = text.partition("\0")
+    own_row, bound, data = rest.partition("\0")
+    if not bound or own_place != place or own_row not in ("", row):
         raise Unreadable(
-            f"none of the {len(keys)} ENCRYPTION_KEYS opens this text; was a key removed too early?"
+            f"none of the {len(keys)} ENCRYPTION_KEYS opens this text here: was a key removed too"
+            " early, or the text moved to another row or column?"
         )
-    if not text.startswith(_BOUND):
-        return text
-    for label in (_label(place, row), _label(place, "")):
-        if text.startswith(label):
-            return text[len(label) :]
-    raise Unreadable("this text was encrypted for another row or column")
+    return data
 
 
 def check_keys(keys: Any) -> list[str]:
-    """What is wrong with ENCRYPTION_KEYS, one sentence each; keys are named by their places."""
-    if not isinstance(keys, list | tuple):
-        return ["must be a list of Fernet keys, newest first"]
-    if not keys:
-        return []
+    """What is wrong with ENCRYPTION_KEYS, in a sentence without a key; empty where all is well."""
+    if not isinstance(keys, list | tuple) or not all(isinstance(k, str | bytes) for k in keys):
+        return [_WANTED]
     try:
-        fernet = _fernet_module()
+        if keys:
+            _box(tuple(keys))
     except EncryptionUnavailable as error:
-        return [str(error)]
-    problems = [
-        f"key {place} of {len(keys)} {why}"
-        for place, key in enumerate(keys, 1)
-        if (why := _flaw(fernet, key))
-    ]
-    texts = [key.decode("latin-1") if isinstance(key, bytes) else key for key in keys]
-    problems += [
-        f"key {place} is given twice"
-        for place, key in enumerate(texts, 1)
-        if key in texts[: place - 1]
-    ]
-    return problems
-
-
-# no text that was sealed before tokens had a place begins with it: databases keep no NUL
-_BOUND = "\0"
-
-
-def _label(place: str, row: str) -> str:
-    return f"{_BOUND}{place}{_BOUND}{row}{_BOUND}"
+        return [str(error).removeprefix("ENCRYPTION_KEYS ")]
+    distinct = {key.decode("latin-1") if isinstance(key, bytes) else key for key in keys}
+    return [] if len(distinct) == len(keys) else [_WANTED]
 
 
 @lru_cache(maxsize=16)
 def _box(keys: tuple[str | bytes, ...]) -> MultiFernet:
-    fernet = _fernet_module()
-    problems = check_keys(keys) or ([] if keys else ["there is no key"])
-    if problems:
-        raise EncryptionUnavailable(f"ENCRYPTION_KEYS: {'; '.join(problems)}")
-    box: MultiFernet = fernet.MultiFernet([fernet.Fernet(key) for key in keys])
-    return box
-
-
-def _fernet_module() -> Any:
     try:
-        from cryptography import fernet
+        from cryptography.fernet import Fernet, MultiFernet
     except ImportError:
         raise EncryptionUnavailable(
-            "ENCRYPTION_KEYS needs the cryptography package: "
-            "pip install 'django-callqueue[encryption]'"
+            "ENCRYPTION_KEYS needs the cryptography package:"
+            " pip install 'django-callqueue[encryption]'"
         ) from None
-    return fernet
-
-
-def _flaw(fernet: Any, key: object) -> str:
-    if not isinstance(key, str | bytes):
-        return f"is not a string but {type(key).__name__}"
-    try:
-        fernet.Fernet(key)
-    except (ValueError, TypeError):
-        return "is not a Fernet key; make one with cryptography.fernet.Fernet.generate_key()"
-    return ""
+    with suppress(ValueError, TypeError):
+        return MultiFernet([Fernet(key) for key in keys])
+    raise EncryptionUnavailable(f"ENCRYPTION_KEYS {_WANTED}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,49 +114,33 @@ def has_secret(value: Any) -> bool:
     return any(isinstance(one, Secret) for one in walked(value))
 
 
-def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
-    """A copy with every Secret replaced by `value_of` its name."""
-    if isinstance(value, Secret):
-        return value_of(value.name)
+def copied(value: Any, put: Callable[[Any], Any], name: Callable[[Any], Any] = str) -> Any:
+    """A copy of a JSON value in which `put` says what stands for each value, and `name` for each
+    name.
+    """
+    new = put(value)
+    if new is not value:
+        return new
     if isinstance(value, Mapping):
-        return {name: resolve(item, value_of) for name, item in value.items()}
+        return {name(key): copied(item, put, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [resolve(item, value_of) for item in value]
+        return [copied(item, put, name) for item in value]
     return value
 
 
-def basic_credentials(params: Any, resolved: Any) -> list[str]:
-    """Basic authentication's base64 of a user and a password of which one is secret."""
-    auth = resolved.get("auth") if isinstance(resolved, dict) else None
-    if not (isinstance(auth, list) and len(auth) == 2 and has_secret(params["auth"])):
-        return []
-    pair = f"{auth[0]}:{auth[1]}"
-    return [
-        b64encode(pair.encode(encoding, "replace")).decode("ascii").rstrip("=")
-        for encoding in ("latin-1", "utf-8")
-    ]
+def resolve(value: Any, value_of: Callable[[str], str]) -> Any:
+    """A copy with every Secret replaced by `value_of` its name."""
+    return copied(value, lambda one: value_of(one.name) if isinstance(one, Secret) else one)
 
 
 def marked(value: Any) -> Any:
     """A copy as it is stored: a Secret as {"$secret": NAME}, such data with one more "$"."""
-    if isinstance(value, Secret):
-        return {MARK: value.name}
-    if isinstance(value, Mapping):
-        return {_more(name): marked(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [marked(item) for item in value]
-    return value
+    return copied(value, lambda one: {MARK: one.name} if isinstance(one, Secret) else one, _more)
 
 
 def unmarked(value: Any) -> Any:
     """What was stored, as it was sent."""
-    if isinstance(value, dict):
-        if len(value) == 1 and isinstance(value.get(MARK), str) and value[MARK]:
-            return Secret(value[MARK])
-        return {_less(name): unmarked(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [unmarked(item) for item in value]
-    return value
+    return copied(value, lambda one: Secret(one[MARK]) if _is_reference(one) else one, _less)
 
 
 def references_to(document: Any) -> Any:
@@ -165,16 +148,17 @@ def references_to(document: Any) -> Any:
     InvalidCall where one is malformed.
     """
     for value in walked(document):
-        if (
-            isinstance(value, dict)
-            and MARK in value
-            and not (len(value) == 1 and isinstance(value[MARK], str) and value[MARK])
-        ):
+        if isinstance(value, dict) and MARK in value and not _is_reference(value):
             raise InvalidCall(
                 "call_data",
                 f"has a reference to a secret that is not {{{MARK!r}: NAME}} and nothing else",
             )
     return unmarked(document)
+
+
+def _is_reference(value: Any) -> bool:
+    is_marked = isinstance(value, dict) and len(value) == 1 and MARK in value
+    return is_marked and isinstance(value[MARK], str) and value[MARK] != ""
 
 
 def _more(name: Any) -> Any:

@@ -47,8 +47,7 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
         raise InvalidCall(error.field, withhold(error.why, asking.values.values())) from None
     except NotAllowed as error:
         raise NotAllowed(withhold(str(error), asking.values.values())) from None
-    values = [*asking.values.values(), *secrets.basic_credentials(params, resolved)]
-    return Disclosed(resolved, tuple(dict.fromkeys(values)))
+    return Disclosed(resolved, tuple(dict.fromkeys(asking.values.values())))
 
 
 def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:

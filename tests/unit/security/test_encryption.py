@@ -65,7 +65,7 @@ def test_what_was_sealed_opens_in_its_own_column_and_row_alone() -> None:
     token = encryption.seal("text", [NEW], place="t.a", row="7")
     assert encryption.open_sealed(token, [NEW], place="t.a", row="7") == "text"
     for place, row in (("t.a", "8"), ("t.a", ""), ("t.b", "7"), ("u.a", "7")):
-        with pytest.raises(Unreadable, match="for another row or column"):
+        with pytest.raises(Unreadable, match="moved to another row or column"):
             encryption.open_sealed(token, [NEW], place=place, row=row)
 
 
@@ -76,36 +76,26 @@ def test_what_was_sealed_without_a_row_opens_in_any_row_of_its_column() -> None:
         encryption.open_sealed(token, [NEW], place="t.b", row="7")
 
 
-def test_what_was_sealed_before_there_were_places_still_opens() -> None:
-    token = Fernet(NEW).encrypt(b'{"a": 1}').decode()
-    assert encryption.open_sealed(token, [NEW], place="t.a", row="7") == '{"a": 1}'
-
-
 @pytest.mark.parametrize("keys", [[], ["short"], [NEW, "hunter2"], [5]])
 def test_unusable_keys_are_refused_without_being_shown(keys: Any) -> None:
-    with pytest.raises(EncryptionUnavailable, match="^ENCRYPTION_KEYS: ") as caught:
+    with pytest.raises(EncryptionUnavailable, match="^ENCRYPTION_KEYS must be") as caught:
         seal("text", keys)
     assert "hunter2" not in str(caught.value)
     assert NEW not in str(caught.value)
 
 
+@pytest.mark.parametrize("keys", [[], [NEW], (NEW, OLD), [NEW.encode()]])
+def test_the_check_finds_nothing_wrong_with_keys(keys: Any) -> None:
+    assert check_keys(keys) == []
+
+
 @pytest.mark.parametrize(
-    ("keys", "problems"),
-    [
-        ([], []),
-        ((NEW, OLD), []),
-        (NEW, ["must be a list of Fernet keys, newest first"]),
-        (None, ["must be a list of Fernet keys, newest first"]),
-        ([NEW, "x"], ["key 2 of 2 is not a Fernet key"]),
-        ([None], ["key 1 of 1 is not a string but NoneType"]),
-        (["é"], ["key 1 of 1 is not a Fernet key"]),
-        ([NEW, OLD, NEW.encode()], ["key 3 is given twice"]),
-    ],
+    "keys", [NEW, None, [NEW, "x"], [None], [[NEW]], ["é"], [NEW, NEW.encode()]]
 )
-def test_the_check_says_what_is_wrong_with_the_keys(keys: Any, problems: list[str]) -> None:
-    found = check_keys(keys)
-    assert len(found) == len(problems)
-    assert all(text.startswith(expected) for text, expected in zip(found, problems, strict=True))
+def test_the_check_says_what_keys_are_to_be(keys: Any) -> None:
+    (problem,) = check_keys(keys)
+    assert problem.startswith("must be a list of different Fernet keys, newest first")
+    assert NEW not in problem
 
 
 def test_without_cryptography_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from callqueue.security.secrets import (
     SecretContext,
     SecretError,
     SecretFor,
-    basic_credentials,
     has_secret,
     marked,
     references_to,
@@ -113,11 +112,6 @@ class TestResolve:
             "json": [{"a": "alpha"}, ["beta", 1, None, {"$secret": "A"}]],
         }
         assert params["json"][0] == {"a": Secret("A")}
-
-    def test_knows_what_basic_authentication_makes_of_a_pair(self) -> None:
-        params = {"auth": ["me", Secret("A")]}
-        assert basic_credentials(params, {"auth": ["me", "abc"]}) == ["bWU6YWJj", "bWU6YWJj"]
-        assert basic_credentials({"auth": ["me", "abc"]}, {"auth": ["me", "abc"]}) == []
 
 
 @pytest.mark.parametrize(
