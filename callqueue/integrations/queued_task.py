@@ -162,13 +162,12 @@ class QueuedTask(DjangoTask):
             if name not in options:
                 option = inspect.getattr_static(type(self), name)
                 stated[name] = computed(option, self, args, kwargs)
-        given = {name: options[name] for name in OF_SEND if name in options and name != "using"}
         return {
             **stated,
             "priority": self._priority(options),
             "not_before": not_before(self, options),
             "expires_at": expires_at(self, options.get("expires", self.expires)),
-            **given,
+            **{name: options[name] for name in OF_SEND if name in options},
         }
 
     def _priority(self, options: Mapping[str, Any]) -> int | None:

@@ -31,7 +31,7 @@ REFUSED = {
     "soft_time_limit": TIMEOUT,
     "rate_limit": "is Celery's own, per worker process: set Rule(limits=[...])",
 }
-OF_SEND = ("rule", "key", "cost", "unique_key", "callback", "using")
+OF_SEND = ("rule", "key", "cost", "unique_key", "callback")
 # a message's properties, which the task may read
 OF_THE_MESSAGE = ("app_id", "correlation_id", "message_id", "priority", "user_id")
 
@@ -42,7 +42,7 @@ def known() -> frozenset[str]:
     takes = (Task.apply_async, Task.apply, Celery.send_task, AMQP.as_task_v2, Producer.publish)
     celerys = {name for one in takes for name in inspect.signature(one).parameters}
     # the last: canvas leaves them among a signature's options
-    also = {*OF_SEND, *OF_THE_MESSAGE, "stamps", "immutable"}
+    also = {*OF_SEND, "using", *OF_THE_MESSAGE, "stamps", "immutable"}
     return frozenset((celerys | also) - {"self", "name", "body", "options", "properties"})
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import celery
 import pytest
 from celery import chain, chord, current_app, group, shared_task
-from celery.backends.cache import CacheBackend
 from celery.exceptions import Ignore
 from django.db import transaction
 from django.utils import timezone
@@ -120,16 +119,6 @@ def github(rules: Rules) -> Iterator[None]:
     rules(github=Rule(retry=Retry(base=60.0, jitter=False)), keyed=by_key)
     yield
     ran.clear()
-
-
-@pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result backend, in memory: Celery's own."""
-    app = current_app._get_current_object()
-    monkeypatch.setattr(type(app), "backend", CacheBackend(app=app, backend="memory"))
-    for name, task in app.tasks.items():
-        if name.startswith("tests.queued"):
-            monkeypatch.setattr(task, "ignore_result", False)
 
 
 def fresh(call: CallQueue | None) -> CallQueue:
