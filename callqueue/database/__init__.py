@@ -40,7 +40,6 @@ from callqueue.database.server_clock import (
     EPOCH,
     MICROSECOND,
     ClockNow,
-    Slot,
     as_parameter,
     clock,
     clock_sql,
@@ -67,7 +66,6 @@ from callqueue.database.table_statistics import (
     analyze_changed,
     dead_rows,
     estimated_rows,
-    sample_of,
 )
 from callqueue.database.transactions import (
     again_after_deadlock,

@@ -132,18 +132,3 @@ def slot_sql(using: str, instant: str, begin: int, width: int) -> str:
     """
     divided = "DIV" if connections[using].vendor == "mysql" else "/"
     return f"(({micros_sql(using, instant)} - {begin}) {divided} {width})"
-
-
-class Slot(Func):
-    """`slot_sql` as an expression of Django's."""
-
-    output_field = models.BigIntegerField()
-
-    def __init__(self, instant: Any, begin: int, width: int, **extra: Any) -> None:
-        super().__init__(instant, **extra)
-        self.begin, self.width = begin, width
-
-    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> Any:  # type: ignore[override]
-        sql = slot_sql(connection.alias, "\0", self.begin, self.width)
-        template = sql.replace("%", "%%").replace("\0", "%(expressions)s")
-        return super().as_sql(compiler, connection, template=template, **extra)

@@ -25,13 +25,6 @@ def estimated_rows(using: str, table: str) -> int | None:
     return None if count is None or count < 0 else int(count)
 
 
-def sample_of(using: str, table: str, percent: float) -> str | None:
-    """SQL for FROM: a sample of the table's pages, always the same; None where there is none."""
-    if connections[using].vendor != "postgresql":
-        return None
-    return f"{quoted(using, table)} TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)"
-
-
 def dead_rows(using: str, tables: Sequence[str]) -> dict[str, tuple[int, int]] | None:
     """Dead and live rows of each table; None where the database keeps no such count."""
     if connections[using].vendor != "postgresql":

@@ -28,6 +28,8 @@ HEARTBEAT = 5.0  # seconds between two signs of life
 ADD_UP = 3.0  # seconds between two times that sums are added up
 WATCH = 30.0  # seconds between two looks at what is to be reconciled
 ALWAYS = 0.0  # a chore of every round
+# times as long as it took until the next look for what is overdue, which reads all that is open
+REST = 4.0
 AGAIN = 5.0  # seconds until one is tried again that has failed
 TELL = 60.0  # seconds between two events of one chore; and after which one that goes on is told of
 
@@ -35,13 +37,14 @@ TELL = 60.0  # seconds between two events of one chore; and after which one that
 @dataclass
 class Chore:
     """Something that is done `every` so many seconds, at the next round after them; `aside`: by a
-    thread of its own.
+    thread of its own. `rests`: not sooner than REST times as long as it took.
     """
 
     name: str
     every: float
     do: Callable[[], object]
     aside: bool = True
+    rests: bool = False
     due_at: float = 0.0  # monotonic seconds
     began_at: float = 0.0
     told_at: float = field(default=-TELL)
@@ -77,7 +80,8 @@ class Chores:
         self._pause = ROUND  # seconds until the next round
         self._heartbeat = Chore("heartbeat", HEARTBEAT, heartbeat, aside=False)
         statements = [
-            Chore(one.__name__, ALWAYS, partial(one, using), aside=False) for one in recovery.ALL
+            Chore(one.__name__, ALWAYS, partial(one, using), aside=False, rests=True)
+            for one in recovery.ALL
         ]
         self.table = (
             Chore("clock", ALWAYS, self._look_at_clock, aside=False),
@@ -108,6 +112,9 @@ class Chores:
             elif now >= chore.due_at:
                 chore.due_at, chore.began_at = now + chore.every, now
                 self._begin(chore)
+                if chore.rests:
+                    ended = time.monotonic()
+                    chore.due_at = max(chore.due_at, ended + REST * (ended - now))
         return self._pause
 
     def start_over(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from callqueue import Concurrency, Rule, SlidingWindow, clocks, database
+from callqueue.dispatch import chores
 from callqueue.dispatch.dispenser import Dispenser, _name_of_process
 from callqueue.ledger import clock_jumps
 from callqueue.maintenance import recovery
@@ -110,3 +111,23 @@ def answer(attempts: Any) -> None:
 def state(call: CallQueue) -> Status:
     call.refresh_from_db()
     return Status(call.status)
+
+
+def test_a_look_for_what_is_overdue_takes_no_more_than_a_fifth_of_the_loop(
+    db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hundreds of thousands of attempts in flight, each look reads them all."""
+    now, looks = [1000.0], list[float]()
+
+    def look(using: str) -> None:
+        looks.append(now[0])
+        now[0] += 0.3
+
+    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(recovery, "ALL", (look,))
+    rounds = chores.Chores("default", lambda: None)
+    while now[0] < 1015.0:
+        rounds.maintain()
+        now[0] += 0.1
+    assert 9 <= len(looks) <= 10
+    assert 0.3 * len(looks) <= (now[0] - 1000.0) / 5
