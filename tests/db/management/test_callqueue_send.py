@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from tests.db.commands import Ran, run
 Rules = Callable[..., None]
 GOOD: dict[str, Any] = {"method": "get", "params": {"url": "https://api.example.com/"}}
 LINE = json.dumps(GOOD)
+
+
+def in_envelope(**arguments: Any) -> str:
+    """A line of the good call with arguments of send's."""
+    return json.dumps({"call_data": GOOD, **arguments})
 
 
 @pytest.fixture
@@ -48,18 +54,15 @@ def test_every_line_becomes_a_call(send_file: Send) -> None:
 
 
 def test_an_envelope_has_the_arguments_of_send(send_file: Send) -> None:
-    line = json.dumps(
-        {
-            "call_data": GOOD,
-            "rule": "other",
-            "key": {"workspace": "T1"},
-            "priority": 3,
-            "cost": {"tokens": 5},
-            "not_before": "2999-01-31T12:00:00Z",
-            "expires_at": "2999-02-01T12:00:00+02:00",
-            "unique_key": "u",
-            "callback": None,
-        }
+    line = in_envelope(
+        rule="other",
+        key={"workspace": "T1"},
+        priority=3,
+        cost={"tokens": 5},
+        not_before="2999-01-31T12:00:00Z",
+        expires_at="2999-02-01T12:00:00+02:00",
+        unique_key="u",
+        callback=None,
     )
     assert send_file(line, "--rule", "r").code == 0
     call = CallQueue.objects.get()
@@ -122,46 +125,20 @@ def test_a_mark_at_the_beginning_empty_lines_and_windows_line_ends_do_not_matter
             "127.0.0.1|not allowed|loopback",
         ),
         ('{"method": "get", "params": {"url": "https://a.b/\\ud800"}}', "params.url"),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "othr"}',
-            "did you mean 'other'",
-        ),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rul": "r"}',
-            "did you mean 'rule'",
-        ),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "tomorrow"}',
-            "not_before",
-        ),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": 5}',
-            "not_before",
-        ),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "not_before": "2999-01-01T00:00:00"}',
-            "naive",
-        ),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "expires_at": "2001-01-01T00:00:00Z"}',
-            "past",
-        ),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": "r", "cost": 11}',
-            "cost",
-        ),
+        (in_envelope(rule="othr"), "did you mean 'other'"),
+        (in_envelope(rul="r"), "did you mean 'rule'"),
+        (in_envelope(not_before="tomorrow"), "not_before"),
+        (in_envelope(not_before=5), "not_before"),
+        (in_envelope(not_before="2999-01-01T00:00:00"), "naive"),
+        (in_envelope(expires_at="2001-01-01T00:00:00Z"), "past"),
+        (in_envelope(rule="r", cost=11), "cost"),
         ('{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "rule": 5}', "rule"),
-        (
-            '{"call_data": {"method": "get", "params": {"url": "https://a.b/"}}, "priority": "high"}',
-            "priority",
-        ),
+        (in_envelope(priority="high"), "priority"),
     ],
 )
 def test_a_bad_line_is_told_with_its_number_and_reason_and_nothing_is_sent(
     send_file: Send, bad: str, why: str
 ) -> None:
-    import re
-
     ran = send_file(f"{LINE}\n\n{bad}\n{LINE}\n")
     assert ran.code == 1
     assert re.search(f"line 3: .*({why})", ran.error), ran.error
@@ -226,10 +203,7 @@ def test_what_was_written_before_a_bad_line_is_taken_back(
 
 
 def test_a_unique_key_is_kept_within_a_file_and_across_files(send_file: Send) -> None:
-    lines = "".join(
-        json.dumps({"call_data": GOOD, "rule": "r", "unique_key": f"u{i % 3}"}) + "\n"
-        for i in range(6)
-    )
+    lines = "\n".join(in_envelope(rule="r", unique_key=f"u{i % 3}") for i in range(6))
     assert send_file(lines).out == "sent 6 calls\n"
     ended = CallQueue.objects.get(unique_key="u0")
     ended.cancel()
