@@ -8,18 +8,28 @@ a time within which to answer, so each message is sent in a thread that can be l
 
 from __future__ import annotations
 
+import atexit
+import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from callqueue import aside, database
+from callqueue import aside, database, events
 from callqueue.texts import in_one_line
 
+ANNOUNCE = "callqueue.announce"  # the task that runs the project's receivers and callbacks
 # seconds that the broker has to take a message and, where it confirms, to confirm it
 PATIENCE = 5.0
 # and that an `apply_async` of the project's own may take: it has work of its own to do
 PATIENCE_WITH_OWN = 20.0
+# messages that wait for a broker at most: the first of them is dropped then
+MOST_UNSENT = 1000
+# seconds until the broker drops a message that was sent beside, by its own clock; and until a
+# worker does, whose clock may be ten minutes off, for brokers that drop nothing
+BESIDE_LASTS, BESIDE_EXPIRES = 60.0, 3600.0
+LEAVING = 1.0  # seconds for which a process that ends waits for its messages
 
 
 def send(
@@ -42,6 +52,46 @@ def send(
         task.app,
         lambda **how: task.apply_async(args, kwargs or {}, ignore_result=True, **options, **how),
     )
+
+
+def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
+    """Have a task's message sent soon, by a thread beside this one: at once where tasks run
+    eagerly. What the broker does not take is dropped: whoever asks can ask again.
+    """
+    from celery import current_app
+
+    if current_app.conf.task_always_eager:
+        current_app.tasks[name].apply_async(args)
+        return
+    with _sending:
+        _unsent.append((name, args, queue))
+        if _senders and _senders[-1].is_under_way:
+            return
+        try:
+            _senders[:] = [aside.Errand("messages", _send_all)]
+        except (RuntimeError, MemoryError):  # no more threads: the next one tries again
+            _senders.clear()
+
+
+def _send_all() -> None:
+    while True:
+        with _sending:
+            if not _unsent:
+                _senders.clear()
+                return
+            message = _unsent.popleft()
+        _send_or_drop(*message)
+
+
+def _send_or_drop(name: str, args: tuple[Any, ...], queue: str) -> None:
+    from celery import current_app
+
+    try:
+        task = current_app.tasks[name]
+        send(task, args, queue=queue, lasts=BESIDE_LASTS, expires=BESIDE_EXPIRES)
+    except Exception as error:
+        why = why_away(current_app, error)
+        events.emit("broker_away", during="announce", error=why)
 
 
 def is_set_up() -> bool:
@@ -162,3 +212,14 @@ def _send_by_pool(app: Any, send: Callable[..., Any], used: list[Any]) -> None:
 def _drop(producer: Any) -> None:
     """Close its connection; a polite close of a blocked one would wait for ever."""
     producer.connection.collect(socket_timeout=0.1)
+
+
+def _leave() -> None:
+    for sender in list(_senders):
+        sender.done.wait(LEAVING)
+
+
+_sending = threading.Lock()
+_unsent: deque[tuple[str, tuple[Any, ...], str]] = deque(maxlen=MOST_UNSENT)
+_senders: list[aside.Errand] = []  # the one that is at it
+atexit.register(_leave)

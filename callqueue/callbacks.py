@@ -1,66 +1,100 @@
-"""Tells the application that calls have ended: the signals, and the callback tasks it named.
+"""Announces that calls have ended: the log lines, the signals, and the callback tasks they name.
 
-A callback is owed (`callback_pending`) from the statement that ends the call until its message is
-sent, so a crash in between makes it come twice rather than never. Who sends it claims it first, and
-sends it outside of any transaction: others let it be meanwhile. Signals go once, in the process
-that ended the call. In a loop that must go round, all this is left to a thread beside it.
+Signals and callbacks are announced by a Celery task, so the project's own code keeps no loop from
+going round. They are owed (`callback_pending`) from the statement that ends the call until the task
+has announced them, so what is lost in between comes late rather than never. A task claims what it
+announces, and holds no lock meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app
 from django.db.models import Q
 
-from callqueue import broker, conf, database, events, states, tables
+from callqueue import aside, broker, conf, database, events, states, tables
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
 
-# what the process that ended a call has to send its callback, before a dispenser does; and how long
-# one that could not be sent is let be
+# what a worker has to announce an end, before a dispenser asks again; and how long a callback that
+# could not be sent is let be
 LEFT = timedelta(seconds=10)
-CLAIMED = timedelta(seconds=60)  # for which what somebody is sending is let be
-SENDING = 20.0  # seconds after which no more of what is claimed is sent: well before the claim ends
-MOST = 500  # callbacks that are claimed at once
-TELL_RESULTS = "callqueue.tell_results"
+CLAIMED = timedelta(seconds=60)  # for which what a task announces is let be
+SENDING = 20.0  # seconds after which no more of what is claimed is announced
+MOST = 500  # calls that are claimed at once
+MOST_OWED = 5000  # calls that a dispenser asks for at once
 # how a task's call ends without its run's telling the result backend, or perhaps without
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
+_LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
+
+TellResults = Callable[[str, Sequence[int]], object]  # see integrations.ended_tasks.tell
 
 
-def announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    """Signals and callbacks for those of these calls that have just ended in `status`."""
-    events.hand_over(lambda: _announce(using, call_ids, status))
-
-
-def _announce(using: str, call_ids: Sequence[int], status: int) -> None:
-    rows = tables.calls(using).filter(pk__in=call_ids, status=status)
-    told = rows.values_list("pk", "rule", "error_message", "callback_pending")
-    owed = []
-    for pk, rule, why, is_owed in database.persist(
-        using, lambda: list(told.all()), during="callback"
-    ):
-        _tell(pk, status, rule, why)
-        if is_owed:
-            owed.append(pk)
-    for at in range(0, len(owed), MOST):
-        deliver(using, owed[at : at + MOST])
-
-
-def deliver(using: str, call_ids: Sequence[int]) -> int:
-    """Send the callbacks that are owed of these calls; the count. What cannot be sent: later."""
-    return _send(using, _owed(using).filter(pk__in=call_ids))
-
-
-def deliver_owed(using: str) -> int:
-    """Send the callbacks of calls whose own process has not sent them, since it died or the broker
-    was away; the count of them.
+def tell(using: str, call_ids: Sequence[int], status: int) -> None:
+    """Log the ends of calls that have just ended in `status`, and have those announced that
+    somebody is to hear of.
     """
-    return _send(using, _owed(using).filter(finished_at_dt__lt=database.clock(using) - LEFT))
+    rows = tables.calls(using).filter(pk__in=call_ids, status=status)
+    if status not in _LOGGED:
+        rows = rows.filter(callback_pending=True)
+    told = rows.values_list("pk", "rule", "error_message", "callback_pending")
+    ended = database.persist(using, lambda: list(told.all()), during="callback")
+    for pk, rule, why, _ in ended:
+        log(pk, status, rule, why)
+    announce(using, [(pk, rule) for pk, rule, _, is_owed in ended if is_owed])
+
+
+def log(pk: int, status: int, rule: str, why: str) -> None:
+    """The log line of a call that went wrong."""
+    if status in _LOGGED:
+        name = conf.NAMES_OF_STATUS[status]
+        events.log(_LOGGED[status], call_id=pk, status=name, rule=rule, reason=why)
+
+
+def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
+    """Have workers announce these ends, each (call, rule); those of the rule's queue do."""
+    config, by_queue = conf.current(), dict[str, list[int]]()
+    for pk, rule in ended:
+        by_queue.setdefault(config.queue_of(rule), []).append(pk)
+    for queue, pks in by_queue.items():
+        for at in range(0, len(pks), MOST):
+            broker.send_beside(broker.ANNOUNCE, (pks[at : at + MOST], using), queue=queue)
+
+
+def ask_for_owed(using: str) -> int:
+    """Have those ends announced that nobody has, since a message was lost or the broker was away;
+    the count of them.
+    """
+    now = database.clock(using)
+    let_be = Q(callback_at__isnull=True) | Q(callback_at__lt=now)
+    owed = _owed(using).filter(let_be, finished_at_dt__lt=now - LEFT).order_by("pk")
+    ended = list(owed.values_list("pk", "rule")[:MOST_OWED])
+    announce(using, ended)
+    return len(ended)
+
+
+def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
+    """Announce what is owed of these calls; the count of those that owe nothing more.
+
+    A signal goes with the first try. A callback that is refused has its next turn a little later,
+    after all that were not tried: none keeps back what is behind it, however long it takes.
+    """
+    late = time.monotonic() + SENDING
+    owed = _owed(using).filter(pk__in=call_ids)
+    due, claim = database.persist(using, lambda: _claimed(using, owed), during="callback")
+    if not due:
+        return 0
+    sent, refused = _sent(using, due, late, tell_results)
+    tried = {*sent, *refused}
+    _notify([one for one in due if one.pk in tried and not _is_heard(one)])
+    mine = [one.pk for one in due]
+    database.persist(using, lambda: _settle(using, mine, claim, sent, refused), during="callback")
+    return len(sent)
 
 
 def owes_result(method: str, status: int) -> bool:
@@ -73,51 +107,57 @@ def tells_results(status: int) -> bool:
     return status in UNTOLD and bool(current_app.conf.result_backend)
 
 
-def has_listeners(status: int) -> bool:
-    """Whether anyone wants to be told of ends in `status`, log lines included."""
-    return status in (states.FAILED, states.UNKNOWN) or bool(events.call_finished.receivers)
+def has_receivers(status: int) -> bool:
+    """Whether a signal tells of ends in `status`."""
+    return any(signal.receivers for signal in _signals(status))
 
 
-def _tell(pk: int, status: int, rule: str, why: str) -> None:
-    """The log line of a call that went wrong, and the signal."""
-    name = conf.NAMES_OF_STATUS[status]
-    if status in (states.FAILED, states.UNKNOWN):
-        told = "call_failed" if status == states.FAILED else "call_unknown"
-        events.emit(told, call_id=pk, status=name, rule=rule, reason=why)
-    events.notify(events.call_finished, call_id=pk, status=name)
+def _signals(status: int) -> list[Any]:
+    own = {states.FAILED: events.call_failed, states.UNKNOWN: events.call_unknown}
+    return [own[status], events.call_finished] if status in own else [events.call_finished]
+
+
+def _notify(calls: Sequence[Any]) -> None:
+    """Send the signals of these ends; a receiver that hangs is left behind, and has no worker."""
+    told = [(signal, call) for call in calls for signal in _signals(call.status)]
+    heard = [(signal, call) for signal, call in told if signal.receivers]
+    is_here = current_app.conf.task_always_eager or database.in_any_transaction()
+    if heard and is_here:
+        _send_signals(heard)
+    elif heard:
+        try:
+            aside.within(SENDING, "receivers", lambda: _send_signals(heard))
+        except Exception as error:  # or no thread can be had
+            events.emit("listener_failed", receiver="announce", error=type(error).__name__)
+
+
+def _send_signals(told: Sequence[tuple[Any, Any]]) -> None:
+    for signal, call in told:
+        facts = {"call_id": call.pk, "status": conf.NAMES_OF_STATUS[call.status]}
+        if signal is not events.call_finished:
+            facts |= {"rule": call.rule, "reason": call.error_message}
+        events.notify(signal, **facts)
 
 
 def _owed(using: str) -> CallQueueQuerySet:
     return tables.calls(using).final().filter(callback_pending=True)
 
 
-def _send(using: str, owed: CallQueueQuerySet) -> int:
-    """Claim callbacks, send them, and write that they are sent; the count of these. Those that were
-    refused have their next turn a little later, after all that were not tried: none of them keeps
-    back what is behind it, however long it takes.
-    """
-    late = time.monotonic() + SENDING
-    due, claim = database.persist(using, lambda: _claimed(using, owed), during="callback")
-    if not due:
-        return 0
-    sent, refused = _sent(using, due, late)
-    mine = [pk for pk, *_ in due]
-    database.persist(using, lambda: _settle(using, mine, claim, sent, refused), during="callback")
-    return len(sent)
-
-
 def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
-    """Callbacks that nobody else is sending, each (call, task, status, method), and the claim to
-    them. Those that were not tried yet come first.
+    """Calls that nobody else is announcing, and the claim to them. Those that were not tried yet
+    come first.
     """
     with database.writing(using):
         now, due = database.clock(using), list[Any]()
         for free in (Q(callback_at__isnull=True), Q(callback_at__lt=now)):
             rows = database.locked(owed.filter(free).order_by("pk"))[: MOST - len(due)]
-            due += rows.values_list("pk", "callback", "status", "method")
-        mine = tables.calls(using).filter(pk__in=[pk for pk, *_ in due])
-        mine.update(callback_at=now + CLAIMED)
-    return due, now + CLAIMED
+            due += rows.only(
+                "pk", "rule", "callback", "status", "method", "error_message", "callback_at"
+            )
+        mine = tables.calls(using).filter(pk__in=[one.pk for one in due])
+        claim = (now + CLAIMED).replace(microsecond=now.microsecond | 1)  # see `_is_heard`
+        mine.update(callback_at=claim)
+    return due, claim
 
 
 def _settle(
@@ -129,34 +169,53 @@ def _settle(
     claimed = _owed(using).filter(callback_at=claim)
     claimed.filter(pk__in=sent).update(callback_pending=False)
     if refused:
-        claimed.filter(pk__in=refused).update(callback_at=database.clock(using) + LEFT)
+        later = (database.clock(using) + LEFT).replace(microsecond=0)
+        claimed.filter(pk__in=refused).update(callback_at=later)
     if len(sent) + len(refused) < len(mine):
         claimed.filter(pk__in=mine).update(callback_at=None)
 
 
-def _sent(
-    using: str, due: Sequence[tuple[int, str | None, int, str]], late: float
-) -> tuple[list[int], list[int]]:
-    """Send these callbacks until it is late (monotonic); the calls of those that were sent, and of
-    those that were refused. A task that cannot be sent is not tried again here, and keeps none of
-    the others back. What a result backend is to be told goes first, in one message.
+def _is_heard(call: Any) -> bool:
+    """Whether its signals have gone, and only its callback was refused: that is tried again at a
+    whole second. A claim is none, so of a task that died nobody may have heard.
     """
-    untold = [pk for pk, _, status, method in due if owes_result(method, status)]
-    is_told = not untold or _is_sent(TELL_RESULTS, (untold, using))
-    left = set() if is_told else set(untold)
+    return call.callback_at is not None and call.callback_at.microsecond == 0
+
+
+def _sent(
+    using: str, due: Sequence[Any], late: float, tell_results: TellResults
+) -> tuple[list[int], list[int]]:
+    """Announce these until it is late (monotonic); those of which all is sent, and those that were
+    refused. A task that cannot be sent is not tried again here, and keeps none of the others back.
+    """
+    untold = [one.pk for one in due if owes_result(one.method, one.status)]
+    left = set[int]() if _are_told(using, untold, tell_results) else set(untold)
     sent: list[int] = []
     bad: set[str | None] = set()
-    for pk, task, status, _ in due:
-        if pk in left or task in bad:
-            left.add(pk)
+    for call in due:
+        if call.pk in left or call.callback in bad:
+            left.add(call.pk)
         elif time.monotonic() > late:
             continue
-        elif task and not _is_sent(task, (pk, conf.NAMES_OF_STATUS[status])):
-            bad.add(task)
-            left.add(pk)
+        elif call.callback and not _is_sent(
+            call.callback, (call.pk, conf.NAMES_OF_STATUS[call.status])
+        ):
+            bad.add(call.callback)
+            left.add(call.pk)
         else:
-            sent.append(pk)
+            sent.append(call.pk)
     return sent, sorted(left)
+
+
+def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) -> bool:
+    """Whether the result backend has been told of these."""
+    try:
+        if call_ids:
+            tell_results(using, call_ids)
+    except Exception as error:
+        events.emit("listener_failed", receiver="result_backend", error=type(error).__name__)
+        return False
+    return True
 
 
 def _is_sent(task: str, args: tuple[Any, ...]) -> bool:

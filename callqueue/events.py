@@ -6,9 +6,6 @@ Takes names, ids and reasons; never a secret, a payload or a response body.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from weakref import ReferenceType
 
@@ -61,48 +58,38 @@ _EVENTS: dict[str, tuple[int, Signal | None]] = {
 
 
 def emit(event: str, **facts: Any) -> None:
-    """Log the event as one line of ``name key=value ...`` and send its signal. A listener that
-    fails is logged, no more.
-    """
-    level, signal = _EVENTS[event]
+    """Log the event, and send its signal here and now. A listener that fails is logged, no more."""
+    log(event, **facts)
+    signal = _EVENTS[event][1]
+    if signal is not None:
+        notify(signal, **facts)
+
+
+def log(event: str, **facts: Any) -> None:
+    """Log the event as one line of ``name key=value ...``."""
+    level = _EVENTS[event][0]
     if logger.isEnabledFor(level):
         line = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
         logger.log(level, "%s %s", event, line, extra={"event": event, "facts": facts})
+
+
+def has_receivers(event: str) -> bool:
+    """Whether anybody listens to the event's signal."""
+    signal = _EVENTS[event][1]
+    return signal is not None and bool(signal.receivers)
+
+
+def notify_of(event: str, facts: dict[str, Any]) -> None:
+    """Send an event's signal, of which a message tells; one that is not known here is nobody's."""
+    signal = _EVENTS.get(event, (0, None))[1]
     if signal is not None:
         notify(signal, **facts)
 
 
 def notify(signal: Signal, **facts: Any) -> None:
     """Send a signal to whoever listens; a listener that fails is logged, no more, and keeps it from
-    none of the others. In a loop that must go round, somebody else sends it: see `hand_over`.
+    none of the others.
     """
-    if signal.receivers:
-        hand_over(lambda: _send(signal, facts))
-
-
-def hand_over(work: Callable[[], object]) -> None:
-    """Run the project's own code: here and now, or by whoever does so for this thread."""
-    put: Callable[[Callable[[], object]], object] | None = getattr(_thread, "put", None)
-    if put is None:
-        work()
-    else:
-        put(work)
-
-
-@contextmanager
-def handed_over(put: Callable[[Callable[[], object]], object]) -> Iterator[None]:
-    """In this block, what this thread has to run of the project's own code goes to `put`."""
-    before, _thread.put = getattr(_thread, "put", None), put
-    try:
-        yield
-    finally:
-        _thread.put = before
-
-
-_thread = threading.local()
-
-
-def _send(signal: Signal, facts: Any) -> None:
     for listener in list(signal.receivers or ()):
         alone = Signal()
         alone.receivers = [listener]

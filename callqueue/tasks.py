@@ -9,7 +9,7 @@ from typing import Any
 from celery import shared_task, signals
 from django.db.models import BigAutoField
 
-from callqueue import conf, database
+from callqueue import broker, callbacks, conf, database, events
 from callqueue.dispatch import standby
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import executor, in_flight
@@ -92,10 +92,19 @@ def cleanup_call_queue(using: str = "default", vacuum: bool = True) -> int:
     return cleanup.clean(using, vacuum=vacuum).calls
 
 
-@shared_task(name="callqueue.tell_results", ignore_result=True, serializer="json", max_retries=0)
-def tell_results(call_ids: Sequence[int], using: str = "default", **newer: Any) -> int:
-    """Tell the result backend of tasks that expired, were cancelled or lost; how many of them it
-    did not know.
+@shared_task(name=broker.ANNOUNCE, ignore_result=True, serializer="json", max_retries=0)
+def announce(
+    call_ids: Sequence[int],
+    using: str = "default",
+    event: str = "",
+    facts: dict[str, Any] | None = None,
+    **newer: Any,
+) -> int:
+    """Announce the ends of these calls, by signals and callbacks; the count of those announced. Of
+    an event that is no call's end, send the signal.
     """
-    with _connection_of(tell_results, using):
-        return ended_tasks.tell(using, call_ids)
+    events.notify_of(event, facts or {})
+    if not call_ids:
+        return 0
+    with _connection_of(announce, using):
+        return callbacks.deliver(using, call_ids, ended_tasks.tell)

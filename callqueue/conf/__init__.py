@@ -76,6 +76,10 @@ class Config:
         own = rule.keep_response_bytes if rule else None
         return self.keep_response_bytes if own is None else own
 
+    def queue_of(self, rule: str) -> str:
+        """A queue whose workers make calls of this rule; "" is Celery's default queue."""
+        return self.rules[rule].queue_names[0] if rule in self.rules else ""
+
     @cached_property
     def leases(self) -> str:
         """By rule, as JSON: seconds that an attempt may take from its slot on."""

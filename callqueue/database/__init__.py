@@ -10,7 +10,7 @@ from callqueue.database.bulk_insert import (
     insert_objects,
     new_object,
 )
-from callqueue.database.bulk_update import delete_each, returns_updated, update_each, update_free
+from callqueue.database.bulk_update import delete_each, update_each, update_free
 from callqueue.database.connections import (
     answers,
     close_all,

@@ -10,17 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from django.db import OperationalError, connections, models
+from django.db import connections, models
 
 from callqueue.database.bulk_values import Shape, shape
 from callqueue.database.row_locks import free_ids
 from callqueue.database.statements import is_mysql, is_postgresql, listed, places, quoted, rows, run
 from callqueue.database.transactions import writing
 
-LOCK_WAIT_TIMEOUT = 1205  # MariaDB's and MySQL's code
-# MariaDB only, and for this one statement.
-_NO_WAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-_SOURCE = "{source}"
+_SOURCE, _FREE = "{source}", "{free}"
 
 
 def update_each(
@@ -30,21 +27,21 @@ def update_each(
     where: str = "",
     params: Sequence[Any] = (),
     *,
-    before: str = "",
+    free: str = "",
 ) -> int:
     """Update rows by primary key, each with values of its own; the count of rows changed.
 
     Each record maps field names to values and has "pk"; all have the same names in the same order.
     `where` is a further condition on columns of the table, in SQL of this app's own, its values in
-    `params`. `before` is put before the statement. In MariaDB the count leaves out rows that had
-    the values already.
+    `params`; {free} in it stands for `free`. In MariaDB the count leaves out rows that had the
+    values already.
     """
     if not records:
         return 0
     connection = connections[using]
     names = ("pk", *(name for name in records[0] if name != "pk"))
     source, bound = _source(connection, shape(using, model, names), names, records)
-    sql = before + _update_sql(using, model, names, where).replace(_SOURCE, source, 1)
+    sql = _update_sql(using, model, names, where).replace(_SOURCE, source, 1).replace(_FREE, free)
     with connection.cursor() as cursor:
         cursor.execute(sql, [*bound, *params])
         if cursor.rowcount >= 0:
@@ -60,29 +57,18 @@ def update_free(
     where: str,
     params: Sequence[Any] = (),
 ) -> int:
-    """As `update_each`, for rows that nobody else has locked; the locked ones are passed over.
-
-    Not for PostgreSQL, whose UPDATE can do so by itself.
-    """
-    connection: Any = connections[using]
-    if connection.vendor == "sqlite" or not records:
+    """As `update_each`, for rows that nobody else has locked; the locked ones are passed over."""
+    if connections[using].vendor == "sqlite":
         return update_each(model, using, records, where, params)
-    if connection.mysql_is_mariadb and not connection.in_atomic_block:
-        try:
-            return update_each(model, using, records, where, params, before=_NO_WAIT)
-        except OperationalError as error:
-            if error.args[:1] != (LOCK_WAIT_TIMEOUT,):
-                raise
+    table, ids = quoted(using, model._meta.db_table), listed(one["pk"] for one in records)
+    free = free_ids(using, table, ids)
+    if is_postgresql(using):
+        where = f"t.id IN ({_FREE}) AND {where}"
+        return update_each(model, using, records, where, params, free=free)
     with writing(using):
-        table, ids = quoted(using, model._meta.db_table), listed(one["pk"] for one in records)
-        free = {pk for (pk,) in rows(using, free_ids(using, table, ids))}
-        records = [record for record in records if record["pk"] in free]
-        return update_each(model, using, records, where, params)
-
-
-def returns_updated(using: str) -> bool:
-    """Whether an UPDATE can return columns of all tables that it joins."""
-    return is_postgresql(using)
+        mine = {pk for (pk,) in rows(using, free)}
+        found = [record for record in records if record["pk"] in mine]
+        return update_each(model, using, found, where, params)
 
 
 def delete_each(model: type[models.Model], using: str, pks: Sequence[int]) -> int:

@@ -78,7 +78,7 @@ def charge(account: Account, releases: Sequence[Release]) -> Charged:
     by_queue: dict[str, list[int]] = {}
     for made in calls:
         by_queue.setdefault(made.queue, []).append(made.candidate.id)
-    transitions.dispatch(account.using, by_queue, account.now)
+    transitions.release(account.using, by_queue, account.now)
     ids = _insert_attempts(account, calls + permits) if releases else []
     granted = {
         made.candidate.asked.owner: attempt_id

@@ -26,6 +26,7 @@ from callqueue.maintenance import reconcile, recovery
 ROUND = 0.5  # seconds between two rounds, at most
 HEARTBEAT = 5.0  # seconds between two signs of life
 ADD_UP = 3.0  # seconds between two times that sums are added up
+OWED = 10.0  # seconds between two looks for ends that nobody has announced
 WATCH = 30.0  # seconds between two looks at what is to be reconciled
 ALWAYS = 0.0  # a chore of every round
 # times as long as it took until the next look for what is overdue, which reads all that is open
@@ -88,7 +89,7 @@ class Chores:
             self._heartbeat,
             Chore("promote", ALWAYS, self._promote, aside=False),
             *statements,
-            Chore("callbacks", ALWAYS, lambda: callbacks.deliver_owed(using)),
+            Chore("callbacks", OWED, lambda: callbacks.ask_for_owed(using)),
             Chore("history", ADD_UP, self._add_up),
             Chore("reconcile", WATCH, self._ask_to_reconcile),
         )

@@ -21,7 +21,7 @@ from typing import Any
 from celery import current_app
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import aside, broker, clocks, conf, database, events, texts
+from callqueue import broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import Chores
 from callqueue.dispatch.listener import Listener
@@ -64,7 +64,6 @@ class Dispenser:
         if publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
         self.chores = Chores(using, self.membership.heartbeat)
-        self.announcer = aside.Announcer(using)  # one for all runs: a receiver may hang for ever
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
         self._has_settled = False
@@ -79,23 +78,21 @@ class Dispenser:
             self.membership.kind = "steady"
         end, pause = math.inf if seconds is None else time.monotonic() + seconds, 0.0
         try:
-            with aside.announcing(self.announcer):
-                while not stop.is_set() and time.monotonic() < end:
-                    try:
-                        self._settle(stop)
-                        wanted = self.tick()
-                        left = max(0.0, min(wanted, end - time.monotonic()))
-                        self._on_notify(self._listener.wait(stop, left))
-                        pause = 0.0
-                    except (DatabaseError, InterfaceError) as error:
-                        self._lost_database(error, is_again=pause > 0)
-                        stop.wait(max(0.0, min(pause, end - time.monotonic())))
-                        pause = AWAY
+            while not stop.is_set() and time.monotonic() < end:
+                try:
+                    self._settle(stop)
+                    wanted = self.tick()
+                    left = max(0.0, min(wanted, end - time.monotonic()))
+                    self._on_notify(self._listener.wait(stop, left))
+                    pause = 0.0
+                except (DatabaseError, InterfaceError) as error:
+                    self._lost_database(error, is_again=pause > 0)
+                    stop.wait(max(0.0, min(pause, end - time.monotonic())))
+                    pause = AWAY
         finally:
             with suppress(DatabaseError, InterfaceError):
                 self.outbox.end(self.groups.values(), broker.PATIENCE + LEAVING)
             self.chores.wait(LEAVING)
-            self.announcer.wait(LEAVING)
             self.chores.is_loop = False
             database.close_kept(self.using)
             with suppress(DatabaseError, InterfaceError):

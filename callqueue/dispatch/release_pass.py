@@ -75,7 +75,7 @@ def release(
         made = _make(locked, _asking(locked) or permit_turns.NOBODY, LEAD, batch)
         transitions.fail(using, made.choice.unfit)
     if made.choice.unfit:
-        callbacks.announce(using, list(made.choice.unfit), states.FAILED)
+        callbacks.tell(using, list(made.choice.unfit), states.FAILED)
     return _conclude(made, batch, last)
 
 

@@ -2,9 +2,9 @@
 many messages they came in.
 
 In: messages that board. Out: the ends of their calls, in the database. It alone uses the database
-for them, so a process has one connection for its calls, whatever its pool, and one more while it
-announces ends to whoever wants to know. Calls are made by the thread pool; what is not HTTP is
-begun here, and left to the message's task. Never has more calls under way than it may.
+for them, so a process has one connection for its calls, whatever its pool. Calls are made by the
+thread pool; what is not HTTP is begun here, and left to the message's task. Never has more calls
+under way than it may.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from callqueue import aside, clocks, database, events, telemetry, transitions
+from callqueue import clocks, database, events, telemetry, transitions
 from callqueue.execution import claim, judging, recorder, request, starvation, telling, thread_pool
 from callqueue.execution.telling import TELL
 from callqueue.execution.thread_pool import Batch
@@ -27,7 +27,7 @@ from callqueue.transitions import Job, Result
 
 RECORDED = 2.0  # seconds past the last lease that a process which leaves waits for the last record
 
-# seconds that a worker that is told to go at once stays for what has just been answered
+# seconds that a process that goes at once stays for what has just been answered
 LEAVING = 1.0
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
 # seconds for which a message waits for room before what is left of it goes on to another process
@@ -64,12 +64,9 @@ class Flight:
         self.batches: list[Batch] = []
         # those that may have news, in order: a slow answer costs no looks
         self.live: dict[Batch, None] = {}
-        self.back: set[int] = set()  # attempts that were given back unsent
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
-        self.is_hurried = False
         self.landed = threading.Event()
         self.landing = threading.Lock()  # whether it has landed is decided by one at a time
-        self.announcer = aside.Announcer(using, lambda: self.bell.put(None))
         thread = threading.Thread(target=self._fly, name="callqueue-flight", daemon=True)
         thread.start()
 
@@ -97,13 +94,8 @@ class Flight:
         self.bell.put(None)
         message.settled.wait(seconds)
 
-    def land(self, *, hurried: bool, seconds: float | None) -> None:
+    def land(self, *, seconds: float | None) -> None:
         """Wait until nothing is in flight, or nothing can be any more."""
-        if hurried:
-            self.is_hurried = True
-            self.bell.put(None)
-            self.landed.wait(LEAVING)
-            return
         now = latest = clocks.monotonic()
         end = now + (math.inf if seconds is None else seconds)
         while not self.landed.wait(TELL) and now < min(end, latest + RECORDED):
@@ -113,19 +105,16 @@ class Flight:
     # --- What its thread does
 
     def _fly(self) -> None:
-        with aside.announcing(self.announcer):
-            while True:
-                try:
-                    self._turn()
-                except BaseException as error:  # all that is in flight would hang
-                    events.emit("listener_failed", receiver="in_flight", error=type(error).__name__)
-                    time.sleep(TELL)
+        while True:
+            try:
+                self._turn()
+            except BaseException as error:  # all that is in flight would hang
+                events.emit("listener_failed", receiver="in_flight", error=type(error).__name__)
+                time.sleep(TELL)
 
     def _turn(self) -> None:
         """Wait for news; record what has ended, begin what has room, and look after the rest."""
         self._wait()
-        if self.is_hurried:
-            self._take_back()
         self._record(self._ended())
         self.batches = [batch for batch in self.batches if not batch.is_over]
         self._begin_waiting()
@@ -159,19 +148,14 @@ class Flight:
             ended += some
             if not batch.is_restless:
                 self.live.pop(batch)  # until a thread of it rings
-        return [result for result in ended if result.job.attempt_id not in self.back]
+        return ended
 
     def _record(self, results: Sequence[Result]) -> None:
         """Record. What cannot be recorded before its lease ends is left to recovery."""
         if not results:
             return
-        told: list[Job] = []
         try:
-            told = telling.riding(self.using, self._under_way())
-        except Exception as error:  # what is told of others keeps no answer from being recorded
-            events.emit("listener_failed", receiver="telling", error=type(error).__name__)
-        try:
-            self._connected(lambda: recorder.record(self.using, results, told))
+            self._connected(lambda: recorder.record(self.using, results))
         except Exception as error:
             for result in results:
                 events.emit("record_failed", **result.job.facts, error=type(error).__name__)
@@ -182,7 +166,7 @@ class Flight:
         most = self.most()
         room = 0 if starvation.pause.is_on else most - self._count()
         for message in list(self.boarding):
-            if message.is_left or self.is_hurried or not most:
+            if message.is_left or not most:
                 message.waiting = []
             for pk in message.waiting[: max(0, room - len(wanted))]:
                 wanted[pk] = message
@@ -231,7 +215,7 @@ class Flight:
                 self._void(message)
             message.settled.set()
         with self.landing:
-            if not self.batches and not self.boarding and not self.announcer.owed:
+            if not self.batches and not self.boarding:
                 self.landed.set()
 
     @staticmethod
@@ -242,17 +226,6 @@ class Flight:
     def _void(self, message: Message) -> None:
         """Record that what its task was to make was not sent."""
         left, message.here = message.here, []
-        self._record([transitions.after_void(job, request.LEFT) for job in left])
-
-    def _take_back(self) -> None:
-        """Let nothing more be sent, and record so of what was not."""
-        jobs = [job for batch in self.batches for job in batch.jobs]
-        for job in jobs:
-            job.is_left = True
-        ended = {result.job.attempt_id for batch in self.batches for result in batch.ended}
-        unsent = [job for job in jobs if not job.is_through and job.attempt_id not in ended]
-        left = [job for job in unsent if job.attempt_id not in self.back]
-        self.back.update(job.attempt_id for job in left)
         self._record([transitions.after_void(job, request.LEFT) for job in left])
 
     def _count(self) -> int:

@@ -22,7 +22,7 @@ from celery import current_app, signals
 
 from callqueue import broker, conf, database, events
 from callqueue.execution import executor, starvation, thread_pool
-from callqueue.execution.flight import Flight, Message
+from callqueue.execution.flight import LEAVING, Flight, Message
 
 _flights: dict[str, Flight] = {}
 _lock = threading.Lock()
@@ -76,13 +76,13 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
         executor.give_back(using, message.left)
 
 
-def land(*, hurried: bool = False, seconds: float | None = None) -> None:
+def land(*, seconds: float | None = None) -> None:
     """Wait until nothing of this process is in flight: until the leases of what is in flight end,
-    or for so many seconds; `hurried`, for a moment, and what was not sent is given back.
+    or for so many seconds. What is left then, leases decide.
     """
     for flight in list(_flights.values()):
         if flight.pid == os.getpid():
-            flight.land(hurried=hurried, seconds=seconds)
+            flight.land(seconds=seconds)
 
 
 def patience(task: Any) -> float | None:
@@ -140,11 +140,7 @@ def _tell_to_go(**_: Any) -> None:
 @_when(signals.worker_process_shutdown)
 def _child_goes(**_: Any) -> None:
     """A child of the prefork pool was told to go: it waits. Told once more, it goes at once."""
-    try:
-        land()
-    except BaseException:
-        land(hurried=True)
-        raise
+    land()
 
 
 @_when(signals.worker_shutdown)
@@ -173,4 +169,4 @@ def _is_replaced_now(child: Any) -> bool:
     return _tasks >= (getattr(child, "maxtasks", None) or math.inf) or mem_rss() > most_kb
 
 
-atexit.register(land, hurried=True)
+atexit.register(land, seconds=LEAVING)

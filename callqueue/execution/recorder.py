@@ -1,36 +1,50 @@
-"""Records what came of attempts, and keeps trying while the database is away and a lease still
-runs.
+"""Record: writes what came of attempts, for those that are still this worker's own, and has it
+announced.
 
-In: results. A result that cannot be stored keeps none of the others from it. What to write, and
-whether it is still this worker's to write, `results` knows.
+In: results, with nothing secret in them. Attempts and calls are written in one transaction, a
+statement each for any number of them, and for as long as a lease still runs: the answers are in
+hand. A call that somebody has locked is not waited for, and a result that cannot be stored keeps
+none of the others from it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import clocks, database, events
-from callqueue.execution import results
+from callqueue import callbacks, clocks, database, events, states, transitions
+from callqueue.clocks import Reading
+from callqueue.database import from_us
+from callqueue.execution import kept_answer
 from callqueue.execution.starvation import starved
+from callqueue.ledger import agreement, clock_jumps, holds
+from callqueue.ledger.transaction import Locked, transaction
+from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
-from callqueue.transitions import Job, Result
+from callqueue.security.withholding import clean, payload_of
+from callqueue.transitions import LONGEST_MESSAGE, Job, Result, astray
+
+# An end that is recorded later may have left a tallied window by then: those are a second or more.
+LATE = timedelta(seconds=0.5)
 
 
-def record(using: str, ended: Sequence[Result], told: Sequence[Job] = ()) -> None:
-    """Record, and keep trying while the database is away and a lease still runs: the answers are in
-    hand. The ledger is told of `told`, which are under way, in the same breath, if all goes well.
+def record(using: str, ended: Sequence[Result]) -> None:
+    """Record, and keep trying while the database is away and a lease still runs.
 
     A result that cannot be stored keeps none of the others from it.
     """
     pause = 0.05
     while True:
         try:
-            _lay_holds(using, ended)
-            results.write(using, ended, told)
+            for result in ended:
+                if result.hold is not None:
+                    lay(using, result)
+            write(using, ended)
             break
         except Exception as error:
             if interruption(error) is not None:
@@ -42,11 +56,46 @@ def record(using: str, ended: Sequence[Result], told: Sequence[Job] = ()) -> Non
     breaker.observe(using, ended)
 
 
-def _lay_holds(using: str, ended: Sequence[Result]) -> None:
-    for result in ended:
-        if result.hold is not None:
-            results.lay(using, result, result.hold)
-            result.hold = None
+def write(using: str, results: Sequence[Result]) -> int:
+    """Write these results; the count of those that were still this worker's to write."""
+
+    def work(locked: Locked) -> Sequence[Result]:
+        rows = [_columns_of_attempt(result, locked.reading) for result in results]
+        rows = _with_corrections(results, rows, locked.now - LATE)
+        return transitions.record(using, results, rows, locked)
+
+    kept = transaction(using, work, calls=[result.job.pk for result in results]) if results else []
+    if len(kept) < len(results):
+        count, why = len(results) - len(kept), "the lease had ended before the record"
+        events.emit("attempt_refused", attempts=count, reason=why)
+    try:
+        _tell(using, kept)
+    except (DatabaseError, InterfaceError) as error:
+        # The ends are recorded: what is still owed of them is for a dispenser.
+        why = type(error).__name__
+        events.emit("database_away", during="announce", error=why, calls=len(kept))
+    return len(kept)
+
+
+def lay(using: str, result: Result) -> None:
+    """Lay the hold that an answer asked for, as long as it asked, whatever the clock has done."""
+    assert result.hold is not None
+    if not database.in_transaction(using):
+        # What follows a jump is not to be moved along with what was before it.
+        clock_jumps.watch(using).settle()
+    until = result.hold["until"] + astray(result, clock_jumps.read(using))
+    rules = _sharers(using, result.job.rule_name, result.hold["per"])
+    holds.lay(using, rules, **{**result.hold, "until": until}, source="provider")
+    result.hold = None
+
+
+def _sharers(using: str, rule: str, per: str) -> list[str]:
+    """The rules that a hold concerns: those that share a budget of that scope with this one, in
+    force. One statement.
+    """
+    budgets = agreement.book_in_force(using).budgets.get(rule, ())
+    sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
+    return sorted(sharing | {rule})
 
 
 def _wait_for_database(using: str, ended: Sequence[Result], error: Exception, pause: float) -> None:
@@ -69,9 +118,16 @@ def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None
         for result in ended:
             record(using, [result])
     elif not ended[0].is_bare:
-        record(using, [results.without_texts(ended[0], error)])
+        record(using, [_without_texts(ended[0], error)])
     else:  # its lease decides
         events.emit("record_failed", **ended[0].job.facts, error=type(error).__name__)
+
+
+def _without_texts(result: Result, error: Exception) -> Result:
+    """The result without its texts, which this error kept from being stored."""
+    kept_answer.unstorable(result, error)
+    result.cost, result.is_bare = None, True
+    return result
 
 
 def interruption(raised: BaseException | None) -> BaseException | None:
@@ -81,3 +137,81 @@ def interruption(raised: BaseException | None) -> BaseException | None:
     while isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
         raised = raised.__context__
     return raised
+
+
+def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
+    """The result with nothing secret in its texts, nor in what is kept of its answer: these values,
+    and whatever looks like a credential.
+
+    What a hook, a handler or a provider said may repeat what it was given, so its texts lose the
+    call's own strings too: they are logged, and are not encrypted.
+    """
+    says = result.error or result.why or result.hold
+    payload = payload_of(result.job.method, result.job.params) if says else []
+    kept_answer.keep(result, values, lambda text: clean(text, values, payload))
+    return result
+
+
+def correction(job: Job, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
+    """The columns of an attempt that costs something else than it was charged, or ended long ago:
+    the mark for the next pass, which knows what is tallied, and what it was charged. Empty for
+    others.
+    """
+    if job.charged == cost and outcome != states.VOIDED and not is_late:
+        return {}
+    return {"charged": job.charged, "correction_pending": True}
+
+
+def _with_corrections(
+    results: Sequence[Result], attempts: list[dict[str, Any]], late: datetime
+) -> list[dict[str, Any]]:
+    """The columns of attempts, and of all of them their corrections where one has any. What ended
+    before `late` is recorded late.
+    """
+    found = [
+        correction(one.job, own["cost"], one.outcome, is_late=own["finished_at"] < late)
+        for one, own in zip(results, attempts, strict=True)
+    ]
+    if not any(found):
+        return attempts
+    none = {"charged": None, "correction_pending": False}
+    return [{**own, **(more or none)} for own, more in zip(attempts, found, strict=True)]
+
+
+def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
+    sent_at, finished_at = _instants(result, reading)
+    cost = result.job.cost if result.cost is None else result.cost
+    return {
+        "pk": result.job.attempt_id,
+        "worker": result.job.worker,
+        "sent_at": sent_at,
+        "finished_at": finished_at,
+        "outcome": result.outcome,
+        **(result.kept or kept_answer.NOTHING),
+        "error_message": result.error[:LONGEST_MESSAGE],
+        "cost": cost,
+        "calls": cost_of(cost, "calls"),
+    }
+
+
+def _instants(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
+    """When it was sent and answered, on the database's clock as it is now."""
+    if result.ended_at is None:
+        return result.sent_at, from_us(reading.at)
+    by = astray(result, reading)
+    return (result.sent_at + by if result.sent_at else None), result.ended_at + by
+
+
+def _tell(using: str, results: Sequence[Result]) -> None:
+    ended = []
+    for result in results:
+        job, status = result.job, result.status
+        if status == states.DONE:
+            events.emit("call_done", **job.facts)
+        if status not in states.FINAL:
+            events.emit("attempt_failed", **job.facts, reason=result.error)
+            continue
+        callbacks.log(job.pk, status, job.rule_name, result.why)
+        if transitions.is_owed(result):
+            ended.append((job.pk, job.rule_name))
+    callbacks.announce(using, ended)

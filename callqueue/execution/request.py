@@ -14,7 +14,7 @@ from typing import Any
 from callqueue import clocks, conf, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
 from callqueue.execution import judging, starvation, wire
-from callqueue.execution.results import scrubbed
+from callqueue.execution.recorder import scrubbed
 from callqueue.execution.starvation import starved
 from callqueue.execution.trip import Starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
@@ -46,7 +46,7 @@ class SlotGate(wire.Gate):
     def wait(self) -> None:
         """Sleep until the slot opens, on the database's clock, erring late."""
         self._sleep()
-        self._pass()
+        self._job.is_through = True
         left = self._job.lease_ends - clocks.monotonic()
         if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
@@ -60,16 +60,6 @@ class SlotGate(wire.Gate):
         if opens is not None:
             while (left := opens - clocks.monotonic()) > 0:
                 time.sleep(left)
-
-    def _pass(self) -> None:
-        """Go through, unless the worker is leaving: who leaves says so first, and then asks who is
-        through; so what is through is said here before it is asked who leaves.
-        """
-        job = self._job
-        was_through, job.is_through = job.is_through, True
-        if job.is_left and not was_through:
-            job.is_through = False
-            raise wire.Dropped(LEFT)
 
     def _needed(self) -> float:
         job = self._job

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q
 
-from callqueue import database, events, tables
+from callqueue import broker, conf, database, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
 from callqueue.ledger import clock_jumps, key_turns
 from callqueue.limits.budgets import key_part
@@ -151,16 +152,14 @@ def lay_in_pass(
 def _tell(
     rules: Sequence[str], scope: Mapping[str, str], until: datetime | None, reason: str
 ) -> None:
-    is_pause = scope["source"] == tables.Hold.Source.OPERATOR
+    event = "rule_paused" if scope["source"] == tables.Hold.Source.OPERATOR else "rule_held"
     for rule in rules:
-        events.emit(
-            "rule_paused" if is_pause else "rule_held",
-            rule=rule,
-            per=scope["per"],
-            value=scope["value"],
-            until=until,
-            reason=reason,
-        )
+        facts = {"rule": rule, "per": scope["per"], "value": scope["value"], "until": until}
+        events.log(event, **facts, reason=reason)
+        if events.has_receivers(event):
+            told: tuple[Any, ...] = ([], "default", event, {**facts, "reason": reason})
+            queue = conf.current().queue_of(rule)
+            broker.send_beside(broker.ANNOUNCE, told, queue=queue)
 
 
 def _lay(

@@ -79,7 +79,7 @@ def queues_wanted(using: str) -> list[str]:
     """A queue for each rule that has calls to be asked of, and that nobody asks of now: its workers
     can do it. No statement where no rule has a hook.
     """
-    return sorted({conf.current().rules[rule].queue_names[0] for rule in _free_rules(using)})
+    return sorted({conf.current().queue_of(rule) for rule in _free_rules(using)})
 
 
 def _free_rules(using: str) -> list[str]:

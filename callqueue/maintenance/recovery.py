@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
-from callqueue.database import from_us
 from callqueue.ledger import agreement, clock_jumps, holds, ready_calls, retention, row_locks
 from callqueue.ledger.row_locks import Pair
+from callqueue.ledger.transaction import Locked, transaction
 from callqueue.states import Move
 from callqueue.transitions import Result, after_loss
 
@@ -45,15 +45,15 @@ def end_lost(using: str) -> int:
     ids = _to_end_here(using, overdue)
     if not ids:
         return 0
-    with database.writing(using):
-        reading = clock_jumps.held(using)
-        if clock_jumps.watch(using).credited(reading) is None:
-            return 0  # leases seem to have ended because the clock has jumped
-        now = from_us(reading.at)
-        pairs = _overdue_pairs(using, ids, now)
-        results = [_lost(pair.call, now) for pair in pairs if pair.call]
+
+    def work(locked: Locked) -> tuple[int, list[Result]]:
+        pairs = _overdue_pairs(using, ids, locked.now)
+        results = [_lost(pair.call, locked.now) for pair in pairs if pair.call]
         attempt_ids = [pair.attempt.pk for pair in pairs]
-        changed = transitions.lose(using, attempt_ids, results, SILENT, now)
+        return transitions.lose(using, attempt_ids, results, SILENT, locked.now), results
+
+    # Where leases seem to have ended because the clock has jumped, it looks again.
+    changed, results = transaction(using, work)
     _tell_of_lost(using, results)
     return changed
 
@@ -92,7 +92,7 @@ def _tell_of_lost(using: str, results: list[Result]) -> None:
         if result.status in states.FINAL:
             ended.setdefault(result.status, []).append(result.job.pk)
     for status, ids in ended.items():
-        callbacks.announce(using, ids, status)
+        callbacks.tell(using, ids, status)
 
 
 def expire(using: str) -> int:

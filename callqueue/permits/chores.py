@@ -4,14 +4,13 @@ clock settle, ends what died with its process, and brings the rules' rows up to 
 
 from __future__ import annotations
 
-from callqueue import aside, clocks, database, tables
+from callqueue import clocks, database, tables
 from callqueue.ledger import agreement_rows, clock_jumps
 from callqueue.maintenance import recovery
 from callqueue.permits.begun import now
 
 OVERDUE = 1.0  # seconds between two looks for attempts whose caller has died
 _looked_for_overdue: dict[str, float] = {}
-_announcers: dict[str, aside.Announcer] = {}  # by database, for the ends of others' calls
 
 
 def settling(using: str) -> float:
@@ -35,9 +34,8 @@ def end_overdue(using: str) -> None:
     # A test's clock may go back.
     if abs(now() - _looked_for_overdue.get(using, -OVERDUE)) >= OVERDUE:
         _looked_for_overdue[using] = now()
-        with aside.announcing(_announcers.setdefault(using, aside.Announcer(using))):
-            recovery.end_lost(using)
-            recovery.void_unbegun(using)
+        recovery.end_lost(using)
+        recovery.void_unbegun(using)
 
 
 def stamp(using: str) -> None:

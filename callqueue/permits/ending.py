@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from django.db import OperationalError
-
 from callqueue import database, events, states, tables
-from callqueue.database import from_us
-from callqueue.execution import results
-from callqueue.ledger import agreement, clock_jumps
+from callqueue.execution import recorder
+from callqueue.ledger import agreement
+from callqueue.ledger.transaction import transaction
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result
@@ -71,31 +69,22 @@ def end(using: str, result: Result) -> None:
 def lay_hold(using: str, result: Result) -> None:
     """Lay the hold that the result asks for, if it does."""
     if result.hold is not None:
-        results.lay(using, result, result.hold)
-        result.hold = None
+        recorder.lay(using, result)
 
 
 def _change(using: str, job: Job, columns: Any, *, lazily: bool) -> bool:
     """Write an instant, which is now, into the attempt, where it is still open; whether it was."""
-    for _ in range(results.LOOKS):
-        try:
-            with database.writing(using):
-                reading = clock_jumps.held(using, lazily=lazily)
-                clock_jumps.check(using, reading)
-                row = tables.attempts(using).open().filter(pk=job.attempt_id, worker=job.worker)
-                changed = bool(row.update(**columns(from_us(reading.at))))
-            break
-        except clock_jumps.Jumped:
-            clock_jumps.watch(using).settle()
-    else:
-        raise OperationalError("the database's clock cannot be followed")
+    own = tables.attempts(using).open().filter(pk=job.attempt_id, worker=job.worker)
+    changed = transaction(
+        using, lambda locked: bool(own.update(**columns(locked.now))), lazily=lazily
+    )
     if not changed:
         events.emit("attempt_refused", attempts=1, reason=LATE)
     return changed
 
 
 def _cost(job: Job, cost: Any, outcome: str) -> dict[str, Any]:
-    correction = results.correction(job, cost, outcome)
+    correction = recorder.correction(job, cost, outcome)
     return {"cost": cost, "calls": cost_of(cost, "calls"), **correction}
 
 

@@ -15,7 +15,7 @@ from requests.structures import CaseInsensitiveDict
 from callqueue import conf
 from callqueue.exceptions import NotAllowed
 from callqueue.execution import judging
-from callqueue.execution.results import scrubbed
+from callqueue.execution.recorder import scrubbed
 from callqueue.execution.wire import Answer
 from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit

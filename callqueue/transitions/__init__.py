@@ -1,8 +1,8 @@
 """Every move of a call from one state to another, and every end of an attempt.
 
-`attempt_ends` says what the end of an attempt makes of its call; `recording` and `deferred` write
-that; `moves` makes all other moves. Which are legal, `states.Move` says: the moves take their
-conditions from it.
+`attempt_ends` says what the end of an attempt makes of its call; `verbs` writes that and all other
+moves, `deferred` what has to wait for a locked call. Which are legal, `states.Move` says: the verbs
+take their conditions from it.
 """
 
 # ruff: noqa: F401
@@ -22,17 +22,22 @@ from callqueue.transitions.attempt_ends import (
 )
 from callqueue.transitions.deferred import end_deferred
 from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
-from callqueue.transitions.moves import (
+from callqueue.transitions.verbs import (
+    astray,
+    begin,
     cancel,
-    dispatch,
     end_overdue,
     fail,
+    is_owed,
+    lose,
+    record,
+    release,
     requeue,
     send_again,
     settle,
+    tell,
     undo,
     undo_released,
     void,
     void_permits,
 )
-from callqueue.transitions.recording import astray, end_attempts, end_calls, lose

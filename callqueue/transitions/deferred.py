@@ -31,7 +31,8 @@ def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> 
         for job, one in zip(jobs, columns, strict=True)
         if job.pk in there
     ]
-    tables.BelatedEnding.objects.using(using).bulk_create(rows)
+    # An earlier try may have kept them, whose answer was lost.
+    tables.BelatedEnding.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
 
 def end_deferred(using: str) -> int:
@@ -50,7 +51,7 @@ def end_deferred(using: str) -> int:
         ended = [_columns(row) for row in rows if _is_out(row, free)]
         database.update_each(tables.CallQueue, using, ended)
     for status in {columns["status"] for columns in ended} & set(FINAL):
-        callbacks.announce(using, [one["pk"] for one in ended if one["status"] == status], status)
+        callbacks.tell(using, [one["pk"] for one in ended if one["status"] == status], status)
     return len(ended)
 
 

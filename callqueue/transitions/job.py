@@ -25,8 +25,8 @@ class Job:
     more.
 
     `begins_at`: of a permit, the monotonic instant at which its slot has certainly opened.
-    `charged`: what it was charged at its release. `is_left`: it is not to be sent any more, unless
-    it `is_through` its gate: it has been, or is about to be. `gate`: what its request passes, which
+    `charged`: what it was charged at its release. `is_through`: it is through its gate: it has been
+    sent, or is about to be. `gate`: what its request passes, which
     knows when it was sent; None while there is no request. `arrived`: the monotonic instant by
     which the other side had all of it, as far as that is known; `is_late`: it did not at the last
     look; `is_told`: whether the ledger knows when it was sent.
@@ -57,7 +57,6 @@ class Job:
     lease_ends: float = 0.0
     unfit: str | None = None
     begins_at: float | None = None
-    is_left: bool = False
     is_through: bool = False
     gate: Any = None
     arrived: float | None = None

@@ -5,8 +5,10 @@ the database, while the calls of another rule go.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,7 +18,17 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from callqueue import Rule, SlidingWindow, broker, callbacks, database, events, states
+from callqueue import (
+    Rule,
+    SlidingWindow,
+    aside,
+    broker,
+    callbacks,
+    database,
+    events,
+    states,
+    tasks,
+)
 from callqueue.dispatch import chores
 from callqueue.dispatch.chores import Chores
 from callqueue.dispatch.dispenser import Dispenser
@@ -156,23 +168,49 @@ def test_a_chore_that_hangs_is_not_begun_again_and_keeps_no_other_back(fast: Non
         strike.over.set()
 
 
+@pytest.fixture
+def a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It announces, in a thread of its own."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work() -> None:
+        while (args := inbox.get()) is not None:
+            tasks.announce(*args)
+        database.close_all()
+
+    monkeypatch.setattr(broker, "send_beside", lambda name, args, queue="": inbox.put(args))
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    inbox.put(None)
+    thread.join(PATIENCE)
+
+
 @pytest.mark.parametrize("how", DEEDS)
-@pytest.mark.parametrize("what", ["a receiver", "a callback"])
+@pytest.mark.parametrize("what", ["a receiver", "a callback", "the broker"])
 def test_what_the_project_does_at_an_end_keeps_no_call_waiting(
-    fast: None, what: str, how: str, monkeypatch: pytest.MonkeyPatch
+    fast: None,
+    a_worker: None,
+    announced_here: Any,
+    what: str,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strike = Strike(how)
     if what == "a receiver":
         monkeypatch.setattr(events.call_finished, "receivers", [])
         events.call_finished.connect(strike)
-    else:
+    elif what == "a callback":
         monkeypatch.setattr(broker, "send_by_name", strike)
+    else:
+        monkeypatch.setattr(broker, "send_beside", announced_here)
+        monkeypatch.setattr(broker, "send", strike)
     late = [send("slow", callback="shop.told") for _ in range(10)]
     CallQueue.objects.update(expires_at_dt=timezone.now() - timedelta(seconds=60))
     released = Released()
     ended = CallQueue.objects.filter(pk__in=[call.pk for call in late])
     owed = ended.filter(callback_pending=True)
-    stays_owed = what == "a callback" and how != "hangs"
+    stays_owed = what == "the broker" or (what == "a callback" and how != "hangs")
     with running(released, strike):
         all_go(released, strike)
         strike.over.set()
@@ -182,31 +220,39 @@ def test_what_the_project_does_at_an_end_keeps_no_call_waiting(
     assert owed.exists() == stays_owed
 
 
-def test_a_receiver_that_hangs_keeps_one_thread_however_often_a_dispenser_runs(
-    fast: None, monkeypatch: pytest.MonkeyPatch
+def test_a_receiver_that_hangs_keeps_no_worker_and_no_callback(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of beat's task does, once a minute."""
-    strike = Strike("hangs")
-    monkeypatch.setattr("callqueue.dispatch.dispenser.LEAVING", 0.01)
+    strike, sent = Strike("hangs"), list[int]()
+    monkeypatch.setattr(callbacks, "SENDING", 0.1)
+    monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: sent.append(args[0]))
     monkeypatch.setattr(events.call_finished, "receivers", [])
     events.call_finished.connect(strike)
-    dispenser = Dispenser(publish=Released())
-    for _ in range(3):
-        call = send("shy")
-        long_ago = timezone.now() - timedelta(hours=1)
-        CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=long_ago)
-        dispenser.chores.start_over()
-        dispenser.run(seconds=0.2)
-        call.refresh_from_db()
-        assert call.status == states.EXPIRED
-        assert strike.came.wait(PATIENCE)
-    threads = [one for one in threading.enumerate() if one.name == "callqueue-announcer"]
+    assert tasks.announce([call.pk for call in owed]) == 3
+    assert sent == [call.pk for call in owed]
     strike.over.set()
-    for one in threads:
-        one.join(PATIENCE)
-    dispenser.chores.wait(PATIENCE)
-    database.close_kept("default")  # those too that came back when the run was over
-    assert len(threads) == 1
+    wait_until(lambda: not any(one.is_under_way for one in aside._left))
+
+
+def test_messages_go_one_after_the_other_and_the_first_are_dropped_of_too_many(
+    announced_here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike, sent = Strike("hangs"), list[Any]()
+
+    def send_it(task: Any, args: Any, **_: Any) -> None:
+        strike()
+        sent.append(args[0])
+
+    monkeypatch.setattr(broker, "_unsent", deque(maxlen=3))
+    monkeypatch.setattr(broker, "send", send_it)
+    announced_here(broker.ANNOUNCE, (0,))
+    assert strike.came.wait(PATIENCE)
+    for number in range(1, 6):
+        announced_here(broker.ANNOUNCE, (number,))
+    assert sum(one.name == "callqueue-messages" for one in threading.enumerate()) == 1
+    strike.over.set()
+    wait_until(lambda: len(sent) == 4)
+    assert sent == [0, 3, 4, 5]
 
 
 @pytest.mark.parametrize("how", ["raises", "is refused", "hangs"])
@@ -234,7 +280,6 @@ def test_a_queue_that_takes_no_message_keeps_no_other_waiting(
 def test_a_message_is_given_up_after_its_patience_whatever_the_transport_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from callqueue import tasks
     from callqueue.aside import LeftBehind
 
     strike = Strike("hangs")
@@ -246,8 +291,6 @@ def test_a_message_is_given_up_after_its_patience_whatever_the_transport_does(
 
 
 def test_no_more_threads_are_left_behind_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    from callqueue import aside
-
     strike = Strike("hangs")
     monkeypatch.setattr(aside, "MOST_LEFT", 2)
     before = threading.active_count()
@@ -285,13 +328,13 @@ def test_a_callback_that_always_fails_keeps_none_of_the_others_back(
 
     monkeypatch.setattr(broker, "send_by_name", refuse_bad)
     first, second, good = (call.pk for call in owed)
-    assert [callbacks.deliver_owed("default") for _ in range(3)] == [1, 0, 0]
+    assert [tasks.announce([first, second, good]) for _ in range(3)] == [1, 0, 0]
     assert tried == [first, good], "and is not tried again at once"
     pending = CallQueue.objects.filter(callback_pending=True)
     assert set(pending.values_list("pk", flat=True)) == {first, second}
     pending.update(callback_at=timezone.now() - timedelta(seconds=1))  # a while later
     monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: None)
-    assert callbacks.deliver_owed("default") == 2
+    assert tasks.announce([first, second, good]) == 2
 
 
 def test_a_callback_that_takes_its_time_keeps_none_of_the_others_back(
@@ -308,11 +351,11 @@ def test_a_callback_that_takes_its_time_keeps_none_of_the_others_back(
 
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(broker, "send_by_name", take_long)
-    first, second, good = (call.pk for call in owed)
-    assert callbacks.deliver_owed("default") == 0
+    first, second, good = ids = [call.pk for call in owed]
+    assert tasks.announce(ids) == 0
     tried_before = CallQueue.objects.filter(callback_pending=True, callback_at__isnull=False)
     tried_before.update(callback_at=timezone.now() - timedelta(seconds=1))  # a while later
-    assert callbacks.deliver_owed("default") == 1
+    assert tasks.announce(ids) == 1
     assert tried == [first, good, first]
     assert set(tried_before.values_list("pk", flat=True)) == {first, second}
 
@@ -334,7 +377,7 @@ def test_what_a_call_owes_anew_while_its_callback_is_sent_is_sent_too(
             assert transitions.settle("default", call, states.DONE, "")
 
     monkeypatch.setattr(broker, "send_by_name", settle_meanwhile)
-    callbacks.deliver("default", [call.pk])
+    tasks.announce([call.pk])
     assert told == ["unknown", "done"]
     call.refresh_from_db()
     assert not call.callback_pending
@@ -343,14 +386,17 @@ def test_what_a_call_owes_anew_while_its_callback_is_sent_is_sent_too(
 def test_a_sender_that_dies_leaves_its_callbacks_to_others(
     owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ids = [call.pk for call in owed]
+
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(callbacks, "_sent", die)
         with pytest.raises(KeyboardInterrupt):
-            callbacks.deliver_owed("default")
+            tasks.announce(ids)
     monkeypatch.setattr(broker, "send_by_name", lambda *_: None)
-    assert callbacks.deliver_owed("default") == 0, "while the claim lasts"
+    assert tasks.announce(ids) == 0, "while the claim lasts"
     CallQueue.objects.update(callback_at=timezone.now() - timedelta(seconds=1))
-    assert callbacks.deliver_owed("default") == 3
+    assert callbacks.ask_for_owed("default") == 3
+    assert not CallQueue.objects.filter(callback_pending=True).exists()

@@ -28,11 +28,12 @@ from callqueue import (
     conf,
     database,
     states,
+    tasks,
 )
 from callqueue import broker as messages
 from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor, judging, results, wire
+from callqueue.execution import claim, executor, judging, recorder, wire
 from callqueue.ledger import clock_jumps, holds
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
@@ -258,12 +259,10 @@ def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(
 def test_a_cancel_between_a_workers_look_and_its_begin_wins(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if database.returns_updated("default"):
-        pytest.skip("looks and begins in one statement")
     rules(r=Rule())
     call = send("r")
     ids = released_by("r")
-    looked, cancelled = halted(monkeypatch, claim, "_take")
+    looked, cancelled = halted(monkeypatch, claim.transitions, "begin")
 
     def cancel() -> None:
         assert looked.wait(PATIENCE)
@@ -326,7 +325,7 @@ def test_of_a_record_and_a_recovery_exactly_one_counts(rules: Rules) -> None:
         end_leases()
         report = answered(job)
         recorded, ended = together(
-            lambda report=report: results.write("default", [report]),
+            lambda report=report: recorder.write("default", [report]),
             lambda: recovery.end_lost("default"),
         )
         assert recorded + ended == 1
@@ -348,7 +347,7 @@ def test_a_late_record_changes_nothing_of_a_call_that_was_requeued(rules: Rules)
             return len(released_by("r"))
 
         recorded, again = together(
-            lambda report=report: results.write("default", [report]), requeue_and_release
+            lambda report=report: recorder.write("default", [report]), requeue_and_release
         )
         again = again or len(
             released_by("r")
@@ -374,7 +373,7 @@ def test_of_a_requeue_and_a_record_that_failed_the_call_neither_is_lost(rules: R
             return True
 
         recorded, requeued = together(
-            lambda report=report: results.write("default", [report]), requeue
+            lambda report=report: recorder.write("default", [report]), requeue
         )
         assert recorded == 1
         call = fresh(call)
@@ -461,11 +460,12 @@ def test_a_callback_that_is_being_sent_is_sent_by_nobody_else(
         assert came.wait(PATIENCE)
         monkeypatch.setattr(messages, "send_by_name", lambda app, name, args: told.append(args[0]))
         try:
-            return callbacks.deliver_owed("default")
+            return tasks.announce(ids)
         finally:
             may_go.set()
 
-    counts = together(lambda: callbacks.deliver("default", [call.pk]), another)
+    ids = [call.pk, *(other.pk for other in others)]
+    counts = together(lambda: tasks.announce([call.pk]), another)
     assert counts == [1, len(others)]
     assert sorted(told) == sorted([call.pk, *(other.pk for other in others)])
     assert not CallQueue.objects.filter(callback_pending=True).exists()

@@ -14,7 +14,7 @@ from django.utils import timezone
 from callqueue import Retry, Rule, states, transitions
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor, results
+from callqueue.execution import claim, executor, recorder
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
@@ -50,7 +50,7 @@ def begun(call: CallQueue) -> Job:
 
 
 def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> None:
-    results.write("default", [end(begun(call))])
+    recorder.write("default", [end(begun(call))])
 
 
 def failing(job: Job) -> Result:

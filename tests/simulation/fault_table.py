@@ -102,7 +102,7 @@ FAULTS = {
         "limit = with_rate(limit, None)",
     ),
     "what a locked call becomes is forgotten": fault(
-        "transitions.recording", "if len(locked) < len(results):", "if len(locked) > len(results):"
+        "transitions.verbs", "    if others:\n", "    if False:\n"
     ),
     "recovery minds no lease": Fault(
         Change(
@@ -114,7 +114,7 @@ FAULTS = {
     ),
     "a lost attempt is not charged": Fault(
         Change(
-            "transitions.recording",
+            "transitions.verbs",
             "from callqueue.states import FINAL, LOST, Move",
             "from callqueue.states import FINAL, VOIDED as LOST, Move",
         ),
@@ -146,7 +146,7 @@ FAULTS = {
         "permits.ending", '"outcome": result.outcome,', '"outcome": states.VOIDED,'
     ),
     "expiry waits for the calls that hosts have": fault(
-        "transitions.moves",
+        "transitions.verbs",
         'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))',
         'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"), wait=True)',
     ),
@@ -155,10 +155,17 @@ FAULTS = {
         "[mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement",
         "[mine], agreement",
     ),
-    "whatever a message names is begun": fault(
-        "execution.claim",
-        "CASE WHEN (a.started_at IS NULL OR a.worker = %s)",
-        "CASE WHEN (TRUE OR a.worker = %s)",
+    "whatever a message names is begun": Fault(
+        Change(
+            "execution.claim",
+            'is_free = row["a.started_at"] is None or row["a.worker"] == worker',
+            "is_free = True",
+        ),
+        Change(
+            "transitions.verbs",
+            '"(t.started_at IS NULL OR t.worker = %s) AND',
+            '"(TRUE OR t.worker = %s) AND',
+        ),
     ),
     "what was begun is voided": fault(
         "ledger.row_locks",
@@ -181,13 +188,13 @@ FAULTS = {
     ),
     "who records judges by settings of his own what is tallied": Fault(
         Change(
-            "execution.results",
+            "execution.recorder",
             "    if job.charged == cost and outcome != states.VOIDED and not is_late:\n",
             "    if job.charged == cost and outcome != states.VOIDED and not is_late "
             "or not _is_tallied(job):\n",
         ),
         Change(
-            "execution.results",
+            "execution.recorder",
             "def correction(",
             """def _is_tallied(job: Job) -> bool:
     from callqueue import conf

@@ -52,7 +52,7 @@ class Stage:
         from callqueue import broker, database
 
         broker.send = lambda *given, **how: self.broker.send(*given, **how)
-        broker.send_by_name = lambda *given, **how: None
+        broker.send_by_name = broker.send_beside = lambda *given, **how: None
         # as behind a pooler, where nobody can listen: a dispenser looks by itself then
         database.start_listening = lambda using: False
 

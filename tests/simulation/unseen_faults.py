@@ -14,7 +14,7 @@ UNSEEN = {
         "return True",
     ),
     "what is recorded after its window stays in the tallies": fault(
-        "execution.results",
+        "execution.recorder",
         "LATE = timedelta(seconds=0.5)",
         "LATE = timedelta(days=1)",
         scenes=["crossed"],
@@ -61,7 +61,7 @@ UNSEEN = {
         "ledger.row_locks", "if started is None and finished is None", "if finished is None"
     ),
     "what is out is requeued": fault(
-        "transitions.moves",
+        "transitions.verbs",
         "for pk, unique_key, status in found if status in move.sources]",
         "for pk, unique_key, status in found]",
     ),
@@ -71,10 +71,10 @@ UNSEEN = {
             "tables.calls(using).waiting().filter(expires_at_dt__lte",
             "tables.calls(using).filter(finished_at_dt=None, expires_at_dt__lte",
         ),
-        Change("transitions.moves", "if status in move.sources and value ==", "if value =="),
+        Change("transitions.verbs", "if status in move.sources and value ==", "if value =="),
     ),
     "an attempt that is another's is recorded": fault(
-        "transitions.recording",
+        "transitions.verbs",
         '"t.finished_at IS NULL AND t.worker = v.v1"',
         '"t.worker IS NOT NULL"',
     ),

@@ -20,6 +20,20 @@ from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, Toke
 """
 
 
+@pytest.fixture(autouse=True)
+def announced_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Without workers, what is to be announced is announced at once, in this process; how it is
+    sent else.
+    """
+    from callqueue import broker, tasks
+
+    sends = broker.send_beside
+    if "processes" not in request.fixturenames:
+        here = lambda name, args, queue="": tasks.announce(*args)  # noqa: E731
+        monkeypatch.setattr(broker, "send_beside", here)
+    return sends
+
+
 @pytest.fixture(scope="session")
 def vendor_process() -> Iterator[Recorder]:
     with Recorder() as recorder:

@@ -19,7 +19,7 @@ from django.db import connection
 
 from callqueue import clocks
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import claim, judging, results, telling, wire
+from callqueue.execution import claim, judging, recorder, telling, wire
 from callqueue.transitions import Job
 from tests.support.behaviour import response
 
@@ -95,8 +95,7 @@ class SlowApi:
             answer = wire.Answer(response(200, {}, b"{}"), job.gate.sent_at, sent=True)
             ended.append(judging.of_answer(job, answer))
         if ended:
-            told = telling.riding("default", [job for _, _, job in self._answers])
-            results.write("default", ended, told)
+            recorder.write("default", ended)
 
     def _count(self, execute: Any, *call: Any) -> Any:
         self.statements[self._doing] += 1

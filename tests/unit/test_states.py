@@ -45,12 +45,11 @@ def test_the_page_about_states_has_the_same_moves() -> None:
 
 # By column: the modules that may write it, besides those that only show it.
 WRITERS = {
-    "status": {"transitions/moves.py", "transitions/recording.py"},
+    "status": {"transitions/verbs.py"},
     # The end of an attempt: a worker hands its columns to transitions, a permit has no call to move.
     "finished_at": {
-        "transitions/moves.py",
-        "transitions/recording.py",
-        "execution/results.py",
+        "transitions/verbs.py",
+        "execution/recorder.py",
         "permits/ending.py",
     },
     # A release gives a lease, and whoever begins gives the next; a clock that jumped moves them.
@@ -62,8 +61,8 @@ WRITERS = {
     },
     # What an attempt was charged, where it costs something else; tallies forget it once they know.
     "charged": {
-        "transitions/moves.py",
-        "execution/results.py",
+        "transitions/verbs.py",
+        "execution/recorder.py",
         "permits/ending.py",
         "ledger/tallies.py",
     },

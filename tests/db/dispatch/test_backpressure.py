@@ -14,7 +14,7 @@ from callqueue import Rule, SlidingWindow, transitions
 from callqueue.dispatch import backpressure, release_pass
 from callqueue.dispatch.backpressure import LEAST
 from callqueue.dispatch.release_pass import ensure_states
-from callqueue.execution import claim, results
+from callqueue.execution import claim, recorder
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from tests.concurrency.test_races import answered
@@ -69,7 +69,7 @@ def test_when_workers_come_back_everything_goes_at_once(rules: Rules) -> None:
     (job,) = claim.begin("default", [probe])
     first = passes("r")
     assert len(first) == LEAST + 1
-    results.write("default", [answered(job), *map(answered, claim.begin("default", first))])
+    recorder.write("default", [answered(job), *map(answered, claim.begin("default", first))])
     assert len(passes("r")) == LEAST + len(first) + 1, "as many more as were answered just now"
 
 
@@ -79,7 +79,7 @@ def test_workers_that_keep_up_have_all_they_can_begin(rules: Rules) -> None:
     rounds = 0
     while CallQueue.objects.waiting().exists():
         rounds += 1
-        results.write("default", [answered(job) for job in claim.begin("default", passes("r"))])
+        recorder.write("default", [answered(job) for job in claim.begin("default", passes("r"))])
     assert rounds <= 6, "32, 64, 128, and so on"
     assert CallQueue.objects.done().count() == 600
 
@@ -146,7 +146,7 @@ def test_what_comes_back_for_another_reason_is_no_silence(rules: Rules, why: str
         CallQueue.objects.all().cancel()
         CallQueue.objects.all().requeue()
     elif why == "failed":
-        results.write("default", [answered(job, 500) for job in claim.begin("default", ids)])
+        recorder.write("default", [answered(job, 500) for job in claim.begin("default", ids)])
         CallQueue.objects.all().requeue()
     else:
         transitions.undo("default", ids)

@@ -29,7 +29,7 @@ from callqueue import (
 )
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import recorder, results, wire
+from callqueue.execution import recorder, wire
 from callqueue.fields import SealedTextField, ToldJSONField, ToldTextField
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.security.secrets import Secret
@@ -332,7 +332,7 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts(
     for number in range(3):
         remote.answers[f"/{number}"] = answered(f"/{number}", 400, {"X": "y"}, b"said %d" % number)
     verdicts["/1"] = HoldUntil(60, "poison")
-    write = results._columns_of_attempt
+    write = recorder._columns_of_attempt
 
     def refusing(report: Any, now: Any) -> dict[str, Any]:
         columns = write(report, now)
@@ -340,7 +340,7 @@ def test_a_report_that_cannot_be_stored_is_stored_without_its_texts(
             raise error
         return columns
 
-    monkeypatch.setattr(results, "_columns_of_attempt", refusing)
+    monkeypatch.setattr(recorder, "_columns_of_attempt", refusing)
     monkeypatch.setattr(recorder.time, "sleep", lambda seconds: pytest.fail("waited"))
     as_one_message()
     assert [fresh(call).status for call in calls] == [Status.FAILED, Status.ERROR, Status.FAILED]
@@ -360,14 +360,14 @@ def test_a_report_that_the_database_takes_in_no_form_keeps_no_other_from_it(
 ) -> None:
     rules(r=Rule())
     calls = [send("r", f"/{number}") for number in range(3)]
-    write = results._columns_of_attempt
+    write = recorder._columns_of_attempt
 
     def refusing(report: Any, now: Any) -> dict[str, Any]:
         if report.job.pk == calls[1].pk:
             raise DataError
         return write(report, now)
 
-    monkeypatch.setattr(results, "_columns_of_attempt", refusing)
+    monkeypatch.setattr(recorder, "_columns_of_attempt", refusing)
     with caplog.at_level("ERROR", "callqueue"):
         as_one_message()
     assert [fresh(call).status for call in calls] == [Status.DONE, Status.DISPATCHED, Status.DONE]
@@ -382,14 +382,14 @@ def test_a_database_that_is_away_is_waited_for(
 ) -> None:
     settings.CALLQUEUE = {"RULES": {"r": Rule()}}
     calls = [send("r", f"/{number}") for number in range(2)]
-    write, failures = results.write, [OperationalError("gone"), OperationalError("gone")]
+    write, failures = recorder.write, [OperationalError("gone"), OperationalError("gone")]
 
     def failing(*call: Any) -> int:
         if failures:
             raise failures.pop()
         return write(*call)
 
-    monkeypatch.setattr(results, "write", failing)
+    monkeypatch.setattr(recorder, "write", failing)
     as_one_message()
     assert not failures
     assert [fresh(call).status for call in calls] == [Status.DONE] * 2
@@ -401,7 +401,7 @@ def test_an_announcement_that_fails_undoes_no_record(
     rules(r=Rule())
     call = send("r", callback="tasks.told")
     monkeypatch.setattr(
-        results.callbacks, "announce", lambda *_: (_ for _ in ()).throw(OperationalError("gone"))
+        recorder.callbacks, "log", lambda *_: (_ for _ in ()).throw(OperationalError("gone"))
     )
     as_one_message()
     assert fresh(call).status == Status.DONE

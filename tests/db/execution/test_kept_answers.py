@@ -14,7 +14,7 @@ from celery import shared_task
 
 from callqueue import GiveUp, QueuedTask, Retry, Rule, Secret, handler
 from callqueue.exceptions import AnswerCut
-from callqueue.execution import kept_answer, results
+from callqueue.execution import kept_answer, recorder
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security import allowance
 from callqueue.security.withholding import WITHHELD
@@ -305,7 +305,7 @@ def kept(
     result = Result(of or job(), SUCCEEDED, Status.DONE, None, 0, 0)  # type: ignore[arg-type]
     result.response = response(200, {}, body)
     result.response.headers, result.response.encoding = headers or {}, charset
-    results.scrubbed(result, values)
+    recorder.scrubbed(result, values)
     assert result.kept is not None
     return dict(result.kept)
 
@@ -413,7 +413,7 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
     compose = kept_answer._columns
 
     def columns(*given: Any) -> Any:
-        composed.append(results.database.in_transaction("default"))
+        composed.append(recorder.database.in_transaction("default"))
         return compose(*given)
 
     def lost() -> Any:
@@ -421,7 +421,7 @@ def test_what_is_kept_is_composed_once_and_not_while_rows_are_locked(
         return 200, {}, b"{}"
 
     monkeypatch.setattr(kept_answer, "_columns", columns)
-    inside = results.database.in_transaction("default")  # a test's own transaction
+    inside = recorder.database.in_transaction("default")  # a test's own transaction
     remote.answers["/2"] = lost
     release()
     make_together(list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)))

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.apps import apps
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 
-from callqueue import Retry, Rule, Secret, SlidingWindow, database, events
+from callqueue import Retry, Rule, Secret, SlidingWindow, broker, callbacks, database, events, tasks
 from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import executor, wire
+from callqueue.execution import executor
 from callqueue.execution.flight import Flight
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from tests.db import commands
@@ -61,6 +61,25 @@ def deed(request: pytest.FixtureRequest) -> str:
     if request.param not in deeds():
         pytest.skip("there is no server that could cut, or no conflict but the lock")
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is to be announced: by other processes than those that are cut."""
+    messages: list[Any] = []
+    here = lambda name, args, queue="": messages.append(args)  # noqa: E731
+    monkeypatch.setattr(broker, "send_beside", here)
+    return messages
+
+
+def announce(asked: list[Any]) -> None:
+    """As workers do, a while later: what was asked for, and what a dispenser finds still owed."""
+    past = database.clock("default") - timedelta(hours=1)
+    CallQueue.objects.filter(callback_pending=True).update(finished_at_dt=past)
+    CallQueue.objects.filter(callback_at__isnull=False).update(callback_at=past)
+    callbacks.ask_for_owed("default")
+    while asked:
+        tasks.announce(*asked.pop(0))
 
 
 @pytest.fixture
@@ -124,7 +143,7 @@ def at_every_moment(
 
 @pytest.mark.fault
 def test_begin_and_record_are_struck_at_every_moment(
-    deed: str, remote: Vendor, told: list[tuple[int, str]]
+    deed: str, remote: Vendor, told: list[tuple[int, str]], asked: list[Any]
 ) -> None:
     remote.answers = {"/bad": 500, "/busy": (429, {"Retry-After": "60"}, b"")}
     ids: list[int] = []
@@ -132,6 +151,7 @@ def test_begin_and_record_are_struck_at_every_moment(
     def prepare() -> dict[str, CallQueue]:
         remote.requests.clear()
         told.clear()
+        asked.clear()
         calls = {
             path: send("r", path, callback="tests.echo")
             for path in ("/ok", "/bad", "/busy", "/gone", "/late")
@@ -161,6 +181,7 @@ def test_begin_and_record_are_struck_at_every_moment(
         outcomes = dict(CallAttempt.objects.values_list("call__pk", "outcome"))
         assert outcomes[calls["/ok"].pk] == "succeeded", story
         assert Hold.objects.filter(rule="r").count() == 1, story
+        announce(asked)
         heard = {"/ok": "done", "/gone": "cancelled", "/late": "expired"}
         assert sorted(told) == sorted((calls[path].pk, status) for path, status in heard.items()), (
             story
@@ -173,11 +194,39 @@ def _fresh(calls: dict[str, CallQueue]) -> dict[str, CallQueue]:
     return {name: CallQueue.objects.get(pk=call.pk) for name, call in calls.items()}
 
 
+@pytest.mark.fault
+def test_an_announcement_is_struck_at_every_moment(
+    deed: str, told: list[tuple[int, str]], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever listens may hear twice, and nobody never hears."""
+    sent: list[int] = []
+    monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: sent.append(args[0]))
+
+    def prepare() -> list[int]:
+        told.clear()
+        sent.clear()
+        calls = [send("r", callback="tests.echo") for _ in range(3)]
+        assert CallQueue.objects.all().cancel() == 3
+        asked.clear()
+        return [call.pk for call in calls]
+
+    def work(pks: list[int]) -> None:
+        with suppress(DatabaseError):
+            tasks.announce(pks)
+
+    def judge(pks: list[int], story: str) -> None:
+        announce(asked)
+        assert {pk for pk, _ in told} == set(sent) == set(pks), story
+        assert not CallQueue.objects.filter(callback_pending=True).exists(), story
+
+    assert at_every_moment(deed, prepare, work, judge) >= 3
+
+
 @pytest.mark.parametrize("deed", [STRUCK_BEFORE, STRUCK_AFTER])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.fault
 def test_a_soft_time_limit_strikes_at_every_moment(
-    deed: str, count: int, remote: Vendor, told: list[tuple[int, str]]
+    deed: str, count: int, remote: Vendor, told: list[tuple[int, str]], asked: list[Any]
 ) -> None:
     """What was sent is recorded, and what was not waits again; nothing is left to a lease."""
     ids: list[int] = []
@@ -185,6 +234,7 @@ def test_a_soft_time_limit_strikes_at_every_moment(
     def prepare() -> list[CallQueue]:
         remote.requests.clear()
         told.clear()
+        asked.clear()
         calls = [send("r", f"/{n}") for n in range(count)]
         release()
         ids[:] = CallAttempt.objects.order_by("pk").values_list("pk", flat=True)
@@ -207,70 +257,12 @@ def test_a_soft_time_limit_strikes_at_every_moment(
             story
         )
         assert len(remote.paths()) == len(done), story
+        announce(asked)
         assert sorted(told) == [(pk, "done") for pk in sorted(done)], story
         if not story:
             assert len(done) == count
 
     assert at_every_moment(deed, prepare, work, judge) >= 3
-
-
-class Place:
-    """Where threads stop until they are let go; who waits for them knows when so many are there."""
-
-    def __init__(self) -> None:
-        self.came, self.go = threading.Semaphore(0), threading.Event()
-
-    def stop_here(self, *_: Any) -> str:
-        self.came.release()
-        assert self.go.wait(20)
-        return "value"
-
-    def wait_for(self, count: int) -> None:
-        for _ in range(count):
-            assert self.came.acquire(timeout=20)
-
-
-def _slow_to_connect(
-    place: Place, remote: Vendor, method: str, params: Any, **more: Any
-) -> wire.Answer:
-    if params["url"].endswith("/unsent"):
-        place.stop_here()
-    return remote.request(method, params, **more)
-
-
-def test_calls_on_the_wire_and_calls_before_it_when_the_process_is_to_go_at_once(
-    remote: Vendor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was not sent waits again. What is on the wire is left to its lease, unless its answer
-    still comes.
-    """
-    before, sending = Place(), Place()
-    monkeypatch.setattr(
-        wire, "request", lambda *given, **named: _slow_to_connect(before, remote, *given, **named)
-    )
-    remote.answers = {f"/{n}": lambda: sending.stop_here() and 200 for n in range(4)}
-    sent = [send("r", f"/{n}") for n in range(4)]
-    unsent = [send("r", "/unsent") for _ in range(4)]
-    release()
-    flight = Flight("default", lambda: 100)
-    flight.board(list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True)), 20)
-    before.wait_for(4)
-    sending.wait_for(4)
-    lander = threading.Thread(target=lambda: flight.land(hurried=True, seconds=None))
-    lander.start()
-    while not all(job.is_left for batch in flight.batches for job in batch.jobs):
-        time.sleep(0.001)
-    before.go.set()
-    lander.join(20)
-    assert sorted(remote.paths()) == ["/0", "/1", "/2", "/3"]
-    assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [Status.DISPATCHED] * 4
-    assert [CallQueue.objects.get(pk=call.pk).status for call in unsent] == [Status.NEW] * 4
-    assert set(CallAttempt.objects.filter(call__in=unsent).values_list("outcome", flat=True)) == {
-        "voided"
-    }
-    sending.go.set()
-    assert flight.landed.wait(20)
-    assert [CallQueue.objects.get(pk=call.pk).status for call in sent] == [Status.DONE] * 4
 
 
 def _others() -> int:

@@ -198,7 +198,7 @@ def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
 ) -> None:
     """Whatever it was that wanted one: a connection, or a module that was not read yet."""
     rules(r=Rule())
-    write, tries = recorder.results.write, []
+    write, tries = recorder.write, []
 
     def write_the_third_time(*given: Any) -> int:
         tries.append(given)
@@ -206,7 +206,7 @@ def test_an_answer_is_kept_until_there_are_descriptors_to_record_it(
             raise OSError(errno.EMFILE, "Too many open files")
         return write(*given)
 
-    monkeypatch.setattr(recorder.results, "write", write_the_third_time)
+    monkeypatch.setattr(recorder, "write", write_the_third_time)
     call = send("r")
     run()
     call.refresh_from_db()

@@ -10,26 +10,17 @@ import pytest
 from celery import current_app
 from celery.backends.cache import CacheBackend
 
-from callqueue.integrations import ended_tasks
-
 
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A result backend in memory, and the messages that tell it of ends."""
+    """A result backend in memory."""
     app = current_app._get_current_object()
     backend = CacheBackend(app=app, backend="memory")
     monkeypatch.setattr(type(app), "backend", backend)
     for name, known in app.tasks.items():
         if name.startswith("tests."):
             monkeypatch.setattr(known, "ignore_result", False)
-    told: list[str] = []
-
-    def send(app: Any, name: str, args: Any) -> None:
-        told.append(name)
-        if name == "callqueue.tell_results":
-            ended_tasks.tell(args[1], args[0])
-
-    monkeypatch.setattr("callqueue.broker.send_by_name", send)
+    monkeypatch.setattr("callqueue.broker.send_by_name", lambda *_: None)
     before, app.conf.result_backend = app.conf.result_backend, "cache+memory://"
-    yield SimpleNamespace(backend=backend, told=told)
+    yield SimpleNamespace(backend=backend)
     app.conf.result_backend = before

@@ -288,7 +288,7 @@ def test_what_a_run_has_told_is_not_told_again(results: Any, callqueue_clock: Cl
 @pytest.mark.django_db(transaction=True)
 def test_without_a_result_backend_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr("callqueue.broker.send_by_name", lambda *args: told.append(args))
+    monkeypatch.setattr("callqueue.broker.send_beside", lambda *args, **how: told.append(args))
     result = identity.delay(1)
     result.revoke()
     assert (told, fresh(result.call).callback_pending) == ([], False)

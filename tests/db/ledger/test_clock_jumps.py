@@ -15,7 +15,7 @@ from django.utils import timezone
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.execution import judging, recorder, request, results, telling, wire
+from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
 from callqueue.execution.trip import Trip
 from callqueue.ledger import agreement, clock_jumps, holds
@@ -51,7 +51,6 @@ def _shown(two_clocks: Clocks) -> str:
 @pytest.fixture
 def two_clocks(monkeypatch: pytest.MonkeyPatch, settings: Any, transactional_db: None) -> Clocks:
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[SlidingWindow("20/m", jitter=0.05)])}}
-    monkeypatch.setattr(telling, "MARGIN", 100.0)
     monkeypatch.setattr(telling, "SLOW", 0.0)
     two_clocks = Clocks()
     monkeypatch.setattr(database, "clock", lambda using: two_clocks.wall)
@@ -457,7 +456,7 @@ def test_an_answer_is_recorded_by_the_clock_as_it_is_when_it_is_recorded(
     report = answered(job)
     step = timedelta(seconds=jump)
     monkeypatch.setattr(server_clock, "ahead", step)
-    assert results.write("default", [report]) == 1
+    assert recorder.write("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     shown, known = database.clock("default"), timedelta(microseconds=clocks.TOLERANCE)
     assert sent + step - known <= attempt.sent_at <= attempt.finished_at <= shown
@@ -483,7 +482,7 @@ def test_an_instant_is_not_moved_to_before_it_was_however_long_the_clock_takes_t
     monkeypatch.setattr(server_clock, "ahead", server_clock.ahead)
     monkeypatch.setattr(database, "rows", lambda *sql: stall(rows(*sql)))
     monkeypatch.setattr(database, "clock", lambda using: stall(clock(using)))
-    assert results.write("default", [report]) == 1
+    assert recorder.write("default", [report]) == 1
     attempt = CallAttempt.objects.get()
     assert sent <= attempt.sent_at <= attempt.finished_at <= clock("default")
 
@@ -496,7 +495,7 @@ def test_a_retry_whose_attempt_fails_after_a_jump_waits_as_long_as_it_is_to(
     wait = report.due_at - report.ended_at
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     before = database.clock("default")
-    results.write("default", [report])
+    recorder.write("default", [report])
     due = CallQueue.objects.get().due_at_dt
     assert before + wait - timedelta(seconds=5) <= due <= database.clock("default") + wait
 
@@ -522,7 +521,7 @@ def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_write
     once.
     """
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=-3600))
-    results.write("default", [answered(job)])
+    recorder.write("default", [answered(job)])
     assert RuleState.objects.get(rule=clock_jumps.FRAME).served / 1_000_000 == pytest.approx(
         -3600, abs=1
     )

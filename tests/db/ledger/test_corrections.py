@@ -26,7 +26,7 @@ from callqueue import (
 from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.execution import claim, results
+from callqueue.execution import claim, recorder
 from callqueue.ledger import clock_jumps
 from callqueue.ledger.tallies import CORRECTIONS
 from callqueue.limits.kinds import Limit
@@ -274,7 +274,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
         ages(monkeypatch, number * 2 * window / passes)
         send("r", key=f"other{number}")
         assert len(make_pass("default", ["r"]).released) == 1
-    assert results.write("default", [end]) == 1
+    assert recorder.write("default", [end]) == 1
     make_pass("default", ["r"])
     assert CallAttempt.objects.filter(key="late").count() == 2, "its next call goes"
 
@@ -293,11 +293,11 @@ def test_what_is_recorded_late_is_taken_away_once(
     ends = [after_success(j).at(database.clock("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
     ages(monkeypatch, window * 0.6)
-    assert results.write("default", ends[:2]) == 2
+    assert recorder.write("default", ends[:2]) == 2
     assert make_pass("default", ["r"]).released == []
     ages(monkeypatch, window * 1.2)
     assert len(make_pass("default", ["r"]).released) == 2
-    assert results.write("default", ends[2:]) == 1
+    assert recorder.write("default", ends[2:]) == 1
     assert len(make_pass("default", ["r"]).released) == 1
     assert make_pass("default", ["r"]).released == []
 

@@ -45,24 +45,3 @@ def _unless_of_a_flight(start: Any) -> Any:
             start(thread)
 
     return start_it
-
-
-def test_what_cannot_be_told_of_others_keeps_no_answer_from_being_recorded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else calls that were answered would be taken for lost when their leases end."""
-    recorded: list[Any] = []
-
-    def failing(under_way: Any) -> Any:
-        raise LookupError
-
-    def record(using: str, ended: Any, told: Any) -> None:
-        recorded.append((ended, told))
-
-    monkeypatch.setattr(threading.Thread, "start", _unless_of_a_flight(threading.Thread.start))
-    monkeypatch.setattr(flight.telling, "riding", failing)
-    monkeypatch.setattr(flight.recorder, "record", record)
-    one = flight.Flight("default", lambda: 1)
-    monkeypatch.setattr(one, "_connected", lambda work: work())
-    one._record(["an answer"])  # type: ignore[list-item]
-    assert recorded == [(["an answer"], [])]

@@ -1,32 +1,41 @@
-"""The moves of calls that no attempt's end makes: dispatch, requeue, cancel, void, expire, fail,
-reconcile.
+"""The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-Each but the first, whose calls a pass has locked, locks the calls' rows first, in the order that
-`row_locks` gives for all, judges them once they are locked, and changes those that are in a state
-which `states.Move` names for the verb. So of two moves at once one wins, and the other changes
-nothing.
+release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle. Who may wait
+for whose rows, and in what order, `ledger.row_locks` says; which states a call may come from and go
+to, `states.Move`; what the end of an attempt makes of its call, `attempt_ends`. Rows are locked
+first and judged then, or the update itself names what it starts from: so of two moves at once one
+wins, and the other changes nothing. An open attempt is inserted where it is charged
+(`dispatch.charging`), in the transaction of its release.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, F, Q, Value, When
 
-from callqueue import callbacks, database, events, states, tables
+from callqueue import callbacks, clocks, database, events, states, tables
+from callqueue.clocks import Reading
+from callqueue.database import from_us
 from callqueue.ledger import row_locks
-from callqueue.states import Move
-from callqueue.transitions.job import LONGEST_MESSAGE
+from callqueue.ledger.transaction import Locked
+from callqueue.states import FINAL, LOST, Move
+from callqueue.transitions import deferred
+from callqueue.transitions.job import LONGEST_MESSAGE, Result
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
 
+TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
+Row = Mapping[str, Any]
 
-def dispatch(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> None:
+
+def release(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> None:
     """Release calls, by the queue that each goes by, at an instant in microseconds. To be called in
     the transaction that charges them, and has them locked in a state that may be released.
 
@@ -47,26 +56,76 @@ def dispatch(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> Non
         )
 
 
-def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
-    """Send these calls once more, those that the move may start from; the count of them.
+def begin(using: str, rows: Sequence[Row], worker: str) -> set[int]:
+    """Take attempts that were read to be free, or this worker's; the ids of those that it has now.
+    One that somebody has locked is passed over.
 
-    A call is left out while another unfinished call carries its unique key.
+    When they were released is part of the fence: a lease is by a clock that may have jumped since
+    they were read, and the ledger moved. Each row has "pk" and "released_at" first.
     """
-    count = database.again_after_deadlock(using, lambda: _requeued(using, pks, move))
-    if count:
-        events.emit("call_requeued", calls=count, first=pks[0])
-    return count
+    fence = (
+        "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v1"
+    )
+    ids = {row["pk"] for row in rows}
+    if database.update_free(tables.CallAttempt, using, rows, fence, [worker]) == len(ids):
+        return ids
+    mine = tables.attempts(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
+    return set(mine.values_list("pk", flat=True))
 
 
-def cancel(using: str, pks: Sequence[int]) -> int:
-    """End these calls, those that no worker has begun; the count of them. Announced on commit."""
-    gone = database.again_after_deadlock(using, lambda: _cancelled(using, pks))
-    if gone:
-        events.emit("call_cancelled", calls=len(gone), first=gone[0])
-        transaction.on_commit(
-            lambda: callbacks.announce(using, gone, states.CANCELLED), using=using
-        )
-    return len(gone)
+def tell(using: str, rows: Sequence[Row]) -> int:
+    """Write when attempts were sent that are not answered yet, of those that are still their
+    worker's; the count of them. Each row has "pk" and "worker" first.
+    """
+    return database.update_each(tables.CallAttempt, using, rows, _THEIR_WORKERS)
+
+
+def record(
+    using: str, results: Sequence[Result], rows: Sequence[Row], locked: Locked
+) -> Sequence[Result]:
+    """Write the ends of attempts that are still their worker's own, and what their calls become;
+    the results that stand then, those of an earlier try included whose answer was lost.
+
+    Each row has "pk" and "worker" first. What a call becomes that somebody else has locked is kept
+    for a later round.
+    """
+    count = database.update_each(tables.CallAttempt, using, rows, _THEIR_WORKERS)
+    if count < len(rows):
+        results = _standing(using, results, rows)
+    results = [_with_due_at(result, locked.reading) for result in results]
+    ended = [columns_of_call(one, locked.now) for one in results if _is_out(one, locked.calls)]
+    database.update_each(tables.CallQueue, using, ended)
+    others = [one for one in results if one.job.pk not in locked.calls]
+    if others:
+        columns = [columns_of_call(one, locked.now) for one in others]
+        deferred.keep(using, [one.job for one in others], columns)
+    return results
+
+
+_THEIR_WORKERS = "t.finished_at IS NULL AND t.worker = v.v1"
+
+
+def _standing(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Sequence[Result]:
+    """The results whose attempts have ended so, by their own worker."""
+    names = ("worker", "outcome", "error_message")
+    ended = tables.attempts(using).filter(pk__in=[row["pk"] for row in rows])
+    stored = {pk: said for pk, *said in ended.values_list("pk", *names)}
+    return [
+        result
+        for result, row in zip(results, rows, strict=True)
+        if stored.get(row["pk"]) == [row[name] for name in names]
+    ]
+
+
+def lose(
+    using: str, attempt_ids: Sequence[int], results: Sequence[Result], why: str, now: datetime
+) -> int:
+    """End these locked attempts as lost, and write what their calls become; the count of calls."""
+    lost = tables.attempts(using).filter(pk__in=attempt_ids)
+    lost.update(finished_at=now, outcome=LOST, error_message=why)
+    rows = [columns_of_call(result, now) for result in results]
+    fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
+    return database.update_each(tables.CallQueue, using, rows, where=fence)
 
 
 def undo(using: str, attempt_ids: Sequence[int]) -> int:
@@ -124,7 +183,7 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
             if status in move.sources and value == seen[pk]
         ]
         calls.filter(pk__in=free).update(**ended(end), **columns)
-    callbacks.announce(using, free, end)
+    callbacks.tell(using, free, end)
     return free
 
 
@@ -137,6 +196,26 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
         waiting.filter(pk=pk).update(**ended(states.FAILED), error_message=why)
 
 
+def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
+    """Send these calls once more, those that the move may start from; the count of them.
+
+    A call is left out while another unfinished call carries its unique key.
+    """
+    count = database.again_after_deadlock(using, lambda: _requeued(using, pks, move))
+    if count:
+        events.emit("call_requeued", calls=count, first=pks[0])
+    return count
+
+
+def cancel(using: str, pks: Sequence[int]) -> int:
+    """End these calls, those that no worker has begun; the count of them. Announced on commit."""
+    gone = database.again_after_deadlock(using, lambda: _cancelled(using, pks))
+    if gone:
+        events.emit("call_cancelled", calls=len(gone), first=gone[0])
+        transaction.on_commit(lambda: callbacks.tell(using, gone, states.CANCELLED), using=using)
+    return len(gone)
+
+
 def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
     """End an UNKNOWN call as the rule's hook said, DONE or FAILED, and announce it; False where it
     has gone on since it was read.
@@ -144,7 +223,7 @@ def settle(using: str, call: CallQueue, status: int, why: str) -> bool:
     columns = {**ended(status), "error_message": why[:LONGEST_MESSAGE]}
     changed = bool(_unsettled(using, call).update(**columns))
     if changed:
-        callbacks.announce(using, [call.pk], status)
+        callbacks.tell(using, [call.pk], status)
     return changed
 
 
@@ -172,12 +251,13 @@ def ended(status: int) -> dict[str, Any]:
     has_none = Q(callback__isnull=True) | Q(callback="")
     if callbacks.tells_results(status):
         has_none &= ~Q(method="celery_task")
+    owes = Case(When(has_none, then=Value(False)), default=Value(True))
     return {
         "status": status,
         "finished_at_dt": database.ClockNow(),
         "active_key": None,
         "ready": False,
-        "callback_pending": Case(When(has_none, then=Value(False)), default=Value(True)),
+        "callback_pending": True if callbacks.has_receivers(status) else owes,
         "callback_at": None,
     }
 
@@ -247,3 +327,59 @@ def _unsettled(using: str, call: CallQueue) -> Any:
     """The row of an UNKNOWN call, where it has not gone on since it was read."""
     unknown = tables.calls(using).filter(status__in=Move.RECONCILE.sources)
     return unknown.filter(pk=call.pk, last_attempt=call.last_attempt)
+
+
+def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
+    """The columns that a result gives its call, for one bulk update."""
+    final = result.status in FINAL
+    return {
+        "pk": result.job.pk,
+        "status": result.status,
+        "due_at_dt": result.due_at,
+        "ready": not final and result.due_at <= now,
+        "failed_count": result.failed_count,
+        "throttled_count": result.throttled_count,
+        "error_message": result.why[:LONGEST_MESSAGE],
+        "finished_at_dt": now if final else None,
+        "first_sent_dt": result.job.first_sent_dt,
+        "active_key": None if final else result.job.unique_key,
+        "callback_pending": final and is_owed(result),
+    }
+
+
+def is_owed(result: Result) -> bool:
+    """Whether the end of its call is to be announced, if it is one."""
+    job, status = result.job, result.status
+    return (
+        bool(job.callback)
+        or callbacks.owes_result(job.method, status)
+        or callbacks.has_receivers(status)
+    )
+
+
+def astray(result: Result, reading: Reading) -> timedelta:
+    """By how much the result's instants, which are as of begin, lie before the latest that they can
+    be by this reading.
+
+    0 where that is within the tolerance: then the two clocks have gone on alike, and those of begin
+    are closer. The time since is counted to just before the reading, so what is moved by this is
+    never moved to before it was.
+    """
+    if result.ended_at is None or not result.ended_mono:
+        return timedelta(0)
+    passed = timedelta(seconds=max(0.0, reading.before - result.ended_mono))
+    by = from_us(reading.at) - passed - result.ended_at
+    return timedelta(0) if timedelta(0) <= by <= TOLERANCE else by
+
+
+def _with_due_at(result: Result, reading: Reading) -> Result:
+    """A retry waits as long as it was to, whatever the clock has done since."""
+    if result.ended_at is None or result.due_at <= result.ended_at:
+        return result
+    return replace(result, due_at=result.due_at + astray(result, reading))
+
+
+def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether the call is locked here, and is still out with this attempt."""
+    status, number = calls.get(result.job.pk, (None, None))
+    return status in Move.RECORD.sources and number == result.job.number
