@@ -2,9 +2,9 @@
 many messages they came in.
 
 In: messages that board. Out: the ends of their calls, in the database. It alone uses the database
-for them, so a process has one connection for its calls, whatever its pool. Calls are made by the
-thread pool; what is not HTTP is begun here, and left to the message's task. Never has more calls
-under way than it may.
+for them, so a process has one connection for its calls, whatever its pool. Calls are made by
+threads of their own; what is not HTTP is begun here, and left to the message's task. Never has more
+calls under way than it may.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from contextlib import suppress
 from typing import TypeVar
 
 from callqueue import clocks, database, events, telemetry, transitions
-from callqueue.execution import claim, judging, recorder, request, starvation, telling, thread_pool
+from callqueue.execution import (
+    claim,
+    judging,
+    recorder,
+    request,
+    starvation,
+    telling,
+    thread_pool,
+    wire,
+)
+from callqueue.execution.connection import IDLE_SECONDS
 from callqueue.execution.telling import TELL
 from callqueue.execution.thread_pool import Batch
 from callqueue.handlers import HTTP_METHODS
@@ -127,11 +137,23 @@ class Flight:
     def _wait(self) -> None:
         is_restless = self.live or any(map(self._may_go_on, self.boarding))
         is_waited_for = self.batches or self.boarding
-        timeout = thread_pool.STALL if is_restless else TELL if is_waited_for else None
+        timeout = thread_pool.STALL if is_restless else TELL if is_waited_for else IDLE_SECONDS
         with suppress(queue.Empty):
-            self._hear(self.bell.get(timeout=timeout))
+            self._hear(self._next(timeout, is_idle=not is_waited_for))
             while True:
                 self._hear(self.bell.get_nowait())
+
+    def _next(self, timeout: float, *, is_idle: bool) -> Batch | None:
+        """What rings next. Once nothing has been in flight for a while, connections are closed that
+        no call takes any more: each is a descriptor.
+        """
+        try:
+            return self.bell.get(timeout=timeout)
+        except queue.Empty:
+            if not is_idle:
+                raise
+        wire.close_idle()
+        return self.bell.get()
 
     def _hear(self, batch: Batch | None) -> None:
         if batch is not None:

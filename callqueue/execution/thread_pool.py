@@ -2,14 +2,13 @@
 
 A thread costs more than a fast call, so the first does one call after the other; another joins when
 nothing has ended for a few milliseconds, and where calls are known to be slow all have a thread
-from the start. What has ended is handed over soon: the limits wait for it. The threads live on for
-the next message; a connection to a database that a hook opened in one does not.
+from the start. What has ended is handed over soon: the limits wait for it. A thread ends when no
+job is left, and so does a connection to a database that a hook opened in it.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 import time
@@ -18,8 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from callqueue import database, events
-from callqueue.execution import wire
-from callqueue.execution.connection import IDLE_SECONDS
 from callqueue.transitions import Job, Result
 
 STALL = 0.003  # seconds without an end after which another thread joins
@@ -30,12 +27,16 @@ AGE = 0.012  # seconds after which what has ended is handed over in any case
 PENDING_AGE = 0.05
 # seconds between two lines that say that there are no more threads, and for which that is believed
 MINUTE = 60.0
+NAME = "callqueue-calls"  # of each thread
 UNSERVED = 1.0  # seconds after which a job that no thread can be had for is handed back
 
 
 def most() -> float:
-    """How many jobs this process has threads for, as far as is known."""
-    return _pool().most()
+    """How many jobs this process has threads for, as far as is known: as many as it had when no
+    other was to be had, for a minute.
+    """
+    is_full = time.monotonic() - refusal.at < MINUTE
+    return max(1, refusal.count) if is_full else math.inf
 
 
 class Batch:
@@ -64,10 +65,17 @@ class Batch:
         self.moved = time.monotonic()
 
     def _join(self) -> bool:
-        is_served = _pool().join(self)
-        if not is_served:
+        """Let one more thread work on it; False where the system gives this process no more. One
+        that is done may be followed by another.
+        """
+        try:
+            threading.Thread(target=self.drain, name=NAME, daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            refusal.note(len(self.pending), error)
             self.refused_at = min(self.refused_at, time.monotonic())
-        return is_served
+            return False
+        self.threads += 1
+        return True
 
     def unserved(self) -> list[Job]:
         """The jobs that have waited in vain for a thread, taken herewith: another process may have
@@ -110,7 +118,7 @@ class Batch:
         return bool(self.pending) or len(self.ended) > self.taken
 
     def drain(self) -> None:
-        """Do pending jobs until there are none: what a thread of the pool does."""
+        """Do pending jobs until there are none: what a thread does."""
         while True:
             try:
                 job = self.pending.popleft()
@@ -125,66 +133,21 @@ class Batch:
                 self.raised.append(error)
 
 
-class _Pool:
-    """Threads that wait for batches; as many as were ever needed at once. The one that worked last
-    may still be connected.
+class _Refusal:
+    """That this process was given no more threads: when, how many had calls then, and when it was
+    said last.
     """
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._idle: list[queue.SimpleQueue[Batch]] = []
-        self._said = self._refused_at = -math.inf
-        self._count = 0
+        self.at = self.said_at = -math.inf
+        self.count = 0
 
-    def most(self) -> float:
-        """As many as there are, for a minute after no other was to be had."""
-        is_full = time.monotonic() - self._refused_at < MINUTE
-        return max(1, self._count) if is_full else math.inf
-
-    def join(self, batch: Batch) -> bool:
-        """Let one more thread work on the batch; False where there is none to be had now, since the
-        system gives this process no more. One that is done serves the next who asks.
-        """
-        try:
-            inbox = self._idle.pop()
-        except IndexError:
-            inbox = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=self._live, args=(inbox,), name="callqueue-calls", daemon=True
-            )
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError) as error:
-                self._refused_at = time.monotonic()
-                self._say_so(batch, error)
-                return False
-            self._count += 1
-        batch.threads += 1
-        inbox.put(batch)
-        return True
-
-    def _say_so(self, batch: Batch, error: Exception) -> None:
-        if time.monotonic() - self._said >= MINUTE:
-            self._said = time.monotonic()
-            events.emit("threads_exhausted", waiting=len(batch.pending), error=str(error))
-
-    def _live(self, inbox: queue.SimpleQueue[Batch]) -> None:
-        while True:
-            try:
-                batch = inbox.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                wire.close_idle()  # no call takes them any more, and each is a descriptor
-                batch = inbox.get()
-            batch.drain()
-            self._idle.append(inbox)
+    def note(self, waiting: int, error: Exception) -> None:
+        self.at = time.monotonic()
+        self.count = sum(one.name == NAME for one in threading.enumerate())
+        if self.at - self.said_at >= MINUTE:
+            self.said_at = self.at
+            events.emit("threads_exhausted", waiting=waiting, error=str(error))
 
 
-_the_pool: _Pool | None = None
-
-
-def _pool() -> _Pool:
-    """This process's pool; a forked child makes one of its own."""
-    global _the_pool
-    if _the_pool is None or _the_pool.pid != os.getpid():
-        _the_pool = _Pool()
-    return _the_pool
+refusal = _Refusal()

@@ -318,7 +318,7 @@ def test_hooks_that_use_the_orm_leave_no_connection_open(
             in_a_worker(kill_this_connection)
         flight = Flight("default", lambda: 100)
         flight.board(ids, 20)
-        flight.land(hurried=False, seconds=20)
+        flight.land(seconds=20)
         _wait_for_others(1)  # that of the flight, kept for the next
     assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
     assert not CallAttempt.objects.exclude(error_message="").exists()

@@ -1,4 +1,4 @@
-"""The flight, as far as it needs no database: when it has landed."""
+"""The flight, as far as it needs no database: when it has landed, and what it does when idle."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ def _unless_of_a_flight(start: Any) -> Any:
             start(thread)
 
     return start_it
+
+
+def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand idle ones would be a thousand descriptors, closed by the other side or not."""
+    closed = threading.Event()
+    monkeypatch.setattr(flight, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(flight.wire, "close_idle", closed.set)
+    flight.Flight("default", lambda: 1)
+    assert closed.wait(20)
