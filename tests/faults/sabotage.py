@@ -87,18 +87,18 @@ class Sabotage(AppConfig):
     path = str(Path(__file__).parent)
 
     def ready(self) -> None:
-        from callqueue import transitions
         from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, recorder, request
         from callqueue.maintenance import cleanup
+        from callqueue.transitions import verbs
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
         _before(claim, "begin", "before-begin")
         _before(request.SlotGate, "wait", "before-socket")
         _before(recorder, "record", "before-record")
-        _before(transitions, "end_calls", "inside-record")
+        _before(verbs, "_is_out", "inside-record")  # the attempts are written
         _after(recorder, "record", "after-record")
         _after(release_pass, "charge", "inside-release")
         _before(publisher, "pack", "before-publish")
