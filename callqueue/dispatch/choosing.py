@@ -96,7 +96,8 @@ def choose(
         if one.is_limited:
             queues = _queues(account, held, rule)
             wait |= Wait.for_room(planning.has_room_at(account, rule, queues))
-            made.binding.setdefault(rule, planning.binding(account, rule, queues))
+            if (budget := planning.binding(account, rule, queues)) is not None:
+                made.binding.setdefault(rule, budget.id)
         wait |= Wait(is_unfinished=one.is_cut)
     if is_short:
         wait = replace(wait, is_unfinished=False) | Wait(until=account.now + backpressure.AGAIN)

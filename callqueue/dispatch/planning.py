@@ -130,8 +130,10 @@ def has_room_at(account: Account, rule: str, queues: Collection[str]) -> int | N
     return None if None in found else max(at for at in found if at is not None)
 
 
-def binding(account: Account, rule: str, queues: Collection[str]) -> str:
-    """Which of the rule's own limits lets a call of cost 1 go last, by its budget's id."""
+def binding(account: Account, rule: str, queues: Collection[str]) -> Budget | None:
+    """Which of the rule's own limits lets a call of cost 1 go last. None: it has no such limit, and
+    what bounds it is no limit, such as the one call that probes a rule for the breaker.
+    """
 
     def opens_at(budget: Budget) -> float:
         values = queues if budget.limit.is_per_queue else [""]
@@ -139,7 +141,7 @@ def binding(account: Account, rule: str, queues: Collection[str]) -> str:
         return min((float("inf") if at is None else at for at in instants), default=0.0)
 
     own = [one for one in account.book.budgets[rule] if one.limit.unit == "calls"]
-    return max((one for one in own if not one.limit.is_keyed), key=opens_at).id
+    return max((one for one in own if not one.limit.is_keyed), key=opens_at, default=None)
 
 
 def room_for(account: Account, call: Candidate, most: int) -> int:
