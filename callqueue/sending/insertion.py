@@ -11,6 +11,7 @@ from django.db import transaction
 from callqueue import database, states, tables
 
 TRIES = 100  # to insert calls, or to find those that carry their unique keys
+_FOUND = ("pk", "active_key", "status", "idempotency_key", "created_dt", "due_at_dt")
 
 
 def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
@@ -61,11 +62,22 @@ def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables
         database.insert_objects(
             tables.CallQueue, using, left, batch_size=len(left), unless_there=True
         )
+        own = {call.idempotency_key: call for call in left}
         rows = tables.calls(using).filter(active_key__in=[call.unique_key for call in left])
-        found = list(rows if tries == 0 else database.locked(rows, wait=True))
-        carriers |= {str(row.active_key): row for row in found if row.status in states.UNFINISHED}
-        if ended := [row.pk for row in found if row.status in states.FINAL]:
-            # other code ended them without freeing their keys
+        found = rows if tries == 0 else database.locked(rows, wait=True)
+        others, ended = dict[int, str](), list[int]()
+        for pk, key, status, identity, *times in found.values_list(*_FOUND):
+            if identity in own:
+                call = carriers[key] = own[identity]
+                call.pk, (call.created_dt, call.due_at_dt) = pk, times
+                call._state.adding, call._state.db = False, using
+            elif status in states.UNFINISHED:
+                others[pk] = key
+            else:
+                ended.append(pk)
+        if others:
+            carriers |= {others[row.pk]: row for row in tables.calls(using).filter(pk__in=others)}
+        if ended:  # by other code, which has not freed their keys
             rows.filter(pk__in=ended, status__in=states.FINAL).update(active_key=None)
     for call in left:
         call.save(using=using, force_insert=True)  # whatever is in the way: the database says what
