@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import models
-from django.db.models.fields.json import JSONExact
 
 from callqueue import conf, database, texts
 from callqueue.security.secrets import MARK, marked, unmarked
@@ -45,13 +44,8 @@ class _Told(models.Field):  # type: ignore[type-arg]
         return super().get_db_prep_save(_nearest(value), connection)
 
     def in_document(self, value: Any) -> Any:
-        """The value as it stands in a JSON document from which a statement reads its rows. Whoever
-        writes the document makes it storable; nobody can in what is sealed.
-        """
-        return self._stored(_nearest(value) if conf.current().encryption_keys else value)
-
-    def _stored(self, value: Any) -> Any:
-        return value
+        """The value as it stands in a JSON document from which a statement reads its rows."""
+        return self.stored(_nearest(value)) if isinstance(self, _Sealed) else _nearest(value)
 
 
 class ToldTextField(_Told, models.TextField):  # type: ignore[type-arg]
@@ -62,14 +56,24 @@ class ToldTextField(_Told, models.TextField):  # type: ignore[type-arg]
         return name, "django.db.models.TextField", args, kwargs
 
 
-class _Sealed(models.Field):  # type: ignore[type-arg]
-    """What the two kinds of encrypted column share. `bound_to` is the column that tells rows apart,
-    and is known when they are inserted.
+class _Sealed(models.TextField):  # type: ignore[type-arg]
+    """A column of text, which is "$sealed:token" when there are keys. `bound_to` is the column that
+    tells rows apart, and is known when they are inserted.
     """
+
+    unreadable: Any
 
     def __init__(self, *args: Any, bound_to: str = "id", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bound_to = bound_to
+
+    def written(self, value: Any) -> str:
+        """The value as text."""
+        raise NotImplementedError
+
+    def read(self, text: str) -> Any:
+        """The value that was written."""
+        raise NotImplementedError
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         return self.bound(
@@ -101,22 +105,48 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
             connection, f"'{_ROW}'", identity, "'|'", f"{table}.{quote(self.column)}"
         )
 
-    def sealed(self, value: Any, text: str, keys: Any) -> str:
-        """The text as a token, bound to the column and to the row that the value was bound to."""
+    def get_prep_value(self, value: Any) -> Any:
+        return value
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        return self.stored(value)
+
+    def in_document(self, value: Any) -> Any:
+        """The value as it stands in a JSON document from which a statement reads its rows."""
+        return self.stored(value)
+
+    def stored(self, value: Any) -> Any:
+        """The value as it is stored: sealed where there are keys, and never looking as if it were
+        where there are none.
+        """
+        data = value.value if isinstance(value, Bound) else value
+        if data is None or hasattr(data, "as_sql"):
+            return data
+        text, keys = self.written(data), conf.current().encryption_keys
+        if not text or not keys:
+            return f"{PLAIN}:{text}" if text.startswith((SEALED, PLAIN, _ROW)) else text
         from callqueue.security.encryption import seal
 
-        return seal(text, keys, place=self.place, row=value.row if isinstance(value, Bound) else "")
+        row = value.row if isinstance(value, Bound) else ""
+        return f"{SEALED}:{seal(text, keys, place=self.place, row=row)}"
 
-    def opened(self, token: Any, row: str | None) -> str | None:
-        """What the token holds; None where no key opens it here. `row` is None where the value was
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        row, text = _with_row(value)
+        if text is None:
+            return None
+        if not text.startswith(f"{SEALED}:"):
+            return self.read(text.removeprefix(f"{PLAIN}:"))
+        opened = self.opened(text[len(SEALED) + 1 :], row)
+        return self.unreadable if opened is None else self.read(opened)
+
+    def opened(self, token: str, row: str) -> str | None:
+        """What the token holds; None where no key opens it here. `row` is empty where the value was
         read without its row's identity.
         """
         from callqueue.security.encryption import EncryptionUnavailable, Unreadable, open_sealed
 
         try:
-            return open_sealed(
-                token, conf.current().encryption_keys, place=self.place, row=row or ""
-            )
+            return open_sealed(token, conf.current().encryption_keys, place=self.place, row=row)
         except (Unreadable, EncryptionUnavailable):
             return None
 
@@ -125,131 +155,49 @@ class _Sealed(models.Field):  # type: ignore[type-arg]
         return f"{self.model._meta.db_table}.{self.column}"
 
 
-class SealedJSONField(_Sealed, models.JSONField):
-    """JSON, stored as {"$sealed": token} when there are keys; secrets are stored by name, see
-    callqueue.security.secrets. A mapping keeps the order of its names and the form of its numbers,
-    on every database.
+class SealedJSONField(_Sealed):
+    """JSON, kept as text: names keep their order and numbers their form, on every database.
+    Secrets are stored by name, see callqueue.security.secrets.
     """
 
-    keeps_form = True
+    unreadable = UNREADABLE
+    _pyi_private_get_type: Any
+    _pyi_private_set_type: Any
 
-    def db_type(self, connection: Any) -> str | None:
-        # MariaDB's own check of its JSON columns refuses what is nested 32 deep; send allows 64.
-        return "longtext" if database.is_mysql(connection.alias) else super().db_type(connection)
+    def written(self, value: Any) -> str:
+        return json.dumps(marked(value) if _has_marks(value) else value, separators=(",", ":"))
 
-    def db_check(self, connection: Any) -> str | None:
-        return None if database.is_mysql(connection.alias) else super().db_check(connection)
-
-    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        return super().get_db_prep_value(self._stored(value), connection, prepared)
-
-    def in_document(self, value: Any) -> Any:
-        """The value as it stands in a JSON document from which a statement reads its rows."""
-        return self._formed(self._stored(value))
-
-    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
-        data = self._stored(value)
-        if not isinstance(data, dict):
-            return super().get_db_prep_save(value, connection)
-        if database.forgets_form(connection):
-            data = self._formed(data)
-        return super().get_db_prep_value(data, connection)
-
-    def _formed(self, data: Any) -> Any:
-        """What is stored, with a note of its form where it would be forgotten."""
-        if not self.keeps_form or not isinstance(data, dict) or SEALED in data:
-            return data
-        return database.with_form(data)
-
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        row, value = _with_row(value)
-        has_marks = not isinstance(value, str) or MARK in value
-        value = super().from_db_value(value, expression, connection)
-        if self.keeps_form and isinstance(value, dict) and database.FORM in value:
-            value = database.in_form(value)
-        if isinstance(value, dict) and len(value) == 1:
-            if SEALED in value:
-                text = self.opened(value[SEALED], row)
-                value, has_marks = (
-                    (UNREADABLE, False) if text is None else (json.loads(text), MARK in text)
-                )
-            elif PLAIN in value:
-                value = value[PLAIN]
-        return _unmarked(value) if has_marks else value
-
-    def _stored(self, value: Any) -> Any:
-        """The value as it is stored: sealed where there are keys, and never looking as if it were
-        where there are none.
-        """
-        data = value.value if isinstance(value, Bound) else value
-        if data is None or hasattr(data, "as_sql"):
-            return data
-        keys = conf.current().encryption_keys
-        data = marked(data) if _has_marks(data) else data
-        if keys:
-            return {SEALED: self.sealed(value, json.dumps(data, separators=(",", ":")), keys)}
-        is_odd = isinstance(data, dict) and (
-            database.FORM in data or (len(data) == 1 and data.keys() & {SEALED, PLAIN})
-        )
-        return {PLAIN: data} if is_odd else data
+    def read(self, text: str) -> Any:
+        try:
+            return unmarked(json.loads(text)) if MARK in text else json.loads(text)
+        except (ValueError, RecursionError):  # something else has written this
+            return UNREADABLE
 
     def value_to_string(self, obj: Any) -> Any:
-        """For dumpdata: as it is, or as the text of what is stored where there are secrets, which
-        JSON has no form for.
-        """
-        value = self.value_from_object(obj)
-        return json.dumps(marked(value)) if _has_marks(value) else value
+        return self.written(self.value_from_object(obj))
 
     def to_python(self, value: Any) -> Any:
-        """For loaddata, which gives back that text."""
-        try:
-            return unmarked(json.loads(value)) if isinstance(value, str) else value
-        except ValueError:
-            return value
-
-
-@SealedJSONField.register_lookup
-class _Exact(JSONExact):
-    """Whether the whole value is equal, in whatever order its names are."""
-
-    def process_lhs(self, compiler: Any, connection: Any, lhs: Any = None) -> Any:
-        sql, params = super().process_lhs(compiler, connection, lhs)
-        return database.without_form_sql(connection, sql), params
+        return self.read(value) if isinstance(value, str) else value
 
 
 class ToldJSONField(_Told, SealedJSONField):
     """JSON that others say. To migrations it is a SealedJSONField: the column is no other."""
-
-    keeps_form = False
-    _stored = SealedJSONField._stored
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
         return name, "callqueue.fields.SealedJSONField", args, kwargs
 
 
-class SealedTextField(_Told, _Sealed, models.TextField):  # type: ignore[type-arg]
-    """Text that others say, stored as "$sealed:token" when there are keys."""
+class SealedTextField(_Told, _Sealed):
+    """Text that others say."""
 
-    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        return super().get_db_prep_value(self._stored(value), connection, prepared)
+    unreadable = UNREADABLE["$unreadable"]
 
-    def _stored(self, value: Any) -> Any:
-        text = value.value if isinstance(value, Bound) else value
-        if not isinstance(text, str) or not text:
-            return text
-        if keys := conf.current().encryption_keys:
-            return f"{SEALED}:{self.sealed(value, text, keys)}"
-        return f"{PLAIN}:{text}" if text.startswith((SEALED, PLAIN, _ROW)) else text
+    def written(self, value: Any) -> str:
+        return str(value)
 
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        row, value = _with_row(value)
-        if isinstance(value, str):
-            if value.startswith(f"{SEALED}:"):
-                opened = self.opened(value[len(SEALED) + 1 :], row)
-                return UNREADABLE["$unreadable"] if opened is None else opened
-            return value.removeprefix(f"{PLAIN}:")
-        return value
+    def read(self, text: str) -> Any:
+        return text
 
 
 def new_idempotency_key() -> uuid.UUID:
@@ -278,21 +226,14 @@ def _has_marks(value: Any) -> bool:
     return MARK in text or "Secret(" in text
 
 
-def _unmarked(value: Any) -> Any:
-    try:
-        return unmarked(value)
-    except RecursionError:  # no call is nested so deep: something else has written this
-        return UNREADABLE
-
-
 def _identity(row: Any) -> str:
     """The identity as every database writes it: some have UUIDs with dashes."""
     return str(row).replace("-", "")
 
 
-def _with_row(value: Any) -> tuple[str | None, Any]:
-    """The identity of the row that a value was read with, if it was, and the value."""
+def _with_row(value: Any) -> tuple[str, Any]:
+    """The identity of the row that a value was read with, "" where it was not, and the value."""
     if not isinstance(value, str) or not value.startswith(_ROW):
-        return None, value
+        return "", value
     row, _, rest = value[len(_ROW) :].partition("|")
     return _identity(row), rest

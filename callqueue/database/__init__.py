@@ -25,7 +25,6 @@ from callqueue.database.connections import (
 )
 from callqueue.database.dropping import ForeignKey, drop, existing, foreign_keys_to, lock_whole
 from callqueue.database.index_scans import begins_with, distinct_next, first_of_each, pairs_next
-from callqueue.database.json_form import FORM, forgets_form, in_form, with_form, without_form_sql
 from callqueue.database.notify import (
     TOLD,
     lower_flag,

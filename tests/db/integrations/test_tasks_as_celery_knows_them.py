@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy
 
 import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Secret, Succeeded, states
-from callqueue.database import with_form
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers.celery_task import TaskExited, TaskGaveUp
 from callqueue.integrations import ended_tasks
@@ -392,12 +391,6 @@ def test_arguments_keep_the_order_of_their_names() -> None:
     run_callqueue()
     assert repr(seen) == repr([{"zz": 1e22, "a": -0.0}])
     assert result.successful()
-
-
-def test_a_tasks_call_needs_no_note_of_its_form() -> None:
-    identity.apply_async(({"a": 2, "bb": 1.5},), priority=3, expires=600, headers={"x": "1"})
-    data = CallQueue.objects.get().call_data
-    assert with_form(data) is data
 
 
 # --- Signals and the request
