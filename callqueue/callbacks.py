@@ -133,10 +133,9 @@ def _notify(calls: Sequence[Any]) -> None:
 
 def _send_signals(told: Sequence[tuple[Any, Any]]) -> None:
     for signal, call in told:
-        facts = {"call_id": call.pk, "status": conf.NAMES_OF_STATUS[call.status]}
-        if signal is not events.call_finished:
-            facts |= {"rule": call.rule, "reason": call.error_message}
-        events.notify(signal, **facts)
+        of_own = {"rule": call.rule, "reason": call.error_message}
+        facts = {} if signal is events.call_finished else of_own
+        events.notify(signal, call_id=call.pk, status=conf.NAMES_OF_STATUS[call.status], **facts)
 
 
 def _owed(using: str) -> CallQueueQuerySet:

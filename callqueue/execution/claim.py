@@ -31,7 +31,6 @@ _OF_ATTEMPT = {
     "queue": "queue",
     "send_at": "send_at",
     "pk": "call",
-    "charged": "cost",
 }
 _OF_CALL = {
     "rule_name": "rule",
@@ -43,8 +42,8 @@ _OF_CALL = {
         )
     },
 }  # fmt: skip
-# and what only decides whether it may be begun, or made
-_FOR_FENCE = ("released_at", "started_at", "finished_at", "worker")
+# and what else is read, most of it to decide whether it may be begun, or made
+_FOR_FENCE = ("cost", "released_at", "started_at", "finished_at", "worker")
 _FOR_FITNESS = ("status", "last_attempt", "call_data", "expires_at_dt", "idempotency_key")
 _READING = ("clock", "moved")  # what the statement selects of the clock
 
@@ -178,6 +177,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
     job = Job(
         **{name: row[f"a.{column}"] for name, column in _OF_ATTEMPT.items()},
         **{name: row[f"c.{column}"] for name, column in _OF_CALL.items()},
+        charged=row["a.cost"],
         idempotency_key=str(row["c.idempotency_key"]),
         params=data["params"] if is_readable else {},
         worker=worker,

@@ -31,7 +31,6 @@ REASONS = {
     "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by the agreement",
     "maintenance/recovery.py:hold_everything": "every rule that may release here",
     "execution/claim.py:_job": MAKER + "; without it, dispensers are asked who has it",
-    "execution/claim.py:_take_at_once": "leases as long as this process needs for the call",
     "execution/request.py:_policy": "what this process may connect to; hosts are in no agreement",
     "ledger/agreement.py:book_lately": "joined with what all dispensers hold",
     "maintenance/breaker.py:_settle": "whether it has a breaker, which only ever lays holds",
@@ -41,6 +40,7 @@ REASONS = {
     "execution/judging.py:_cut": OWN,
     "execution/kept_answer.py:_body": OWN,
     "execution/in_flight.py:most": OWN,
+    "ledger/holds.py:_tell": "which queue's workers tell of it",
     "execution/in_flight.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
