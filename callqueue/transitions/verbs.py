@@ -188,12 +188,13 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
 
 
 def fail(using: str, reasons: Mapping[int, str]) -> None:
-    """End waiting calls that can never be released, each with its reason. To be called in a
-    transaction that has them locked; announces nothing.
+    """End waiting calls that can never be released, each with its reason, in a statement for each
+    reason. To be called in a transaction that has them locked; announces nothing.
     """
     waiting = tables.calls(using).filter(status__in=Move.FAIL.sources)
-    for pk, why in reasons.items():
-        waiting.filter(pk=pk).update(**ended(states.FAILED), error_message=why)
+    for why in dict.fromkeys(reasons.values()):
+        same = [pk for pk, reason in reasons.items() if reason == why]
+        waiting.filter(pk__in=same).update(**ended(states.FAILED), error_message=why)
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:

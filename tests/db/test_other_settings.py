@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from callqueue import Retry, Rule, SlidingWindow, database
 from callqueue.dispatch.release_pass import release as make_pass
@@ -174,3 +176,16 @@ def test_a_call_that_only_the_limit_of_these_settings_refuses_fails(rules: Rules
     release()
     assert make_pass("default", ["r"]).released == []
     assert state(call) == Status.FAILED
+
+
+def test_calls_that_are_refused_for_one_reason_fail_in_one_statement(rules: Rules) -> None:
+    """A pass holds its rules' locks meanwhile."""
+    rules(r=Rule(limits=[SlidingWindow("300/h", unit="tokens")]))
+    calls = [send("r", cost={"tokens": 200}) for _ in range(20)]
+    rules(r=Rule(limits=[SlidingWindow("100/h", unit="tokens")]))
+    with CaptureQueriesContext(connection) as statements:
+        release()
+        assert make_pass("default", ["r"]).released == []
+    failing = [one for one in statements if "ever admits" in one["sql"]]
+    assert len(failing) == 1
+    assert {state(call) for call in calls} == {Status.FAILED}
