@@ -109,7 +109,11 @@ def tells_results(status: int) -> bool:
 
 def has_receivers(status: int) -> bool:
     """Whether a signal tells of ends in `status`."""
-    return any(signal.receivers for signal in _signals(status))
+    return bool(
+        events.call_finished.receivers
+        or (status == states.FAILED and events.call_failed.receivers)
+        or (status == states.UNKNOWN and events.call_unknown.receivers)
+    )
 
 
 def _signals(status: int) -> list[Any]:
