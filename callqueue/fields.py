@@ -37,19 +37,17 @@ class Bound:
     row: str
 
 
-class _Told(models.Field):  # type: ignore[type-arg]
-    """What others say, in the nearest form that every database keeps."""
+class ToldTextField(models.TextField):  # type: ignore[type-arg]
+    """Text that others say, in the nearest form that every database keeps. To migrations it is
+    Django's own: the column is no other.
+    """
 
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
-        return super().get_db_prep_save(_nearest(value), connection)
+        return super().get_db_prep_save(texts.storable_json(value), connection)
 
     def in_document(self, value: Any) -> Any:
-        """The value as it stands in a JSON document from which a statement reads its rows."""
-        return self.stored(_nearest(value)) if isinstance(self, _Sealed) else _nearest(value)
-
-
-class ToldTextField(_Told, models.TextField):  # type: ignore[type-arg]
-    """Text that others say. To migrations it is Django's own: the column is no other."""
+        """The value as it stands in a JSON document, which whoever writes it makes storable."""
+        return value
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
@@ -180,21 +178,29 @@ class SealedJSONField(_Sealed):
         return self.read(value) if isinstance(value, str) else value
 
 
-class ToldJSONField(_Told, SealedJSONField):
-    """JSON that others say. To migrations it is a SealedJSONField: the column is no other."""
+class ToldJSONField(SealedJSONField):
+    """JSON that others say, in the nearest form that every database keeps. To migrations it is a
+    SealedJSONField: the column is no other.
+    """
+
+    def written(self, value: Any) -> str:
+        text = super().written(value)
+        if "\\u0000" in text or "\\ud" in text:  # to look is cheaper than to change every text
+            return super().written(texts.storable_json(value))
+        return text
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
         return name, "callqueue.fields.SealedJSONField", args, kwargs
 
 
-class SealedTextField(_Told, _Sealed):
-    """Text that others say."""
+class SealedTextField(_Sealed):
+    """Text that others say, in the nearest form that every database keeps."""
 
     unreadable = UNREADABLE["$unreadable"]
 
     def written(self, value: Any) -> str:
-        return str(value)
+        return texts.storable(str(value))
 
     def read(self, text: str) -> Any:
         return text
@@ -209,13 +215,6 @@ def new_idempotency_key() -> uuid.UUID:
 def one_call() -> int:
     """The cost of a call for which nobody stated one; callable, as Django wants it of JSON."""
     return 1
-
-
-def _nearest(value: Any) -> Any:
-    """The nearest value that every database keeps, bound to its row as before."""
-    if isinstance(value, Bound):
-        return Bound(texts.storable_json(value.value), value.row)
-    return texts.storable_json(value)
 
 
 def _has_marks(value: Any) -> bool:

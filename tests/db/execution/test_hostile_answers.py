@@ -289,7 +289,7 @@ def test_half_an_emoji_is_kept_in_the_nearest_form(rules: Rules, remote: Vendor)
     assert Hold.objects.get().reason == "slowly \ufffd"
 
 
-def test_what_others_say_is_stored_through_one_door() -> None:
+def test_what_others_say_is_stored_by_fields_that_make_it_storable() -> None:
     """Free text is what others say. Columns of a width hold names, which `send` checks, and those
     of JSON numbers by name.
     """
@@ -302,12 +302,11 @@ def test_what_others_say_is_stored_through_one_door() -> None:
     assert free == {"call_data", "error_message", "reason", "response_body", "response_headers"}
     for column in columns:
         if column.name in free - {"call_data"}:
-            assert isinstance(column, ToldTextField | ToldJSONField | SealedTextField), column
-            assert column.get_db_prep_save.__func__ is ToldTextField.get_db_prep_save, column
+            assert type(column) in (ToldTextField, ToldJSONField, SealedTextField), column
 
 
 @pytest.mark.django_db
-def test_the_door_is_the_same_for_every_way_to_write(rules: Rules) -> None:
+def test_it_is_made_storable_whatever_way_it_is_written(rules: Rules) -> None:
     rules(r=Rule())
     call = send("r")
     CallQueue.objects.filter(pk=call.pk).update(error_message=f"\0{HALF}")
