@@ -264,11 +264,13 @@ def test_a_restored_backup_is_noticed_and_held(
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
     )
     server.execute(f"DROP DATABASE {database} WITH (FORCE)")
-    server.execute(f"CREATE DATABASE {database}")
+    # under another name first: a dispenser that finds half of it would write into it
+    server.execute(f"CREATE DATABASE {database}_backup")
     subprocess.run(
-        [server.binaries / "pg_restore", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-d", database],
+        [server.binaries / "pg_restore", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-d", f"{database}_backup"],
         input=dump.stdout, check=True, capture_output=True, timeout=60,
     )  # fmt: skip
+    server.execute(f"ALTER DATABASE {database}_backup RENAME TO {database}")
     dispenser.wait_for_log("ledger_went_back", timeout=40)
     doctor = json.loads(stage.processes.manage("callqueue_doctor", "--json").stdout)
     ledger = next(check for check in doctor["checks"] if check["name"] == "ledger")
