@@ -66,16 +66,18 @@ def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
             broker.send_beside(broker.ANNOUNCE, (pks[at : at + MOST], using), queue=queue)
 
 
-def ask_for_owed(using: str) -> int:
-    """Have those ends announced that nobody has, since a message was lost or the broker was away;
-    the count of them.
+def ask_for_owed(using: str, after: int = 0) -> int:
+    """Have those ends announced that nobody has, since a message was lost or the broker was away,
+    of calls past `after`; where the next look goes on, 0 at the end.
+
+    So none is behind others for ever whose queue has no worker now.
     """
     now = database.clock(using)
     let_be = Q(callback_at__isnull=True) | Q(callback_at__lt=now)
-    owed = _owed(using).filter(let_be, finished_at_dt__lt=now - LEFT).order_by("pk")
+    owed = _owed(using).filter(let_be, pk__gt=after, finished_at_dt__lt=now - LEFT).order_by("pk")
     ended = list(owed.values_list("pk", "rule")[:MOST_OWED])
     announce(using, ended)
-    return len(ended)
+    return ended[-1][0] if len(ended) == MOST_OWED else 0
 
 
 def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
