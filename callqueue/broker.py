@@ -73,6 +73,13 @@ def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
             _senders.clear()
 
 
+def leave() -> None:
+    """Wait a moment for what is sent beside: a process that ends takes its threads along."""
+    for sender in list(_senders):
+        if sender.is_under_way:
+            sender.done.wait(LEAVING)
+
+
 def _send_all() -> None:
     while True:
         with _sending:
@@ -214,12 +221,7 @@ def _drop(producer: Any) -> None:
     producer.connection.collect(socket_timeout=0.1)
 
 
-def _leave() -> None:
-    for sender in list(_senders):
-        sender.done.wait(LEAVING)
-
-
 _sending = threading.Lock()
 _unsent: deque[tuple[str, tuple[Any, ...], str]] = deque(maxlen=MOST_UNSENT)
 _senders: list[aside.Errand] = []  # the one that is at it
-atexit.register(_leave)
+atexit.register(leave)

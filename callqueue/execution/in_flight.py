@@ -78,11 +78,13 @@ def _hand_on(using: str, message: Message, task: Any) -> None:
 
 def land(*, seconds: float | None = None) -> None:
     """Wait until nothing of this process is in flight: until the leases of what is in flight end,
-    or for so many seconds. What is left then, leases decide.
+    or for so many seconds; and a moment for the messages that announce it. What is left then,
+    leases decide.
     """
     for flight in list(_flights.values()):
         if flight.pid == os.getpid():
             flight.land(seconds=seconds)
+    broker.leave()
 
 
 def patience(task: Any) -> float | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from callqueue.execution import flight
+from callqueue import broker
+from callqueue.execution import flight, in_flight
 
 
 class _Boarding(list[Any]):
@@ -56,3 +58,19 @@ def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would
     monkeypatch.setattr(flight.wire, "close_idle", closed.set)
     flight.Flight("default", lambda: 1)
     assert closed.wait(20)
+
+
+def test_a_process_that_is_told_to_go_has_sent_its_last_announcements(
+    monkeypatch: pytest.MonkeyPatch, announced_here: Callable[..., None]
+) -> None:
+    """A child of the prefork pool runs no atexit: its threads end with it."""
+    sent: list[Any] = []
+
+    def send_slowly(*message: Any) -> None:
+        threading.Event().wait(0.2)
+        sent.append(message)
+
+    monkeypatch.setattr(broker, "_send_or_drop", send_slowly)
+    announced_here(broker.ANNOUNCE, ([1], "default"))
+    in_flight.land()
+    assert sent == [(broker.ANNOUNCE, ([1], "default"), "")]
