@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from celery.utils.threads import LocalStack
@@ -143,6 +144,25 @@ def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rule
 
 
 FORGED = [10**30, -(10**30), 2**63, 0, -1, "1", "x", None, 1.5, float("nan"), [], {}, "\0"]
+
+
+def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease would be by the clock as it was, and be over before the call is sent."""
+    rules(r=Rule())
+    call = send("r")
+    release()
+    takes = claim.transitions.begin
+
+    def moved_first(*given: Any) -> set[int]:
+        CallAttempt.objects.update(released_at=F("released_at") + timedelta(hours=1))
+        return takes(*given)
+
+    monkeypatch.setattr(claim.transitions, "begin", moved_first)
+    assert not claim.begin("default", list(call.attempts.values_list("pk", flat=True)))
+    assert not CallAttempt.objects.filter(started_at__isnull=False).exists()
+    assert fresh(call).status == Status.NEW, "and waits for another release"
 
 
 def test_a_message_with_ids_that_no_database_takes_fails_no_other(
