@@ -10,11 +10,10 @@ it for the system checks. Nothing else in the app reads django.conf.settings.CAL
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from django.conf import settings
@@ -79,11 +78,6 @@ class Config:
     def queue_of(self, rule: str) -> str:
         """A queue whose workers make calls of this rule; "" is Celery's default queue."""
         return self.rules[rule].queue_names[0] if rule in self.rules else ""
-
-    @cached_property
-    def leases(self) -> str:
-        """By rule, as JSON: seconds that an attempt may take from its slot on."""
-        return json.dumps({name: self.lease(rule) for name, rule in self.rules.items()})
 
     def lease(self, rule: Rule | None) -> float:
         """Seconds that an attempt of the rule may take from its slot on; None: of one that is not
