@@ -416,3 +416,23 @@ def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: st
     }
     send("quick")
     assert release() == []
+
+
+def test_a_call_whose_expiry_is_put_off_as_it_is_about_to_end_waits_on(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other code may write any column: what made the call overdue is looked at again, locked."""
+    rules(r=Rule())
+    call, other = send("r"), send("r")
+    now = timezone.now()
+    CallQueue.objects.update(expires_at_dt=now - timedelta(seconds=60))
+    locked = database.locked
+
+    def put_off_first(*given: Any, **how: Any) -> Any:
+        CallQueue.objects.filter(pk=call.pk).update(expires_at_dt=now + timedelta(hours=1))
+        return locked(*given, **how)
+
+    monkeypatch.setattr(database, "locked", put_off_first)
+    assert recovery.expire("default") == 1
+    ends = dict(CallQueue.objects.values_list("pk", "status"))
+    assert ends == {call.pk: Status.NEW, other.pk: Status.EXPIRED}
