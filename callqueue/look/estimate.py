@@ -73,6 +73,8 @@ class Gate:
         """When the period begins in which the last of it passes, in seconds, and the share of the
         backlog that is left for it.
         """
+        if not amount:
+            return 0.0, 0.0
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
         return start, left / amount
 

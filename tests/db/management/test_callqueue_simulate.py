@@ -39,6 +39,13 @@ def test_a_simulation_knows_changed_limits_keys_and_costs(rules: Rules) -> None:
     assert slow["seconds"] == pytest.approx(60.05 + 0.2, abs=0.2)
 
 
+def test_no_calls_take_no_time(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("20/s"), Concurrency(50)]))
+    ran = run("simulate", "--rule", "r", "--calls", "0", "--json")
+    assert ran.code == 0
+    assert ran.document == {"rule": "r", "calls": 0, "seconds": 0.0, "binding_limit": None}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
