@@ -66,7 +66,8 @@ def workers(facts: Facts) -> str:
             f"run `celery -A <project> worker --queues {queues}`"
             + (f" ({_WHY_OTHERS})" if others else ""),
         )
-    return f"{len(answered)} workers listen on {', '.join(sorted(served))}"
+    listen = "1 worker listens" if len(answered) == 1 else f"{len(answered)} workers listen"
+    return f"{listen} on {', '.join(sorted(served))}"
 
 
 def one_broker(facts: Facts) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue.history.audit import Audit, audit
-from callqueue.management.base import CallQueueCommand, duration, problem
+from callqueue.management.base import CallQueueCommand, counted, duration, problem
 from callqueue.management.progress import progress
 from callqueue.management.table import table
 
@@ -52,7 +52,8 @@ class Command(CallQueueCommand):
             )
 
     def _say_table(self, result: Audit) -> None:
-        self.say(f"{result.attempts} attempts since {result.since:%Y-%m-%d %H:%M:%S %Z}")
+        made = counted(result.attempts, "attempt")
+        self.say(f"{made} since {result.since:%Y-%m-%d %H:%M:%S %Z}")
         rows = [
             [
                 f.rule,

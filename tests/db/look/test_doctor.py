@@ -90,7 +90,10 @@ def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., N
         "no worker answered",
         "--queues egress,other",
     )
-    assert found("workers", Workers({"a": {"egress"}, "b": {"other"}}, [])).ok
+    two = found("workers", Workers({"a": {"egress"}, "b": {"other"}}, []))
+    assert two.ok and two.detail == "2 workers listen on egress, other"
+    one = found("workers", Workers({"a": {"egress", "other"}}, []))
+    assert one.ok and one.detail == "1 worker listens on egress, other"
 
 
 def test_the_default_queue_needs_a_worker_once_calls_come_to_it(
