@@ -17,7 +17,7 @@ from callqueue import Retry, Rule, SlidingWindow, callbacks, database, transitio
 from callqueue import broker as messages
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.execution import executor
+from callqueue.execution import claim, executor, judging, recorder
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
@@ -436,3 +436,16 @@ def test_a_call_whose_expiry_is_put_off_as_it_is_about_to_end_waits_on(
     assert recovery.expire("default") == 1
     ends = dict(CallQueue.objects.values_list("pk", "status"))
     assert ends == {call.pk: Status.NEW, other.pk: Status.EXPIRED}
+
+
+def test_a_record_changes_nothing_of_a_call_that_is_out_with_another_attempt(rules: Rules) -> None:
+    """Other code has sent it on its way again, while its first attempt was still its worker's."""
+    rules(r=Rule(limits=[WIDE], retry=SOON))
+    call = send("r")
+    release()
+    (job,) = claim.begin("default", list(call.attempts.values_list("pk", flat=True)))
+    CallQueue.objects.update(status=Status.NEW, ready=True)
+    release()
+    recorder.record("default", [judging.failed(job, "no answer")])
+    call.refresh_from_db()
+    assert (call.status, call.last_attempt, call.failed_count) == (Status.DISPATCHED, 2, 0)
