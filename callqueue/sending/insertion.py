@@ -76,7 +76,8 @@ def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables
             else:
                 ended.append(pk)
         if others:
-            carriers |= {others[row.pk]: row for row in tables.calls(using).filter(pk__in=others)}
+            # read as they were found: a snapshot would hide them once more
+            carriers |= {others[row.pk]: row for row in found.filter(pk__in=others)}
         if ended:  # by other code, which has not freed their keys
             rows.filter(pk__in=ended, status__in=states.FINAL).update(active_key=None)
     for call in left:

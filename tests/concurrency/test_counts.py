@@ -102,7 +102,8 @@ def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries
 
     # Where a reading of the clock took long, a worker looks at it once more: the least of a few.
     few, many = (min(a_message(count) for _ in range(3)) for count in (2, 32))
-    assert few == many <= 8
+    # where no statement passes over locked rows and changes the others: two more, and a transaction
+    assert few == many <= (7 if connection.vendor == "postgresql" else 10)
 
 
 @pytest.mark.parametrize(("attempts", "messages"), [(1, 1), (4, 4), (5, 3), (80, 4), (500, 16)])
