@@ -192,9 +192,11 @@ def fail(using: str, reasons: Mapping[int, str]) -> None:
     reason. To be called in a transaction that has them locked; announces nothing.
     """
     waiting = tables.calls(using).filter(status__in=Move.FAIL.sources)
-    for why in dict.fromkeys(reasons.values()):
-        same = [pk for pk, reason in reasons.items() if reason == why]
-        waiting.filter(pk__in=same).update(**ended(states.FAILED), error_message=why)
+    alike: dict[str, list[int]] = {}
+    for pk, why in reasons.items():
+        alike.setdefault(why, []).append(pk)
+    for why, pks in alike.items():
+        waiting.filter(pk__in=pks).update(**ended(states.FAILED), error_message=why)
 
 
 def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
