@@ -17,8 +17,14 @@ from callqueue.ledger import charges, levels
 from callqueue.ledger.charges import Aged, Open
 from callqueue.ledger.charges import open_counts as open_counts
 from callqueue.ledger.memo import Memo as Memo
-from callqueue.ledger.tallies import Scope, advance, is_tallied, take_corrections, tallies_of
-from callqueue.ledger.window_tallies import Tallies
+from callqueue.ledger.tallies import (
+    Scope,
+    Tallies,
+    advance,
+    is_tallied,
+    take_corrections,
+    tallies_of,
+)
 from callqueue.limits.budgets import Book, Budget
 from callqueue.limits.kinds import Meter, Usage
 

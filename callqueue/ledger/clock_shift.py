@@ -22,7 +22,7 @@ from callqueue import database, states, tables
 from callqueue.database import from_us, to_us
 from callqueue.ledger import agreement, key_turns
 from callqueue.ledger.agreement_rows import MOVING
-from callqueue.ledger.retention import counted_for, longest_window
+from callqueue.ledger.tallies import counted_for, longest_window
 from callqueue.limits.kinds import SECOND
 
 # in a rule's memo: what the clock showed before it jumped, so that what was due then still is

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from callqueue.ledger.memo import Memo
-from callqueue.ledger.tally import fingerprint
+from callqueue.ledger.tally_rows import fingerprint
 from callqueue.limits.budgets import Budget
 from callqueue.limits.kinds import Usage
 

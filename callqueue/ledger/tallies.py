@@ -11,26 +11,414 @@ is kept is not known to be of the same budget, rules and clock, it is counted an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
-from callqueue import database, states
-from callqueue.database import instant_us, loaded, places, quoted, rows
+from callqueue import database, tables
 from callqueue.ledger import tally_rows
-from callqueue.ledger.bucket_tallies import BucketTallies
-from callqueue.ledger.tally import stored_name
-from callqueue.ledger.window_tallies import FULLEST, CalendarTallies, Tallies
-from callqueue.limits.budgets import Budget, cost_of, costs_more
-from callqueue.limits.kinds import FixedWindow, Limit, SlidingWindow, TokenBucket
+from callqueue.ledger.tally_rows import Kept, Tally, fingerprint, longest_gap, stored_name
+from callqueue.limits.budgets import Book, Budget, cost_of
+from callqueue.limits.kinds import (
+    SECOND,
+    FixedWindow,
+    Limit,
+    Meter,
+    SlidingWindow,
+    TokenBucket,
+    Usage,
+)
 
-CORRECTIONS = 1000  # corrections that one statement takes in
+COARSE = 2000  # a window per rule or queue that may hold more calls than this is tallied
+FULLEST = 20  # values of a budget per key that are shown at most
+SHORT = 5 * SECOND  # a window per key that is longer is tallied
+# one of other units than calls that is longer, and may hold more, is tallied
+SHORT_UNITS = 60 * SECOND
+ROOMY = 1000  # as long as so much is free, nobody asks what has left
+# a tally is counted anew this long after it was, or after an eighth of its window if that is longer
+RECOUNT = 3600 * SECOND
+# while former rules' attempts count, a tally is counted anew so often in a window, and nothing
+# taken away between
+FORMER = 100
+LATE = 5 * SECOND  # how much later than it ended an attempt may be seen to have ended
+Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
+MARGIN = 60 * SECOND  # that an attempt is kept beyond that
+
+
+class Tallies:
+    """The tallies of one budget at `now`, here those of a sliding window. Only what was loaded or
+    is not per key is known.
+
+    `until`: up to when a pass releases. `near`: by value, what leaves until then, as (ended, cost),
+    sorted. `freed`: values that have more room than before. `is_anew`: whether they were counted
+    anew.
+    """
+
+    def __init__(
+        self, using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int
+    ) -> None:
+        self.using, self.budget, self.limit = using, budget, budget.limit
+        self.now, self.until = now, until
+        self.print = fingerprint(budget)
+        self.by_value: dict[str, Tally] = {}
+        self.near: dict[str, list[tuple[int, int]]] = {}
+        self.freed: set[str] = set()
+        self.is_anew = self._has_advanced = False
+        self._next_leave: int | None = None
+        believed = self._believed(kept)
+        self.kept = believed or Kept(self.print, self.horizon(), now)
+        if believed is None:
+            self._recount()
+        elif not self.limit.is_keyed:
+            self.by_value = {value: Tally(used) for value, used in believed.values.items()}
+
+    @classmethod
+    def suits(cls, limit: Limit) -> bool:
+        """Whether a limit of this kind is to be tallied: its window may hold many attempts."""
+        if limit.is_keyed:
+            return limit.period_us > SHORT
+        return limit.capacity > COARSE and (limit.unit == "calls" or limit.period_us > SHORT_UNITS)
+
+    def of(self, value: str) -> Tally:
+        """The tally of a value."""
+        return self.by_value.setdefault(value, Tally())
+
+    def meter(self, value: str) -> Meter:
+        """A meter over one tally; what it takes is charged to it."""
+        return _WindowMeter(self, value)
+
+    def unknown(self, values: Iterable[str]) -> list[str]:
+        """Those of these values that rows are still to be asked about."""
+        if self.is_anew:
+            return []
+        return [value for value in dict.fromkeys(values) if value not in self.by_value]
+
+    def load(self, values: Iterable[str]) -> None:
+        """Read the tallies of these values, of a budget per key."""
+        if wanted := self.unknown(values):
+            name = stored_name(self.budget)
+            self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()), wanted)
+
+    def know(self, rows: Iterable[tuple[str, int, int, int]], asked: Iterable[str] = ()) -> None:
+        """Take in what rows say, (value, used, full_at, pk), of all that were asked about. What is
+        known already may be newer.
+        """
+        for value, used, full_at, pk in rows:
+            self.by_value.setdefault(value, Tally(used, full_at, pk))
+        for value in asked:
+            self.of(value)
+
+    def loaded_fullest(self) -> list[str]:
+        """The values that are charged most, of those that are loaded."""
+        tallies = sorted(self.by_value.items(), key=lambda item: (item[1].full_at, item[1].used))
+        return [value for value, _ in tallies[-FULLEST:]]
+
+    def advance(self) -> None:
+        """Take away what has left since the last pass, and see what leaves next. Once a pass."""
+        if self.is_behind:
+            (found,) = tally_rows.left(self.using, [self.leaving()])
+            self.let_leave(found)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is still to be advanced."""
+        return self.leaves_one_by_one and not self._has_advanced
+
+    def leaving(self) -> tally_rows.Leaving:
+        """What is to be asked to advance."""
+        end = self.horizon()
+        return tally_rows.Leaving(self.budget, self.kept.left, end, self.looks_ahead_to(end))
+
+    def let_leave(self, found: Sequence[tuple[str, int, int]]) -> None:
+        """Advance by what was found."""
+        self._has_advanced = True
+        begin, end = self.kept.left, self.horizon()
+        self.load(value for value, _, _ in found)
+        for value, ended, cost in found:
+            if ended <= end:
+                self.take_away(value, ended, cost)
+            else:
+                self.near.setdefault(value, []).append((ended, cost))
+        for listed in self.near.values():
+            listed.sort()
+        # Else nothing new is to be remembered.
+        if found or end - begin > longest_gap(self.limit) // 2:
+            self.kept.left = max(begin, end)
+
+    def correct(self, value: str, ended: int, charged: int, cost: int) -> None:
+        """An attempt that is counted as it was charged cost something else, or has left before it
+        was known to have ended.
+        """
+        self.load([value])
+        self.change(value, cost - charged)
+        if ended <= self.kept.left and cost:
+            self.take_away(value, ended, cost)
+
+    def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
+        """The same of a permit: those are settled after their end too, so what has left was taken
+        away when it did. Where it was not, it counts too long, until the tally is counted anew.
+        """
+        if ended > self.kept.left:
+            self.correct(value, ended, charged, cost)
+
+    def next_leave(self) -> int:
+        """The earliest instant past `until` at which more may leave than is known now."""
+        if self._next_leave is None:
+            recounted = self.kept.counted + self.limit.window_us // FORMER + 1
+            found = recounted if self.kept.has_former else self.find_next()
+            self._next_leave = max(self.until + 1, found)
+        return self._next_leave
+
+    def remembered(self) -> dict[str, Any]:
+        """What the rules' row is to remember."""
+        values = {} if self.limit.is_keyed else {v: t.used for v, t in self.by_value.items()}
+        return asdict(self.kept) | {"values": values}
+
+    def save(self) -> None:
+        """Write what changed, of a budget per key. At most three statements."""
+        if not self.limit.is_keyed:
+            return
+        if self.is_anew:
+            self._stored().delete()
+        else:
+            self._delete_idle()
+            self._update_changed()
+        self._create_new()
+
+    # --- what kinds of windows differ in
+
+    @property
+    def leaves_one_by_one(self) -> bool:
+        """Whether attempts leave one by one. What former rules used is counted anew instead."""
+        return not self.kept.has_former
+
+    def horizon(self) -> int:
+        """Until when attempts have left: those that ended by then."""
+        return self.limit.horizon(self.now) - 1
+
+    def looks_ahead_to(self, end: int) -> int:
+        """Until when those have ended that leave while this pass releases."""
+        return end + self.until - self.now
+
+    def take_away(self, value: str, ended: int, cost: int) -> None:
+        """An attempt that ended then has left."""
+        self.change(value, -cost)
+
+    def count(self, horizon: int) -> int:
+        """Count all after the horizon; the end after which former rules' use is to be added."""
+        for value, cost in tally_rows.charged(self.using, self.budget, horizon):
+            self.of(value).used += cost
+        return horizon
+
+    def is_current(self, known: Kept) -> bool:
+        """Whether what is kept can be brought up to now."""
+        return known.has_former or self.horizon() - known.left <= longest_gap(self.limit)
+
+    def find_next(self) -> int:
+        """When more may leave than is known now. At most one statement."""
+        after = self.horizon() + self.until - self.now
+        ended = tally_rows.first_end(self.using, self.budget, after)
+        return (self.now if ended is None else ended) + self.limit.window_us + 1
+
+    def change(self, value: str, by: int) -> None:
+        """Charge a value with so much more, or less."""
+        tally = self.of(value)
+        tally.used, tally.is_changed = max(0, tally.used + by), True
+        if by < 0:
+            self.freed.add(value)
+
+    # --- what is kept
+
+    def _believed(self, kept: Mapping[str, Any] | None) -> Kept | None:
+        """What is kept, where it is of this very budget, not too old, and of this window."""
+        if kept is None or kept["print"] != self.print:
+            return None
+        known, window = Kept(**{**kept, "values": dict(kept["values"])}), self.limit.window_us
+        good_for = window // FORMER if known.has_former else max(RECOUNT, window // 8)
+        is_fresh = known.counted <= self.now <= known.counted + good_for
+        return known if is_fresh and self.is_current(known) else None
+
+    def _recount(self) -> None:
+        """Count the tallies anew from the attempts."""
+        self.is_anew = self._has_advanced = True
+        horizon = self.count(self.limit.horizon(self.now) - 1)
+        if self.budget.former:
+            self._count_former(horizon)
+
+    def _count_former(self, horizon: int) -> None:
+        """Add what former rules used. They are charged no more, so that it can only become less
+        until it is counted anew.
+        """
+        for value, cost in tally_rows.charged_by_former(self.using, self.budget, horizon):
+            self.of(value).used += cost
+            self.kept.has_former = True
+
+    def _stored(self) -> Any:
+        return tables.Tally.objects.using(self.using).filter(budget=stored_name(self.budget))
+
+    def _delete_idle(self) -> None:
+        idle = [t.pk for t in self.by_value.values() if t.pk and t.is_idle(self.now)]
+        if idle:
+            self._stored().filter(pk__in=idle).delete()
+
+    def _update_changed(self) -> None:
+        known = (t for t in self.by_value.values() if t.pk and not t.is_idle(self.now))
+        changed = [
+            {"pk": t.pk, "used": t.used, "full_at": t.full_at} for t in known if t.is_changed
+        ]
+        database.update_each(tables.Tally, self.using, changed)
+
+    def _create_new(self) -> None:
+        name = stored_name(self.budget)
+        new = [
+            tables.Tally(budget=name, value=value, used=t.used, full_at=t.full_at)
+            for value, t in self.by_value.items()
+            if not t.is_idle(self.now) and not t.pk
+        ]
+        self._stored().bulk_create(new)
+
+
+class CalendarTallies(Tallies):
+    """The tallies of a calendar window: all that it holds leaves at once."""
+
+    limit: FixedWindow
+    leaves_one_by_one = False
+
+    def is_current(self, known: Kept) -> bool:
+        return known.left == self.horizon()
+
+    def find_next(self) -> int:
+        jitter = self.limit.jitter_us
+        return self.limit.window(self.now - jitter)[1] + jitter
+
+
+class _WindowMeter(Meter):
+    """A tallied window. Asks what has left only when little is free."""
+
+    def __init__(self, tallies: Tallies, value: str) -> None:
+        self._tallies, self._value = tallies, value
+        self._n, self._now = tallies.limit.capacity, tallies.now
+
+    @property
+    def used(self) -> int:
+        if self._n - self._tallies.of(self._value).used < ROOMY:
+            self._tallies.advance()
+        return self._tallies.of(self._value).used
+
+    def free_at(self, cost: int) -> int | None:
+        instant = self.known_at(cost)
+        return self._tallies.next_leave() if instant is None else instant
+
+    def known_at(self, cost: int) -> int | None:
+        """When the cost fits; None where it fits only after more has left than is known."""
+        excess = self._excess(cost)
+        if excess > 0:
+            self._tallies.advance()
+            excess = self._excess(cost)
+        if excess <= 0:
+            return self._now
+        for ended, leaving in self._tallies.near.get(self._value, ()):
+            excess -= leaving
+            if excess <= 0:
+                return max(self._now, ended + self._tallies.limit.window_us + 1)
+        return None
+
+    def take(self, cost: int) -> None:
+        tally = self._tallies.of(self._value)
+        tally.used, tally.is_changed = tally.used + cost, True
+
+    def _excess(self, cost: int) -> int:
+        return self._tallies.of(self._value).used + cost - self._n
+
+
+class BucketTallies(Tallies):
+    """A token bucket's tallies: what ended less than LATE ago is taken to leave now."""
+
+    limit: TokenBucket
+
+    @classmethod
+    def suits(cls, limit: Limit) -> bool:
+        return limit.is_keyed and limit.window_us > 60 * SECOND
+
+    def meter(self, value: str) -> Meter:
+        return _BucketMeter(self, value)
+
+    def horizon(self) -> int:
+        return self.now - LATE
+
+    def looks_ahead_to(self, end: int) -> int:
+        return end
+
+    def take_away(self, value: str, ended: int, cost: int) -> None:
+        self._lower(value, ended, cost)
+        self.change(value, -cost)
+
+    def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
+        """What it cost more is missing from the level; what it cost less may be in it no more."""
+        super().settle_ended(value, ended, charged, cost)
+        if ended <= self.kept.left and cost > charged:
+            self.load([value])
+            self._lower(value, ended, cost - charged)
+
+    def count(self, horizon: int) -> int:
+        sealed = self.kept.left  # what ended before is in the level
+        empty_until = horizon + self.time_to_fill(self.limit.burst)
+        for value, ended, cost in tally_rows.by_slots(self.using, self.budget, horizon, sealed):
+            tally = self.of(value)
+            tally.full_at = max(tally.full_at or empty_until, ended) + self.time_to_fill(cost)
+        for value, cost in tally_rows.charged(self.using, self.budget, sealed):
+            tally = self.of(value)
+            tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
+        return sealed
+
+    def _lower(self, value: str, ended: int, cost: int) -> None:
+        """Take so much out of the level; what is known late is as if it had been taken later."""
+        tally = self.of(value)
+        tally.full_at = max(tally.full_at, ended) + self.time_to_fill(cost)
+        tally.is_changed = True
+
+    def find_next(self) -> int:
+        return self.now + SECOND
+
+    def time_to_fill(self, cost: int) -> int:
+        """How long the bucket takes to get so many tokens, in whole microseconds, rounded up."""
+        return -(-cost * self.limit.period_us // self.limit.n)
+
+
+class _BucketMeter(Meter):
+    """A meter over the tally of one bucket."""
+
+    def __init__(self, tallies: BucketTallies, value: str) -> None:
+        self._tallies, self._tally, limit = tallies, tallies.of(value), tallies.limit
+        level = limit.burst * limit.period_us - limit.n * max(0, self._tally.full_at - tallies.now)
+        self._meter = limit.meter(Usage(self._tally.used, (), tallies.now, level), tallies.now)
+
+    @property
+    def used(self) -> int:
+        return self._meter.used
+
+    @property
+    def free(self) -> int:
+        return self._meter.free
+
+    def free_at(self, cost: int) -> int | None:
+        instant = self.known_at(cost)
+        return self._tallies.next_leave() if instant is None else instant
+
+    def known_at(self, cost: int) -> int | None:
+        """When the cost fits; None where it waits for what is open."""
+        return self._meter.free_at(cost)
+
+    def take(self, cost: int) -> None:
+        self._meter.take(cost)
+        self._tally.used, self._tally.is_changed = self._tally.used + cost, True
+
+
 # A kind that is not named here is read attempt by attempt, however many its window holds.
 OF_KINDS: Mapping[type[Limit], type[Tallies]] = {
     SlidingWindow: Tallies,
     FixedWindow: CalendarTallies,
     TokenBucket: BucketTallies,
 }
-
-Scope = tuple[str, str]  # a budget's id, and the value of its `per` ("" for per="rule")
 
 
 def is_tallied(limit: Limit) -> bool:
@@ -82,64 +470,35 @@ def take_corrections(using: str, group: Sequence[str], tallies: Collection[Talli
     All of them: the next release must not be decided by less than is known. To be called after
     recounts: those count what is still to be corrected as it was charged.
     """
-    while _take_some(using, group, tallies) == CORRECTIONS:
-        pass
+    while corrections := tally_rows.next_corrections(using, group):
+        for one in tallies:
+            for correction in corrections:
+                if correction.rule in one.budget.rules:
+                    _correct(one, correction)
+        if len(corrections) < tally_rows.CORRECTIONS:
+            return
 
 
-def _take_some(using: str, group: Sequence[str], tallies: Collection[Tallies]) -> int:
-    table, key = tally_rows.attempts_table(using), quoted(using, "key")
-    found = rows(
-        using,
-        f"SELECT id, call_id, rule, {key}, queue, cost, charged, finished_at, outcome FROM {table} "
-        f"WHERE correction_pending AND rule IN ({places(group)}) "
-        f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
-        list(group),
-    )
-    if not found:
-        return 0
-    corrections = [
-        _Correction(
-            pk, call is None, rule, text, queue,
-            0 if outcome == states.VOIDED else loaded(cost),
-            loaded(charged), instant_us(ended),
-        )
-        for pk, call, rule, text, queue, cost, charged, ended, outcome in found
-    ]  # fmt: skip
-    _mark_as_taken(using, corrections)
-    for one in tallies:
-        for correction in corrections:
-            if correction.rule in one.budget.rules:
-                value, unit = one.budget.value_of(correction.key, correction.queue), one.limit.unit
-                charged, cost = cost_of(correction.charged, unit), cost_of(correction.cost, unit)
-                correct = one.settle_ended if correction.is_permit else one.correct
-                correct(value, correction.ended, charged, cost)
-    return len(found)
+def _correct(one: Tallies, by: tally_rows.Correction) -> None:
+    value, unit = one.budget.value_of(by.key, by.queue), one.limit.unit
+    charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit)
+    correct = one.settle_ended if by.is_permit else one.correct
+    correct(value, by.ended, charged, cost)
 
 
-class _Correction(NamedTuple):
-    """An attempt that cost something else than it was charged at its release, or that ended long
-    before that was recorded. Instants are microseconds.
-    """
-
-    id: int
-    is_permit: bool
-    rule: str
-    key: str
-    queue: str
-    cost: Any
-    charged: Any
-    ended: int
+def counted_for(book: Book) -> dict[str, int]:
+    """By rule: microseconds after its end in which a limit may count an attempt, and a minute."""
+    longest = dict.fromkeys(book.budgets, 0)
+    for budget in book.all_budgets():
+        for rule in (*budget.rules, *(name for name, _ in budget.former)):
+            longest[rule] = max(longest.get(rule, 0), _counted_by(budget.limit))
+    return {rule: window + MARGIN for rule, window in longest.items()}
 
 
-def _mark_as_taken(using: str, corrections: Sequence[_Correction]) -> None:
-    """Say in the rows that the tallies know. What was charged stays known where the answer added to
-    it: that is of another instant.
-    """
-    more = [one.id for one in corrections if costs_more(one.cost, one.charged)]
-    kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
-    ids = database.listed(one.id for one in corrections)
-    table = tally_rows.attempts_table(using)
-    database.run(
-        using,
-        f"UPDATE {table} SET correction_pending = FALSE, charged = {kept} WHERE id IN ({ids})",
-    )
+def longest_window(book: Book) -> int:
+    """The longest of these times: that of attempts whose rule is not in the book any more."""
+    return max(counted_for(book).values(), default=MARGIN)
+
+
+def _counted_by(limit: Limit) -> int:
+    return limit.window_us + (longest_gap(limit) if is_tallied(limit) else 0)

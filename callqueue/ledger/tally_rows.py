@@ -1,19 +1,74 @@
-"""The statements of tallies: what attempts of a budget charge, by the value of its `per`. Reads the
-attempts; the tallies themselves are kept by window_tallies and bucket_tallies. Instants are
-microseconds.
+"""What is stored of tallies, and the statements of them: what attempts of a budget charge, by the
+value of its `per`. The tallies themselves are in tallies.py. Instants are microseconds.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
-from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.limits.budgets import Budget, Former, cost_of
+from callqueue.database import as_parameter, from_us, instant_us, loaded, places, quoted, rows
+from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
+from callqueue.limits.kinds import SECOND, Limit
 
 PARTS = 250  # budgets that one statement asks about
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
+CORRECTIONS = 1000  # corrections that one statement takes in
+Stored = tuple[str, int, int, int]  # a tally's row: value, used, full_at, pk
+
+
+@dataclass
+class Tally:
+    """What is charged for one value; `full_at`: when the bucket would be full again, open charges
+    apart (microseconds).
+    """
+
+    used: int = 0
+    full_at: int = 0
+    pk: int | None = None
+    is_changed: bool = False
+
+    def is_idle(self, now: int) -> bool:
+        """Whether nothing is charged, so that nothing is to be kept."""
+        return self.used == 0 and self.full_at <= now
+
+
+@dataclass
+class Kept:
+    """What the rules' locked row remembers of a budget's tallies.
+
+    `print`: of what budget they are. `left`: the instant until whose end attempts have been taken
+    away. `has_former`: whether attempts of former rules are among them. `values`: the tallies
+    themselves, of a budget that is not per key.
+    """
+
+    print: str
+    left: int
+    counted: int
+    has_former: bool = False
+    values: dict[str, int] = field(default_factory=dict)
+
+
+def fingerprint(budget: Budget) -> str:
+    """Of what budget a tally is: the limit as it is in force, and the rules that it counts."""
+    text = repr((budget.limit, budget.rules, budget.former))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def longest_gap(limit: Limit) -> int:
+    """How long after it left an attempt may still be wanted, to be taken away; a tally that is
+    further behind is counted anew.
+    """
+    return max(60 * SECOND, limit.window_us // 4)
+
+
+def stored_name(budget: Budget) -> str:
+    """The budget's id as a column holds it."""
+    digest = hashlib.sha256(budget.id.encode()).hexdigest()[:16]
+    return budget.id if len(budget.id) <= 120 else f"{budget.id[:120]}:{digest}"
 
 
 class Leaving(NamedTuple):
@@ -56,9 +111,6 @@ def _left_sql(using: str, asked: Leaving, place: int) -> tuple[str, list[Any]]:
     )
     since, by, told_apart = _parameters(using, asked.begin, asked.ahead, asked.end)
     return sql, [*of_cost, *budget.rules, since, by, states.VOIDED, told_apart]
-
-
-Stored = tuple[str, int, int, int]  # a tally's row: value, used, full_at, pk
 
 
 def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Stored]]:
@@ -165,6 +217,60 @@ def first_end(using: str, budget: Budget, after: int) -> int | None:
     ]
     found = rows(using, " UNION ALL ".join([one] * len(budget.rules)), params)
     return min((instant_us(ended) for (ended,) in found if ended is not None), default=None)
+
+
+class Correction(NamedTuple):
+    """An attempt that cost something else than it was charged at its release, or that ended long
+    before that was recorded. Instants are microseconds.
+    """
+
+    id: int
+    is_permit: bool
+    rule: str
+    key: str
+    queue: str
+    cost: Any
+    charged: Any
+    ended: int
+
+
+def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
+    """The next of these rules' attempts that are to be corrected, CORRECTIONS at most; their marks
+    are taken away. Two statements.
+    """
+    key = quoted(using, "key")
+    found = rows(
+        using,
+        f"SELECT id, call_id, rule, {key}, queue, cost, charged, finished_at, outcome "
+        f"FROM {attempts_table(using)} WHERE correction_pending AND rule IN ({places(group)}) "
+        f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
+        list(group),
+    )
+    corrections = [
+        Correction(
+            pk, call is None, rule, text, queue,
+            0 if outcome == states.VOIDED else loaded(cost),
+            loaded(charged), instant_us(ended),
+        )
+        for pk, call, rule, text, queue, cost, charged, ended, outcome in found
+    ]  # fmt: skip
+    if corrections:
+        _mark_as_taken(using, corrections)
+    return corrections
+
+
+def _mark_as_taken(using: str, corrections: Sequence[Correction]) -> None:
+    """Say in the rows that the tallies know. What was charged stays known where the answer added to
+    it: that is of another instant.
+    """
+    more = [one.id for one in corrections if costs_more(one.cost, one.charged)]
+    kept = f"CASE WHEN id IN ({database.listed(more)}) THEN charged END" if more else "NULL"
+    ids = database.listed(one.id for one in corrections)
+    table = attempts_table(using)
+    database.run(
+        using,
+        f"UPDATE {table} SET correction_pending = FALSE, charged = {kept} WHERE id IN ({ids})",
+    )
 
 
 def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:

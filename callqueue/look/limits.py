@@ -17,8 +17,7 @@ from callqueue.database import from_us, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, charges, tallies
-from callqueue.ledger.tallies import is_tallied
-from callqueue.ledger.window_tallies import COARSE
+from callqueue.ledger.tallies import COARSE, is_tallied
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
 from callqueue.look import words

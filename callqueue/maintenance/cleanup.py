@@ -18,7 +18,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import agreement, clock_jumps, clock_shift, retention
+from callqueue.ledger import agreement, clock_jumps, clock_shift, tallies
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -254,9 +254,9 @@ def _spent(using: str) -> Q:
     """The condition of attempts that no limit counts any more, of no rule that is unknown."""
     now, book = _credited(using), agreement.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
-    for rule, window in retention.counted_for(book).items():
+    for rule, window in tallies.counted_for(book).items():
         rules_of.setdefault(window, []).append(rule)
-    longest = timedelta(microseconds=retention.longest_window(book))
+    longest = timedelta(microseconds=tallies.longest_window(book))
     spent = Q(finished_at__lt=now - longest)
     for window, rules in rules_of.items():
         spent |= Q(rule__in=rules, finished_at__lt=now - timedelta(microseconds=window))

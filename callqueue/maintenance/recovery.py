@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
-from callqueue.ledger import agreement, clock_jumps, holds, ready_calls, retention, row_locks
+from callqueue.ledger import agreement, clock_jumps, holds, ready_calls, row_locks, tallies
 from callqueue.ledger.row_locks import Pair
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.states import Move
@@ -181,7 +181,7 @@ def _memory(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
-        timedelta(microseconds=retention.longest_window(agreement.book_in_force(using))),
+        timedelta(microseconds=tallies.longest_window(agreement.book_in_force(using))),
     )
 
 

@@ -208,9 +208,9 @@ def _clean_while_calls_go_on(on: Stage, count: int) -> dict[str, Any]:
     their calls.
     """
     from callqueue import conf
-    from callqueue.ledger import retention
+    from callqueue.ledger import tallies
 
-    newest = time.monotonic() + retention.longest_window(conf.current().book) / 1_000_000
+    newest = time.monotonic() + tallies.longest_window(conf.current().book) / 1_000_000
     with _probes(on) as before:
         time.sleep(max(10.0, newest + 1 - time.monotonic()))
     with _probes(on) as meanwhile:

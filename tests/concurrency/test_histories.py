@@ -37,7 +37,7 @@ from callqueue import (
     transitions,
 )
 from callqueue.database import server_clock
-from callqueue.ledger import agreement, clock_jumps, window_tallies
+from callqueue.ledger import agreement, clock_jumps, tallies
 from callqueue.limits.budgets import bind, key_part
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, KeyTurn, RuleState, Tally
@@ -115,8 +115,8 @@ class Histories(RuleBasedStateMachine):
         enter(patch.object(agreement, "_books", {}))
         enter(patch.object(server_clock, "ahead", timedelta(0)))
         enter(patch.object(clocks, "monotonic", lambda: real_monotonic() + self.later))
-        enter(patch.object(window_tallies, "COARSE", 2))  # so that small windows are tallied too
-        enter(patch.object(window_tallies, "ROOMY", 1))
+        enter(patch.object(tallies, "COARSE", 2))  # so that small windows are tallied too
+        enter(patch.object(tallies, "ROOMY", 1))
         self.deploy(0, 0)
 
     def teardown(self) -> None:

@@ -27,7 +27,7 @@ UNSEEN = {
         scenes=["tight"],
     ),
     "tallies give back too much": fault(
-        "ledger.window_tallies",
+        "ledger.tallies",
         "self.change(value, cost - charged)",
         "self.change(value, cost - charged - 1)",
         runs=400,
@@ -45,7 +45,7 @@ UNSEEN = {
     ),
     "another limit's tally is believed": Fault(
         Change(
-            "ledger.window_tallies",
+            "ledger.tallies",
             'if kept is None or kept["print"] != self.print:',
             "if kept is None:",
         ),
@@ -130,7 +130,7 @@ UNSEEN = {
         scenes=["tight"],
     ),
     "corrections are taken again and again": fault(
-        "ledger.tallies",
+        "ledger.tally_rows",
         "SET correction_pending = FALSE",
         "SET correction_pending = TRUE",
         runs=200,

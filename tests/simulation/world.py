@@ -109,13 +109,13 @@ class World:
         """What is large is the same: few attempts are moved along with the clock at once, and small
         windows are tallied too, where the scene says so.
         """
-        from callqueue.ledger import clock_shift, window_tallies
+        from callqueue.ledger import clock_shift, tallies
 
         small = {"COARSE": self.scene.coarse, "ROOMY": 0, "SHORT": 0, "SHORT_UNITS": 0}
         with ExitStack() as patches:
             patches.enter_context(patch.object(clock_shift, "AT_ONCE", 3))
             if self.scene.is_tallied:
-                patches.enter_context(patch.multiple(window_tallies, **small))
+                patches.enter_context(patch.multiple(tallies, **small))
             yield
 
     def _play(self) -> None:

@@ -64,7 +64,7 @@ WRITERS = {
         "transitions/verbs.py",
         "execution/recorder.py",
         "permits/ending.py",
-        "ledger/tallies.py",
+        "ledger/tally_rows.py",
     },
 }
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from callqueue.ledger import window_tallies
+from callqueue.ledger import tallies
 from callqueue.look import limits
 from tests.support import length
 
@@ -17,8 +17,8 @@ def thousand(monkeypatch: pytest.MonkeyPatch) -> int:
     """
     if connection.vendor == "postgresql" or length.is_whole():
         return 1000
-    coarse = window_tallies.COARSE // 10
-    monkeypatch.setattr(window_tallies, "COARSE", coarse)
+    coarse = tallies.COARSE // 10
+    monkeypatch.setattr(tallies, "COARSE", coarse)
     monkeypatch.setattr(limits, "COARSE", coarse)
-    monkeypatch.setattr(window_tallies, "ROOMY", window_tallies.ROOMY // 10)
+    monkeypatch.setattr(tallies, "ROOMY", tallies.ROOMY // 10)
     return 100

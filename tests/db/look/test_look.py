@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database
 from callqueue.history import sums
-from callqueue.ledger import agreement, window_tallies
+from callqueue.ledger import agreement, tallies
 from callqueue.look import LimitLook, RuleLook, limits, look
 from callqueue.management.commands.callqueue_status import as_json
 from callqueue.models import CallAttempt, CallQueue
@@ -229,7 +229,7 @@ def test_what_has_left_a_long_window_is_not_shown_as_used(rules: Rules, remote: 
 def test_the_fullest_key_is_found_behind_those_that_have_left(
     rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_tallies, "FULLEST", 2)
+    monkeypatch.setattr(tallies, "FULLEST", 2)
     rules(pay=Rule(limits=[SlidingWindow("10/h", per="key")]))
     for key in ("a", "b", "c"):
         for _ in range(4):
