@@ -16,7 +16,7 @@ from django.db import models, router
 from django.utils.translation import gettext as _
 
 from callqueue import database, forecast, states, transitions
-from callqueue.database.batches import in_batches
+from callqueue.database.bulk import in_batches
 from callqueue.exceptions import IllegalTransition
 from callqueue.sending import intake
 from callqueue.states import Move

@@ -10,8 +10,7 @@ from celery import shared_task, signals
 from django.db.models import BigAutoField
 
 from callqueue import broker, callbacks, conf, database, events
-from callqueue.dispatch import standby
-from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.dispenser import Dispenser, has_steady_dispenser, stand_by
 from callqueue.execution import executor, in_flight
 from callqueue.integrations import ended_tasks
 from callqueue.look import worker_settings
@@ -65,8 +64,8 @@ def dispense(seconds: float | None = None, using: str = "default") -> int:
     if dispense.request.is_eager:
         return dispenser.run_once()
     with _connection_of(dispense, using):
-        if standby.has_steady_dispenser(using):
-            standby.stand_by(using, dispenser)
+        if has_steady_dispenser(using):
+            stand_by(using, dispenser)
         else:
             dispenser.membership.kind = "beat"
             dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)

@@ -5,12 +5,14 @@ behind these functions. It imports no driver.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
-from callqueue.database.bulk_insert import (
+from callqueue.database.bulk import (
+    delete_each,
     insert_each,
     insert_objects,
     new_object,
+    update_each,
+    update_free,
 )
-from callqueue.database.bulk_update import delete_each, update_each, update_free
 from callqueue.database.connections import (
     answers,
     close_all,
@@ -23,7 +25,6 @@ from callqueue.database.connections import (
     persist,
     raw_connection,
 )
-from callqueue.database.dropping import ForeignKey, drop, existing, foreign_keys_to, lock_whole
 from callqueue.database.index_scans import begins_with, distinct_next, first_of_each, pairs_next
 from callqueue.database.notify import (
     TOLD,
@@ -33,7 +34,6 @@ from callqueue.database.notify import (
     stop_listening,
     wait_for_word,
 )
-from callqueue.database.row_locks import free_ids, locked, locking, sharing, skip_locked
 from callqueue.database.schema import finish_tables, unfinish_tables
 from callqueue.database.server_clock import (
     EPOCH,
@@ -50,31 +50,40 @@ from callqueue.database.server_clock import (
 )
 from callqueue.database.statements import (
     Columns,
+    again_after_deadlock,
+    free_ids,
+    in_any_transaction,
+    in_transaction,
     is_mysql,
+    is_nested,
     joined_sql,
     json_number_sql,
+    lazily_sql,
     listed,
     loaded,
+    locked,
+    locking,
+    one_view,
     places,
     position_sql,
     quoted,
     rows,
     run,
-)
-from callqueue.database.table_statistics import (
-    analyze_changed,
-    dead_rows,
-    estimated_rows,
-)
-from callqueue.database.transactions import (
-    again_after_deadlock,
-    in_any_transaction,
-    in_transaction,
-    is_nested,
-    lazily_sql,
-    one_view,
+    sharing,
+    skip_locked,
     within_idle_seconds,
     without_waiting_for_disk,
     writing,
 )
-from callqueue.database.vacuuming import vacuum, vacuum_progress
+from callqueue.database.upkeep import (
+    ForeignKey,
+    analyze_changed,
+    dead_rows,
+    drop,
+    estimated_rows,
+    existing,
+    foreign_keys_to,
+    lock_whole,
+    vacuum,
+    vacuum_progress,
+)

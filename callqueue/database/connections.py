@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections
 
 from callqueue import events
-from callqueue.database.statements import rows
-from callqueue.database.transactions import in_transaction
+from callqueue.database.statements import in_transaction, rows
 
 T = TypeVar("T")
 PAUSES = 0.02, 2.0  # seconds before the third try, and the longest between two

@@ -1,19 +1,21 @@
-"""Statements written by hand: how to run one, what its rows are, and the SQL that vendors spell
-each in their own way.
-
-They are for what runs at every pass, where building a queryset would show, and for what Django
-cannot say.
-"""
+"""Statements, the locks that they take and the transactions that they run in, on every vendor."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
-from django.db import connections, models
+from django.db import OperationalError, connections, models, transaction
+from django.db.models import QuerySet
 
 from callqueue import conf
+
+M = TypeVar("M", bound=models.Model)
+T = TypeVar("T")
+DEADLOCKS = 10  # deadlocks after which a victim gives up
+_MYSQL_DEADLOCK, _POSTGRESQL_DEADLOCK = 1213, "40P01"
 
 
 def rows(using: str, sql: str, params: Sequence[Any] = ()) -> list[Any]:
@@ -137,3 +139,161 @@ def is_postgresql(using: str) -> bool:
 def is_mysql(using: str) -> bool:
     """Whether the database is MariaDB or MySQL."""
     return connections[using].vendor == "mysql"
+
+
+def locking(using: str) -> AbstractContextManager[None]:
+    """A transaction for `locked` rows; nothing on a database without row locks."""
+    if connections[using].features.has_select_for_update:
+        return transaction.atomic(using=using)
+    return nullcontext()
+
+
+def locked(rows: QuerySet[M], *, wait: bool = False) -> QuerySet[M]:
+    """Lock the rows that nobody else has locked, and pass over the rest; or wait for all."""
+    features = connections[rows.db].features
+    if not features.has_select_for_update:
+        return rows
+    return rows.select_for_update(
+        skip_locked=features.has_select_for_update_skip_locked and not wait
+    )
+
+
+def skip_locked(using: str) -> str:
+    """SQL for the end of a SELECT: lock its rows and pass over locked ones."""
+    features = connections[using].features
+    if not features.has_select_for_update:
+        return ""
+    return (
+        " FOR UPDATE SKIP LOCKED" if features.has_select_for_update_skip_locked else " FOR UPDATE"
+    )
+
+
+def sharing(using: str) -> str:
+    """SQL for the end of a SELECT: others may share its rows, and nobody may lock them."""
+    clauses = {"postgresql": " FOR KEY SHARE", "mysql": " LOCK IN SHARE MODE"}
+    return clauses.get(connections[using].vendor, "")
+
+
+def free_ids(using: str, table: str, ids: str) -> str:
+    """A SELECT that locks those rows of these ids (as `listed` writes them) that nobody else has
+    locked, and returns their ids.
+    """
+    return f"SELECT id FROM {table} WHERE id IN ({ids}) ORDER BY id{skip_locked(using)}"
+
+
+def in_transaction(using: str) -> bool:
+    """Whether this thread is inside a transaction on the database."""
+    return bool(connections[using].in_atomic_block)
+
+
+def in_any_transaction() -> bool:
+    """Whether this thread is inside a transaction on any database."""
+    return any(one.in_atomic_block for one in connections.all(initialized_only=True))
+
+
+def is_nested(using: str) -> bool:
+    """Whether the transaction that this thread is in is inside another."""
+    return bool(connections[using].savepoint_ids)
+
+
+@contextmanager
+def writing(using: str) -> Iterator[None]:
+    """A transaction that writes. SQLite's takes the write lock at once, to deadlock with nobody."""
+    connection: Any = connections[using]
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        with transaction.atomic(using=using):
+            yield
+        return
+    with _in_mode(connection, "IMMEDIATE"):
+        yield
+
+
+@contextmanager
+def one_view(using: str) -> Iterator[None]:
+    """Statements that only read, and see what was committed before the first of them: so nothing
+    that changes between two of them is counted by both, or by none. Inside a transaction of the
+    caller's they see what it lets them see.
+    """
+    connection: Any = connections[using]
+    if connection.in_atomic_block or not connection.get_autocommit():
+        yield
+    elif connection.vendor == "sqlite":
+        with _in_mode(connection, "DEFERRED"):
+            yield
+    elif connection.vendor == "mysql":
+        _isolate(connection)  # the next transaction
+        with transaction.atomic(using=using):
+            yield
+    else:
+        with transaction.atomic(using=using):
+            _isolate(connection)
+            yield
+
+
+def _isolate(connection: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+@contextmanager
+def _in_mode(connection: Any, mode: str) -> Iterator[None]:
+    """A transaction that SQLite begins in this mode."""
+    # Connecting sets transaction_mode, and a thread's first statement may be this one.
+    connection.ensure_connection()
+    usual, connection.transaction_mode = connection.transaction_mode, mode
+    try:
+        with transaction.atomic(using=connection.alias):
+            connection.transaction_mode = usual
+            yield
+    finally:
+        connection.transaction_mode = usual
+
+
+def again_after_deadlock(using: str, work: Callable[[], T]) -> T:
+    """Do work that is a transaction of its own, and again where the database chose it as a
+    deadlock's victim and undid it whole.
+
+    InnoDB locks gaps in a unique index, so that no order of ours keeps clear of others' there.
+    Inside a transaction of the application's, which is undone too, the error is the application's.
+    """
+    for _ in range(0 if in_transaction(using) else DEADLOCKS):
+        try:
+            return work()
+        except OperationalError as error:
+            if not _is_deadlock(error):
+                raise
+    return work()
+
+
+def _is_deadlock(error: OperationalError) -> bool:
+    cause = error.__cause__
+    # psycopg 3's, and 2's
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return error.args[:1] == (_MYSQL_DEADLOCK,) or code == _POSTGRESQL_DEADLOCK
+
+
+def without_waiting_for_disk(using: str) -> str:
+    """SQL for the end of a statement that changes rows: the transaction's commit returns before it
+    is on disk, so that a crash soon after may undo it, whole. "" on other databases than
+    PostgreSQL.
+    """
+    return lazily_sql(using).replace(",", " RETURNING", 1)
+
+
+def lazily_sql(using: str) -> str:
+    """SQL for the columns of a SELECT: the commit returns before it is on disk, or ""."""
+    if connections[using].vendor == "postgresql":
+        return ", set_config('synchronous_commit', 'off', true)"
+    return ""
+
+
+def within_idle_seconds(using: str, seconds: int) -> str:
+    """SQL for the columns of a transaction's first SELECT: the server ends the transaction once its
+    process has been silent for so long. One that is frozen must not keep its locks for ever.
+
+    "" on other databases than PostgreSQL, and inside a transaction of somebody else's, which may be
+    silent for as long as it likes.
+    """
+    if connections[using].vendor == "postgresql" and not is_nested(using):
+        return f", set_config('idle_in_transaction_session_timeout', '{seconds}s', true)"
+    return ""

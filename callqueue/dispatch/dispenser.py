@@ -23,20 +23,91 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
-from callqueue.dispatch.chores import Chores
-from callqueue.dispatch.listener import Listener
+from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.membership import Membership
-from callqueue.dispatch.outbox import Outbox, is_full
+from callqueue.dispatch.next_look import RuleGroup
+from callqueue.dispatch.publisher import Outbox, is_full
 from callqueue.dispatch.release_pass import Pass, release
-from callqueue.dispatch.rule_group import RuleGroup
-from callqueue.ledger import charges, clock_jumps, ready_calls
+from callqueue.ledger import account, clock_jumps, ready_calls
 from callqueue.limits.budgets import Book
+from callqueue.limits.opinions import digest_of, opinion_of
+from callqueue.look import alive
 from callqueue.maintenance import recovery
 
+SHORT = 0.01  # seconds: a shorter wait is not worth being woken from
+DEAF = 0.2  # seconds for which it may not notice that it is to stop
+REST = 0.05  # seconds for which senders wake nobody after a dispenser was woken for nothing twice
 ANSWERS = 0.005  # seconds between two looks for answers, while calls wait for one
 AWAY = 1.0  # seconds between two looks for a database, or tries with a broker, that is away
 SENT = 0.025  # seconds between two looks at what is being published
 LEAVING = 5.0  # seconds that one which ends waits for what is done beside its loop
+_told: dict[str, float] = {}  # by database: when (monotonic) this process said that beat runs
+
+
+class Listener:
+    """What a dispenser waits by, in the one thread that runs it. On PostgreSQL an idle one wakes at
+    the commit of a `send`, instead of at its next look; elsewhere it just waits.
+
+    A NOTIFY takes a lock that all commits share, so busy senders must not make one each. An idle
+    dispenser therefore shows that it sleeps by holding an advisory lock, and the trigger on the
+    table of calls notifies only while that is held. A look that is missed in any way (a pooler in
+    between, another dispenser that holds the lock) is made up for by the next one, POLL seconds
+    later.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._is_armed = self._was_for_nothing = False
+        self._not_before = 0.0
+        self._connection: object | None = None
+
+    def wait(self, stop: threading.Event, seconds: float) -> set[str]:
+        """Wait so long, or until a call is sent: the rules that may have calls now, "" for any."""
+        if seconds < SHORT or time.monotonic() < self._not_before:
+            self.disarm()
+        elif self._is_listening():
+            if self._is_armed:
+                return self._hear(min(seconds, DEAF))
+            self._is_armed = database.raise_flag(self.using)
+            if self._is_armed:
+                return {""}  # for what was sent between the last look and now
+        stop.wait(seconds)
+        return set()
+
+    def _hear(self, seconds: float) -> set[str]:
+        """Wait for a sender's word. After two for nothing, senders are let be for a while."""
+        told = database.wait_for_word(self.using, seconds)
+        if told:
+            if self._was_for_nothing:
+                self._not_before = time.monotonic() + REST
+            self._was_for_nothing = True
+        return told
+
+    def has_served(self) -> None:
+        """The last word was not for nothing."""
+        self._was_for_nothing = False
+
+    def disarm(self) -> None:
+        """Let senders be: there is work, and nobody sleeps."""
+        if self._is_armed and self._connection is database.raw_connection(self.using):
+            database.lower_flag(self.using)
+        self._is_armed = False
+
+    def close(self) -> None:
+        """Leave the connection as it was."""
+        self.disarm()
+        if self._connection is not None and self._connection is database.raw_connection(self.using):
+            database.stop_listening(self.using)
+        self._connection = None
+
+    def _is_listening(self) -> bool:
+        """Whether the connection of now hears of calls; a new connection is told to."""
+        raw = database.raw_connection(self.using)
+        if raw is None or raw is not self._connection:
+            self._is_armed, self._connection = False, None
+            if raw is not None and database.start_listening(self.using):
+                self._connection = raw
+        return self._connection is not None
 
 
 class Dispenser:
@@ -214,7 +285,7 @@ class Dispenser:
         """
         waiting = self._waiting_for_answers()
         if waiting:
-            glances = charges.glances(self.using, [rule for one in waiting for rule in one.rules])
+            glances = account.glances(self.using, [rule for one in waiting for rule in one.rules])
             for group in waiting:
                 group.notice(glances)
 
@@ -270,3 +341,22 @@ class Dispenser:
 def _name_of_process(pid: int) -> str:
     """A name that no other dispenser has: containers often share hosts' names and process ids."""
     return f"{texts.host()}:{pid}:{secrets.token_hex(2)}"
+
+
+def has_steady_dispenser(using: str) -> bool:
+    """Whether a process that is alive dispenses all rules, by the limits of these settings."""
+    digest = digest_of(opinion_of(conf.current().book))
+    return any(one.kind == "steady" and one.digest == digest for one in alive.alive(using))
+
+
+def stand_by(using: str, dispenser: Dispenser) -> None:
+    """Beat's task beside a dispenser of its own process: release nothing, until that falls silent
+    or ends. Every few seconds say that beat runs, for the doctor; and take back what this task's
+    own dispenser, which may have run before, holds of the limits.
+    """
+    if dispenser.membership.book is not None:
+        dispenser.leave()
+    now = time.monotonic()
+    if now - _told.get(using, -HEARTBEAT) >= HEARTBEAT:
+        _told[using] = now
+        recovery.beat(using, dispenser.name, "beat")

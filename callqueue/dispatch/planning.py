@@ -77,6 +77,21 @@ class Plan:
         self.wait |= Wait.for_room(instant)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why;
+    `misfits`: such permits, by owner. `blocked`: by owner, the permits that only wait for room.
+    `binding`: by rule, the budget that keeps its next call back, by id.
+    """
+
+    releases: Sequence[Release]
+    unfit: Mapping[int, str]
+    wait: Wait
+    misfits: Mapping[str, str] = field(default_factory=dict)
+    blocked: Mapping[str, Blocked] = field(default_factory=dict)
+    binding: Mapping[str, str] = field(default_factory=dict)
+
+
 def plan(
     account: Account,
     candidates: Mapping[str, Iterable[Candidate]],

@@ -8,12 +8,15 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import timedelta
 
 from celery import current_app
 
-from callqueue import broker, conf, events, transitions
-from callqueue.dispatch.charging import Released
+from callqueue import aside, broker, clocks, conf, database, events, transitions
+from callqueue.dispatch.next_look import RuleGroup
+from callqueue.dispatch.release_pass import Released
 from callqueue.handlers import HTTP_METHODS
 
 # attempts in a message at most: larger ones save little more, and all of one share its fate when a
@@ -25,11 +28,11 @@ RECOVER_LASTS = 30.0
 RECOVER_EXPIRES = 3600.0
 # messages that a pass makes for a queue before any of them carries more than one attempt
 SPREAD = 4
-
 MAKE_API_CALL, RECOVER = "callqueue.make_api_call", "callqueue.recover_lost_calls"
-
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], object]  # raises BrokerAway
+PROMPT = 0.1  # seconds that the loop waits until what was released is published
+SLOW = 8  # groups that have something published for longer, at most, before others are let be
 
 
 def pack(released: Iterable[Released]) -> list[Message]:
@@ -88,3 +91,80 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
 
 def _options(using: str) -> dict[str, str]:
     return {} if using == "default" else {"using": using}
+
+
+Refused = Callable[[RuleGroup, BrokerAway], None]
+
+
+class Outbox:
+    """What one dispenser has released and has published: in a thread beside its loop, which waits
+    for it a moment and then goes on with other groups. A group has no pass before what it released
+    last is published, or undone where nobody was told of it.
+
+    `refused` is told where the broker was away.
+    """
+
+    def __init__(self, using: str, publish: Publish, refused: Refused) -> None:
+        self.using, self.publish, self.refused = using, publish, refused
+
+    def send(self, group: RuleGroup, released: Sequence[Released], *, beside: bool) -> None:
+        """Have these published, `beside` the loop or here. Raises what is not the broker's: then
+        they are to be undone.
+        """
+        messages = pack(released)
+        if beside:
+            group.sending = aside.Errand("publisher", lambda: self._send_beside(messages))
+            self.look(group, PROMPT)
+            return
+        try:
+            self.publish(self.using, messages)
+        except BrokerAway as error:
+            self.refused(group, error)
+        group.unpublished_from = 0.0
+
+    def look(self, group: RuleGroup, within: float = 0.0) -> None:
+        """Notice that what the group had published is, or is undone, if it is within so many
+        seconds. Raises as `send` does.
+        """
+        sending = group.sending
+        if sending is None or not sending.done.wait(within):
+            return
+        group.sending = None
+        if isinstance(sending.error, BrokerAway):
+            self.refused(group, sending.error)
+        elif sending.error is not None:
+            raise sending.error
+        group.unpublished_from = 0.0
+
+    def undo(self, groups: Iterable[RuleGroup]) -> None:
+        """Let calls wait again whose release, as far as this dispenser knows, nobody was told of:
+        the database went away at the commit or soon after, or something else was raised. What
+        another dispenser has released of these rules meanwhile, and no worker has begun, goes again
+        too.
+        """
+        for group in groups:
+            if group.unpublished_from and group.sending is None:
+                now = database.clock(self.using)
+                since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
+                transitions.undo_released(self.using, group.rules, since)
+                group.unpublished_from = 0.0
+
+    def end(self, groups: Collection[RuleGroup], within: float) -> None:
+        """Wait until all is published, so many seconds, and undo the rest."""
+        end = time.monotonic() + within
+        for group in groups:
+            if group.sending is not None:
+                group.sending.done.wait(max(0.0, end - time.monotonic()))
+                if group.sending.done.is_set() and group.sending.error is None:
+                    group.unpublished_from = 0.0
+                group.sending = None
+        self.undo(groups)
+
+    def _send_beside(self, messages: list[Message]) -> None:
+        with database.kept_connection(self.using):
+            self.publish(self.using, messages)
+
+
+def is_full(groups: Iterable[RuleGroup]) -> bool:
+    """Whether no other group may release anything before some of this is published."""
+    return sum(group.sending is not None for group in groups) >= SLOW

@@ -14,8 +14,8 @@ from callqueue import clocks, conf, events, outcome, texts, transitions
 from callqueue.execution import fitness, provider_limits, starvation
 from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
-from callqueue.limits.backoff import backoff
 from callqueue.limits.budgets import key_part
+from callqueue.limits.rules import backoff
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.sending.validation import check_cost
 from callqueue.transitions import Job, Result

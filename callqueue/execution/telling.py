@@ -25,7 +25,7 @@ TELL = 0.1  # seconds between two looks at what is under way
 # seconds after which a call is told of that is not answered: most are answered before that
 SLOW = 0.1
 # seconds past what its limits have time for by which a call was sent at the latest, as far as the
-# ledger is told: else nobody would see that it has aged away (BELATED in ledger/charges.py)
+# ledger is told: else nobody would see that it has aged away (BELATED in ledger/account.py)
 LATE = 2.0
 AWAY = 5.0  # seconds until the next try, where the database is away
 

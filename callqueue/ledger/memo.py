@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from callqueue.ledger.tally_rows import fingerprint
+from callqueue.limits.budgets import Budget
+from callqueue.limits.kinds import Usage
+
+_BETWEEN = "\x1f"
 
 
 @dataclass
@@ -71,3 +77,54 @@ class Memo:
 def name_of(group: Iterable[str], agreement: str) -> list[str]:
     """How a rule's row names the group that had the last pass, and the agreement it went by."""
     return [agreement, *sorted(group)]
+
+
+class Level(NamedTuple):
+    """What a token bucket held at an instant after which nothing that is still open can leave, in
+    tokens times the period; `print`: of what budget.
+    """
+
+    at: int
+    level: int
+    print: str
+
+
+def kept_level(memo: Memo, budget: Budget, value: str, since: int, now: int) -> Level | None:
+    """What an earlier pass kept of the bucket, where it is of this very budget, and of no earlier
+    than `since` and no later than `now`.
+    """
+    found = memo.levels.get(_bucket_name(budget, value))
+    level = Level(*found) if found else None
+    if level is None or level.print != fingerprint(budget):
+        return None
+    return level if since <= level.at <= now else None
+
+
+def brought_up(
+    memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: int, now: int
+) -> Usage:
+    """The usage since the level that is kept from an earlier pass; and keep the level of the oldest
+    instant that an open attempt may still age from, or be charged more from.
+    """
+    known = kept_level(memo, budget, value, usage.since, now)
+    if known:
+        newer = [charge for charge in usage.aged if charge[0] > known.at]
+        usage = replace(usage, aged=newer, since=known.at, level=known.level)
+    if oldest_open > usage.since:
+        before = [charge for charge in usage.aged if charge[0] <= oldest_open]
+        level = budget.limit.level(replace(usage, open=0, aged=before), oldest_open)
+        kept_now = Level(oldest_open, level, fingerprint(budget))
+        memo.levels[_bucket_name(budget, value)] = list(kept_now)
+    return usage
+
+
+def forget_other_levels(memo: Memo, budgets: Container[str]) -> None:
+    """Keep no level of other budgets than these: what this pass released is missing from it."""
+    memo.levels = {
+        name: level for name, level in memo.levels.items() if name.partition(_BETWEEN)[0] in budgets
+    }
+
+
+def _bucket_name(budget: Budget, value: str) -> str:
+    """The bucket as the memo names it."""
+    return f"{budget.id}{_BETWEEN}{value}"

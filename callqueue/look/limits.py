@@ -16,7 +16,7 @@ from callqueue import tables
 from callqueue.database import from_us, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, charges, tallies
+from callqueue.ledger import agreement, tallies
 from callqueue.ledger.tallies import COARSE, is_tallied
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
@@ -183,7 +183,7 @@ def _open_of(using: str, budgets: Sequence[Budget]) -> Mapping[tuple[str, str], 
     if not rules:
         return found
     columns = ["rule", "queue", "key", "cost"]
-    for one in charges.open_sums(using, rules, columns, [], samples=False):
+    for one in ledger.open_sums(using, rules, columns, [], samples=False):
         for budget in budgets:
             if one.rule in budget.rules:
                 scope = (budget.id, budget.value_of(one.key, one.queue))

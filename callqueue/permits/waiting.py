@@ -24,7 +24,7 @@ from django.db import router
 from callqueue import clocks, conf, database, forecast, tables, texts
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.permit_answers import Answer
+from callqueue.dispatch.permit_turns import Answer
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.ledger import guests
 from callqueue.ledger.ready_calls import Asked, Candidate

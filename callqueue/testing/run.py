@@ -69,8 +69,8 @@ class _Run:
 
     def __init__(self, using: str) -> None:
         from callqueue.dispatch.dispenser import Dispenser
+        from callqueue.dispatch.next_look import RuleGroup
         from callqueue.dispatch.release_pass import Pass
-        from callqueue.dispatch.rule_group import RuleGroup
 
         self.using, self.attempts = using, 0
         # Seconds until a blocked call of these rules may go, by the last pass over them.

@@ -13,8 +13,7 @@ from typing import Any
 
 from callqueue import states
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.limits.backoff import backoff
-from callqueue.limits.rules import Rule
+from callqueue.limits.rules import Rule, backoff
 from callqueue.transitions.job import Job, Result
 
 STALE = "not retried: its idempotency key would be older than idempotency_ttl"

@@ -5,7 +5,7 @@ for whose rows, and in what order, `ledger.row_locks` says; which states a call 
 to, `states.Move`; what the end of an attempt makes of its call, `attempt_ends`. Rows are locked
 first and judged then, or the update itself names what it starts from: so of two moves at once one
 wins, and the other changes nothing. An open attempt is inserted where it is charged
-(`dispatch.charging`), in the transaction of its release.
+(`dispatch.release_pass`), in the transaction of its release.
 """
 
 from __future__ import annotations

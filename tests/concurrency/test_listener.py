@@ -12,8 +12,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.utils import timezone
 
 from callqueue import Rule, database
-from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.listener import Listener
+from callqueue.dispatch.dispenser import Dispenser, Listener
 from callqueue.models import CallQueue
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 
 from callqueue import Rule, SlidingWindow, database
-from callqueue.ledger import account, charges
+from callqueue.ledger import account
 from callqueue.look import attempts, look
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import release, send
@@ -34,8 +34,8 @@ def ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
         finally:
             connections.close_all()
 
-    def open_sums(using: str, rules: Any, *args: Any, **more: Any) -> Iterator[charges.Open]:
-        yield from list(charges.open_sums(using, rules, *args, **more))
+    def open_sums(using: str, rules: Any, *args: Any, **more: Any) -> Iterator[account.Open]:
+        yield from list(account.open_sums(using, rules, *args, **more))
         if "pay" in rules:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(end).result()
@@ -54,7 +54,7 @@ class _With:
         vars(self).update(others)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(charges, name)
+        return getattr(account, name)
 
 
 @pytest.fixture(autouse=True)

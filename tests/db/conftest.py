@@ -43,9 +43,9 @@ def trusted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody begins anything, and is trusted to begin all of it soon: of limits alone it depends
     what is released.
     """
-    from callqueue.dispatch import backpressure
+    from callqueue.dispatch import choosing
 
-    monkeypatch.setattr(backpressure, "LEAST", 1_000_000)
+    monkeypatch.setattr(choosing, "LEAST", 1_000_000)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from celery import current_app
 from django.utils import timezone
 
-from callqueue.dispatch import backpressure
+from callqueue.dispatch import choosing
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.faults import private
 from tests.faults.stage import Stage, Status, wait_until
@@ -327,7 +327,7 @@ def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Len
     stage.send(400, method="get")
     dispenser = stage.dispenser()
     gone = stage.attempts().filter(outcome="voided")
-    wait_until(lambda: gone.count() >= backpressure.LEAST + length(3, 30), 120)
+    wait_until(lambda: gone.count() >= choosing.LEAST + length(3, 30), 120)
     if broker.kind == "rabbitmq":
         wait_until(lambda: broker.waiting("one") <= 1, 30)
     assert broker.waiting("one") <= stage.attempts().count() <= gone.count() + 1

@@ -63,9 +63,9 @@ FAULTS = {
         "self.open[budget.id, budget.value_of(found.key, found.queue)] += cost",
         "self.open[budget.id, budget.value_of(found.key, found.queue)] += 0",
     ),
-    "answered attempts are not counted": fault("ledger.charges", _AGED, "pass"),
+    "answered attempts are not counted": fault("ledger.account", _AGED, "pass"),
     "attempts age from their release": Fault(
-        Change("ledger.charges", _AGED, "found.append((self.released_at, cost - more))"),
+        Change("ledger.account", _AGED, "found.append((self.released_at, cost - more))"),
         Change("ledger.account", "by_release=any(b.former for b in fine)", "by_release=True"),
     ),
     "attempts age from the instant at which they were begun to be sent": fault(
@@ -84,7 +84,7 @@ FAULTS = {
         "        self._read_aged()\n        self._read_open()",
     ),
     "what is told of is counted no more": fault(
-        "ledger.charges", "        if told is not None:\n", "        if told is None:\n"
+        "ledger.account", "        if told is not None:\n", "        if told is None:\n"
     ),
     "a key that has parts is no one's": fault(
         "limits.budgets",

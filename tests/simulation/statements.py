@@ -18,7 +18,7 @@ LONGEST = 2.0  # seconds that a statement takes at most
 LAGS = (0.004, 0.01, 0.03, 0.1, 0.3)
 # where in the product a process may be hit: the beginning of a module and function
 PLACES = (
-    "", "", "dispatch.", "dispatch.charging", "execution.claim", "execution.recorder",
+    "", "", "dispatch.", "dispatch.release_pass", "execution.claim", "execution.recorder",
     "transitions.verbs", "execution.telling", "permits.", "maintenance.recovery", "ledger.",
 )  # fmt: skip
 

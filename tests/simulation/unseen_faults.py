@@ -104,7 +104,7 @@ UNSEEN = {
         Change("execution.telling", "or not gate.is_whole:", "or False:"),
     ),
     "a calendar window ends at once for all clocks": fault(
-        "limits.kinds.fixed_window",
+        "limits.kinds.windows",
         "if at >= first - self._jitter",
         "if at >= first",
         runs=200,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from callqueue.limits.kinds.base import Meter, RateLimit, Usage
-from callqueue.limits.kinds.fields import with_known_fields
-from callqueue.limits.kinds.sliding_window import WindowMeter
+from callqueue.limits.kinds.base import Meter, RateLimit, Usage, with_known_fields
+from callqueue.limits.kinds.windows import WindowMeter
 
 
 @with_known_fields

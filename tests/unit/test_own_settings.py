@@ -23,7 +23,7 @@ MAKER = "whoever makes the call needs its rule: timeouts, hooks, what to retry"
 REASONS = {
     "ledger/agreement.py:book_in_force": "joined with what all dispensers hold",
     "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
-    "dispatch/standby.py:has_steady_dispenser": "whether another has the same opinion",
+    "dispatch/dispenser.py:has_steady_dispenser": "whether another has the same opinion",
     "permits/waiting.py:Waiter._made_pass": "joined with what all hold, as a guest",
     # What is in force may have rules that these settings lack; those are somebody else's to judge.
     "maintenance/recovery.py:_to_end_here": "leaves to others what they know",
@@ -44,9 +44,9 @@ REASONS = {
     "execution/in_flight.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
-    "dispatch/charging.py:_insert_attempts": OWN,
+    "dispatch/release_pass.py:_insert_attempts": OWN,
     "dispatch/publisher.py:publish": OWN,
-    "dispatch/backpressure.py:with_full_queues": OWN,
+    "dispatch/choosing.py:with_full_queues": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,
     "permits/transport.py:wanted": "what its own code may ask for",

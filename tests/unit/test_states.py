@@ -54,7 +54,7 @@ WRITERS = {
     },
     # A release gives a lease, and whoever begins gives the next; a clock that jumped moves them.
     "lease_until": {
-        "dispatch/charging.py",
+        "dispatch/release_pass.py",
         "execution/claim.py",
         "permits/request_rows.py",
         "ledger/clock_shift.py",
@@ -86,7 +86,7 @@ def test_attempts_are_inserted_by_a_pass_alone() -> None:
         r"insert_\w+\(\s*tables\.CallAttempt|attempts\(using\)\.(bulk_)?create|CallAttempt\(\w+="
     )
     found = [path for path in PACKAGE.rglob("*.py") if made.search(path.read_text("utf-8"))]
-    assert [str(path.relative_to(PACKAGE)) for path in found] == ["dispatch/charging.py"]
+    assert [str(path.relative_to(PACKAGE)) for path in found] == ["dispatch/release_pass.py"]
 
 
 def _at_work(tree: ast.Module) -> Iterator[ast.AST]:

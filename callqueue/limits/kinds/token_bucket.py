@@ -7,8 +7,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import ClassVar, Self
 
-from callqueue.limits.kinds.base import Meter, RateLimit, Usage
-from callqueue.limits.kinds.fields import SECOND, check_count, with_known_fields
+from callqueue.limits.kinds.base import (
+    SECOND,
+    Meter,
+    RateLimit,
+    Usage,
+    check_count,
+    with_known_fields,
+)
 
 
 @with_known_fields

@@ -11,8 +11,8 @@ import pytest
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, transitions
-from callqueue.dispatch import backpressure, release_pass
-from callqueue.dispatch.backpressure import LEAST
+from callqueue.dispatch import choosing, release_pass
+from callqueue.dispatch.choosing import LEAST
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.execution import claim, recorder
 from callqueue.maintenance import recovery
@@ -91,7 +91,7 @@ def test_a_pass_that_is_held_up_looks_again_soon(rules: Rules) -> None:
     made = release_pass.release("default", ["r"])
     assert (made.released, made.next_look.goes_on) == ([], False)
     assert made.opens_in is not None
-    assert 0 < made.opens_in <= backpressure.AGAIN / 1_000_000
+    assert 0 < made.opens_in <= choosing.AGAIN / 1_000_000
 
 
 def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:

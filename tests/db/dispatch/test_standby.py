@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, tasks
-from callqueue.dispatch import standby
+from callqueue.dispatch import dispenser
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.models import CallQueue, DispenserState
 
@@ -23,7 +23,7 @@ def ran(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rules(r=Rule(limits=[SlidingWindow("10/h")]))
     names: list[str] = []
     monkeypatch.setattr(tasks, "_dispensers", {})
-    monkeypatch.setattr(standby, "_told", {})
+    monkeypatch.setattr(dispenser, "_told", {})
     monkeypatch.setattr(Dispenser, "run", lambda self, **_: names.append(self.name))
     return names
 

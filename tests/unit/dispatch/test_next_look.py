@@ -14,14 +14,14 @@ from callqueue.dispatch.next_look import (
     REVIEW,
     TRIES,
     NextLook,
+    RuleGroup,
     Streak,
     Wait,
     when_locked,
     when_outdated,
     when_passed,
 )
-from callqueue.dispatch.rule_group import RuleGroup
-from callqueue.ledger.charges import Glance
+from callqueue.ledger.account import Glance
 
 POLL = 0.05
 UNFINISHED = Wait(is_unfinished=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import Retry
-from callqueue.limits.backoff import backoff
+from callqueue.limits.rules import backoff
 
 
 def test_it_doubles_up_to_the_cap() -> None:

@@ -1,20 +1,118 @@
-"""The fixed window: at most n in each window of the calendar."""
+"""Limits on what is in a window (sliding, or of the calendar), or under way."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar
+from itertools import accumulate
+from typing import ClassVar, Self
 from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue.limits.kinds.base import MOST_JITTER, Meter, RateLimit, Usage
-from callqueue.limits.kinds.fields import DAY, PERIODS, SECOND, with_known_fields
+from callqueue.limits.kinds.base import (
+    DAY,
+    MOST_JITTER,
+    PERIODS,
+    SECOND,
+    Limit,
+    Meter,
+    RateLimit,
+    Usage,
+    check_count,
+    with_known_fields,
+)
 
 # windows of a backlog that are looked up one by one; the rest are taken to be as long as the mean
 WINDOWS = 400
+
+
+@with_known_fields
+@dataclass(frozen=True)
+class SlidingWindow(RateLimit):
+    """At most n in any window of the period, wherever the window begins."""
+
+    def meter(self, usage: Usage, now: int) -> Meter:
+        aged = [charge for charge in usage.aged if charge[0] + self.period_us >= now]
+        return WindowMeter(self.n, usage.open, aged, now, self.period_us)
+
+
+class WindowMeter(Meter):
+    """A window, or none: charges leave one period after the instant they age from."""
+
+    def __init__(
+        self, n: int, open_cost: int, aged: Sequence[tuple[int, int]], now: int, period: int
+    ) -> None:
+        self._n, self._now, self._period, self._open = n, now, period, open_cost
+        self._instants = [at for at, _ in aged]
+        self._leaving = list(accumulate(cost for _, cost in aged))
+        self._aged = self._leaving[-1] if self._leaving else 0
+
+    @property
+    def used(self) -> int:
+        return self._open + self._aged
+
+    def free_at(self, cost: int) -> int | None:
+        excess = self.used + cost - self._n
+        if excess <= 0:
+            return self._now
+        if excess > self._aged:
+            return None
+        last = self._instants[bisect_left(self._leaving, excess)]
+        # One microsecond past: a window closed at both ends is kept too.
+        return max(self._now, last + self._period + 1)
+
+
+@with_known_fields
+@dataclass(frozen=True)
+class Concurrency(Limit):
+    """At most n in flight: released and not yet answered."""
+
+    n: int
+
+    counts_in_flight: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self, "n")
+
+    @property
+    def capacity(self) -> int:
+        return self.n
+
+    @property
+    def rate_text(self) -> str:
+        return str(self.n)
+
+    @property
+    def window_us(self) -> int:
+        return 0
+
+    def meter(self, usage: Usage, now: int) -> Meter:
+        return WindowMeter(self.n, usage.open, [], now, 0)
+
+    def with_rate(self, rate: str) -> Self:
+        if not rate.isdecimal():
+            raise ImproperlyConfigured(f"Concurrency.n: {rate!r} is not a whole number")
+        return replace(self, n=int(rate))
+
+    def times(self, count: int) -> Self:
+        return replace(self, n=self.n * count)
+
+    def seconds_until_gone(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> float | None:
+        if latency:
+            return max(0, math.ceil(amount + meter.used) - 1) // self.n * latency
+        return 0.0 if amount <= meter.free else None
+
+    def last_period(
+        self, meter: Meter, amount: float, now: int, latency: float
+    ) -> tuple[float, float]:
+        return 0.0, amount
 
 
 @with_known_fields

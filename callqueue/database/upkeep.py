@@ -1,0 +1,225 @@
+"""Whole tables: what the database knows of their size, how they are vacuumed, and how they go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.db import NotSupportedError, connections
+
+from callqueue.database.notify import SILENCE
+from callqueue.database.statements import places, quoted, rows, run
+
+_FULL_VACUUM = """
+    SELECT c.relname, p.phase,
+        CASE WHEN p.phase = 'rebuilding index'
+            THEN p.index_rebuild_count
+            ELSE p.heap_blks_scanned END,
+        CASE WHEN p.phase = 'rebuilding index'
+            THEN (SELECT COUNT(*) FROM pg_index i WHERE i.indrelid = p.relid)
+            ELSE p.heap_blks_total END
+    FROM pg_stat_progress_cluster p JOIN pg_class c ON c.oid = p.relid
+    WHERE p.datname = current_database()"""
+_PLAIN_VACUUM = """
+    SELECT c.relname, p.phase,
+        CASE WHEN p.phase = 'vacuuming heap' THEN p.heap_blks_vacuumed
+            ELSE p.heap_blks_scanned END,
+        p.heap_blks_total
+    FROM pg_stat_progress_vacuum p JOIN pg_class c ON c.oid = p.relid
+    WHERE p.datname = current_database()"""
+_FIND = {
+    "postgresql": """
+        SELECT c.conrelid::regclass::text,
+            (SELECT string_agg(a.attname, ', ') FROM pg_attribute a
+                WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)),
+            c.conname, c.confrelid::regclass::text
+        FROM pg_constraint c
+        WHERE c.contype = 'f' AND c.conparentid = 0
+            AND c.confrelid IN (SELECT to_regclass(t) FROM unnest(ARRAY[%TABLES]) t)
+            AND c.conrelid NOT IN (SELECT to_regclass(t) FROM unnest(ARRAY[%TABLES]) t)
+        ORDER BY 1, 2
+    """,
+    "mysql": """
+        SELECT concat(if(table_schema = DATABASE(), '', concat('`', table_schema, '`.')), '`',
+                table_name, '`'), group_concat(column_name),
+            constraint_name, referenced_table_name
+        FROM information_schema.key_column_usage
+        WHERE referenced_table_schema = DATABASE()
+            AND referenced_table_name IN (%TABLES)
+            AND NOT (table_schema = DATABASE() AND table_name IN (%TABLES))
+        GROUP BY table_schema, table_name, constraint_name, referenced_table_name
+        ORDER BY 1, 2
+    """,
+    "sqlite": """
+        SELECT m.name, f."from", '', f."table"
+        FROM sqlite_master m, pragma_foreign_key_list(m.name) f
+        WHERE m.type = 'table' AND f."table" IN (%TABLES) AND m.name NOT IN (%TABLES)
+        ORDER BY 1, 2
+    """,
+}
+_NAME = r"(?:\"[^\"]+\"|`[^`]+`|\[[^\]]+\]|\w+)"
+_REFERENCE = rf"""
+    (?: ,\s*(?:CONSTRAINT\s+{_NAME}\s+)?FOREIGN\s+KEY\s*\([^)]*\) | (?:\s+CONSTRAINT\s+{_NAME})? )
+    \s*\bREFERENCES\s+["`\[]?(?:TABLES)["`\]]?(?=[\s(,)])(?:\s*\([^)]*\))?
+    (?: \s+ON\s+(?:DELETE|UPDATE)\s+(?:SET\s+NULL|SET\s+DEFAULT|CASCADE|RESTRICT|NO\s+ACTION)
+      | \s+MATCH\s+\w+
+      | \s+(?:NOT\s+)?DEFERRABLE(?:\s+INITIALLY\s+(?:DEFERRED|IMMEDIATE))? )*
+"""
+
+
+def estimated_rows(using: str, table: str) -> int | None:
+    """About how many rows a table has, without reading it; None where no estimate is kept."""
+    vendor = connections[using].vendor
+    if vendor == "sqlite":
+        return None
+    if vendor == "postgresql":
+        sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass"
+    else:
+        sql = (
+            "SELECT table_rows FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_name = %s"
+        )
+    count = next((count for (count,) in rows(using, sql, [table])), None)
+    return None if count is None or count < 0 else int(count)
+
+
+def dead_rows(using: str, tables: Sequence[str]) -> dict[str, tuple[int, int]] | None:
+    """Dead and live rows of each table; None where the database keeps no such count."""
+    if connections[using].vendor != "postgresql":
+        return None
+    found = _statistics(using, "n_dead_tup, n_live_tup", tables)
+    return {name: (int(dead), int(live)) for name, dead, live in found}
+
+
+def analyze_changed(using: str, tables: Sequence[str]) -> None:
+    """Let PostgreSQL count anew what is in the tables that changed by a fifth since it last did:
+    its plans go by that.
+
+    Autovacuum does it within a minute; but it may be switched off, or behind after a bulk load.
+    """
+    if connections[using].vendor != "postgresql":
+        return
+    for table, live, changed in _statistics(using, "n_live_tup, n_mod_since_analyze", tables):
+        if changed > 10_000 + live // 5:
+            run(using, f"ANALYZE {quoted(using, table)}")
+
+
+def _statistics(using: str, columns: str, tables: Sequence[str]) -> list[tuple[str, int, int]]:
+    sql = f"SELECT relname, {columns} FROM pg_stat_user_tables WHERE relname IN ({places(tables)})"
+    return rows(using, sql, list(tables))
+
+
+def vacuum(using: str, tables: Sequence[str], *, full: bool = False) -> None:
+    """Make deleted rows' space usable again. `full` rewrites and locks the tables meanwhile."""
+    connection = connections[using]
+    names = [quoted(using, table) for table in tables]
+    with connection.cursor() as cursor:
+        for statement in _statements(connection.vendor, names, full):
+            cursor.execute(statement)
+            if connection.vendor == "mysql":
+                cursor.fetchall()
+
+
+def _statements(vendor: str, names: list[str], full: bool) -> list[str]:
+    if vendor == "mysql":
+        return [f"{'OPTIMIZE' if full else 'ANALYZE'} TABLE {name}" for name in names]
+    if vendor != "postgresql":
+        return ["VACUUM" if full else "PRAGMA optimize"]
+    if full:
+        return [f"VACUUM (FULL, ANALYZE) {name}" for name in names]
+    # A vacuum takes the pages of indexes that it found empty out of use, and only the next one lets
+    # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one
+    # finds little else to do.
+    return [f"VACUUM (ANALYZE) {name}" for name in names] + [f"VACUUM {name}" for name in names]
+
+
+def vacuum_progress(
+    using: str, tables: Sequence[str], *, full: bool = False
+) -> tuple[str, str, int, int] | None:
+    """Of a vacuum that runs elsewhere: table, phase, and how many of how many blocks (indexes,
+    while those are rebuilt).
+
+    None where none runs, or the database does not show it.
+    """
+    if connections[using].vendor != "postgresql":
+        return None
+    view = _FULL_VACUUM if full else _PLAIN_VACUUM
+    found = rows(using, f"{view} AND c.relname IN ({places(tables)})", list(tables))
+    if not found:
+        return None
+    table, phase, done, total = found[0]
+    return table, phase, int(done), int(total)
+
+
+class ForeignKey(NamedTuple):
+    """A constraint of a table that stays; names as they are written in SQL."""
+
+    table: str
+    columns: str
+    name: str  # "" on SQLite, where it has none
+    target: str
+
+
+def existing(using: str, tables: Sequence[str]) -> list[str]:
+    """Those of `tables` that are there."""
+    with connections[using].cursor() as cursor:
+        names = set(connections[using].introspection.table_names(cursor))
+    return [table for table in tables if table in names]
+
+
+def foreign_keys_to(using: str, tables: Sequence[str]) -> list[ForeignKey]:
+    """The foreign keys of other tables that point at `tables`."""
+    if not tables:
+        return []
+    sql = _FIND[connections[using].vendor].replace("%TABLES", places(tables))
+    return [ForeignKey(*map(str, row)) for row in rows(using, sql, [*tables, *tables])]
+
+
+def lock_whole(using: str, tables: Sequence[str]) -> None:
+    """Let nobody read or write the tables until the transaction ends, where a database can."""
+    if connections[using].vendor == "postgresql" and tables:
+        names = ", ".join(quoted(using, table) for table in tables)
+        run(using, f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
+
+
+def drop(using: str, tables: Sequence[str]) -> None:
+    """Drop all of callqueue's tables that are there, and the foreign keys that point at them. No
+    column and no row of a table that stays goes.
+
+    Within a transaction, which MariaDB and MySQL commit at each step. NotSupportedError where
+    SQLite keeps a foreign key.
+    """
+    keys = foreign_keys_to(using, tables)
+    if connections[using].vendor == "sqlite":
+        _cut_out(using, {key.table for key in keys}, tables)
+    else:
+        word = "FOREIGN KEY" if connections[using].vendor == "mysql" else "CONSTRAINT"
+        for key in keys:
+            run(using, f"ALTER TABLE {key.table} DROP {word} {quoted(using, key.name)}")
+    if connections[using].vendor == "postgresql" and tables:
+        for statement in SILENCE:
+            run(using, statement)
+    for table in tables:
+        run(using, f"DROP TABLE {quoted(using, table)}")
+
+
+def _cut_out(using: str, owners: set[str], targets: Sequence[str]) -> None:
+    """Take the foreign keys out of the statements that SQLite keeps of its tables, the way that
+    https://sqlite.org/lang_altertable.html names for this. Rows, triggers and indexes stay.
+    """
+    if not owners:
+        return
+    one_of = "|".join(map(re.escape, targets))
+    reference = re.compile(_REFERENCE.replace("TABLES", one_of), re.VERBOSE | re.IGNORECASE)
+    version = int(rows(using, "PRAGMA schema_version")[0][0])
+    run(using, "PRAGMA writable_schema = ON")
+    for owner in sorted(owners):
+        where = "WHERE type = 'table' AND name = %s"
+        ((sql,),) = rows(using, f"SELECT sql FROM sqlite_master {where}", [owner])
+        run(using, f"UPDATE sqlite_master SET sql = %s {where}", [reference.sub("", sql), owner])
+    run(using, f"PRAGMA schema_version = {version + 1}")
+    run(using, "PRAGMA writable_schema = RESET")
+    if kept := foreign_keys_to(using, targets):
+        names = ", ".join(f"{key.table}.{key.columns}" for key in kept)
+        raise NotSupportedError(f"SQLite keeps the foreign keys {names}")
