@@ -15,7 +15,7 @@ FIND_PYTHON = for python in $(PYTHON) python3 python3.13 python3.12 python3.11 p
 NEED = python=$$($(FIND_PYTHON)) && "$$python" .ci/venv.py
 RUN := .venv/bin/python
 
-.PHONY: help venv test demo lint format types imports sizes migrations messages docs wheel bench faults simulate clean
+.PHONY: help venv test demo lint format types imports sizes migrations messages docs wheel bench faults suites simulate clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -78,9 +78,13 @@ bench: ## measure throughput
 	@$(NEED) tests
 	@exec $(RUN) -m tests.benchmarks $(ARGS)
 
-faults: ## kill, freeze and disconnect things, at length; and run other people's suites
+faults: ## kill, freeze and disconnect things, at length
 	@$(NEED) tests
 	@exec $(RUN) -m tests.run --faults $(ARGS)
+
+suites: ## Celery's, Django's and requests' own tests, and limiters as judges (about 25 minutes)
+	@$(NEED) tests
+	@exec $(RUN) -m pytest -s -p no:cacheprovider tests/suites $(ARGS)
 
 simulate: ## run seeds of the simulation (SEEDS=1000; FROM=5000 begins there; ARGS="--seed 17 --story" shows one)
 	@$(NEED) tests

@@ -70,6 +70,7 @@ OWN_SQL = [
     ],
 ]
 PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
+COMMANDS = ["tests/benchmarks", "tests/suites"]
 FEW = 3  # more than these are no accident of a busy machine
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
@@ -163,9 +164,9 @@ def is_of_chosen(arguments: list[str]) -> bool:
 
 
 def all_others() -> list[str]:
-    """All other folders of tests; benchmarks are none."""
+    """All other folders of tests. Benchmarks and other people's suites have commands of their own."""
     folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
-    return sorted(folders - {*PATIENT, *PROCESSES, "tests/benchmarks"})
+    return sorted(folders - {*PATIENT, *PROCESSES, *COMMANDS})
 
 
 def run(sessions: list[Session], arguments: list[str]) -> None:

@@ -7,7 +7,6 @@ callqueue refuses for good (time limits) is left to a plain task.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from typing import Any
 
@@ -23,7 +22,6 @@ from callqueue import QueuedTask  # noqa: E402
 from callqueue.models import CallQueue  # noqa: E402
 
 REDIS = os.environ["CALLQUEUE_SUITE_REDIS"]
-EXPECTED_TO_DIFFER = set(json.loads(os.environ.get("CALLQUEUE_SUITE_DIFFERS", "[]")))
 TIMEOUT, LARGE = 20, 60  # seconds that a test waits for a result; the second, for a thousand calls
 patience = TIMEOUT
 
@@ -97,16 +95,11 @@ def celery_worker_parameters() -> dict[str, Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not listed as different may be tried again, as they allow too, for the machine may be
-    busy.
-    """
+    """Tried once, and for no longer than what they wait for."""
     for item in items:
         item.own_markers[:] = [
             mark for mark in item.own_markers if mark.name not in ("flaky", "timeout")
         ]
-        name = item.nodeid.partition("::")[2]
-        if not {name, name.partition("[")[0]} & EXPECTED_TO_DIFFER:
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.hookimpl(tryfirst=True)

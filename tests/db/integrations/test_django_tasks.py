@@ -1,6 +1,6 @@
 """Django's Tasks API on the queue: what Django documents of a backend.
 
-It begins with Django 6.0; where an older one is installed, tests/suites/test_django.py runs these.
+It begins with Django 6.0; where an older one is installed, `make suites` runs these on a newer.
 """
 
 from __future__ import annotations
