@@ -13,6 +13,7 @@ import io
 import math
 import os
 import queue
+import re
 import socket
 import ssl
 import struct
@@ -20,8 +21,15 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from email.parser import Parser
 from functools import lru_cache
-from http.client import HTTPException, HTTPResponse, parse_headers
+from http.client import (
+    HTTPException,
+    HTTPMessage,
+    HTTPResponse,
+    LineTooLong,
+    UnknownProtocol,
+)
 from typing import Any, cast
 
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
@@ -59,6 +67,8 @@ IDLE_SECONDS = 1.5
 MOST_INTERIM = 20  # interim answers (100, 102, 103) before the one that counts
 MOST_POOLS = 64  # places to which connections are kept
 _PIECE = 65536
+_LONGEST_LINE, _MOST_HEADERS = 65536, 100  # bytes and lines, as http.client has it
+_PLAIN_HEADER = re.compile(r"([!-9;-~]+):[ \t]*([^\r\n]*)\r?\n")
 _UNNOTICED = 0.001  # seconds in a gate that need no second look at the connection
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 # SO_LINGER: what is not delivered when a socket is closed, by whatever ends this process too, never
@@ -84,10 +94,14 @@ class Connection(HTTPConnection):
         """Compose, connect where needed, pass the gate, send."""
         trip = self.trip
         self._outgoing: list[bytes] = []
+        sock: Any = self.sock
+        self.sock = None  # of which urllib3 would set the timeout anew
         try:
             super().request(method, url, body, headers, **more)
         except (HTTPException, ValueError, TypeError) as error:
             raise Refused(f"the request cannot be made: {type(error).__name__}") from None
+        finally:
+            self.sock = sock
         if self._response_options is not None:  # urllib3 logs this URL where headers are malformed
             logged = url.partition("?")[0]
             self._response_options = self._response_options._replace(request_url=logged)
@@ -98,9 +112,20 @@ class Connection(HTTPConnection):
                 raise Failed(f"nothing was sent to {self._name}: {trip.why_late('', 0)} is over")
             if trip.pass_gate() < _UNNOTICED or self.is_connected:
                 return self._transmit(trip)
-            self.sock.close()
+            cast(socket.socket, self.sock).close()
             self.sock = None
         raise Failed(f"{self._name} closes connections before anything is sent")
+
+    def putheader(self, header: Any, *values: Any) -> None:
+        """As http.client, of what requests has looked at: all that is left to see is that nothing
+        ends the line.
+        """
+        line = header.encode("ascii") + b": "
+        for value in values:
+            line += value if isinstance(value, bytes) else str(value).encode("latin-1")
+        if b"\n" in line or b"\r" in line:
+            raise ValueError("a header is more than a line")
+        self._output(line)  # type: ignore[attr-defined]
 
     def send(self, data: Any) -> None:
         """What http.client composed. It goes once the gate has been passed."""
@@ -172,7 +197,7 @@ class Connection(HTTPConnection):
             bound = trip.left(trip.timeouts.read)
             if not (self._is_unsent or self.is_secure):
                 self._watch(bound)
-            self.sock.settimeout(bound)
+            _wait_at_most(self.sock, bound)
             count = self.sock.send(data[:_PIECE])
             trip.gate.sent_at, self._is_unsent = now(), False
             data = data[count:]
@@ -204,6 +229,7 @@ class Connection(HTTPConnection):
     def getresponse(self) -> BaseHTTPResponse:  # type: ignore[override]
         """The head of the answer; its body is still to be read. Failed where there is none."""
         try:
+            self.timeout = self.trip.left(self.trip.timeouts.read)  # which urllib3 sets
             return super().getresponse()
         except TimeoutError:
             raise Failed(f"no answer from {self._name} within {self._late}") from None
@@ -270,6 +296,12 @@ class SecureConnection(Connection, HTTPSConnection):
         return True
 
 
+def _wait_at_most(sock: socket.socket, seconds: float) -> None:
+    """Nothing is asked of the system where it is so already: other threads would get their turn."""
+    if sock.gettimeout() != seconds:
+        sock.settimeout(seconds)
+
+
 # --- Answers
 
 
@@ -289,7 +321,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(self._trip.left(self._trip.timeouts.read))
+        _wait_at_most(self._sock, self._trip.left(self._trip.timeouts.read))
         count: int | None = self._raw.readinto(buffer)
         self._trip.took(count or 0)
         return count
@@ -309,9 +341,22 @@ class _Head(HTTPResponse):
     _interim = 0
 
     def begin(self) -> None:
-        super().begin()
-        if self.length == 0:  # as a 304's, whatever its Transfer-Encoding
-            self.chunked = False
+        """As http.client's, whose parser of emails takes longest of all that a request takes."""
+        version, self.status, reason = self._read_status()
+        if not version.startswith("HTTP/1.") and version != "HTTP/0.9":
+            raise UnknownProtocol(version)
+        self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
+        self.code, self.reason = self.status, reason.strip()
+        self.headers = self.msg = _headers_of(self.fp)
+        coding, size = self.headers.get("transfer-encoding"), self.headers.get("content-length")
+        has_body = self.status not in (101, 204, 304) and self._method != "HEAD"  # type: ignore[attr-defined]
+        self.chunked = coding is not None and coding.lower() == "chunked" and has_body
+        self.chunk_left, self.length = None, None if has_body else 0
+        if has_body and size and not self.chunked:
+            with suppress(ValueError):
+                self.length = int(size) if int(size) >= 0 else None
+        is_framed = self.chunked or self.length is not None
+        self.will_close = not is_framed or self._check_close()  # type: ignore[attr-defined]
         self.connection.is_resting = self.connection.is_whole
 
     def _read_status(self) -> tuple[str, int, str]:
@@ -322,13 +367,31 @@ class _Head(HTTPResponse):
             self._interim += 1
             if self._interim > MOST_INTERIM:
                 raise Flooded(f"more than {MOST_INTERIM} interim answers came")
-            if status[1] == 100:  # whose headers http.client passes over itself
-                return status
-            parse_headers(self.fp)
+            _headers_of(self.fp)
 
     def read1(self, n: int = -1) -> bytes:
         self.trip.took(0)
         return super().read1(n)
+
+
+def _headers_of(file: Any) -> HTTPMessage:
+    """The headers of an answer. Only where one is no plain line, what parses emails is asked."""
+    message, lines = HTTPMessage(), list[str]()
+    while True:
+        line = file.readline(_LONGEST_LINE + 1)
+        if len(line) > _LONGEST_LINE:
+            raise LineTooLong("header line")
+        lines.append(line.decode("latin-1"))
+        if len(lines) > _MOST_HEADERS:
+            raise HTTPException(f"got more than {_MOST_HEADERS} headers")
+        if line in (b"\r\n", b"\n", b""):
+            break
+    for text in lines[:-1]:
+        plain = _PLAIN_HEADER.fullmatch(text)
+        if plain is None:
+            return Parser(_class=HTTPMessage).parsestr("".join(lines))
+        message.set_raw(*plain.groups())
+    return message
 
 
 # --- Pools

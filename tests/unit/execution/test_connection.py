@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from callqueue import clocks
 from callqueue.execution import connection, resolver
 from callqueue.execution.connection import Connection
+from callqueue.execution.trip import Trip
 from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
 from tests.support.peer import (
     LOOPBACK,
@@ -91,6 +93,72 @@ def test_the_stamp_is_that_of_the_last_byte() -> None:
         assert body_of(answer) == b"ok"
         assert answer.sent_at is not None
         assert answer.sent_at > times[0]
+
+
+NAMES = (
+    "A",
+    "Content-Length",
+    "Transfer-Encoding",
+    "Connection",
+    "Keep-Alive",
+    "Proxy-Connection",
+    "To",
+    "",
+    "X Y",
+)
+VALUES = (
+    "",
+    "0",
+    "5",
+    "-3",
+    " 12 ",
+    "1_0",
+    "x",
+    "chunked",
+    "Chunked",
+    "gzip, chunked",
+    "close",
+    "keep-alive",
+    "a\rb",
+    "a:b",
+    "\xff",
+)
+LINES = st.tuples(
+    st.sampled_from([*NAMES, " Z", "\xe9"]), st.sampled_from([":", ": ", " :", ":\t ", ""]), st.sampled_from(VALUES),
+    st.sampled_from(["\r\n", "\r\n", "\n", "\r\n "]),
+).map("".join)  # fmt: skip
+
+
+@given(
+    start=st.sampled_from([f"HTTP/{version} {status}\r\n" for version in ("1.1", "1.0", "0.9", "1.7", "2.0")
+                           for status in ("200 OK", "204", "304  No", "101 S", "404 Not  found")]),
+    lines=st.lists(LINES, max_size=5), end=st.sampled_from(["\r\n", "\n", ""]), method=st.sampled_from(["GET", "HEAD"]),
+)  # fmt: skip
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+def test_the_head_of_an_answer_is_read_as_http_client_reads_it(
+    start: str, lines: list[str], end: str, method: str
+) -> None:
+    data = "".join([start, *lines, end]).encode("latin-1") + b"body"
+    ours = Connection("localhost", 80)
+    ours.trip = Trip(Timeouts(), Gate(), Policy())
+    assert head_of(ours.response_class, data, method) == head_of(HTTPResponse, data, method)
+
+
+def head_of(reader: Any, data: bytes, method: str) -> Any:
+    """What is read of an answer's head, and what is left for the body; or what is raised."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(data)
+        there.close()
+        head = reader(here, method=method)
+        try:
+            head.begin()
+        except HTTPException as error:
+            return type(error)
+        is_chunked = bool(head.chunked) and head.length != 0
+        framing = (is_chunked, head.length, bool(head.will_close))
+        left = head.fp.read() if head.fp else None
+        return head.version, head.status, head.reason, head.msg.items(), framing, left
 
 
 @pytest.mark.parametrize("raised", [Dropped("the lease has ended"), RuntimeError("told to stop")])
