@@ -198,8 +198,13 @@ def is_write(node: ast.AST) -> bool:
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         states = [v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "status"]
-        return any(isinstance(v, ast.Name | ast.Attribute) for v in states)  # no text for people
+        return any(isinstance(v, ast.Name | ast.Attribute) and not is_text(v) for v in states)
     return False
+
+
+def is_text(value: ast.AST) -> bool:
+    """Whether it is what people are shown of a state."""
+    return isinstance(value, ast.Attribute) and value.attr == "label"
 
 
 def asked_outside(trees: dict[str, ast.Module]) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, states, tables, texts, transitions
+from callqueue.ledger.transaction import untimed
 from callqueue.sending import validation
 from callqueue.states import Move
 
@@ -55,7 +56,7 @@ def batch(rows: Any, move: Move, *, after: int = 0, log: Log | None = None) -> B
     """Make a move with the next of these calls that it may start from, in the order of their
     numbers; None where there is none numbered above `after`.
     """
-    return database.again_after_deadlock(rows.db, lambda: _moved(rows, move, after, log))
+    return untimed(rows.db, lambda: _moved(rows, move, after, log))
 
 
 def _moved(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
@@ -65,14 +66,11 @@ def _moved(rows: Any, move: Move, after: int, log: Log | None) -> Batch | None:
     if not before:
         return None
     pks = list(before)
-    with database.writing(using):
-        is_cancel = move is Move.CANCEL
-        count = (
-            transitions.cancel(using, pks) if is_cancel else transitions.requeue(using, pks, move)
-        )
-        if log and count:
-            moved = tables.calls(using).filter(pk__in=pks, status__in=move.targets)
-            log(list(moved.defer("call_data")), before)
+    is_cancel = move is Move.CANCEL
+    count = transitions.cancel(using, pks) if is_cancel else transitions.requeue(using, pks, move)
+    if log and count:
+        moved = tables.calls(using).filter(pk__in=pks, status__in=move.targets)
+        log(list(moved.defer("call_data")), before)
     return Batch(pks[-1], len(pks), count)
 
 

@@ -16,7 +16,8 @@ from django.db.models import Q
 
 from callqueue import broker, conf, database, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import clock_jumps, key_turns
+from callqueue.ledger import key_turns
+from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import key_part
 
 
@@ -118,19 +119,17 @@ def lay(
     """
     scope = {"per": per, "value": value, "source": source}
 
-    def work() -> bool:
-        with database.writing(using):
-            now = from_us(clock_jumps.held(using).at)
-            key_turns.lock(using, rules)
-            laid = [
-                _lay(using, {"rule": rule, **scope}, until, reason, now, extend, replace)
-                for rule in sorted(rules)
-            ]
-            if replace:
-                key_turns.wake_all(using, rules)
-            return any(laid)
+    def work(locked: Locked) -> bool:
+        key_turns.lock(using, rules)
+        laid = [
+            _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
+            for rule in sorted(rules)
+        ]
+        if replace:
+            key_turns.wake_all(using, rules)
+        return any(laid)
 
-    laid = database.again_after_deadlock(using, work)
+    laid = transaction(using, work)
     if laid:
         _tell(rules, scope, until, reason)
     return laid
@@ -203,14 +202,13 @@ def lift(
         stored = stored.filter(per=per, value=value)
 
     def work() -> int:
-        with database.writing(using):
-            key_turns.wake_all(using, [rule])
-            now = Q(until__isnull=True) | Q(until__gt=database.ClockNow())
-            count = stored.filter(now).count()
-            stored.delete()
-            return count
+        key_turns.wake_all(using, [rule])
+        now = Q(until__isnull=True) | Q(until__gt=database.ClockNow())
+        count = stored.filter(now).count()
+        stored.delete()
+        return count
 
-    count = database.again_after_deadlock(using, work)
+    count = untimed(using, work)
     if count:
         events.emit("rule_resumed", rule=rule, holds=count)
     return count

@@ -1,9 +1,10 @@
-"""One transaction for whoever writes an instant that counts: the clock is read in it, nobody moves
-the ledger before it ends, and it is done again by one policy.
+"""The two transactions in which states are written, and the policy by which they are done again.
 
-In: the calls to lock, those that nobody else has locked, and what is to be done with them. Out:
-what that returns. A jump of the clock and a deadlock are dealt with here; a database that is away
-is the caller's (`database.persist`), since he knows for how long it may be waited for.
+Whoever writes an instant that counts takes `transaction`: the clock is read in it, and nobody moves
+the ledger before it ends. Whoever writes none (cancel, requeue, void, holds' ends) takes `untimed`:
+it may wait for an application's rows, which nobody may with the ledger's frame in hand. A jump of
+the clock and a deadlock are dealt with here; a database that is away is the caller's
+(`database.persist`), since he knows for how long it may be waited for.
 """
 
 from __future__ import annotations
@@ -67,3 +68,15 @@ def transaction(
         except clock_jumps.Jumped:
             clock_jumps.watch(using).settle()
     raise OperationalError("the database's clock cannot be followed")
+
+
+def untimed(using: str, work: Callable[[], T]) -> T:
+    """What `work` returns, done in a transaction, and again, whole, where it was a deadlock's
+    victim. Part of the application's transaction, where there is one.
+    """
+
+    def once() -> T:
+        with database.writing(using):
+            return work()
+
+    return database.again_after_deadlock(using, once)

@@ -19,6 +19,7 @@ from django.db.models import Exists, OuterRef, Q
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
 from callqueue.ledger import agreement, clock_jumps, clock_shift, tallies
+from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
@@ -149,32 +150,26 @@ def _batches(rows: Any, size: int) -> Iterator[list[int]]:
 
 def _delete(using: str, ids: list[int], status: int, cut: datetime, cleaned: Cleaned) -> None:
     """Delete these calls that are still past retention, and attempts that no window counts."""
-    calls, attempts = database.again_after_deadlock(
-        using, lambda: _deleted(using, ids, status, cut)
-    )
+    calls, attempts = untimed(using, lambda: _deleted(using, ids, status, cut))
     cleaned.calls += calls
     cleaned.attempts += attempts
 
 
 def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[int, int]:
-    with database.writing(using):
-        # By key alone: with the condition in it, a database might read all that it is true of.
-        rows = database.locked(tables.calls(using).filter(pk__in=ids))
-        seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
-        gone = [
-            pk
-            for pk, now, ended, owed in seen
-            if now == status and ended is not None and ended < cut and not owed
-        ]
-        if not gone:  # all of them locked, or not what they were
-            return 0, 0
-        spent = (
-            tables.attempts(using)
-            .filter(_spent(using), call_id__in=gone)
-            .values_list("pk", flat=True)
-        )
-        attempts = database.delete_each(tables.CallAttempt, using, list(spent))
-        return database.delete_each(tables.CallQueue, using, gone), attempts
+    # By key alone: with the condition in it, a database might read all that it is true of.
+    rows = database.locked(tables.calls(using).filter(pk__in=ids))
+    seen = rows.values_list("pk", "status", "finished_at_dt", "callback_pending")
+    gone = [
+        pk
+        for pk, now, ended, owed in seen
+        if now == status and ended is not None and ended < cut and not owed
+    ]
+    if not gone:  # all of them locked, or not what they were
+        return 0, 0
+    spent = tables.attempts(using).filter(_spent(using), call_id__in=gone)
+    attempts = list(spent.values_list("pk", flat=True))
+    count = database.delete_each(tables.CallAttempt, using, attempts)
+    return database.delete_each(tables.CallQueue, using, gone), count
 
 
 def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[int]]:

@@ -23,9 +23,10 @@ from django.db.models import F, Q
 from django.utils.module_loading import import_string
 
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
-from callqueue.database import EPOCH, from_us
+from callqueue.database import EPOCH
 from callqueue.exceptions import IllegalTransition, InvalidCall
-from callqueue.ledger import agreement_rows, row_locks
+from callqueue.ledger import agreement_rows
+from callqueue.ledger.transaction import Locked, transaction
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
 from callqueue.security.withholding import clean, payload_of
 from callqueue.sending import disclosure
@@ -187,10 +188,12 @@ def _claim(using: str, call: CallQueue) -> bool:
         .unknown()
         .filter(pk=call.pk, reconcile_count=call.reconcile_count)
     )
-    with database.writing(using):
-        free, reading = row_locks.calls_to_end(using, [call.pk])
-        at = from_us(reading.at) + wait
-        return bool(free and mine.update(reconcile_count=call.reconcile_count + 1, reconcile_at=at))
+
+    def work(locked: Locked) -> bool:
+        asked = {"reconcile_count": call.reconcile_count + 1, "reconcile_at": locked.now + wait}
+        return bool(locked.calls and mine.update(**asked))
+
+    return transaction(using, work, calls=[call.pk])
 
 
 def _ask(using: str, call: CallQueue) -> bool:

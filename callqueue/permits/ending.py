@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from callqueue import database, events, states, tables
+from callqueue import database, events, states, tables, transitions
 from callqueue.execution import recorder
 from callqueue.ledger import agreement
-from callqueue.ledger.transaction import transaction
+from callqueue.ledger.transaction import transaction, untimed
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result
@@ -35,16 +35,21 @@ def settle(using: str, job: Job, cost: Any) -> None:
     """Charge what it cost after all, of a permit that has ended already: by then tallies and levels
     may count it as it was, so they are told. What it costs more ages from its end, with the rest.
     """
-    with database.writing(using):
+    own = (job.attempt_id, job.worker)
+    row = tables.attempts(using).filter(pk=job.attempt_id, worker=job.worker)
+
+    def work() -> None:
         _forget_levels(using, job.rule_name)
-        row = tables.attempts(using).filter(pk=job.attempt_id, worker=job.worker)
         found = database.locked(row, wait=True).values("cost", "charged", "correction_pending")
         for known in found:
             believed = known["charged"] if known["correction_pending"] else known["cost"]
             columns = _cost(replace(job, charged=believed), cost, states.SUCCEEDED)
             if costs_more(cost, known["cost"]):
                 columns["sent_at"] = None
-            row.update(**{"charged": None, "correction_pending": False, **columns})
+            columns = {"charged": None, "correction_pending": False, **columns}
+            transitions.charge_permit(using, *own, **columns)
+
+    untimed(using, work)
 
 
 def end(using: str, result: Result) -> None:
@@ -74,9 +79,11 @@ def lay_hold(using: str, result: Result) -> None:
 
 def _change(using: str, job: Job, columns: Any, *, lazily: bool) -> bool:
     """Write an instant, which is now, into the attempt, where it is still open; whether it was."""
-    own = tables.attempts(using).open().filter(pk=job.attempt_id, worker=job.worker)
+    own = (job.attempt_id, job.worker)
     changed = transaction(
-        using, lambda locked: bool(own.update(**columns(locked.now))), lazily=lazily
+        using,
+        lambda locked: transitions.change_permit(using, *own, **columns(locked.now)),
+        lazily=lazily,
     )
     if not changed:
         events.emit("attempt_refused", attempts=1, reason=LATE)

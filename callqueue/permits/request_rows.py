@@ -13,6 +13,7 @@ from callqueue.database import from_us
 from callqueue.execution import claim
 from callqueue.ledger import clock_jumps
 from callqueue.ledger.ready_calls import Candidate
+from callqueue.ledger.transaction import untimed
 from callqueue.permits.begun import Granted
 
 # seconds for which passes mind a permit whose waiter has not said that it lives, if it waits for as
@@ -67,12 +68,13 @@ def take_up(using: str, pk: int, attempt_id: int, owner: str, lease: float) -> G
     """Begin the attempt that was granted, as a worker does; None where it was taken back before:
     then the row waits again.
     """
-    with database.writing(using):
+    requests = tables.permit_requests(using).filter(pk=pk)
+
+    def work() -> Granted | None:
         reading = clock_jumps.held(using)
         rows = tables.attempts(using).filter(pk=attempt_id, worker=owner).unbegun()
         found = database.locked(rows, wait=True).values_list("send_at", "released_at", "queue")
         row = found.first()
-        requests = tables.permit_requests(using).filter(pk=pk)
         if row is None:
             requests.update(attempt_id=None)
             return None
@@ -80,29 +82,38 @@ def take_up(using: str, pk: int, attempt_id: int, owner: str, lease: float) -> G
         narrowed, steady_from = clock_jumps.watch(using).take(reading)
         now = from_us(reading.at)
         opens = claim.slot(send_at, released_at, narrowed, from_us(steady_from))
-        lease_until = max(now, opens or now) + timedelta(seconds=lease)
-        rows.update(started_at=now, lease_until=lease_until)
+        until = max(now, opens or now) + timedelta(seconds=lease)
+        transitions.begin_permit(using, attempt_id, owner, now, until)
         requests.delete()
-    begins_at = None if opens is None else narrowed.monotonic_at(database.to_us(opens))
-    return Granted(attempt_id, queue, narrowed, begins_at)
+        begins_at = None if opens is None else narrowed.monotonic_at(database.to_us(opens))
+        return Granted(attempt_id, queue, narrowed, begins_at)
+
+    # A jump is left to the next look, as it is by a worker that begins.
+    return untimed(using, work)
 
 
 def take_back(using: str, pk: int) -> int | None:
     """Wait no more. The attempt that was granted meanwhile, if one was: then the row stays."""
-    with database.writing(using):
-        row = tables.permit_requests(using).filter(pk=pk)
+    row = tables.permit_requests(using).filter(pk=pk)
+
+    def work() -> int | None:
         attempt_id = database.locked(row, wait=True).values_list("attempt_id", flat=True).first()
         if attempt_id is None:
             row.delete()
-    return attempt_id
+        return attempt_id
+
+    return untimed(using, work)
 
 
 def withdraw(using: str, rule: str, owner: str, pk: int | None) -> None:
     """Wait no more, and void whatever the waiter was granted, also what it does not know of."""
-    with database.writing(using):
+
+    def work() -> None:
         if pk is not None:
             tables.permit_requests(using).filter(pk=pk).delete()
         transitions.void_permits(using, rule, owner)
+
+    untimed(using, work)
 
 
 def _lives(now: datetime, within: float | None) -> dict[str, datetime | None]:

@@ -25,7 +25,10 @@ from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
 from callqueue.transitions.verbs import (
     astray,
     begin,
+    begin_permit,
     cancel,
+    change_permit,
+    charge_permit,
     end_overdue,
     fail,
     is_owed,

@@ -14,6 +14,7 @@ from typing import Any
 
 from callqueue import callbacks, database, tables
 from callqueue.ledger import row_locks
+from callqueue.ledger.transaction import untimed
 from callqueue.states import FINAL, Move
 from callqueue.transitions.job import Job
 
@@ -41,7 +42,8 @@ def end_deferred(using: str) -> int:
     ids = list(kept.order_by("pk").values_list("pk", flat=True)[:MOST])
     if not ids:
         return 0
-    with database.writing(using):
+
+    def work() -> list[dict[str, Any]]:
         rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
         wanted = [row.call_id for row in rows]
         free, _ = row_locks.calls_to_end(using, wanted)
@@ -50,6 +52,9 @@ def end_deferred(using: str) -> int:
         kept.filter(pk__in=settled).delete()
         ended = [_columns(row) for row in rows if _is_out(row, free)]
         database.update_each(tables.CallQueue, using, ended)
+        return ended
+
+    ended = untimed(using, work)
     for status in {columns["status"] for columns in ended} & set(FINAL):
         callbacks.tell(using, [one["pk"] for one in ended if one["status"] == status], status)
     return len(ended)

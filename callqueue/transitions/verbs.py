@@ -1,11 +1,13 @@
 """The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle. Who may wait
-for whose rows, and in what order, `ledger.row_locks` says; which states a call may come from and go
-to, `states.Move`; what the end of an attempt makes of its call, `attempt_ends`. Rows are locked
-first and judged then, or the update itself names what it starts from: so of two moves at once one
-wins, and the other changes nothing. An open attempt is inserted where it is charged
-(`dispatch.release_pass`), in the transaction of its release.
+release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle; and of
+permits, which have no call: begin, change, charge, void. What is more than one statement is a
+transaction of `ledger.transaction`. Who may wait for whose rows, and in what order,
+`ledger.row_locks` says; which states a call may come from and go to, `states.Move`; what the end of
+an attempt makes of its call, `attempt_ends`. Rows are locked first and judged then, or the update
+itself names what it starts from: so of two moves at once one wins, and the other changes nothing.
+An open attempt is inserted where it is charged (`dispatch.release_pass`), in the transaction of its
+release.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.ledger import row_locks
-from callqueue.ledger.transaction import Locked
+from callqueue.ledger.transaction import Locked, untimed
 from callqueue.states import FINAL, LOST, Move
 from callqueue.transitions import deferred
 from callqueue.transitions.job import LONGEST_MESSAGE, Result
@@ -147,21 +149,46 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
     What somebody has locked is passed over.
     """
-    with database.writing(using):
+
+    def work() -> int:
         pairs = row_locks.free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         calls = tables.calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
         return int(calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True))
 
+    return untimed(using, work)
 
-def void_permits(using: str, rule: str, owner: str) -> int:
-    """Void the permits that this waiter was granted and has not begun its call under; the count."""
-    with database.writing(using):
+
+def begin_permit(using: str, attempt_id: int, owner: str, now: datetime, until: datetime) -> bool:
+    """Begin the attempt that a pass has granted this waiter, until its lease ends; whether it is
+    still its own.
+    """
+    own = tables.attempts(using).unbegun().filter(pk=attempt_id, worker=owner)
+    return bool(own.update(started_at=now, lease_until=until))
+
+
+def change_permit(using: str, attempt_id: int, owner: str, **columns: Any) -> bool:
+    """Write that a permit was sent, or has ended; whether it was still open, and its owner's."""
+    own = tables.attempts(using).open().filter(pk=attempt_id, worker=owner)
+    return bool(own.update(**columns))
+
+
+def charge_permit(using: str, attempt_id: int, owner: str, **columns: Any) -> None:
+    """Write what a permit cost after all, that has ended, or was ended for its owner. To be called
+    in a transaction that has it locked.
+    """
+    tables.attempts(using).filter(pk=attempt_id, worker=owner).update(**columns)
+
+
+def void_permits(using: str, rule: str, owner: str) -> None:
+    """Void the permits that this waiter was granted and has not begun its call under."""
+
+    def work() -> None:
         rows = tables.attempts(using).open().filter(rule=rule, call__isnull=True, worker=owner)
-        ids = list(database.locked(rows, wait=True).values_list("pk", flat=True))
-        _void_locked(using, ids)
-    return len(ids)
+        _void_locked(using, list(database.locked(rows, wait=True).values_list("pk", flat=True)))
+
+    untimed(using, work)
 
 
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
@@ -175,7 +202,8 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
         return []
     (end,) = move.targets
     calls = tables.calls(using)
-    with database.writing(using):
+
+    def work() -> list[int]:
         rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"))
         free = [
             pk
@@ -183,8 +211,11 @@ def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -
             if status in move.sources and value == seen[pk]
         ]
         calls.filter(pk__in=free).update(**ended(end), **columns)
-    callbacks.tell(using, free, end)
-    return free
+        return free
+
+    gone = untimed(using, work)
+    callbacks.tell(using, gone, end)
+    return gone
 
 
 def fail(using: str, reasons: Mapping[int, str]) -> None:
@@ -204,7 +235,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
 
     A call is left out while another unfinished call carries its unique key.
     """
-    count = database.again_after_deadlock(using, lambda: _requeued(using, pks, move))
+    count = untimed(using, lambda: _requeued(using, pks, move))
     if count:
         events.emit("call_requeued", calls=count, first=pks[0])
     return count
@@ -212,7 +243,7 @@ def requeue(using: str, pks: Sequence[int], move: Move = Move.REQUEUE) -> int:
 
 def cancel(using: str, pks: Sequence[int]) -> int:
     """End these calls, those that no worker has begun; the count of them. Announced on commit."""
-    gone = database.again_after_deadlock(using, lambda: _cancelled(using, pks))
+    gone = untimed(using, lambda: _cancelled(using, pks))
     if gone:
         events.emit("call_cancelled", calls=len(gone), first=gone[0])
         transaction.on_commit(lambda: callbacks.tell(using, gone, states.CANCELLED), using=using)
@@ -238,15 +269,21 @@ def send_again(using: str, call: CallQueue, after: float) -> bool:
     cannot go round for ever.
     """
     calls = tables.calls(using).filter(pk=call.pk)
-    with database.writing(using):
+
+    def work() -> bool:
         questions = calls.values_list("reconcile_count", flat=True).first()
-        if not _unsettled(using, call).exists() or not requeue(using, [call.pk], Move.RECONCILE):
+        is_unsettled = _unsettled(using, call).exists()
+        if not is_unsettled or not _requeued(using, [call.pk], Move.RECONCILE):
             return False
         calls.update(reconcile_count=questions)
         if after:
             due = database.clock(using) + timedelta(seconds=after)
             calls.filter(status=states.NEW).update(due_at_dt=due, ready=False)
-    return True
+        return True
+
+    if changed := untimed(using, work):
+        events.emit("call_requeued", calls=1, first=call.pk)
+    return changed
 
 
 def ended(status: int) -> dict[str, Any]:
@@ -268,16 +305,15 @@ def ended(status: int) -> dict[str, Any]:
 def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
     """Make these calls NEW, those that the move may start from; the count of them."""
     calls = tables.calls(using)
-    with database.writing(using):
-        found = row_locks.calls_to_change(using, pks, "unique_key", "status")
-        keys = [(pk, unique_key) for pk, unique_key, status in found if status in move.sources]
-        keyless = [pk for pk, unique_key in keys if unique_key is None]
-        count = calls.filter(pk__in=keyless).update(**_as_new())
-        # Keys are waited for as rows are: in an order that is the same for all.
-        for unique_key, pk in sorted((key, pk) for pk, key in keys if key is not None):
-            with suppress(IntegrityError), transaction.atomic(using=using):
-                # unless another unfinished call carries the key
-                count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
+    found = row_locks.calls_to_change(using, pks, "unique_key", "status")
+    keys = [(pk, unique_key) for pk, unique_key, status in found if status in move.sources]
+    keyless = [pk for pk, unique_key in keys if unique_key is None]
+    count = calls.filter(pk__in=keyless).update(**_as_new())
+    # Keys are waited for as rows are: in an order that is the same for all.
+    for unique_key, pk in sorted((key, pk) for pk, key in keys if key is not None):
+        with suppress(IntegrityError), transaction.atomic(using=using):
+            # unless another unfinished call carries the key
+            count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
     return count
 
 
@@ -305,14 +341,13 @@ def _as_new() -> dict[str, Any]:
 
 def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
     """Make these calls CANCELLED, those that no worker has begun; their primary keys, sorted."""
-    with database.writing(using):
-        found = row_locks.calls_to_change(using, pks, "status", "last_attempt")
-        last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-        unbegun = row_locks.unbegun_of(using, last) if last else []
-        _void_locked(using, [pk for pk, _, _ in unbegun])
-        gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
-        gone += [call for _, call, number in unbegun if last[call] == number]
-        tables.calls(using).filter(pk__in=gone).update(**ended(states.CANCELLED))
+    found = row_locks.calls_to_change(using, pks, "status", "last_attempt")
+    last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
+    unbegun = row_locks.unbegun_of(using, last) if last else []
+    _void_locked(using, [pk for pk, _, _ in unbegun])
+    gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
+    gone += [call for _, call, number in unbegun if last[call] == number]
+    tables.calls(using).filter(pk__in=gone).update(**ended(states.CANCELLED))
     return sorted(gone)
 
 

@@ -56,7 +56,7 @@ WRITERS = {
     "lease_until": {
         "dispatch/release_pass.py",
         "execution/claim.py",
-        "permits/request_rows.py",
+        "transitions/verbs.py",
         "ledger/clock_shift.py",
     },
     # What an attempt was charged, where it costs something else; tallies forget it once they know.

@@ -1,0 +1,304 @@
+"""One act is one commit: whatever strikes between two of its statements, all of it is done, or
+nothing.
+
+Every verb that people, applications, workers and dispensers have is in one table. Each is done once,
+with its commits counted, and then again and again with its connection cut at its first statement,
+its second, and so on: what is there afterwards is what was there before, or what all of it makes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import DatabaseError, connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+import callqueue
+from callqueue import Rule, SlidingWindow, broker, control, database, states, transitions
+from callqueue.control import bulk
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.release_pass import release as make_pass
+from callqueue.execution import claim, recorder
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.outcome import HoldUntil
+from callqueue.states import Move
+from callqueue.transitions import Job
+from tests.support.behaviour import release, send
+from tests.support.cutting import cut, deeds
+from tests.support.length import AT_LENGTH
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+LIMIT = SlidingWindow("100/s", name="shared")
+PAST = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Act:
+    """What is there before, and the act. `commits`: of the act, where there is more than one."""
+
+    prepare: Callable[[], Any]
+    do: Callable[[Any], Any]
+    commits: int = 1
+
+
+def calls(count: int = 3) -> list[CallQueue]:
+    return [send("r", callback="tests.echo") for _ in range(count)]
+
+
+def ended(status: int) -> Callable[[], list[CallQueue]]:
+    def prepare() -> list[CallQueue]:
+        made = [send("r", unique_key=key) for key in ("a", "b")]
+        rows = CallQueue.objects.filter(pk__in=[one.pk for one in made])
+        now = database.clock("default")
+        rows.update(status=status, ready=False, active_key=None, finished_at_dt=now)
+        return list(rows)
+
+    return prepare
+
+
+def released() -> list[int]:
+    calls(2)
+    release()
+    return list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
+
+
+def begun() -> list[Job]:
+    return claim.begin("default", released())
+
+
+def silent() -> None:
+    begun()
+    CallAttempt.objects.update(lease_until=database.clock("default") - PAST)
+
+
+def unbegun() -> None:
+    released()
+    CallAttempt.objects.update(lease_until=database.clock("default") - PAST)
+
+
+def expired() -> None:
+    calls()
+    CallQueue.objects.update(expires_at_dt=database.clock("default") - PAST)
+
+
+def paused() -> None:
+    calls()
+    control.pause("default", "r")
+
+
+def held_thrice() -> None:
+    paused()
+    control.pause("default", "r", key="a")
+    control.pause("default", "r", key="b")
+
+
+def record(jobs: list[Job]) -> None:
+    recorder.record("default", [transitions.after_failure(j, j.rule, "500", j.now()) for j in jobs])
+
+
+def throttled(jobs: list[Job]) -> None:
+    from callqueue.execution import judging
+
+    recorder.record("default", [judging.of_value(jobs[0], HoldUntil(60.0, "busy"))])
+
+
+def tell(jobs: list[Job]) -> None:
+    rows = [{"pk": job.attempt_id, "worker": job.worker, "sent_at": job.now()} for job in jobs]
+    transitions.tell("default", rows)
+
+
+def entered() -> Any:
+    permit = callqueue.permit("r", cost=5)
+    return permit, permit.__enter__()
+
+
+def left() -> Any:
+    permit, granted = entered()
+    permit.__exit__(None, None, None)
+    return granted
+
+
+def enter(_: Any) -> None:
+    callqueue.permit("r", wait=0).__enter__()
+
+
+def leave(given: Any) -> None:
+    given[0].__exit__(None, None, None)
+
+
+def leave_for_less(given: Any) -> None:
+    given[1].settle(2)
+    leave(given)
+
+
+def logged(changed: Any, before: Any) -> None:
+    """What else is written with a batch, in its transaction."""
+    CallQueue.objects.filter(pk__in=[one.pk for one in changed]).update(error_message="by hand")
+
+
+def in_batch(move: Move) -> Callable[[Any], Any]:
+    return lambda _: bulk.batch(CallQueue.objects.all(), move, log=logged)
+
+
+ACTS = {
+    "send": Act(lambda: None, lambda _: send("r")),
+    "send with a key": Act(lambda: None, lambda _: send("r", unique_key="a")),
+    "send many": Act(
+        lambda: None,
+        lambda _: CallQueue.objects.send_many(
+            [{"method": "get", "params": {"url": "http://vendor.example/"}}] * 5,
+            rule="r",
+            batch_size=2,
+        ),
+    ),
+    "cancel": Act(calls, lambda made: made[0].cancel()),
+    "cancel what is released": Act(released, lambda _: CallQueue.objects.first().cancel()),
+    "cancel all": Act(released, lambda _: CallQueue.objects.all().cancel()),
+    "cancel in bulk": Act(released, in_batch(Move.CANCEL)),
+    "requeue": Act(ended(states.FAILED), lambda made: made[0].requeue()),
+    "requeue all": Act(ended(states.FAILED), lambda _: CallQueue.objects.all().requeue()),
+    "requeue in bulk": Act(ended(states.UNKNOWN), in_batch(Move.REQUEUE)),
+    "settle": Act(
+        ended(states.UNKNOWN),
+        lambda made: transitions.settle("default", made[0], states.DONE, "it was made"),
+    ),
+    "send again": Act(
+        ended(states.UNKNOWN), lambda made: transitions.send_again("default", made[0], 5.0)
+    ),
+    "pause": Act(calls, lambda _: control.pause("default", "r", seconds=60)),
+    "pause what is paused": Act(paused, lambda _: control.pause("default", "r", seconds=60)),
+    "pause a key": Act(calls, lambda _: control.pause("default", "r", key="a")),
+    "resume": Act(held_thrice, lambda _: control.resume("default", "r")),
+    "change a limit": Act(calls, lambda _: control.change_limit("default", "r", "shared", "50/s")),
+    "release": Act(calls, lambda _: make_pass("default", ["other", "r"])),
+    "begin": Act(released, lambda ids: claim.begin("default", ids)),
+    "tell": Act(begun, tell),
+    "record": Act(begun, record),
+    # The hold first: from then on none goes that the provider would refuse too.
+    "record a refusal": Act(begun, throttled, commits=2),
+    "take back what nobody began": Act(unbegun, lambda _: recovery.void_unbegun("default")),
+    "end what fell silent": Act(silent, lambda _: recovery.end_lost("default")),
+    "expire": Act(expired, lambda _: recovery.expire("default")),
+    "enter a permit": Act(lambda: None, enter),
+    "tell of a permit": Act(entered, lambda given: given[1].sent()),
+    "hold by a permit": Act(entered, lambda given: given[1].hold(60.0, "busy")),
+    "leave a permit": Act(entered, leave),
+    "leave a permit that cost less": Act(entered, leave_for_less),
+    "settle a permit that has ended": Act(left, lambda granted: granted.settle(50)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _rules(rules: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is announced is announced elsewhere, and later."""
+    rules(r=Rule(limits=[LIMIT]), other=Rule(limits=[LIMIT]))
+    monkeypatch.setattr(broker, "send_beside", lambda name, args, queue="": None)
+
+
+def begin_anew(act: Act) -> Any:
+    """Nothing but what the act finds, and a dispenser that was there."""
+    for model in apps.get_app_config("callqueue").get_models():
+        model._default_manager.all().delete()
+    Dispenser("default").run_once()
+    left()
+    CallAttempt.objects.all().delete()
+    return act.prepare()
+
+
+# Of each row: what names it, what it is done by, and what passes note for themselves.
+PASSING = {"id", "call_id", "idempotency_key", "worker", "name", "passes", "memo", "served"}
+WATCHED = ("CallQueue", "CallAttempt", "Hold", "PermitRequest", "RuleState", "BelatedEnding")
+
+
+def state() -> list[Any]:
+    """All rows, but for which instant it was, and for what an agreement is called."""
+    found, tokens = [], dict[str, int]()
+    for name in WATCHED:
+        rows = apps.get_model("callqueue", name)._default_manager.order_by("pk")
+        if name == "CallAttempt":  # a permit whose grant was never heard of is void, and asked anew
+            rows = rows.exclude(outcome=states.VOIDED, call=None)
+        for row in rows.values():
+            if token := row.get("agreement"):
+                row["agreement"] = tokens.setdefault(token, len(tokens))
+            shown = {
+                column: value is not None if isinstance(value, datetime | None) else str(value)
+                for column, value in row.items()
+                if column not in PASSING
+            }
+            found.append((name, sorted(shown.items())))
+    return found
+
+
+@contextmanager
+def commits() -> Iterator[list[str]]:
+    """What is committed that was changed: of each commit, the first statement that changed it."""
+    made: list[str] = []
+    changed: list[str] = []
+    commit, roll_back = BaseDatabaseWrapper._commit, BaseDatabaseWrapper._rollback
+
+    def statement(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        answer = execute(sql, params, many, context)
+        is_change = sql.lstrip("( ").upper().startswith(("INSERT", "UPDATE", "DELETE", "WITH"))
+        if is_change and (context["cursor"].rowcount or " RETURNING " in sql):
+            (changed if connection.in_atomic_block else made).append(sql[:200])
+        return answer
+
+    def committing(self: Any) -> Any:
+        made.extend(changed[:1])
+        changed.clear()
+        return commit(self)
+
+    def rolling_back(self: Any) -> Any:
+        changed.clear()
+        return roll_back(self)
+
+    with pytest.MonkeyPatch.context() as patch, connection.execute_wrapper(statement):
+        patch.setattr(BaseDatabaseWrapper, "_commit", committing)
+        patch.setattr(BaseDatabaseWrapper, "_rollback", rolling_back)
+        yield made
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_an_act_is_one_commit(name: str) -> None:
+    act = ACTS[name]
+    given = begin_anew(act)
+    before = state()
+    with commits() as made:
+        act.do(given)
+    assert state() != before, "it did nothing"
+    assert len(made) == act.commits, made
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("name", [name for name, act in ACTS.items() if act.commits == 1])
+def test_an_act_that_is_cut_anywhere_is_done_or_not(name: str) -> None:
+    """In `make test`, at every fourth moment, from another on for each act."""
+    act = ACTS[name]
+    given = begin_anew(act)
+    before = state()
+    act.do(given)
+    after = state()
+    number, step = 1, 1
+    if not os.environ.get(AT_LENGTH):
+        number, step = 1 + list(ACTS).index(name) % 4, 4
+    while True:
+        given = begin_anew(act)
+        assert state() == before
+        with (
+            cut(number, deeds()[number % len(deeds())]) as made,
+            suppress(DatabaseError, callqueue.exceptions.CallQueueError),
+        ):
+            act.do(given)
+        transitions.end_deferred("default")  # while a cut connection lets its rows go
+        assert state() in (before, after), made.story
+        if not made.came:
+            return
+        number += step
