@@ -28,7 +28,7 @@ from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
 from callqueue.ledger import clock_jumps
-from callqueue.ledger.tallies import CORRECTIONS
+from callqueue.ledger.tally_rows import CORRECTIONS
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import travel
