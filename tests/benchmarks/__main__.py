@@ -32,17 +32,12 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, default=1_000_000, help="calls, and as many attempts, for `dashboard`"
     )
-    parser.add_argument(
-        "--share", type=float, default=0.1, help="of the full size of `million` and `numbers`"
-    )
-    parser.add_argument("--seconds", type=float, default=3600, help="how long `soak` lasts")
-    parser.add_argument("--rate", type=int, default=100, help="calls a second of `soak`")
+    parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million`")
     parser.add_argument(
         "--drain", type=float, default=20, help="seconds that each backlog of `exact` takes"
     )
-    parser.add_argument("--beside", type=float, default=16, help="seconds of each row of `hostile`")
     parser.add_argument(
-        "--only", nargs="*", help="contestants of the throughput table, rows of `slow`, `slots`"
+        "--only", nargs="*", help="contestants of the throughput table, rows of `slots`"
     )
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
@@ -144,26 +139,6 @@ def parts(options: argparse.Namespace) -> None:
     _show("parts", "Parts of a call", heads, rows, found)
 
 
-def indexes(options: argparse.Namespace) -> None:
-    from tests.benchmarks import indexes as room
-
-    found = room.measure(options.calls, options.rounds)
-    whole = found[room.ALL]
-    rows = [
-        [
-            name,
-            f"{one['us']:.1f}",
-            f"{one['us'] / whole['us']:.3f}",
-            f"{one['wal']:.0f}",
-            f"{one['wal'] / whole['wal']:.3f}",
-            f"{one['bytes']:.0f}",
-        ]
-        for name, one in found.items()
-    ]
-    head = ["one call's rows", "us", "of all", "bytes of WAL", "of all", "bytes of index"]
-    _show("indexes", "Indexes of the lists", head, rows, found)
-
-
 def exact(options: argparse.Namespace) -> None:
     from tests.benchmarks import exact as room
 
@@ -190,56 +165,6 @@ def exact(options: argparse.Namespace) -> None:
         "messages a call",
     ]
     _show("exact", "Exact", head, rows, found, f"--drain {options.drain:g}")
-
-
-def slow(options: argparse.Namespace) -> None:
-    from tests.benchmarks import slow as room
-
-    found = room.measure(options.drain, options.only)
-    rows = [
-        [
-            room.title(one["limit"], one["latency"]),
-            f"{one['highest']} of {one['allowed']}",
-            f"{one['share']:.3f}",
-            f"{one['told_per_100']:.1f}",
-            f"{one['all_per_100']:.0f}",
-        ]
-        for one in found
-    ]
-    head = [
-        "a backlog",
-        "most in a second",
-        "share used",
-        "statements to tell, per 100 calls",
-        "all of the worker's, per 100 calls",
-    ]
-    _show("slow", "Slow", head, rows, found, f"--drain {options.drain:g}")
-    if not options.only:
-        slots(options)
-
-
-def hostile(options: argparse.Namespace) -> None:
-    from tests.benchmarks import hostile as room
-
-    found = room.measure(options.beside)
-    rows = [
-        [
-            name,
-            f"{one['alone_ms']:.1f}",
-            f"{one['beside_ms']:.1f}",
-            f"{one['ratio']:.2f}",
-            f"{one['cpu_s']:.2f}",
-        ]
-        for name, one in found.items()
-    ]
-    head = [
-        "a server sends without end",
-        "p95 of others alone, ms",
-        "beside it, ms",
-        "ratio",
-        "CPU seconds of a hostile call",
-    ]
-    _show("hostile", "Hostile", head, rows, found, f"--beside {options.beside:g}")
 
 
 def slots(options: argparse.Namespace) -> None:
@@ -333,29 +258,6 @@ def million(options: argparse.Namespace) -> None:
     _show("million", title, ["", ""], rows, found, f"--share {options.share}")
 
 
-def numbers(options: argparse.Namespace) -> None:
-    from tests.benchmarks import scale
-
-    found = scale.numbers(options.share)
-    title = (
-        f"{found['calls']:,} calls of 20 keys, four worker nodes, {found['rate']:,.0f}/s reached"
-    )
-    _show("numbers", title, ["", ""], _of_drain(found), found, f"--share {options.share}")
-
-
-def soak(options: argparse.Namespace) -> None:
-    from tests.benchmarks import scale
-
-    found = scale.soak(options.seconds, options.rate)
-    more = f"--seconds {options.seconds:g} --rate {options.rate}"
-    first, last = found["memory_mb"][0], found["memory_mb"][-1]
-    rows = [
-        [name, f"{first[name]:.1f}", f"{last[name]:.1f}", f"{last[name] / first[name]:.3f}"]
-        for name in first
-    ]
-    _show("soak", "Memory, MB", ["", "at first", "at last", "ratio"], rows, found, more)
-
-
 def _show(
     what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = ""
 ) -> None:
@@ -401,15 +303,10 @@ EXPERIMENTS = {
     "flat": flat,
     "sending": sending,
     "parts": parts,
-    "indexes": indexes,
     "exact": exact,
-    "slow": slow,
-    "hostile": hostile,
     "slots": slots,
     "dashboard": dashboard,
     "million": million,
-    "numbers": numbers,
-    "soak": soak,
     "permits": permits,
 }
 USUAL = ["throughput", "latency", "flat", "sending"]

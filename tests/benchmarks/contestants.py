@@ -139,7 +139,7 @@ class Raw(Contestant):
                 "-m",
                 "celery",
                 "--app",
-                "tests.benchmarks.rivals.raw",
+                "tests.benchmarks.raw",
                 "worker",
                 *name,
                 *quiet,
@@ -151,7 +151,7 @@ class Raw(Contestant):
         command = [
             sys.executable,
             "-m",
-            "tests.benchmarks.rivals.raw",
+            "tests.benchmarks.raw",
             "enqueue",
             self.url,
             str(count),
@@ -159,7 +159,7 @@ class Raw(Contestant):
         subprocess.run(command, check=True, cwd=stage.ROOT, env=self.environment)
 
     def command_to_send_apart(self, count: int) -> list[str]:
-        return [sys.executable, "-m", "tests.benchmarks.rivals.raw", "apart", self.url, str(count)]
+        return [sys.executable, "-m", "tests.benchmarks.raw", "apart", self.url, str(count)]
 
 
 class Loops(Contestant):
@@ -174,7 +174,7 @@ class Loops(Contestant):
         command = [
             sys.executable,
             "-m",
-            "tests.benchmarks.rivals.raw",
+            "tests.benchmarks.raw",
             "loop",
             self.url,
             str(count // 2),
@@ -183,111 +183,8 @@ class Loops(Contestant):
         assert [loop.wait() for loop in loops] == [0, 0]
 
 
-class _Rival(Contestant):
-    program = ""
-
-    def start(self) -> None:
-        self.folder = stage.RIVALS
-        self.python = stage.rival_python()
-        dsn = self.stage.rival_database(self.program)
-        self.environment = {**os.environ, "RIVAL_DSN": dsn, "PYTHONPATH": str(stage.RIVALS)}
-        self.stage.processes.environment.update(RIVAL_DSN=dsn)
-        self.prepare()
-        before = self.stage.processes.environment["PYTHONPATH"]
-        self.stage.processes.environment["PYTHONPATH"] = str(stage.RIVALS)
-        for _ in range(WORKERS * PROCESSES):
-            self.running.append(self.stage.processes.start(self.program, self.worker()))
-        self.stage.processes.environment["PYTHONPATH"] = before
-        import psycopg2
-
-        self.connection = psycopg2.connect(dsn)
-        self.connection.autocommit = True
-
-    def stop(self) -> None:
-        super().stop()
-        self.connection.close()
-
-    def program_path(self) -> str:
-        return str(stage.RIVALS / f"{self.program}.py")
-
-    def enqueue(self, count: int) -> None:
-        stage.run(
-            [self.python, self.program_path(), "enqueue", self.url, str(count)], self.environment
-        )
-
-    def command_to_send_apart(self, count: int) -> list[str]:
-        return [self.python, self.program_path(), "apart", self.url, str(count)]
-
-    def databases(self) -> list[str]:
-        return [f"{self.stage.database}_{self.program}"]
-
-    def _is_empty(self, sql: str) -> bool:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql)
-            return not cursor.fetchall()
-
-
-class Procrastinate(_Rival):
-    """Four workers, jobs deferred a thousand at once."""
-
-    name = "procrastinate 3.10"
-    program = "with_procrastinate"
-
-    def prepare(self) -> None:
-        stage.run([self.python, self.program_path(), "schema"], self.environment)
-
-    def worker(self) -> list[str]:
-        return [
-            self.python,
-            "-m",
-            "procrastinate",
-            "--log-level",
-            "warning",
-            "--app",
-            "with_procrastinate.app",
-            "worker",
-        ]
-
-    def has_ended(self) -> bool:
-        return self._is_empty(
-            "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1"
-        )
-
-
-class DjangoTasks(_Rival):
-    """Four workers that look for work each tenth of a second, ten times as often as they would by
-    themselves.
-    """
-
-    name = "django-tasks-db 0.13"
-    program = "with_django_tasks"
-
-    def prepare(self) -> None:
-        stage.run(
-            [self.python, self.program_path(), "migrate", "--verbosity", "0"], self.environment
-        )
-
-    def worker(self) -> list[str]:
-        return [
-            self.python,
-            self.program_path(),
-            "db_worker",
-            "--interval",
-            "0.1",
-            "--verbosity",
-            "0",
-        ]
-
-    def has_ended(self) -> bool:
-        return self._is_empty(
-            "SELECT 1 FROM django_tasks_database_dbtaskresult WHERE status IN ('READY', 'RUNNING') LIMIT 1"
-        )
-
-
 ALL: dict[str, type[Contestant]] = {
     "callqueue": Callqueue,
     "raw": Raw,
     "loops": Loops,
-    "procrastinate": Procrastinate,
-    "django-tasks": DjangoTasks,
 }

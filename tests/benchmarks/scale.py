@@ -1,7 +1,6 @@
-"""A day's million calls, two million numbers, and an hour: end to end, judged by what arrived at
-the API.
+"""A day's million calls, end to end, judged by what arrived at the API.
 
-In: the share of the full size, or seconds. Out: time, CPU by role, memory of each process over
+In: the share of the full size. Out: time, CPU by role, memory of each process over
 time, sizes of the tables; no limit may have been exceeded in any window, and every call must have
 arrived exactly once, or the run fails.
 """
@@ -50,42 +49,6 @@ def million(share: float, rate: int = 100) -> dict[str, Any]:
         found["growth"] = grown
         say(f"the tables after the second run are {grown:.2f} times those after the first")
     return found
-
-
-def numbers(share: float, rate: int = 600) -> dict[str, Any]:
-    """20 keys of 100,000 calls each, four worker nodes, one limit per second over all of them."""
-    limits = f'SlidingWindow("{rate}/s"), SlidingWindow("{rate // 5}/s", per="key")'
-    each = round(100_000 * share)
-    with open_stage(_settings(f'"numbers": Rule(queues="{{queue}}", limits=[{limits}]),')) as on:
-        running = _start(on, workers=4, queues=["celery"])
-        keys = [f"campaign-{i}" for i in range(20)]
-        found = _drain(
-            on,
-            running,
-            each * 20,
-            lambda i: {"rule": "numbers", "key": keys[i % 20]},
-            ["numbers"],
-            rate,
-        )
-        return {"calls": each * 20, "share": share, "limit": rate, **found}
-
-
-def soak(seconds: float, rate: int = 100) -> dict[str, Any]:
-    """Calls at a steady rate; the memory of dispenser and workers each half minute."""
-    with open_stage(
-        _settings('"soak": Rule(queues="{queue}", limits=[SlidingWindow("1000/s")]),')
-    ) as on:
-        running = _start(on, workers=2, queues=["celery"])
-        _send(on, 500, lambda i: {"rule": "soak"})
-        samples, end = [], time.monotonic() + seconds
-        while time.monotonic() < end:
-            began = time.monotonic()
-            while time.monotonic() < min(end, began + 30):
-                _send(on, rate, lambda i: {"rule": "soak"})
-                time.sleep(1)
-            samples.append(_memory(running))
-            say("soak: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in samples[-1].items()))
-        return {"seconds": seconds, "rate": rate, "memory_mb": samples}
 
 
 def _settings(*rules: str) -> str:

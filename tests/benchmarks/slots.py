@@ -175,13 +175,13 @@ class _Raw(_Contestant):
     def start(self) -> Any:
         queue = self.on.broker.queue("raw")
         self.on.processes.environment.update(RAW_BROKER_URL=self.on.broker.url, RAW_QUEUE=queue)
-        command = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.rivals.raw"]
+        command = [sys.executable, "-m", "celery", "--app", "tests.benchmarks.raw"]
         command += ["worker", "--hostname", f"raw-{queue}@%h", "--without-gossip"]
         command += ["--without-mingle", "--loglevel", "INFO", "--prefetch-multiplier", "1"]
         command += ["--concurrency", str(SLOTS), "--pool", self.pool, "--queues", queue]
         self.running.append(self.on.processes.start("raw", command))
         self.running[0].wait_for_log(" ready.")
-        from tests.benchmarks.rivals import raw
+        from tests.benchmarks import raw
 
         raw.app.conf.update(broker_url=self.on.broker.url, task_default_queue=queue)
         self.task = raw.call

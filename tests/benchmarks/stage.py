@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,6 @@ from tests.support import brokers, servers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OUT = ROOT / "bench-out"
-RIVALS = Path(__file__).resolve().parent / "rivals"
-RIVAL_PACKAGES = (
-    "procrastinate==3.10.*",
-    "django-tasks-db[compat]==0.13.*",
-    "requests",
-    "psycopg[binary]",
-)
-
 PRELUDE = """\
 from datetime import timedelta
 from callqueue import Concurrency, FixedWindow, Retry, Rule, SlidingWindow, TokenBucket
@@ -45,7 +35,6 @@ class Stage:
     broker: brokers.Broker
     api: Api
     processes: Any
-    rival_databases: list[str] = field(default_factory=list)
 
     def configure(self, source: str) -> None:
         """Settings of this process and of those started from now on; `{queue}` stands for the
@@ -62,13 +51,6 @@ class Stage:
                 setattr(settings, name, value)
         _reload(names)
 
-    def rival_database(self, name: str) -> str:
-        """A new, empty database; its address."""
-        name = f"{self.database}_{name}"
-        _sql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)', f'CREATE DATABASE "{name}"')
-        self.rival_databases.append(name)
-        return _dsn(name)
-
 
 @contextmanager
 def open_stage(source: str) -> Iterator[Stage]:
@@ -83,7 +65,6 @@ def open_stage(source: str) -> Iterator[Stage]:
         CALLQUEUE_TEST_DB_NAME=database,
     )
     _sql(f'CREATE DATABASE "{database}"')
-    stage = None
     try:
         with ExitStack() as stack:
             broker = stack.enter_context(brokers.broker("rabbitmq"))
@@ -107,26 +88,7 @@ def open_stage(source: str) -> Iterator[Stage]:
             stage.configure(source)
             yield stage
     finally:
-        for name in [database, *(stage.rival_databases if stage else ())]:
-            _sql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-
-
-def rival_python() -> str:
-    """The interpreter of a virtual environment with the rivals in it, made on first use."""
-    folder = OUT / "rivals"
-    python = folder / "bin" / "python"
-    done = folder / "installed"
-    if not done.exists() or done.read_text() != "\n".join(RIVAL_PACKAGES):
-        print(
-            "making a virtual environment for procrastinate and django-tasks-db ...",
-            file=sys.stderr,
-        )
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run(
-            [str(python), "-m", "pip", "install", "--quiet", *RIVAL_PACKAGES], check=True
-        )
-        done.write_text("\n".join(RIVAL_PACKAGES))
-    return str(python)
+        _sql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
 
 
 def _reload(names: dict[str, Any]) -> None:
@@ -155,8 +117,3 @@ def _sql(*statements: str) -> None:
         for statement in statements:
             cursor.execute(statement)
     connection.close()
-
-
-def run(command: Sequence[str], environment: dict[str, str]) -> None:
-    """Run a rival's program to its end, in the folder of the rivals."""
-    subprocess.run(command, check=True, cwd=RIVALS, env=environment, stdin=subprocess.DEVNULL)

@@ -1,5 +1,5 @@
-"""How many calls a second, end to end, and what each costs: callqueue and its rivals on the same
-machine, one after the other.
+"""How many calls a second, end to end, and what each costs: callqueue and what it is compared
+with, on the same machine, one after the other.
 
 From the first row or message sent to the last call recorded, workers up and warm. Rounds are
 interleaved, so that a noisy machine is noisy for all; the table has the median of the rounds.

@@ -1,14 +1,17 @@
 """Celery without us: a task that makes the call with a session of its process. No table, no limit,
 no record.
 
-As a program: `python -m tests.benchmarks.rivals.raw enqueue URL COUNT`, or `loop URL COUNT` for the
+As a program: `python -m tests.benchmarks.raw enqueue URL COUNT`, or `loop URL COUNT` for the
 bare session.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import sys
+import time
 
 import requests
 from celery import Celery
@@ -43,9 +46,12 @@ def main(what: str, url: str, count: int) -> None:
             for _ in range(count):
                 call.apply_async((url,), producer=producer)
     elif what == "apart":
-        from tests.benchmarks.rivals.apart import send_apart
-
-        send_apart(lambda: call.delay(url), count)
+        rand, sent = random.Random(1), []
+        for _ in range(count):
+            time.sleep(rand.uniform(0.1, 0.3))
+            sent.append(time.monotonic())
+            call.delay(url)
+        print(json.dumps(sent))
     else:
         for _ in range(count):
             session().post(url, data=BODY, timeout=(3, 27)).raise_for_status()
