@@ -46,24 +46,6 @@ def test_a_whole_worker_is_killed_at_every_point_of_a_call(stage: Stage, length:
     stage.judge()
 
 
-def test_a_worker_is_killed_while_the_server_holds_the_answer(stage: Stage) -> None:
-    stage.dispenser()
-    worker = stage.worker(concurrency=2)
-    post, put = (
-        stage.send(path="/hold/a", method="post")[0],
-        stage.send(path="/hold/a", method="put")[0],
-    )
-    stage.vendor.wait_for(2)
-    worker.kill()
-    stage.worker(concurrency=2)
-    stage.wait_for_status(post, Status.UNKNOWN)
-    wait_until(lambda: len(stage.arrivals_of(put)) == 2, 20)
-    stage.vendor.release()
-    stage.wait_for_status(put, Status.DONE)
-    assert len(stage.arrivals_of(post)) == 1
-    stage.judge()
-
-
 def test_random_kills_under_load(stage: Stage, length: Length) -> None:
     """Children, whole workers and dispensers, at random; the seed makes the choices, the machine
     the moments.
@@ -113,31 +95,6 @@ def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
     return 1
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGTERM, id="SIGTERM"),
-        pytest.param(signal.SIGQUIT, id="SIGQUIT", marks=pytest.mark.slow),
-    ],
-)
-def test_a_worker_that_is_told_to_go_loses_nothing(stage: Stage, number: signal.Signals) -> None:
-    """SIGTERM: calls under way are finished. SIGQUIT drops them: those that may be repeated are,
-    the others are UNKNOWN.
-    """
-    stage.dispenser()
-    worker = stage.worker(concurrency=2)
-    stage.send(4, path="/delay?s=1", method="post")
-    stage.send(4, path="/delay?s=1", method="put")
-    stage.vendor.wait_for(2)
-    worker.process.send_signal(number)
-    worker.wait(30)
-    stage.worker(concurrency=2)
-    stage.wait_for_all(40)
-    counts = stage.judge(unknown_allowed=number == signal.SIGQUIT)
-    if number == signal.SIGTERM:
-        assert counts == {"DONE": 8}
-
-
 POOLS = ["prefork", "threads", "solo", "gevent"]
 # of those told to go: what most run
 FIRST = [(signal.SIGTERM, "prefork"), (signal.SIGQUIT, "prefork")]
@@ -163,16 +120,6 @@ def test_a_soft_time_limit_in_the_middle_of_a_message(stage: Stage) -> None:
     stage.dispenser()
     stage.wait_for_all(60)
     assert "SoftTimeLimitExceeded" not in worker.log
-    assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
-
-
-@pytest.mark.slow
-def test_a_worker_that_ends_after_every_message(stage: Stage) -> None:
-    stage.rule(FULL * 2, total=6.0)
-    stage.send(FULL, path="/delay?s=0.2", method="post")
-    stage.worker(concurrency=2, arguments=["--max-tasks-per-child", "1"])
-    stage.dispenser()
-    stage.wait_for_all(60)
     assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
 
 
