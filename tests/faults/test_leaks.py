@@ -1,0 +1,163 @@
+"""A leaky environment, against real workers: proxies, what stays in memory, and what the broker
+sees. Answers without end are in tests/unit/execution.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callqueue import Rule
+from callqueue.exceptions import InvalidCall
+from callqueue.execution import wire
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.security.secrets import Secret
+from callqueue.texts import decoded
+from tests.faults.stage import Stage, Status, wait_until
+from tests.support.peer import Peer, Seen, answer_bytes, answering
+
+FLAT = (
+    24 << 20
+)  # bytes by which a process may grow over thousands of what it refuses or cannot read
+LOOPBACK = wire.Policy(allowed_networks=("127.0.0.0/8",))
+PAYLOAD = "patient-zero-payload"
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory"
+)
+def test_no_refused_send_and_no_answers_charset_stays_in_memory(
+    length: Callable[[Any, Any], Any], settings: Any
+) -> None:
+    """Every one is another: its host, and the charset that it claims, as long as they like."""
+    settings.CALLQUEUE = {"RULES": {"r": Rule()}}
+    count, long = length((2000, 20_000), (100_000, 2000))
+    padding = "😀" * (long // 4)
+
+    def refuse(number: int) -> None:
+        with pytest.raises(InvalidCall):
+            CallQueue.objects.send(
+                {"method": "get", "params": {"url": f"https://{number}{padding}/"}}, rule="r"
+            )
+
+    def claiming(seen: Seen) -> bytes:
+        kind = f"text/plain; charset=x{seen.target[1:]}{'x' * long}"
+        server.seen.clear()
+        return answer_bytes(Content_Type=kind)
+
+    def answer(number: int) -> None:
+        response = wire.request(
+            "get",
+            {"url": server.url(f"/{number}")},
+            policy=LOOPBACK,
+            timeouts=wire.Timeouts(5, 5, 10),
+        ).response
+        assert response is not None
+        assert response.text == decoded(response.content, response.encoding) == "ok"
+        assert decoded(b"ok", response.headers["Content-Type"].partition("=")[2]) == "ok"
+
+    with Peer(answering(claiming)) as server:
+        for number in range(200):
+            refuse(number), answer(number)
+        before = resident()
+        for number in range(200, count):
+            refuse(number), answer(number)
+        wire.close_idle()
+    assert resident() - before < FLAT
+
+
+def test_proxies_and_netrc_of_the_environment_are_ignored(stage: Stage, tmp_path: Path) -> None:
+    with Peer(answering(answer_bytes())) as server:
+        call_with_a_proxy(stage, server.url("", host="127.0.0.1"), tmp_path)
+        assert not server.lines
+
+
+def call_with_a_proxy(stage: Stage, proxy: str, tmp_path: Path) -> None:
+    """Make a call in workers whose environment names this proxy, and a password for every host."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        stage.processes.environment |= {name: proxy, name.lower(): proxy}
+    stage.processes.environment |= {
+        "NO_PROXY": "",
+        "no_proxy": "",
+        "NETRC": str(tmp_path / "netrc"),
+        "HOME": str(tmp_path),
+    }
+    (tmp_path / "netrc").write_text("default login someone password netrc-password\n")
+    (tmp_path / ".netrc").write_text("default login someone password netrc-password\n")
+    stage.worker(concurrency=1)
+    stage.dispenser()
+    call = stage.send(path="/echo", method="get")[0]
+    stage.wait_for_status(call, Status.DONE)
+    (arrival,) = stage.arrivals_of(call)
+    assert "authorization" not in arrival.headers
+
+
+def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
+    """What anyone sees who can read the broker: the task's name, attempts' ids."""
+    dispenser = stage.dispenser()
+    stage.send(3, path=f"/ok?patient={PAYLOAD}", key=PAYLOAD, unique_key=None)
+    wait_until(lambda: CallAttempt.objects.count() == 3, 20)
+    dispenser.stop()
+    queue = stage.processes.broker.queue("one")
+    seen = 0
+    with stage.processes.broker.connection() as connection:
+        simple = connection.SimpleQueue(queue)
+        while seen < 3:
+            message = simple.get(timeout=5)
+            everything = json.dumps([message.body if isinstance(message.body, str) else bytes(message.body).decode(),
+                                     message.headers, message.properties], default=str)  # fmt: skip
+            assert PAYLOAD not in everything
+            assert message.content_type == "application/json"
+            (ids,), kwargs, _ = message.payload
+            assert all(isinstance(pk, int) for pk in ids)
+            assert not kwargs
+            seen += len(ids)
+            message.ack()
+        simple.close()
+
+
+def test_a_dump_and_the_logs_of_a_real_run_hold_no_payload(stage: Stage, tmp_path: Path) -> None:
+    """PostgreSQL's own dump, and all that workers and dispensers said, with Celery at its most
+    talkative.
+    """
+    import subprocess
+
+    from cryptography.fernet import Fernet
+    from django.db import connection
+
+    from tests.faults.private import program
+
+    dumper = program("/usr/lib/postgresql/*/bin/pg_dump", "pg_dump")
+    extra = f'"ENCRYPTION_KEYS": ["{Fernet.generate_key().decode()}"], "SECRETS": {{"KEY": "sk-live-5e1f-secret"}},'
+    stage.rule(extra=extra)
+    worker = stage.worker(concurrency=1, arguments=["--loglevel", "DEBUG"])
+    dispenser = stage.dispenser()
+    params = {
+        "json": {"patient": PAYLOAD, "token": Secret("KEY")},
+        "headers": {"Authorization": Secret("KEY")},
+    }
+    for path in ("/echo", "/status/400", "/fail/1/x", "/reset", "/truncate"):
+        CallQueue.objects.send(
+            {"method": "put", "params": {"url": stage.vendor.url(path), **params}}, rule="r"
+        )
+    wait_until(lambda: not CallQueue.objects.exclude(status__in=(3, 4, 7, 2)).exists(), 30)
+    where = connection.settings_dict
+    address = ["-h", where["HOST"], "-p", str(where["PORT"]), "-U", where["USER"]]
+    dumped = subprocess.run(
+        [dumper, *address, where["NAME"]], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert "callqueue_callattempt" in dumped
+    for text in (PAYLOAD, "sk-live-5e1f-secret"):
+        assert text not in dumped
+        assert text not in worker.log
+        assert text not in dispenser.log
