@@ -137,7 +137,6 @@ class Dispenser:
         self.chores = Chores(using, self.membership.heartbeat)
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
-        self._has_settled = False
         self._emitted: dict[str, float] = {}
 
     def run(self, *, stop: threading.Event | None = None, seconds: float | None = None) -> None:
@@ -208,13 +207,7 @@ class Dispenser:
         """Before a process releases anything for the first time: if the clock has just jumped, only
         others can have seen it, and they look at least this often.
         """
-        watch = clock_jumps.watch(self.using)
-        if watch.since is None:
-            watch.look()
-        elif self._has_settled:
-            return
-        self._has_settled = True
-        left = (watch.since or 0.0) + clock_jumps.SETTLED - clocks.monotonic()
+        left = clock_jumps.watch(self.using).settles_in()
         if left > 0 and recovery.has_others(self.using, self.name):
             stop.wait(left)
 

@@ -354,7 +354,7 @@ def _lock(
     before = clocks.monotonic()
     sql = _lock_sql(using, group, looks_for_calls=looks_for_calls)
     found = database.rows(using, sql, group)
-    if len(found) < len(group) or not watch.is_settled:
+    if len(found) < len(group):
         return None
     reading = clock_jumps.brought(using, before, *found[0][:2])
     rows = {

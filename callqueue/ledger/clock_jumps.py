@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +26,6 @@ from callqueue.ledger.agreement_rows import MOVING, OF_NO_RULE
 from callqueue.ledger.clock_shift import Jump
 
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
-# in the frame's memo: the ledger was moved back last, by somebody who did not see the clock go back
-UNDONE = "undone"
-
-
-def _seen(last: Reading, reading: Reading) -> int:
-    """By how much the clock itself jumped, whatever has become of the ledger."""
-    return last.jump_to(replace(reading, moved=last.moved))
 
 
 class Jumped(Exception):
@@ -53,7 +45,9 @@ class Watch:
         self.since: float | None = None
         self.narrowed = ClockEstimate()
         self.steady_from: int | None = None
-        self._suspicious = self._has_taken_over = False
+        # by how much the ledger is ahead of what this process saw, since it took that over
+        self._ahead = 0
+        self._suspicious = False
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -116,35 +110,18 @@ class Watch:
                 self.steady_from = reading.at
             return reading if jumped else self._keep(reading), self.steady_from
 
-    def proof(self) -> list[float] | None:
-        """The last reading, for other processes to judge theirs by; None of one that is too new."""
-        last = self.last
-        if last is None or self._suspicious or last.before - (self.since or 0.0) <= SETTLED:
-            return None
-        return [last.at, last.before, last.after, last.moved]
-
-    def trust(self, proofs: Iterable[Sequence[Any] | None]) -> bool:
-        """Whether one of these proofs, of processes with the same monotonic clock, shows that the
-        clock was not set since: then it need not be watched for a while first. One of another host
-        agrees with it by no chance.
-        """
-        last = self.last
-        for earlier in (Reading(*proof) for proof in proofs if proof):
-            is_fresh = last and 0.0 <= last.before - earlier.after <= clocks.FRESH
-            if last and is_fresh and earlier.jump_to(last) == 0:
-                self.since = min(self.since or last.before, last.before - SETTLED)
-                return True
-        return False
-
     @property
     def wants_look(self) -> bool:
         """Whether a look is needed before a reading can be judged."""
         return self.last is None or self._suspicious
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether others have had time to deal with a jump that this process did not see."""
-        return not self._has_taken_over or clocks.monotonic() - (self.since or 0.0) > SETTLED
+    def settles_in(self) -> float:
+        """Seconds until this process may make its first pass beside others: if the clock has just
+        jumped, only they can have seen it. Looks, where it has not yet.
+        """
+        if self.since is None:
+            self.look()
+        return max(0.0, (self.since or 0.0) + SETTLED - clocks.monotonic())
 
     def _follow(self, last: Reading) -> tuple[Reading, bool]:
         """Move the ledger by what of a jump it has not been moved by yet; the reading, and whether
@@ -157,41 +134,41 @@ class Watch:
             make_frame(self.using)
             stored = tables.rule_states(self.using).order_by("rule")
             found = {row.rule: row for row in database.locked(stored, wait=True)}
-            frame = found[FRAME]
             rules = [row for rule, row in found.items() if rule not in OF_NO_RULE]
             reading = read(self.using)
-            is_early, jump = self._unfollowed(last, reading, bool(frame.memo.get(UNDONE)))
-            if jump.by:
+            by = self._unfollowed(last, reading)
+            if by:
+                width = (reading.after - reading.before) + (last.after - last.before)
+                gap = round((reading.after - last.before) * 1_000_000)
+                jump = Jump(reading.at, by, round(width * 1_000_000), gap)
                 count = clock_shift.shift(self.using, jump, rules)
-                memo = {UNDONE: jump.by < 0 and not _seen(last, reading) < 0}
-                stored.filter(rule=FRAME).update(
-                    passes=F("passes") + 1, served=F("served") + jump.by, memo=memo
-                )
-        if jump.by:
-            events.emit("clock_jumped", seconds=jump.by / 1_000_000, attempts=count)
-        return replace(reading, moved=reading.moved + jump.by), is_early
+                stored.filter(rule=FRAME).update(passes=F("passes") + 1, served=F("served") + by)
+        if by:
+            events.emit("clock_jumped", seconds=by / 1_000_000, attempts=count)
+        return replace(reading, moved=reading.moved + (by or 0)), by is None
 
-    def _unfollowed(self, last: Reading, reading: Reading, is_undone: bool) -> tuple[bool, Jump]:
-        """The jump that nobody has dealt with, if there is one; and whether it is too early to
-        tell.
+    def _unfollowed(self, last: Reading, reading: Reading) -> int | None:
+        """By how much the ledger is to be moved; None where it is too early to tell.
 
         Whoever is new may have come after a jump that others deal with only now. If they do, it
         takes over what they say; if nobody has after a while, there are no others. Who is not new
-        takes over only that what he saw no more of was no jump. Either then waits before it
-        releases anything.
+        takes over only that the ledger is ahead, which is safe, where others have moved it and the
+        clock did not go back before his eyes: so no two move it to and fro. Whatever of that they
+        take back is no jump either.
         """
         by, since = last.jump_to(reading), self.since or 0.0
-        others_moved, is_old = last.moved != reading.moved, last.before - since > SETTLED
-        is_early = bool(by) and not others_moved and reading.before - since <= SETTLED
-        if (
-            by
-            and others_moved
-            and (not is_old or (by > 0 and is_undone and not _seen(last, reading)))
-        ):
-            by, self.since, self._has_taken_over = 0, reading.before, True
-        width = (reading.after - reading.before) + (last.after - last.before)
-        gap = round((reading.after - last.before) * 1_000_000)
-        return is_early, Jump(reading.at, 0 if is_early else by, round(width * 1_000_000), gap)
+        if not by or last.moved == reading.moved:
+            return None if by and reading.before - since <= SETTLED else by
+        if last.before - since <= SETTLED:
+            return 0
+        if by > 0:
+            rest = by - self._ahead
+            self._ahead = max(0, -rest)
+            return rest if rest > clocks.TOLERANCE else 0
+        if last.jump_to(replace(reading, moved=last.moved)) < 0:
+            return by
+        self._ahead -= by
+        return 0
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:

@@ -92,7 +92,6 @@ class Migration(migrations.Migration):
                     "digest",
                     models.CharField(db_default="", default="", editable=False, max_length=16),
                 ),
-                ("reading", models.JSONField(editable=False, null=True)),
             ],
             options={
                 "verbose_name": "dispenser",

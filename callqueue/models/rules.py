@@ -149,9 +149,6 @@ class DispenserState(models.Model):
     # What its settings say of the limits, and a digest of that; empty once it has ended.
     opinion = models.JSONField(null=True, editable=False)
     digest = models.CharField(max_length=16, default="", db_default="", editable=False)
-    # Its last reading of the clock: a new process on its host sees by it that the clock was not
-    # just set.
-    reading = models.JSONField(null=True, editable=False)
 
     class Meta:
         verbose_name = _("dispenser")

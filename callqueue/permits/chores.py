@@ -4,7 +4,7 @@ clock settle, ends what died with its process, and brings the rules' rows up to 
 
 from __future__ import annotations
 
-from callqueue import clocks, database, tables
+from callqueue import database, tables
 from callqueue.ledger import agreement_rows, clock_jumps
 from callqueue.maintenance import recovery
 from callqueue.permits.begun import now
@@ -14,19 +14,11 @@ _looked_for_overdue: dict[str, float] = {}
 
 
 def settling(using: str) -> float:
-    """Seconds until a process that has just begun may make a pass: if the clock has just jumped,
-    only others can have seen it. None where a dispenser's reading shows that it has not.
-    """
+    """Seconds until a process that has just begun may make a pass, where there are dispensers."""
     if database.in_transaction(using):
         return 0.0
-    watch = clock_jumps.watch(using)
-    if watch.since is None:
-        watch.look()
-    left = (watch.since or 0.0) + clock_jumps.SETTLED - clocks.monotonic()
-    if left <= 0:
-        return 0.0
-    proofs = list(tables.dispensers(using).values_list("reading", flat=True))
-    return left if proofs and not watch.trust(proofs) else 0.0
+    left = clock_jumps.watch(using).settles_in()
+    return left if left > 0 and tables.dispensers(using).exists() else 0.0
 
 
 def end_overdue(using: str) -> None:

@@ -21,7 +21,7 @@ from callqueue.dispatch import permit_turns, release_pass
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import agreement, clock_jumps
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, DispenserState, Hold, PermitRequest
+from callqueue.models import CallAttempt, Hold, PermitRequest
 from callqueue.permits import apart
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
@@ -229,26 +229,17 @@ def test_an_admitted_permit_makes_few_statements(rules: Rules) -> None:
     assert len(asked) <= 15, "a permit that is admitted at once costs so many statements"
 
 
-@pytest.mark.parametrize(
-    ("jumped", "is_at_once"), [(0, True), (5_000_000, False), (-5_000_000, False)]
-)
-def test_a_new_process_need_not_watch_a_clock_that_a_dispenser_of_its_host_has_watched(
-    rules: Rules, jumped: int, is_at_once: bool
+def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_jump(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
     clock_jumps.forget_readings()
-    watch = clock_jumps.watch("default")
-    watch.look()
-    recovery.beat("default", "too new itself")
+    assert isinstance(Waiter(Options("r", wait=0).wanted()).step(), Job)
+    recovery.beat("default", "another")
     clock_jumps.forget_readings()
-    assert not isinstance(Waiter(Options("r", wait=0).wanted()).step(), Job)
-    watch.since = clocks.monotonic() - 10
-    clock_jumps._watches["default"] = watch
-    watch.look()
-    recovery.beat("default", "steady")
-    steady = DispenserState.objects.get(name="steady")
-    steady.reading[0] += jumped
-    steady.save()
-    clock_jumps.forget_readings()
-    found = Waiter(Options("r", wait=0).wanted()).step()
-    assert isinstance(found, Job) == is_at_once
+    waiter = Waiter(Options("r", wait=0).wanted())
+    pause = waiter.step()
+    assert isinstance(pause, float) and 0 < pause <= clock_jumps.SETTLED
+    later = clocks.monotonic() + clock_jumps.SETTLED
+    monkeypatch.setattr(clock_jumps.watch("default"), "since", later - 2 * clock_jumps.SETTLED)
+    assert isinstance(waiter.step(), Job)

@@ -325,7 +325,7 @@ def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
     two_clocks: Clocks, others: Others, jumps: tuple[float, float], who: str
 ) -> None:
     """Between the two, one process looks and the other sleeps; then either meets the second one
-    first.
+    first, and the dispenser, which saw both, looks soon.
     """
     for _ in range(2):
         others.be("sleeper").look()
@@ -339,6 +339,8 @@ def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
     two_clocks.jump(jumps[1])
     others.be(who)
     assert released(two_clocks) == 0
+    others.be("dispenser").look()
+    others.be(who)
     two_clocks.pass_by(60.5)
     assert released(two_clocks) == 20
 
