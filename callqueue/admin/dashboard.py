@@ -79,7 +79,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
         "columns": [_column(name, order) for name in COLUMNS],
         "rows": [_row(seen, rule, may_see_holds(request)) for rule in _sorted(seen, order)],
         "waiting": words.count(sum(rule.waits.calls for rule in seen.rules)),
-        "sent": words.count(sum(rule.recent.day.sent for rule in seen.rules)),
+        "sent": words.count(sum(rule.recent.hour.sent for rule in seen.rules)),
         "as_of": words.clock_time(now, now),
         "now": now,
         "differences": seen.differences,

@@ -6,11 +6,11 @@ In: a request that names the rule. Out: a page.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
@@ -30,7 +30,7 @@ from callqueue.limits.kinds import SECOND
 from callqueue.look import LimitLook, Look, RuleLook, look, notes, words
 from callqueue.look.notes import WELL
 from callqueue.look.read import largest_keys
-from callqueue.models import CallQueue, Hold, RuleState
+from callqueue.models import CallQueue
 
 KEYS = 20  # that the table of keys shows
 HOG = 0.5  # share of all that waits from which one key is said to keep the others waiting
@@ -148,8 +148,9 @@ def _audited(name: str) -> list[dict[str, Any]]:
 
 def _logged(name: str) -> list[tuple[str, str, str]]:
     """What was done to the rule, when and by whom, the newest first."""
-    rule_type = ContentType.objects.get_for_model(RuleState)
-    rows = LogEntry.objects.filter(content_type=rule_type, object_id=name)
+    rows = LogEntry.objects.filter(
+        content_type__app_label="callqueue", content_type__model="rulestate", object_id=name
+    )
     newest = rows.select_related("user").order_by("-pk")[:LOGGED]
     return [
         (words.instant(one.action_time), one.user.get_username(), one.get_change_message())
@@ -159,19 +160,16 @@ def _logged(name: str) -> list[tuple[str, str, str]]:
 
 def _keys(rule: RuleLook) -> dict[str, Any]:
     """The keys with most calls waiting; where one has most of them, when the others are done."""
-    shown, count_of_keys = largest_keys(using(), rule.name, KEYS)
+    shown, count_of_keys = largest_keys(using(), rule.name, KEYS, rule.now)
     ready, others = max(1, rule.waits.ready), None
-    holds = Hold.objects.using(using()).filter(rule=rule.name, value__in=[key for key, _ in shown])
-    in_force = holds.exclude(per__in=("rule", "queue")).exclude(until__lte=from_us(rule.now))
-    held = set(in_force.values_list("value", flat=True))
     if rule.waits.sizes and len(shown) > 1 and shown[0][1] >= HOG * ready:
         # where keys take turns, the largest is by then as far as the next
         next_most = shown[1][1]
         others = rule.seconds(sum(min(calls, next_most) * n for calls, n in rule.waits.sizes))
     return {
         "keys": [
-            (key, words.count(count), f"{100 * count / ready:.0f} %", key in held)
-            for key, count in shown
+            (key, words.count(count), f"{100 * count / ready:.0f} %", is_held)
+            for key, count, is_held in shown
         ],
         "keys_count": words.count(count_of_keys),
         "others_done": "" if others is None else words.in_so_long(from_us(rule.now), others),
@@ -211,22 +209,22 @@ def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
     zone = _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
-    stretches = sums.series(using(), rule.name, now - sums.DAY_S, now + 1, sums.QUARTER_S)
+    first = min(int(yesterday.timestamp()), now - sums.DAY_S)
+    every = sums.series(using(), rule.name, first, now + 1, sums.QUARTER_S)
+    stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
     drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
     shown = [
-        (_("Today"), _between(rule, today, here + timedelta(seconds=1))),
-        (_("Yesterday"), _between(rule, yesterday, today)),
+        (_("Today"), _within_days(every, today, here + timedelta(seconds=1))),
+        (_("Yesterday"), _within_days(every, yesterday, today)),
         (_("Last hour"), rule.recent.hour),
-        (_("Last 24 hours"), rule.recent.day),
+        (_("Last 24 hours"), sums.together(one for _, one in stretches)),
     ]
-    quarter = sums.Sums()
-    for _at, one in sums.series(using(), rule.name, now - sums.QUARTER_S, now + 1, sums.MINUTE_S):
-        quarter.add(one)
+    lately = sums.together(one for _, one in stretches[-2:])
     return {
         "sums": [(said, _counts(one)) for said, one in shown],
         "zone": str(zone),
-        "waits": _within(quarter.waits),
-        "answers": _within(quarter.answers),
+        "waits": _within(lately.waits),
+        "answers": _within(lately.answers),
         "chart": charts.bars([start for start, _ in stretches], drawn, _("Last 24 hours")),
         "chart_rows": [
             (charts.time_of(start), _counts(one)) for start, one in stretches[::-1] if one.sent
@@ -241,9 +239,9 @@ def _zone(rule: RuleLook) -> Any:
     return next((zone for zone in zones if zone), timezone.get_current_timezone())
 
 
-def _between(rule: RuleLook, start: datetime, end: datetime) -> Sums:
-    stamps = int(start.timestamp()), int(end.timestamp())
-    return sums.between(using(), [rule.name], *stamps)[rule.name]
+def _within_days(every: Sequence[tuple[int, Sums]], start: datetime, end: datetime) -> Sums:
+    first, last = start.timestamp(), end.timestamp()
+    return sums.together(one for at, one in every if first <= at < last)
 
 
 def _counts(one: Sums) -> list[str]:

@@ -100,11 +100,10 @@ Stretches = dict[tuple[str, int, int], Sums]  # by rule, width and start
 
 @dataclass
 class Recent:
-    """A rule's last quarter of an hour, hour and day."""
+    """A rule's last quarter of an hour, and hour."""
 
     quarter: Sums = field(default_factory=Sums)
     hour: Sums = field(default_factory=Sums)
-    day: Sums = field(default_factory=Sums)
 
 
 def share_within(buckets: Sequence[int], share: float) -> float | None:
@@ -290,26 +289,27 @@ def _read(found: Any) -> dict[str, Sums]:
 
 
 def recent(using: str, rules: Iterable[str], now: int) -> dict[str, Recent]:
-    """Every rule's last quarter of an hour and hour, by whole minutes, and last day, by quarters of
-    an hour; without buckets. One statement; `now` in seconds.
+    """Every rule's last quarter of an hour and hour, by whole minutes; without buckets. One
+    statement; `now` in seconds.
     """
     found = {rule: Recent() for rule in rules}
-    minute, summed = now // MINUTE_S * MINUTE_S, ", ".join(f"SUM({name})" for name in COUNTS)
-    parts = {
-        "quarter": (MINUTE_S, minute - QUARTER_S),
-        "hour": (MINUTE_S, minute - HOUR_S),
-        "day": (QUARTER_S, now - DAY_S - QUARTER_S + 1),
-    }
-    sql = " UNION ALL ".join(
-        f"SELECT '{name}', rule, {summed} FROM {tables.name(using, 'Sum')} "
-        f"WHERE width = {width} AND start BETWEEN {first} AND {now} GROUP BY rule"
-        for name, (width, first) in parts.items()
+    minute = now // MINUTE_S * MINUTE_S
+    lately = (f"CASE WHEN start >= {minute - QUARTER_S} THEN {name} ELSE 0 END" for name in COUNTS)
+    summed = ", ".join(f"SUM({one})" for one in (*COUNTS, *lately))
+    sql = (
+        f"SELECT rule, {summed} FROM {tables.name(using, 'Sum')} "
+        f"WHERE width = {MINUTE_S} AND start BETWEEN {minute - HOUR_S} AND {now} GROUP BY rule"
     )
-    for name, rule, *counts in rows(using, sql):
+    for rule, *counts in rows(using, sql):
         if rule in found:
-            one = getattr(found[rule], name)
-            one.sent, one.done, one.failed, one.throttled, one.lost = map(int, counts)
+            hour, quarter = counts[: len(COUNTS)], counts[len(COUNTS) :]
+            found[rule] = Recent(_of_counts(quarter), _of_counts(hour))
     return found
+
+
+def _of_counts(counts: Sequence[Any]) -> Sums:
+    sent, done, failed, throttled, lost = map(int, counts)
+    return Sums(sent, done, failed, throttled, lost)
 
 
 def series(using: str, rule: str, start: int, end: int, width: int) -> list[tuple[int, Sums]]:
@@ -326,12 +326,12 @@ def series(using: str, rule: str, start: int, end: int, width: int) -> list[tupl
     return sorted(found.items())
 
 
-def between(using: str, rules: Sequence[str], start: int, end: int) -> dict[str, Sums]:
-    """What each of these rules came to in [start, end), by whole quarters of an hour of the last
-    ten days. One statement.
-    """
-    stretches = tables.sums(using).filter(width=QUARTER_S, start__gte=start, start__lt=end)
-    return {rule: Sums() for rule in rules} | _read(stretches.filter(rule__in=rules))
+def together(found: Iterable[Sums]) -> Sums:
+    """What all of these come to."""
+    whole = Sums()
+    for one in found:
+        whole.add(one)
+    return whole
 
 
 def counters(using: str, rules: Sequence[str]) -> dict[str, Sums]:

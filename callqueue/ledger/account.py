@@ -235,7 +235,8 @@ class Account:
     `until`: the instant up to which a pass releases. `memo`: what earlier passes remembered.
     `open_*`: the open attempts; `untold_count`: those of them that the ledger knows nothing of yet;
     `unbegun_since`: by rule, when the oldest that no worker has begun
-    was released. `tallies`: by budget.
+    was released. `tallies`: by budget. `is_whole`: whether tallied budgets are read as far as those
+    who only look want to know: what has left, and what of them is open.
     """
 
     using: str
@@ -244,6 +245,7 @@ class Account:
     now: int
     until: int
     memo: Memo = field(default_factory=Memo)
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         self.open_count = self.untold_count = 0
@@ -318,7 +320,8 @@ class Account:
                 self.tallies[budget.id] = tallies_of(self.using, budget, self.now, kept, self.until)
         if has_corrections:
             take_corrections(self.using, self.rules, self.tallies.values())
-        advance(self.using, (one for one in self.tallies.values() if one.limit.is_keyed))
+        read = self.tallies.values()
+        advance(self.using, (one for one in read if self.is_whole or one.limit.is_keyed))
 
     def read_values(self, budget: Budget, values: Sequence[str]) -> None:
         """Read what a tallied budget is charged with for these values."""
@@ -336,7 +339,7 @@ class Account:
         """Sum the open attempts over no more columns than the budgets tell apart; a sample of them
         where no budget asks.
         """
-        budgets = [b for b in self.budgets if b.id not in self.tallies]
+        budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
         formers = sorted({former for budget in budgets for former in budget.former}, key=str)
         columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
         for found in open_sums(self.using, self.rules, columns, formers, samples=not budgets):
@@ -440,6 +443,7 @@ def read(
     *,
     until: int | None = None,
     has_corrections: bool = False,
+    is_whole: bool = False,
 ) -> Account:
     """The account of these rules (a whole group) at `now`. As many statements, whatever the backlog
     and the limits.
@@ -448,7 +452,7 @@ def read(
     what attempts cost after all, which those who hold the rules' lock may.
     """
     until = now if until is None else until
-    account = Account(using, book, tuple(rules), now, until, memo or Memo())
+    account = Account(using, book, tuple(rules), now, until, memo or Memo(), is_whole)
     account.read(has_corrections=has_corrections)
     return account
 

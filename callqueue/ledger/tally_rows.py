@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
@@ -15,6 +16,7 @@ from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
 
 PARTS = 250  # budgets that one statement asks about
+ENDED = "finished_at > %s AND finished_at <= %s"
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
 CORRECTIONS = 1000  # corrections that one statement takes in
 Stored = tuple[str, int, int, int]  # a tally's row: value, used, full_at, pk
@@ -89,28 +91,66 @@ def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int, int]
     """
     found: list[list[tuple[str, int, int]]] = [[] for _ in asked]
     for first in range(0, len(asked), PARTS):
+        some = range(first, min(len(asked), first + PARTS))
+        layers = _apart([(place, asked[place]) for place in some])
         parts, params = list[str](), list[Any]()
-        for place, one in enumerate(asked[first : first + PARTS], start=first):
-            sql, own = _left_sql(using, one, place)
+        for number, layer in enumerate(layers):
+            sql, own = _left_sql(using, list(layer.values()), number)
             parts.append(sql)
             params += own
-        for place, told, ended, spent in rows(using, " UNION ALL ".join(parts), params):
+        places_of = [
+            {rule: place for place, one in layer.items() for rule in one.budget.rules}
+            for layer in layers
+        ]
+        for number, rule, told, ended, spent in rows(using, " UNION ALL ".join(parts), params):
+            place = places_of[number][rule]
             value = _value(asked[place].budget, told)
             found[place].append((value, instant_us(ended), int(spent or 0)))
+    for listed in found:
+        listed.sort(key=itemgetter(1))
     return found
 
 
-def _left_sql(using: str, asked: Leaving, place: int) -> tuple[str, list[Any]]:
-    budget = asked.budget
-    column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
+def _apart(asked: Iterable[tuple[int, Leaving]]) -> list[dict[int, Leaving]]:
+    """What is asked, by place, in as few layers as will do: in each all is summed up alike, and no
+    rule has two budgets. One scan of an index reads a layer; as many SELECTs would have to be
+    planned one by one.
+    """
+    layers: list[tuple[Any, set[str], dict[int, Leaving]]] = []
+    for place, one in asked:
+        limit, rules = one.budget.limit, one.budget.rules
+        alike = limit.is_per_rule, limit.is_per_queue, limit.unit
+        for summed, taken, layer in layers:
+            if summed == alike and taken.isdisjoint(rules):
+                taken.update(rules)
+                layer[place] = one
+                break
+        else:
+            layers.append((alike, set(rules), {place: one}))
+    return [layer for _, _, layer in layers]
+
+
+def _left_sql(using: str, asked: Sequence[Leaving], number: int) -> tuple[str, list[Any]]:
+    """What left budgets of one layer. Its rows begin with the layer's number and the rule."""
+    column, (cost, of_cost) = _column(using, asked[0].budget), _cost_sql(using, asked[0].budget)
+    ended = f"(rule IN ({{}}) AND {ENDED})"
+    within, of_within = list[str](), list[Any]()
+    apart, of_apart = list[str](), list[Any]()
+    for one in asked:
+        rules = one.budget.rules
+        since, by, told_apart = _parameters(using, one.begin, one.ahead, one.end)
+        within.append(ended.format(places(rules)))
+        of_within += [*rules, since, by]
+        if one.ahead > one.end:
+            apart.append(ended.format(places(rules)))
+            of_apart += [*rules, told_apart, by]
+    grouped = f", CASE WHEN {' OR '.join(apart)} THEN finished_at END" if apart else ""
     sql = (
-        f"SELECT {place}, {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
-        f"WHERE rule IN ({places(budget.rules)}) "
-        "AND finished_at > %s AND finished_at <= %s AND outcome <> %s AND NOT correction_pending "
-        f"GROUP BY {column}, CASE WHEN finished_at > %s THEN finished_at END"
+        f"SELECT {number}, rule, {column}, MAX(finished_at), SUM({cost}) "
+        f"FROM {attempts_table(using)} WHERE ({' OR '.join(within)}) "
+        f"AND outcome <> %s AND NOT correction_pending GROUP BY rule, {column}{grouped}"
     )
-    since, by, told_apart = _parameters(using, asked.begin, asked.ahead, asked.end)
-    return sql, [*of_cost, *budget.rules, since, by, states.VOIDED, told_apart]
+    return sql, [*of_cost, *of_within, states.VOIDED, *of_apart]
 
 
 def stored(using: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[Stored]]:

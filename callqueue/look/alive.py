@@ -5,7 +5,7 @@ Each dispenser gives a sign of life every five seconds, and takes its leave at i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -36,7 +36,12 @@ def signs(using: str, now: datetime) -> list[Sign]:
     """Every dispenser of the last day or so, the newest sign first. One statement."""
     rows = tables.dispensers(using).order_by("-seen_at")
     columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
-    found = [Sign(*row, is_alive=_is_alive(row[1], row[2], row[3], now)) for row in columns]
+    return judged((Sign(*row) for row in columns), now)
+
+
+def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
+    """These signs, with which of the dispensers run."""
+    found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
     if not any(one.is_alive and one.kind != "beat" for one in found):
         return found
     # where a process dispenses, beat's tasks stand by

@@ -1,5 +1,5 @@
 """Reads where every rule stands: one look at one moment, which pages, commands, metrics and
-forecasts render. Some fourteen statements, however many rules, keys, holds and calls there are.
+forecasts render. Some thirteen statements, however many rules, keys, holds and calls there are.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def look(
     answered lately.
     """
     with database.one_view(using):
-        now, summed_until, token = _moment(using)
+        now, summed_until, token, signs = _moment(using)
         book = agreement.book_in_force(using, token=token)
         names = tuple(conf.current().rules if rules is None else rules)
-        known = _Known.read(using, book, names, now, key, whole=rules is None and not rates)
+        is_whole = rules is None and not rates
+        known = _Known.read(using, book, names, now, key, signs, is_whole=is_whole)
         differences: Sequence[Difference] = ()
         if len(digests := {one.digest for one in known.signs if one.is_alive and one.digest}) > 1:
             differences = agreement.disagreements(using, digests)
@@ -78,7 +79,7 @@ def idle(
     """The rule as if nothing had ever been sent, workers were plenty, each call took `latency`
     seconds and cost so much, and so many waited, spread over so many keys.
     """
-    now, _, token = _moment(using)
+    now, _, token, _ = _moment(using)
     book = agreement.book_in_force(using, token=token)
     waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
     charged = [one for one in book.budgets[name] if one.charge_of(cost)]
@@ -117,18 +118,27 @@ def _rule(known: _Known, name: str) -> RuleLook:
     )
 
 
-def _moment(using: str) -> tuple[int, int, str]:
+def _moment(using: str) -> tuple[int, int, str, list[alive.Sign]]:
     """The instant that it is now, up to when everything that had ended is added up (0 where nothing
-    ever was), and the token of the agreement in force. One statement.
+    ever was), the token of the agreement in force, and every dispenser's last sign of life. One
+    statement.
     """
     summed, states = tables.name(using, "Summed"), tables.name(using, "RuleState")
     sql = (
         f"SELECT {database.clock_sql(using)}, (SELECT MAX(until) FROM {summed}), "
-        f"(SELECT agreement FROM {states} WHERE rule = %s)"
+        f"(SELECT agreement FROM {states} WHERE rule = %s), name, seen_at, kind, digest, broker "
+        f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
+        "ON here = 1 ORDER BY seen_at DESC"
     )
-    ((shown, until, token),) = rows(using, sql, [agreement.ALL])
+    found = rows(using, sql, [agreement.ALL])
+    shown, until, token = found[0][:3]
     now = database.to_us(database.clock(using)) if shown is None else instant_us(shown)
-    return now, int(until or 0), token or ""
+    signs = [
+        alive.Sign(name, from_us(instant_us(at)), kind, digest, broker)
+        for *_, name, at, kind, digest, broker in found
+        if name is not None
+    ]
+    return now, int(until or 0), token or "", alive.judged(signs, from_us(now))
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,15 @@ class _Known:
 
     @classmethod
     def read(
-        cls, using: str, book: Book, names: Sequence[str], now: int, key: str | None, *, whole: bool
+        cls,
+        using: str,
+        book: Book,
+        names: Sequence[str],
+        now: int,
+        key: str | None,
+        signs: Sequence[alive.Sign],
+        *,
+        is_whole: bool,
     ) -> _Known:
         # rules that share a limit wait for each other
         group = sorted({one for name in names for one in book.groups[name]})
@@ -163,9 +181,8 @@ class _Known:
         keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
         waits, incoming = waiting.read(using, shown, keyed, now)
         # of all rules, nobody asks what more calls than wait would take
-        backlog = {name: one.ready for name, one in waits.items()} if whole else None
+        backlog = {name: one.ready for name, one in waits.items()} if is_whole else None
         listed, binding = limits.read(using, book, shown, now, key=key, backlog=backlog)
-        signs = alive.signs(using, from_us(now))
         known = cls(using, book, now, signs, found, waits, incoming, listed, binding)
         held, keys_held = _holds(using, now, key)
         return replace(
@@ -357,18 +374,30 @@ def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
     return {scope: sorted(sizes) for scope, sizes in found.items()}
 
 
-def largest_keys(using: str, rule: str, most: int) -> tuple[list[tuple[str, int]], int]:
-    """The keys of a rule that have most calls ready, and how many; and the count of all its keys.
-    One statement, which reads an index entry for each call.
+def largest_keys(
+    using: str, rule: str, most: int, now: int
+) -> tuple[list[tuple[str, int, bool]], int]:
+    """The keys of a rule that have most calls ready, how many, and whether each is held; and the
+    count of all its keys. One statement, which reads an index entry for each call.
     """
-    key = quoted(using, "key")
-    sql = (
-        f"SELECT {key}, calls, COUNT(*) OVER () FROM (SELECT {key}, COUNT(*) AS calls "
-        f"FROM {tables.name(using, 'CallQueue')} WHERE {READY} AND {key} <> '' GROUP BY {key}"
-        f") AS of_keys ORDER BY calls DESC, {key} LIMIT {most}"
+    key, value, until = (quoted(using, name) for name in ("key", "value", "until"))
+    held = (
+        f"SELECT 1 FROM {tables.name(using, 'Hold')} h WHERE h.rule = %s "
+        f"AND h.{value} = largest.{key} AND h.per NOT IN ('rule', 'queue') "
+        f"AND (h.{until} IS NULL OR h.{until} > %s)"
     )
-    found = rows(using, sql, [rule])
-    return [(text, int(calls)) for text, calls, _ in found], int(found[0][2]) if found else 0
+    of_keys = (
+        f"SELECT {key}, COUNT(*) AS calls FROM {tables.name(using, 'CallQueue')} "
+        f"WHERE {READY} AND {key} <> '' GROUP BY {key}"
+    )
+    sql = (
+        f"SELECT {key}, calls, keys_count, CASE WHEN EXISTS ({held}) THEN 1 ELSE 0 END "
+        f"FROM (SELECT {key}, calls, COUNT(*) OVER () AS keys_count FROM ({of_keys}) AS of_keys "
+        f"ORDER BY calls DESC, {key} LIMIT {most}) AS largest ORDER BY calls DESC, {key}"
+    )
+    found = rows(using, sql, [rule, as_parameter(using, from_us(now)), rule])
+    listed = [(text, int(calls), bool(is_held)) for text, calls, _, is_held in found]
+    return listed, int(found[0][2]) if found else 0
 
 
 def of_each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
