@@ -12,8 +12,8 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from callqueue import tables
-from callqueue.database import from_us, to_us
+from callqueue import states, tables
+from callqueue.database import as_parameter, from_us, instant_us, rows, slot_sql, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import agreement, tallies
@@ -22,6 +22,7 @@ from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
 from callqueue.look import words
 
+PARTS = 240  # of a short window, which are told apart
 Spread = Sequence[tuple[int, int]]  # so many calls, ended at an instant
 
 
@@ -94,20 +95,12 @@ def read(
     rules = sorted(rule for group in groups for rule in group)
     if not rules:
         return {}, {}
-    account = ledger.read(using, book, rules, now, _memo(using, book, groups))
-    tallies.advance(using, account.tallies.values())
+    account = ledger.read(using, book, rules, now, _memo(using, book, groups), is_whole=True)
     if key is None:
         tallies.load_fullest(using, account.tallies.values())
     else:
         account.read_keys([key])
     values = {budget.id: _values(account, budget, key) for budget in account.budgets}
-    full = [
-        budget
-        for budget in account.budgets
-        if budget.id in account.tallies
-        and any(not account.meter(budget, value).free for value in values[budget.id])
-    ]
-    open_tallied = _open_of(using, full)
     long = [
         budget
         for budget in account.budgets
@@ -115,9 +108,11 @@ def read(
         and (backlog is None or not _has_room(account, budget, backlog))
     ]
     spread = _spread(using, long, now)
+    for budget_id, ends in _ends(account, long, is_whole=backlog is not None).items():
+        spread[budget_id] = [*ends, *spread.get(budget_id, ())]
     found = {
-        budget.id: _look(account, budget, values[budget.id], open_tallied, spread, key is not None)
-        for budget in account.budgets
+        one.id: _look(account, one, values[one.id], spread.get(one.id, ()), key is not None)
+        for one in account.budgets
     }
     listed = {name: [found[budget.id] for budget in book.budgets[name]] for name in names}
     return listed, account.memo.binding
@@ -174,41 +169,21 @@ def _has_room(account: ledger.Account, budget: Budget, backlog: Mapping[str, int
     return budget.limit.unit == "calls" and calls < account.meter(budget, "").free
 
 
-def _open_of(using: str, budgets: Sequence[Budget]) -> Mapping[tuple[str, str], int]:
-    """How much of these budgets' charge is of open attempts, by budget and value. One statement, if
-    there are any.
-    """
-    found: dict[tuple[str, str], int] = {}
-    rules = sorted({rule for budget in budgets for rule in budget.rules})
-    if not rules:
-        return found
-    columns = ["rule", "queue", "key", "cost"]
-    for one in ledger.open_sums(using, rules, columns, [], samples=False):
-        for budget in budgets:
-            if one.rule in budget.rules:
-                scope = (budget.id, budget.value_of(one.key, one.queue))
-                cost = budget.charge_of(one.cost) * one.count
-                found[scope] = found.get(scope, 0) + cost
-    return found
-
-
 def _look(
     account: ledger.Account,
     budget: Budget,
     values: Sequence[str],
-    open_tallied: Mapping[tuple[str, str], int],
-    spread: Mapping[str, Spread],
+    spread: Spread,
     is_of_key: bool,
 ) -> LimitLook:
     limit, is_summed = budget.limit, budget.limit.is_per_queue
     meters = {value: account.meter(budget, value) for value in values}
     fullest = max(values, key=lambda value: meters[value].used, default="")
-    flying = open_tallied if budget.id in account.tallies else account.open
-    in_flight = [flying.get((budget.id, value), 0) for value in values]
+    in_flight = [account.open.get((budget.id, value), 0) for value in values]
     free = (sum if is_summed else min)([one.free for one in meters.values()] or [limit.capacity])
     used = (sum if is_summed else max)([one.used for one in meters.values()] or [0])
     flown = max(in_flight, default=0)
-    meter = _meter(account, budget, fullest, meters, spread.get(budget.id, ()), flown)
+    meter = _meter(account, budget, fullest, meters, spread, flown)
     if is_of_key and budget.id in account.tallies and _is_few(limit):
         usage = Usage(flown, _ended(account, budget, fullest), limit.horizon(account.now))
         meter = limit.meter(usage, account.now)
@@ -255,12 +230,13 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[in
     Those of a part of keys are found among all keys that mention it.
     """
     limit = budget.limit
-    rows = tables.attempts(account.using).charged().filter(rule__in=_charging(budget)).order_by()
+    charged = tables.attempts(account.using).charged()
+    found = charged.filter(rule__in=_charging(budget)).order_by()
     if value:
         part = json.dumps({limit.per: value}, ensure_ascii=False, separators=(",", ":"))[1:-1]
         mentions = Q(key__contains=part)
-        rows = rows.filter(mentions | Q(key=value) if limit.per == "key" else mentions)
-    ended = rows.filter(finished_at__gt=from_us(limit.horizon(account.now)))
+        found = found.filter(mentions | Q(key=value) if limit.per == "key" else mentions)
+    ended = found.filter(finished_at__gt=from_us(limit.horizon(account.now)))
     return sorted(
         (limit.aged_from(None if sent is None else to_us(sent), to_us(end)), spent)
         for key, cost, sent, end in ended.values_list("key", "cost", "sent_at", "finished_at")
@@ -268,10 +244,50 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[in
     )
 
 
-def _spread(using: str, budgets: Sequence[Budget], now: int) -> dict[str, Spread]:
-    """By budget, how many calls ended when in its window, the oldest first, by stretches. One
+def _ends(
+    account: ledger.Account, budgets: Sequence[Budget], *, is_whole: bool
+) -> dict[str, list[tuple[int, int]]]:
+    """By budget, how many calls ended when: of a window that is shorter than sums are wide, all,
+    by small parts; of others the first, for whose leave a pass waits. Of all rules, what has room
+    is not asked about. One statement, if there are any.
+    """
+    using, found = account.using, dict[str, list[tuple[int, int]]]()
+    parts, params, end = list[str](), list[object](), as_parameter(using, from_us(account.now))
+    for place, budget in enumerate(budgets):
+        limit, since = budget.limit, budget.limit.horizon(account.now) - 1
+        if is_whole and account.meter(budget).free and not _is_short(limit):
+            continue
+        for rule in _charging(budget):
+            count, grouped = "1", ""
+            if _is_short(limit):
+                slot = slot_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
+                count, grouped = "COUNT(*)", f" GROUP BY {slot}"
+            parts.append(
+                f"SELECT {place}, MIN(finished_at), {count} FROM "
+                f"{tables.name(using, 'CallAttempt')} WHERE rule = %s AND finished_at > %s "
+                f"AND finished_at <= %s AND outcome <> %s{grouped}"
+            )
+            params += [rule, as_parameter(using, from_us(since)), end, states.VOIDED]
+    for place, ended, count in rows(using, " UNION ALL ".join(parts), params) if parts else ():
+        if ended is not None:
+            found.setdefault(budgets[place].id, []).append((instant_us(ended), int(count)))
+    return {
+        budget.id: ends if _is_short(budget.limit) else ends[:1]
+        for budget in budgets
+        if (ends := sorted(found.get(budget.id, ())))
+    }
+
+
+def _is_short(limit: Limit) -> bool:
+    """Whether sums, by the minute, say nothing of when what its window holds leaves."""
+    return limit.window_us <= sums.MINUTE_S * SECOND
+
+
+def _spread(using: str, budgets: Sequence[Budget], now: int) -> dict[str, list[tuple[int, int]]]:
+    """By budget, how many calls ended when in its long window, the oldest first, by stretches. One
     statement, if there are any budgets.
     """
+    budgets = [budget for budget in budgets if not _is_short(budget.limit)]
     if not budgets:
         return {}
     widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
@@ -306,14 +322,16 @@ def _charging(budget: Budget) -> list[str]:
 
 
 def _shared_out(used: int, spread: Spread, now: int) -> list[tuple[int, int]]:
-    """So much in all, shared out as the calls are; where nothing is known of those, as of now."""
+    """So much in all, shared out as the calls are, the first at least one; where nothing is known
+    of those, as of now.
+    """
     whole = sum(count for _, count in spread)
     if not whole:
         return [(now, used)] if used else []
     found, seen, given = [], 0, 0
     for at, count in spread:
         seen += count
-        part = used * seen // whole - given
+        part = max(used * seen // whole, min(1, used)) - given
         given += part
         found.append((at, part))
     return [one for one in found if one[1]]

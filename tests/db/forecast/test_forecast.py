@@ -123,10 +123,39 @@ def test_a_window_too_large_to_be_read_row_by_row_is_forecast_too(rules: Rules) 
         for t in ago
     )
     CallQueue.objects.send_many([URL] * 1500, rule="r")
-    sums.keep("default")
+    while sums.add_up("default"):
+        pass
     found = CallQueue.objects.waiting().order_by("-pk")[0].forecast()
     assert seconds_from_now(found.release_at) == pytest.approx(15 * 60, rel=0.12)
     assert found.reason == "SlidingWindow 3000/h is used up, and 1,499 calls go before it"
+
+
+@pytest.mark.parametrize(("rate", "window"), [("3000/10s", 10), ("3000/h", 3600)])
+def test_the_next_call_goes_when_the_first_leaves_as_the_pass_will_find(
+    rules: Rules, rate: str, window: int
+) -> None:
+    """Though what the window holds is tallied, and sums say by the minute when it ended."""
+    rules(r=Rule(limits=[SlidingWindow(rate)]))
+    now = database.clock("default")
+    ago = [window - 4] + [window / 4] * 2999
+    CallAttempt.objects.bulk_create(
+        CallAttempt(
+            call_id=1,
+            number=1,
+            rule="r",
+            released_at=now - timedelta(seconds=t),
+            finished_at=now - timedelta(seconds=t),
+            outcome="succeeded",
+        )
+        for t in ago
+    )
+    while sums.add_up("default"):
+        pass
+    call = send("r")
+    first = now + timedelta(seconds=4)
+    found = call.forecast().release_at
+    assert found is not None
+    assert abs(found - first) < timedelta(seconds=0.2)
 
 
 def test_under_limits_per_key_only_the_calls_of_its_key_keep_it_back(rules: Rules) -> None:
