@@ -118,7 +118,6 @@ def _default(job: Job, response: Any) -> Outcome:
     return provider_limits.verdict(
         response.status_code,
         response.headers,
-        response.content or b"",
         retry_statuses=retry.statuses,
         now=job.now(),
         max_hold=retry.max_hold,

@@ -1,7 +1,7 @@
 """The default verdict on an answer, and what a provider that refuses says of its limits in headers:
 Retry-After, and the families `...RateLimit...-Remaining` and `-Reset`.
 
-In: a status, headers, the beginning of a body, the time. Out: an outcome. Pure: no Django, no
+In: a status, headers, the time. Out: an outcome. Pure: no Django, no
 clock. What a provider says may only tighten what the limits say, lasts at most `max_hold`, and
 never raises, whatever it is. Only a refusal is a reason to hold: a success with which nothing
 remains says what the limits know, later than they do.
@@ -20,9 +20,6 @@ from typing import NamedTuple
 from callqueue.outcome import GiveUp, HoldUntil, Outcome, RetryLater, Succeeded
 from callqueue.security.redaction import redact_url
 
-_OVERLOADED = 529
-_THROTTLED_BODY = ("secondary rate limit", "rate limit exceeded", "abuse detection")
-_BODY_START = 4096  # bytes of a body that are read
 _LONGEST_LOCATION = 200  # characters that a reason names
 _CLOCKS_APART = 86400.0  # seconds beyond which an answer's Date tells nothing of its clock
 _EPOCHS_FROM, _MILLISECONDS_FROM = 1e9, 1e12  # a reset from here on is no wait, but a moment
@@ -45,7 +42,6 @@ class Advice(NamedTuple):
 def verdict(
     status: int,
     headers: Mapping[str, str],
-    body: bytes,
     *,
     retry_statuses: Collection[int],
     now: datetime,
@@ -53,15 +49,14 @@ def verdict(
 ) -> Outcome:
     """The default verdict on an answer: success, a hold, a retry or the end.
 
-    A throttled answer is a 429 (RFC 6585 section 4), a 503 with Retry-After (RFC 9110 section
-    15.6.4), a 529 (Anthropic's overloaded_error, Qualys SSL Labs), or GitHub's 403 ("Rate limits
-    for the REST API": a Retry-After, x-ratelimit-remaining: 0, or a body that names a rate limit).
-    Without a usable time the hold lasts as long as the rule's backoff (None).
+    A throttled answer is a 429 (RFC 6585 section 4), or a 503 with Retry-After (RFC 9110 section
+    15.6.4); what else a provider means by it, the rule's `classify` knows. Without a usable time
+    the hold lasts as long as the rule's backoff (None).
     """
     if 200 <= status < 300:
         return Succeeded()
     plain, why = _plain(headers), _phrase(status)
-    if _is_throttled(status, plain, body):
+    if _is_throttled(status, plain):
         return _hold(why, headers, now=now, max_hold=max_hold)
     if status in retry_statuses:
         return RetryLater(why)
@@ -111,17 +106,10 @@ def _plain(headers: Mapping[str, str]) -> dict[str, str]:
     return {str(name).lower(): str(value).strip()[:_LONGEST] for name, value in headers.items()}
 
 
-def _is_throttled(status: int, plain: Mapping[str, str], body: bytes) -> bool:
-    if status in (HTTPStatus.TOO_MANY_REQUESTS, _OVERLOADED):
-        return True
+def _is_throttled(status: int, plain: Mapping[str, str]) -> bool:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return bool(plain.get("retry-after"))
-    if status != HTTPStatus.FORBIDDEN:
-        return False
-    if plain.get("retry-after") or plain.get("x-ratelimit-remaining") == "0":
-        return True
-    text = body[:_BODY_START].decode("utf-8", "ignore").lower()
-    return any(words in text for words in _THROTTLED_BODY)
+    return status == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def _hold(why: str, headers: Mapping[str, str], *, now: datetime, max_hold: float) -> HoldUntil:
@@ -186,8 +174,6 @@ def _shown(location: str) -> str:
 
 
 def _phrase(status: int) -> str:
-    if status == _OVERLOADED:
-        return f"{status} Site is overloaded"
     with suppress(ValueError):
         return f"{status} {HTTPStatus(status).phrase}"
     return str(status)

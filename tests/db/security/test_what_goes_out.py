@@ -579,7 +579,7 @@ def test_rate_limit_headers_of_any_text_hold_for_a_bounded_time_or_not_at_all(
 ) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     verdict = provider_limits.verdict(
-        status, headers, b"", retry_statuses=(429, 503), now=now, max_hold=60.0
+        status, headers, retry_statuses=(429, 503), now=now, max_hold=60.0
     )
     until = getattr(verdict, "until", None)
     if isinstance(until, datetime):

@@ -19,45 +19,42 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 RETRY = (408, 425, 429, 500, 502, 503, 504)
 
 
-def judge(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> object:
-    return verdict(status, headers or {}, body, retry_statuses=RETRY, now=NOW, max_hold=21600)
+def judge(status: int, headers: dict[str, str] | None = None) -> object:
+    return verdict(status, headers or {}, retry_statuses=RETRY, now=NOW, max_hold=21600)
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "body", "kind"),
+    ("status", "headers", "kind"),
     [
-        (200, {}, b"", Succeeded),
-        (204, {}, b"", Succeeded),
-        (429, {}, b"", HoldUntil),
-        (503, {"Retry-After": "5"}, b"", HoldUntil),
-        (503, {}, b"", RetryLater),
-        (503, {"Retry-After": ""}, b"", RetryLater),
-        (503, {"Retry-After": "soon"}, b"", HoldUntil),
-        (502, {"Retry-After": "5"}, b"", RetryLater),
-        (529, {}, b"", HoldUntil),
-        (500, {}, b"", RetryLater),
-        (501, {}, b"", GiveUp),
-        (404, {}, b"", GiveUp),
-        (302, {"Location": "https://elsewhere.example/x?token=1"}, b"", GiveUp),
-        (403, {}, b"forbidden", GiveUp),
-        (403, {"X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "9"}, b"", GiveUp),
-        (403, {}, b"\xff\xfeAPI Rate Limit Exceeded for user 1", HoldUntil),
+        (200, {}, Succeeded),
+        (204, {}, Succeeded),
+        (429, {}, HoldUntil),
+        (503, {"Retry-After": "5"}, HoldUntil),
+        (503, {}, RetryLater),
+        (503, {"Retry-After": ""}, RetryLater),
+        (503, {"Retry-After": "soon"}, HoldUntil),
+        (502, {"Retry-After": "5"}, RetryLater),
+        (529, {}, GiveUp),
+        (500, {}, RetryLater),
+        (501, {}, GiveUp),
+        (404, {}, GiveUp),
+        (302, {"Location": "https://elsewhere.example/x?token=1"}, GiveUp),
+        (403, {}, GiveUp),
+        (403, {"X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "9"}, GiveUp),
         (
             404,
             {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"},
-            b"rate limit exceeded",
             GiveUp,
         ),
-        (304, {}, b"", GiveUp),
-        (100, {}, b"", GiveUp),
-        (403, {"Retry-After": "60"}, b"", HoldUntil),
-        (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, b"", HoldUntil),
-        (403, {}, b'{"message": "You have exceeded a secondary rate limit"}', HoldUntil),
-        (799, {}, b"", GiveUp),
+        (304, {}, GiveUp),
+        (100, {}, GiveUp),
+        (403, {"Retry-After": "60"}, GiveUp),
+        (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "9"}, GiveUp),
+        (799, {}, GiveUp),
     ],
 )
-def test_the_default_verdict(status: int, headers: dict[str, str], body: bytes, kind: type) -> None:
-    assert isinstance(judge(status, headers, body), kind)
+def test_the_default_verdict(status: int, headers: dict[str, str], kind: type) -> None:
+    assert isinstance(judge(status, headers), kind)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,6 @@ def test_a_refusal_holds_until_the_time_it_names_or_for_the_backoff(
         (429, {"RateLimit-Reset": "0"}, "429 Too Many Requests; its reset is already past"),
         (429, {"Retry-After": "soon", "RateLimit-Reset": "9"}, "429 Too Many Requests; its Retry-After is unusable; reset in 9 s"),
         (503, {}, "503 Service Unavailable"),
-        (529, {}, "529 Site is overloaded"),
         (404, {}, "404 Not Found"),
         (799, {}, "799"),
         (302, {"Location": "https://me:s3cret@other.example/?token=s3cret"}, "302 Found; a redirect to https://[redacted]@other.example/?token=[redacted], which is not followed"),
@@ -141,11 +137,10 @@ MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
 @given(
     status=st.integers(-1, 1000),
     headers=HEADERS,
-    body=st.binary(max_size=50),
     now=MOMENTS,
 )
-def test_no_header_is_too_strange(status: int, headers: Any, body: bytes, now: datetime) -> None:
-    outcome = verdict(status, headers, body, retry_statuses=RETRY, now=now, max_hold=21600)
+def test_no_header_is_too_strange(status: int, headers: Any, now: datetime) -> None:
+    outcome = verdict(status, headers, retry_statuses=RETRY, now=now, max_hold=21600)
     assert isinstance(outcome, OUTCOMES)
     if isinstance(outcome, HoldUntil) and outcome.until is not None:
         assert 0 < outcome.until <= 21600  # type: ignore[operator]
