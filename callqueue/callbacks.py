@@ -28,6 +28,7 @@ CLAIMED = timedelta(seconds=60)  # for which what a task announces is let be
 SENDING = 20.0  # seconds after which no more of what is claimed is announced
 MOST = 500  # calls that are claimed at once
 MOST_OWED = 5000  # calls that a dispenser asks for at once
+ASKED = timedelta(minutes=10)  # for which what was asked for is let be at most
 # how a task's call ends without its run's telling the result backend, or perhaps without
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
@@ -66,18 +67,13 @@ def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
             broker.send_beside(broker.ANNOUNCE, (pks[at : at + MOST], using), queue=queue)
 
 
-def ask_for_owed(using: str, after: int = 0) -> int:
-    """Have those ends announced that nobody has, since a message was lost or the broker was away,
-    of calls past `after`; where the next look goes on, 0 at the end.
+def ask_for_owed(using: str) -> None:
+    """Have those ends announced that nobody has, since a message was lost or the broker was away.
 
-    So none is behind others for ever whose queue has no worker now.
+    Each is asked for again only after as long as it has been owed: so none is behind others whose
+    queue has no worker now, and that queue's messages do not pile up.
     """
-    now = database.clock(using)
-    let_be = Q(callback_at__isnull=True) | Q(callback_at__lt=now)
-    owed = _owed(using).filter(let_be, pk__gt=after, finished_at_dt__lt=now - LEFT).order_by("pk")
-    ended = list(owed.values_list("pk", "rule")[:MOST_OWED])
-    announce(using, ended)
-    return ended[-1][0] if len(ended) == MOST_OWED else 0
+    announce(using, database.again_after_deadlock(using, lambda: _to_ask_for(using)))
 
 
 def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> int:
@@ -93,7 +89,7 @@ def deliver(using: str, call_ids: Sequence[int], tell_results: TellResults) -> i
         return 0
     sent, refused = _sent(using, due, late, tell_results)
     tried = {*sent, *refused}
-    _notify([one for one in due if one.pk in tried and not _is_heard(one)])
+    _notify([one for one in due if one.pk in tried and not one.callback_heard])
     mine = [one.pk for one in due]
     database.persist(using, lambda: _settle(using, mine, claim, sent, refused), during="callback")
     return len(sent)
@@ -148,6 +144,22 @@ def _owed(using: str) -> CallQueueQuerySet:
     return tables.calls(using).final().filter(callback_pending=True)
 
 
+def _to_ask_for(using: str) -> list[tuple[int, str]]:
+    """Ends that are owed and that nobody was asked for lately, each (call, rule)."""
+    with database.writing(using):
+        now = database.clock(using)
+        names = ("callback_at", "callback_ask_at")
+        free = [Q(**{name: None}) | Q(**{f"{name}__lt": now}) for name in names]
+        owed = _owed(using).filter(*free, finished_at_dt__lt=now - LEFT).order_by("pk")
+        rows = database.locked(owed).values_list("pk", "rule", "finished_at_dt")[:MOST_OWED]
+        found = [(pk, rule, ended or now) for pk, rule, ended in rows]
+        again = [
+            {"pk": pk, "callback_ask_at": now + min(ASKED, now - ended)} for pk, _, ended in found
+        ]
+        database.update_each(tables.CallQueue, using, again)
+    return [(pk, rule) for pk, rule, _ in found]
+
+
 def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
     """Calls that nobody else is announcing, and the claim to them. Those that were not tried yet
     come first.
@@ -157,10 +169,10 @@ def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
         for free in (Q(callback_at__isnull=True), Q(callback_at__lt=now)):
             rows = database.locked(owed.filter(free).order_by("pk"))[: MOST - len(due)]
             due += rows.only(
-                "pk", "rule", "callback", "status", "method", "error_message", "callback_at"
+                "pk", "rule", "callback", "status", "method", "error_message", "callback_heard"
             )
         mine = tables.calls(using).filter(pk__in=[one.pk for one in due])
-        claim = (now + CLAIMED).replace(microsecond=now.microsecond | 1)  # see `_is_heard`
+        claim = now + CLAIMED
         mine.update(callback_at=claim)
     return due, claim
 
@@ -174,17 +186,11 @@ def _settle(
     claimed = _owed(using).filter(callback_at=claim)
     claimed.filter(pk__in=sent).update(callback_pending=False)
     if refused:
-        later = (database.clock(using) + LEFT).replace(microsecond=0)
-        claimed.filter(pk__in=refused).update(callback_at=later)
+        later = database.clock(using) + LEFT
+        tried = {"callback_at": later, "callback_heard": True, "callback_ask_at": None}
+        claimed.filter(pk__in=refused).update(**tried)
     if len(sent) + len(refused) < len(mine):
         claimed.filter(pk__in=mine).update(callback_at=None)
-
-
-def _is_heard(call: Any) -> bool:
-    """Whether its signals have gone, and only its callback was refused: that is tried again at a
-    whole second. A claim is none, so of a task that died nobody may have heard.
-    """
-    return call.callback_at is not None and call.callback_at.microsecond == 0
 
 
 def _sent(

@@ -78,7 +78,6 @@ class Chores:
         self.using = using
         self.is_loop = False
         self.next_round_at = 0.0
-        self._asked = 0  # the last call whose end was asked for
         self._pause = ROUND  # seconds until the next round
         self._heartbeat = Chore("heartbeat", HEARTBEAT, heartbeat, aside=False)
         statements = [
@@ -90,7 +89,7 @@ class Chores:
             self._heartbeat,
             Chore("promote", ALWAYS, self._promote, aside=False),
             *statements,
-            Chore("callbacks", OWED, self._ask_for_owed),
+            Chore("callbacks", OWED, partial(callbacks.ask_for_owed, using)),
             Chore("history", ADD_UP, self._add_up),
             Chore("reconcile", WATCH, self._ask_to_reconcile),
         )
@@ -167,9 +166,6 @@ class Chores:
     def _look_at_clock(self) -> None:
         if not database.in_transaction(self.using):
             clock_jumps.watch(self.using).look()
-
-    def _ask_for_owed(self) -> None:
-        self._asked = callbacks.ask_for_owed(self.using, self._asked)
 
     def _add_up(self) -> None:
         """Not within somebody's transaction, such as a test's: it would see no more than that."""

@@ -255,6 +255,11 @@ class Migration(migrations.Migration):
                 ("first_sent_dt", models.DateTimeField(editable=False, null=True)),
                 ("callback_pending", models.BooleanField(default=False, editable=False)),
                 ("callback_at", models.DateTimeField(editable=False, null=True)),
+                (
+                    "callback_heard",
+                    models.BooleanField(db_default=False, default=False, editable=False),
+                ),
+                ("callback_ask_at", models.DateTimeField(editable=False, null=True)),
                 ("reconcile_at", models.DateTimeField(editable=False, null=True)),
                 (
                     "reconcile_count",

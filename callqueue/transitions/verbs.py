@@ -298,8 +298,12 @@ def ended(status: int) -> dict[str, Any]:
         "active_key": None,
         "ready": False,
         "callback_pending": True if callbacks.has_receivers(status) else owes,
-        "callback_at": None,
+        **_UNANNOUNCED,
     }
+
+
+# Of the end of a call: nobody announces it, has announced some of it, or was asked to.
+_UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at": None}
 
 
 def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
@@ -333,7 +337,7 @@ def _as_new() -> dict[str, Any]:
         "failed_count": 0,
         "throttled_count": 0,
         "callback_pending": False,
-        "callback_at": None,
+        **_UNANNOUNCED,
         "reconcile_at": None,
         "reconcile_count": 0,
     }

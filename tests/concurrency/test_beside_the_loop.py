@@ -33,6 +33,7 @@ from callqueue.dispatch import chores
 from callqueue.dispatch.chores import Chores
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.models import CallQueue, DispenserState
+from callqueue.testing import travel
 from tests.support.behaviour import send
 
 Rules = Callable[..., None]
@@ -394,7 +395,45 @@ def test_ends_that_no_worker_announces_keep_none_of_the_others_back(
     first, second, last = (call.pk for call in owed)
     for _ in range(3):
         chore.do()
-    assert asked == [first, second, last, first, second]
+    assert asked == [first, second, last]
+
+
+def test_ends_whose_queue_has_no_worker_are_asked_for_less_and_less_often(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day of it is some 150 messages, not one every ten seconds; and none is forgotten."""
+    asked: list[int] = []
+    monkeypatch.setattr(broker, "send_beside", lambda name, args, **_: asked.extend(args[0]))
+    CallQueue.objects.exclude(pk=owed[0].pk).update(callback_pending=False)
+    CallQueue.objects.update(finished_at_dt=database.clock("default"))
+    seen = []
+    for seconds in (4, 12, 18, 40, 60, 100, 160, 240, 900, 1400, 1600):
+        with travel(seconds=seconds):
+            callbacks.ask_for_owed("default")
+        seen.append(len(asked))
+    assert seen == [0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6]
+
+
+def test_a_signal_goes_once_however_often_its_callback_is_refused(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(app: Any, name: str, args: Any) -> None:
+        raise LookupError(name)
+
+    heard: list[int] = []
+
+    def hear(call_id: int, **_: Any) -> None:
+        heard.append(call_id)
+
+    monkeypatch.setattr(broker, "send_by_name", refuse)
+    events.call_finished.connect(hear)
+    try:
+        for seconds in (0, 20, 40):
+            with travel(seconds=seconds):
+                tasks.announce([owed[0].pk])
+    finally:
+        events.call_finished.disconnect(hear)
+    assert heard == [owed[0].pk]
 
 
 def test_a_sender_that_dies_leaves_its_callbacks_to_others(

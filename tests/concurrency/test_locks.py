@@ -165,7 +165,7 @@ def test_what_is_written_afterwards_is_what_would_have_been_written(
     with held_by_a_host(second.pk), waiting_for_nobody():
         assert recorder.write("default", reports) == 2
     own = {"id", "idempotency_key", "created_dt", "finished_at_dt", "callback_pending", "due_at_dt"}
-    own |= {"callback_at"}  # of each, from when its callback may be sent
+    own |= {"callback_at", "callback_ask_at"}  # of each, from when its callback may be sent
     CallQueue.objects.update(callback_pending=False)
     recovery.recover("default")
     row, other = (CallQueue.objects.filter(pk=call.pk).values().get() for call in (first, second))

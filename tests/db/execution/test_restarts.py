@@ -77,6 +77,7 @@ def announce(asked: list[Any]) -> None:
     past = database.clock("default") - timedelta(hours=1)
     CallQueue.objects.filter(callback_pending=True).update(finished_at_dt=past)
     CallQueue.objects.filter(callback_at__isnull=False).update(callback_at=past)
+    CallQueue.objects.update(callback_ask_at=None)
     callbacks.ask_for_owed("default")
     while asked:
         tasks.announce(*asked.pop(0))
