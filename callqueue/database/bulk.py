@@ -49,7 +49,7 @@ _READY = (
     models.UUIDField,
 )
 M = TypeVar("M", bound=models.Model)
-_SOURCE, _FREE = "{source}", "{free}"
+_SOURCE, _FREE, _KEYS = "{source}", "{free}", "{keys}"
 
 
 def in_batches(rows: QuerySet[Any], size: int) -> Iterator[list[int]]:
@@ -296,6 +296,9 @@ def update_each(
     names = ("pk", *(name for name in records[0] if name != "pk"))
     source, bound = _source(connection, shape(using, model, names), names, records)
     sql = _update_sql(using, model, names, where).replace(_SOURCE, source, 1).replace(_FREE, free)
+    if connection.vendor == "postgresql":
+        sql = sql.replace(_KEYS, places(records))
+        params = [*params, *(record["pk"] for record in records)]
     with connection.cursor() as cursor:
         cursor.execute(sql, [*bound, *params])
         if cursor.rowcount >= 0:
@@ -378,12 +381,16 @@ def _update_sql(using: str, model: type[models.Model], names: tuple[str, ...], w
     fields = shape(using, model, names).fields
     table, (key, *columns) = quote(model._meta.db_table), [quote(f.column) for f in fields]
     # As a CASE the condition fits no partial index: rows are found by their keys, and not by
-    # reading every row for which it is true.
+    # reading every row for which it is true. PostgreSQL is told the keys besides: it would read the
+    # whole table to join it with a document, whose keys it does not know.
     condition = f" AND CASE WHEN {where} THEN 1 ELSE 0 END = 1" if where else ""
     own = "t." if connection.vendor == "mysql" else ""
     sets = ", ".join(f"{own}{column} = v.v{i}" for i, column in enumerate(columns, start=1))
     if connection.vendor == "postgresql":
-        return f"UPDATE {table} AS t SET {sets} FROM {_SOURCE} WHERE t.{key} = v.v0{condition}"
+        return (
+            f"UPDATE {table} AS t SET {sets} FROM {_SOURCE}"
+            f" WHERE t.{key} = v.v0{condition} AND t.{key} IN ({_KEYS})"
+        )
     if connection.vendor == "mysql":
         return f"UPDATE {_SOURCE} {_by_key(table, key, 'v0')} SET {sets} WHERE 1 = 1{condition}"
     names_of_v = ", ".join(f"v{i}" for i in range(len(fields)))
