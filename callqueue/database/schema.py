@@ -12,10 +12,11 @@ from django.db import NotSupportedError
 from callqueue.database.notify import let_calls_be_silent, let_calls_wake
 from callqueue.database.statements import places
 
-# Every call is updated three times in its life: room on the page, and a vacuum that comes by the
-# thousand rows.
+# Calls and attempts are updated twice and more in their lives: room on the page, so that a version
+# is written as what differs from the one before, and a begin writes no index; and a vacuum that
+# comes by the thousand rows.
 _UPDATED_OFTEN = (
-    "fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000,"
+    "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000,"
     " autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1"
 )
 # Few rows, or the newest only, which are written again and again.
@@ -23,8 +24,8 @@ _WRITTEN_AGAIN = (
     "fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500"
 )
 _STORAGE = {
-    "callqueue_callqueue": _UPDATED_OFTEN,
-    "callqueue_callattempt": _UPDATED_OFTEN,
+    "callqueue_callqueue": f"fillfactor = 60, {_UPDATED_OFTEN}",
+    "callqueue_callattempt": f"fillfactor = 50, {_UPDATED_OFTEN}",
     "callqueue_rulestate": (
         "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200"
     ),
