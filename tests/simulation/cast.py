@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scheduler import Process
+from tests.simulation.statements import Doom
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -135,6 +136,12 @@ class Cast:
         from tests.simulation import permits
 
         process = self.start("asker", draw.random() < 0.3)
+        if draw.random() < 0.3:  # at any of its statements
+            what, place = draw.choice(["kill", "kill", "freeze"]), draw.choice(["", "permits."])
+            if what == "freeze":
+                self.world.judge.fates.is_lenient = True
+            steps = draw.randint(1, 40 if place else 60)
+            process.doom.append(Doom(steps, what, draw.choice([0.3, 1.0, 2.2]), place))
         after, count = draw.uniform(0, self.world.length.troubled), draw.choice([1, 1, 2, 3])
 
         def work() -> None:

@@ -10,6 +10,8 @@ from tests.simulation.scheduler import MICRO
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+# Errors that no provider, network or database brings about, as attempts are told to have ended by.
+SLIPS = ("AttributeError", "TypeError", "NameError", "KeyError", "IndexError", "AssertionError")
 RESUMED = (0.5, 2.0, 5.0)  # seconds: a pause may have waited for a pass that was frozen
 
 
@@ -74,6 +76,10 @@ class Ending:
         shown = world.stage.doors.shown()
         calls = {pk: (status, why, server.instant(due) > shown) for pk, status, why, due in rows}
         judge.judge(world.provider.requests, attempts, calls)
+        odd = server.ask("SELECT id, error_message FROM callqueue_callattempt ORDER BY id")
+        for pk, why in odd:
+            if why.startswith(SLIPS):
+                judge.complain(f"attempt {pk} ended by a slip of the code: {why}")
         for process in world.cast.asking():
             judge.complain(f"{process.name} waits for its permit for ever")
         loose = [one[0] for one in attempts if one[3] in ("", None)]

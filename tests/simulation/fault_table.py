@@ -213,4 +213,49 @@ def correction(""",
         "+ timedelta(seconds=seconds)",
         "+ timedelta(seconds=2 * seconds)",
     ),
+    "rules' priorities are not minded": fault(
+        "dispatch.planning",
+        "key=lambda name: (-rules[name].priority, turn[name], name)",
+        "key=lambda name: (turn[name], name)",
+        scenes=["shared"],
+    ),
+    "answers are not looked for": fault(
+        "dispatch.next_look",
+        "        on_answer=wait.on_answer,\n",
+        "        on_answer=False,\n",
+        scenes=["once"],
+    ),
+    "a bucket fills beyond its size": fault(
+        "limits.kinds.token_bucket",
+        "level = min(cap, level + self.n * max(0, leave - at)) - taken * self.period_us",
+        "level = level + self.n * max(0, leave - at) - taken * self.period_us",
+        scenes=["bucket"],
+    ),
+    "whatever it costs, it is one call": fault(
+        "dispatch.release_pass",
+        '"calls": cost_of(call.cost, "calls"),',
+        '"calls": 1,',
+        scenes=["mixed"],
+    ),
+    "a calendar's tally is never new": fault(
+        "ledger.tallies", "return known.left == self.horizon()", "return True", scenes=["quota"]
+    ),
+    "what has left leaves again": fault(
+        "ledger.tallies",
+        "self.kept.left = max(begin, end)",
+        "self.kept.left = begin",
+        scenes=["tallied"],
+    ),
+    "keys are not woken by other limits": fault(
+        "dispatch.candidates_by_key",
+        "            key_turns.wake_all(self.using, self.account.rules)\n",
+        "            pass\n",
+        scenes=["parts"],
+    ),
+    "a bucket's level is kept of now": fault(
+        "ledger.memo",
+        "    if oldest_open > usage.since:\n",
+        "    oldest_open = now\n    if oldest_open > usage.since:\n",
+        scenes=["bucket"],
+    ),
 }

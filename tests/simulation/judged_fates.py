@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NEW, DONE = 0, 3
 FINAL = (3, 4, 5, 6, 7)
+TRIES = 3  # as settings of runs say
 RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -56,6 +57,9 @@ class Fates:
             self.facts.complain(f"an answer to {request.token} asked for a rest, and nobody heard")
 
     def _judge_repeats(self, call: CallOf, sent: list[Request]) -> None:
+        errors = [one for one in sent if one.told_at is not None and one.status == 500]
+        if len(errors) > TRIES and not (call.requeued_at or self.is_lenient):
+            self.facts.complain(f"{call.token} is made again after {len(errors) - 1} errors")
         for before, after in pairwise(sent):
             again = after.counted_at or 0
             if again < before.over_at:

@@ -80,8 +80,8 @@ class Limits:
         charged = call.charge(unit)
         if unit != "tokens" or not request.used or request.used <= charged:
             return request.used if unit == "tokens" and request.used else charged
-        at, tokens = self.facts.ended.get(request.attempt or 0, (by + 1, charged))
-        return max(charged, tokens) if at <= by else charged
+        ended = self.facts.ended.get(request.attempt or 0, [])
+        return max([charged, *([tokens for at, tokens in ended if at <= by][-1:])])
 
     @property
     def _bend(self) -> int:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 KINDS = (
     "kill", "freeze", "cut", "jump", "refuse", "broker", "hold", "cancel", "delete", "pause",
-    "rate", "deploy", "requeue", "clean", "stall", "forget",
+    "rate", "deploy", "requeue", "clean", "stall", "forget", "grip", "wipe",
 )  # fmt: skip
 # What does harm together: a call's row is held while its attempt is lost, ...
 PLOTS = (
     ("forget", "hold"), ("freeze", "hold"), ("freeze", "broker"), ("kill", "requeue"),
     ("freeze", "cancel"), ("deploy", "rate"), ("jump", "freeze"), ("deploy", "kill"),
-    ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"),
+    ("hold", "hold"), ("cancel", "requeue"), ("jump", "jump"), ("wipe", "rate"), ("grip", "kill"),
 )  # fmt: skip
 
 
@@ -230,6 +230,8 @@ def _rate(world: World, draw: Any) -> None:
     n = draw.choice([1, 2, limit.n + 2, None])
     if limit.unit == "tokens":  # no less than a call may cost
         n = draw.choice([limit.capacity, limit.n + 2, 2 * limit.n, None])
+    elif n is not None:
+        n = max(n, *(cost for cost in world.scene.costs if isinstance(cost, int)), 1)
     if limit.kind in ("once", "calendar"):
         return
 
@@ -262,6 +264,41 @@ def _deploy(world: World, draw: Any) -> None:
 
     world.cast.start("dispenser", is_other)
     world.scheduler.later(seconds, end)
+
+
+def _grip(world: World, draw: Any) -> None:
+    """Somebody has some of the rows for a while that are locked together: of rules, or of attempts
+    and of calls.
+    """
+    seconds, share = draw.choice([0.2, 0.6, 1.5]), draw.choice([0.3, 0.5, 1.0])
+    name = draw.choice(["rule_states", "attempts", "calls"])
+
+    def do() -> None:
+        from django.db import transaction
+
+        from callqueue import tables
+        from callqueue.ledger.agreement_rows import OF_NO_RULE
+
+        rows = getattr(tables, name)("default").order_by("pk")
+        pks = [pk for pk in rows.values_list("pk", flat=True) if pk not in OF_NO_RULE]
+        some = [pk for pk in pks if draw.random() < share]
+        with cuts_allowed(), transaction.atomic():
+            list(rows.filter(pk__in=some).select_for_update(of=("self",)).values_list("pk"))
+            world.scheduler.sleep(seconds)
+
+    world.cast.act("operator", 0.0, do)
+
+
+def _wipe(world: World, draw: Any) -> None:
+    """Whatever earlier passes remember is gone."""
+
+    def do() -> None:
+        from tests.simulation.drain import wipe
+
+        with cuts_allowed():
+            wipe()
+
+    world.cast.act("operator", 0.0, do)
 
 
 def _clean(world: World, draw: Any) -> None:

@@ -17,6 +17,7 @@ MOODS = (
     Mood([("ok", 0.6), ("busy", 0.2), ("busy2", 0.15), ("busy0", 0.05)], latency=(0.1, 0.4)),
     Mood([("ok", 0.5), ("told", 0.3), ("busy", 0.1), ("odd", 0.1)]),
     Mood([("ok", 0.7), ("silence", 0.3)]),
+    Mood([("ok", 0.1), ("error", 0.9)], latency=(0.003, 0.05)),
 )  # fmt: skip
 
 

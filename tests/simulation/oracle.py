@@ -70,8 +70,8 @@ class Judge:
     complaints: list[str] = field(default_factory=list)
     own: dict[Process, Rules] = field(default_factory=dict)  # what permits are taken by
     holds: list[Hold] = field(default_factory=list)
-    # by attempt: when its end was committed, and its tokens then
-    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # by attempt: when its end was committed, and its tokens then; and of what was settled after it
+    ended: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     was_set: bool = False  # the clock
 
     def __post_init__(self) -> None:
@@ -109,9 +109,13 @@ class Judge:
             self.released_first.setdefault(by, now)
 
     def note_ends(self, rows: list[Any], now: int) -> None:
-        """The ends of attempts were just committed: (id, tokens)."""
+        """Ends of attempts were just committed, or what they cost after all: (id, tokens) of all
+        that have ended.
+        """
         for pk, tokens in rows:
-            self.ended.setdefault(pk, (now, tokens))
+            known = self.ended.setdefault(pk, [])
+            if not known or known[-1][1] != tokens:
+                known.append((now, tokens))
 
     def note_holds(self, requests: list[Request], by: Process, now: int) -> None:
         """Holds were just committed: those that answers asked for which this process has had. Where

@@ -11,6 +11,7 @@ from tests.simulation.scheduler import MICRO, Process
 from tests.simulation.settings_of_runs import CallOf
 
 if TYPE_CHECKING:
+    from tests.simulation.provider import Request
     from tests.simulation.world import World
 
 SAFE = 0.5  # seconds of its lease that whoever sends has left, for the request to arrive in
@@ -37,14 +38,25 @@ def take(world: World, process: Process, draw: Any) -> None:
                 rule, key=key, cost=asked, wait=wait, lease=lease, priority=draw.choice([None, 5])
             ) as permit,
         ):
-            _use(world, process, draw, call, permit)
+            request = _use(world, process, draw, call, permit)
+        _settle_again(world, draw, request, permit)
     except NotNow:
         world.scheduler.tell(f"{call.token} has no permit")
     except _Gone:
         world.scheduler.tell(f"{call.token} fails")
 
 
-def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -> None:
+def _settle_again(world: World, draw: Any, request: Request, permit: Any) -> None:
+    """What it cost after all is known only when it has ended, and then better still."""
+    if request.used is None or draw.random() < 0.5:
+        return
+    for _ in range(draw.choice([1, 2])):
+        world.scheduler.sleep(draw.choice([0.0, draw.uniform(0, 0.3)]))
+        request.used += draw.randint(1, 4)
+        permit.settle({"tokens": request.used})
+
+
+def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -> Request:
     from tests.simulation.provider import Socket
 
     scheduler = world.scheduler
@@ -77,3 +89,4 @@ def _use(world: World, process: Process, draw: Any, call: CallOf, permit: Any) -
     sock.close()
     if request.told_at is not None and request.wants_rest:
         permit.hold(request.wants_rest, "busy")
+    return request

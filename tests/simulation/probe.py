@@ -31,6 +31,8 @@ def probe(world: World) -> None:
     longest = max(limit.seconds for rule in both for limit in rule.limits)
     scheduler = world.scheduler
     scheduler.tell("probe", "world")
+    if any(one.kind == "bucket" and world.scene.tallies(one) for one in world.scene.limits()):
+        longest += 1.0  # what ended lately is taken to leave it now
     scheduler.run(scheduler.now / MICRO + 1.1 * longest + 0.2)
     rule = sorted(world.scene.rules)[0]
     count = min(_room(world, rule), 6)
@@ -104,13 +106,16 @@ def _foresee(world: World, rule: str) -> None:
 
 def _bounds(world: World, rule: str, forecast: Forecast) -> tuple[float, float]:
     """By how many seconds a forecast may be too early and too late. By how long an answer takes it
-    may hang which calendar window a call counts in, and when one that is in flight makes room.
+    may hang which calendar window a call counts in, and when one that is in flight makes room. A
+    tallied window waits for answers too; and how much it holds is known, not when which part leaves.
     """
     limits = list(world.scene.limits(rule))
-    hangs = any(one.strict or one.kind == "once" for one in limits)
+    kinds = ("window", "bucket")
+    tallied = [one for one in limits if one.kind in kinds and world.scene.tallies(one)]
+    hangs = bool(tallied) or any(one.strict or one.kind == "once" for one in limits)
     is_in_flight = "in flight" in forecast.reason
     window = max((one.seconds for one in limits if one.kind == "calendar"), default=0.0)
-    late = ANSWERED if hangs or is_in_flight else LATE
+    late = max(ANSWERED if hangs or is_in_flight else LATE, *(one.seconds for one in tallied), 0.0)
     return EARLY + (window if is_in_flight else 0.0), late + window
 
 

@@ -159,6 +159,9 @@ class Socket:
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
 
+    def gettimeout(self) -> float | None:
+        return self._timeout
+
     def fileno(self) -> int:
         return -1 if self._is_closed else 99
 

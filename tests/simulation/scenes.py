@@ -112,7 +112,8 @@ def mixed(draw: Any) -> Scene:
         costs = tuple({"tokens": n} for n in range(1, tokens + 1))
     # a call must have each part that a limit of its rule is per
     keys = KEYS[1:] if any(limit.per == "part" for limit in every) else KEYS
-    return Scene("mixed", rules, other, keys, costs, draw.random() < 0.3)
+    # Of the limits of one rule some are tallied then, and some are not.
+    return Scene("mixed", rules, other, keys, costs, draw.random() < 0.4, draw.choice([1, 1, 2, 3]))
 
 
 def _limit(draw: Any) -> LimitOf:

@@ -93,6 +93,13 @@ class Scene:
                 if rule in (None, name):
                     yield from one.limits
 
+    def tallies(self, limit: LimitOf) -> bool:
+        """Whether a limit is tallied here, though it is small."""
+        is_keyed = limit.per not in ("rule", "queue")
+        if limit.kind == "bucket":
+            return self.is_tallied and is_keyed
+        return self.is_tallied and limit.kind != "once" and (is_keyed or limit.n > self.coarse)
+
     def settles(self, rule: str) -> bool:
         return rule in self.rules and self.rules[rule].settles
 

@@ -79,7 +79,8 @@ class Statements:
             self._began[wrapper] = scheduler.now
         if text.startswith("INSERT INTO") and "callattempt" in text[:60]:
             self._inserted.add(wrapper)
-        if "finished_at" in text and text.startswith(("UPDATE", "WITH")):
+        is_settled = text.startswith("UPDATE") and "callattempt" in text and '"cost" =' in text
+        if is_settled or ("finished_at" in text and text.startswith(("UPDATE", "WITH"))):
             self._ending.add(wrapper)
         if "callqueue_hold" in text and text.startswith(("INSERT", "UPDATE")):
             self._holding.add(wrapper)
@@ -111,8 +112,7 @@ class Statements:
             world.judge.note(rows, process, began, now)
         if has_ended and not is_undone and world.scene.overspends:
             ended = "SELECT id, cost FROM callqueue_callattempt WHERE finished_at IS NOT NULL"
-            known = world.judge.ended
-            found = [row for row in world.stage.server.ask(ended) if row[0] not in known]
+            found = world.stage.server.ask(ended)
             world.judge.note_ends([(pk, _tokens(cost)) for pk, cost in found], now)
         if has_held and not is_undone:
             world.judge.note_holds(world.provider.requests, process, now)

@@ -141,4 +141,107 @@ UNSEEN = {
         "return replace(in_force(own, found, opinions, now), agreement=token)",
         "return in_force(own, found, opinions, now)",
     ),
+    # Looked for in a handful of long runs yet, chosen by their scenes.
+    "open attempts of former rules are not counted": fault(
+        "ledger.account", "else found.former in budget.former", "else False"
+    ),
+    "what an answer adds ages from its sending": fault(
+        "ledger.account",
+        "found = [(self.finished_at, more)] if more else []",
+        "found = [(self.sent_at or self.finished_at, more)] if more else []",
+    ),
+    "a tallied bucket is full again at once": fault(
+        "ledger.tallies",
+        "        self._lower(value, ended, cost)\n        self.change(value, -cost)",
+        "        self.change(value, -cost)",
+    ),
+    "the last key that waits says when": fault(
+        "ledger.key_turns", "SELECT MIN(blocked_until)", "SELECT MAX(blocked_until)"
+    ),
+    "answers wake no key": fault(
+        "dispatch.candidates_by_key",
+        "return freed | {key_turns.of_answer(scope) for scope in account.answered()}",
+        "return freed",
+    ),
+    "a hold on one queue is on all": fault(
+        "ledger.holds", "queue is not None and hold.value == queue", "queue is not None"
+    ),
+    "holds are not moved along with the clock": fault(
+        "ledger.clock_shift",
+        "    _shift_holds(using, jump)\n    _shift_retries",
+        "    _shift_retries",
+    ),
+    "the loss of an older attempt ends a call": fault(
+        "ledger.row_locks",
+        "if call is None or call.last_attempt != attempt.number:",
+        "if call is None:",
+    ),
+    "an answered attempt ages from the later instant": fault(
+        "limits.kinds.base",
+        "finished_at is None else min(finished_at, counted)",
+        "finished_at is None else max(finished_at, counted)",
+    ),
+    "a calendar window's horizon has no jitter": fault(
+        "limits.kinds.windows",
+        "return self.window(now - self.jitter_us)[0] - self.jitter_us",
+        "return self.window(now)[0] - self.jitter_us",
+    ),
+    "a window waits for one more than it needs": Fault(
+        Change(
+            "limits.kinds.windows",
+            "from bisect import bisect_left",
+            "from bisect import bisect_right",
+        ),
+        Change(
+            "limits.kinds.windows",
+            "last = self._instants[bisect_left(self._leaving, excess)]",
+            "last = self._instants[min(len(self._leaving) - 1, bisect_right(self._leaving, excess))]",
+        ),
+    ),
+    "of two variants of a limit the last holds": fault(
+        "limits.agreements",
+        "joint.variants[digest_of(as_data(limit))] = limit",
+        "joint.variants = {digest_of(as_data(limit)): limit}",
+    ),
+    "a changed limit waits for nobody": fault(
+        "ledger.agreement",
+        "    while not is_complete and time.monotonic() < end:\n",
+        "    while False:\n",
+    ),
+    "a call that waits keeps nobody back": fault(
+        "dispatch.planning", "is_shut = (budget.id, value) in self._shut", "is_shut = False"
+    ),
+    "what opens is looked at at the next review": fault(
+        "dispatch.next_look",
+        "after=REVIEW if opens_in is None else min(REVIEW, opens_in)",
+        "after=REVIEW",
+    ),
+    "a permit's pass keeps the room of calls": fault(
+        "dispatch.planning",
+        "tallies.of(value).used -= budget.charge_of(made.candidate.cost)",
+        "tallies.of(value).used -= 0",
+    ),
+    "one attempt more than the rule has": fault(
+        "transitions.attempt_ends",
+        "failed >= rule.retry.max_attempts",
+        "failed > rule.retry.max_attempts",
+    ),
+    "begin minds no jump": fault(
+        "transitions.verbs",
+        "t.finished_at IS NULL AND t.released_at = v.v1",
+        "t.finished_at IS NULL",
+    ),
+    "a correction of a correction": fault(
+        "permits.ending",
+        'believed = known["charged"] if known["correction_pending"] else known["cost"]',
+        'believed = known["cost"]',
+    ),
+    "who gives up keeps what was granted": fault(
+        "permits.request_rows", "        transitions.void_permits(using, rule, owner)\n", ""
+    ),
+    "permits are granted to the dead": fault(
+        "dispatch.permit_turns",
+        "attempt_id__isnull=True, alive_until__gt=from_us(now)",
+        "attempt_id__isnull=True",
+    ),
 }

@@ -12,9 +12,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from tests.simulation import application, lengths, misfortunes, moods, settings_of_runs
+from tests.simulation import (
+    application,
+    judged_use,
+    lengths,
+    misfortunes,
+    moods,
+    settings_of_runs,
+)
 from tests.simulation.broker import Broker
 from tests.simulation.cast import Cast
+from tests.simulation.drain import drain
 from tests.simulation.ending import Ending
 from tests.simulation.misfortunes import Misfortune
 from tests.simulation.oracle import Judge
@@ -24,6 +32,7 @@ from tests.simulation.scheduler import MICRO, Scheduler, Step, Stuck, Task
 from tests.simulation.stage import Stage
 from tests.simulation.statements import Statements
 
+LATE_BUCKETS = MICRO  # what a tallied bucket takes to leave now has ended within this
 PATIENCE = 45.0  # seconds after the misfortunes within which every call must have ended
 
 
@@ -107,15 +116,22 @@ class World:
     @contextmanager
     def _tallied(self) -> Iterator[None]:
         """What is large is the same: few attempts are moved along with the clock at once, and small
-        windows are tallied too, where the scene says so.
+        windows and buckets are tallied too, where the scene says so; in some runs they are counted
+        anew every few seconds, as they are each hour. And no period is a multiple of a review's.
         """
+        from callqueue.dispatch import next_look
         from callqueue.ledger import clock_shift, tallies
 
         small = {"COARSE": self.scene.coarse, "ROOMY": 0, "SHORT": 0, "SHORT_UNITS": 0}
+        if self.scheduler.stream("recounts").random() < 0.3:
+            small["RECOUNT"] = 3 * MICRO
         with ExitStack() as patches:
             patches.enter_context(patch.object(clock_shift, "AT_ONCE", 3))
+            patches.enter_context(patch.object(next_look, "REVIEW", judged_use.REVIEW))
             if self.scene.is_tallied:
-                patches.enter_context(patch.multiple(tallies, **small))
+                patches.enter_context(patch.multiple(tallies, **small, LATE=LATE_BUCKETS))
+                suits = classmethod(lambda cls, limit: limit.is_keyed)
+                patches.enter_context(patch.object(tallies.BucketTallies, "suits", suits))
             yield
 
     def _play(self) -> None:
@@ -132,6 +148,9 @@ class World:
         is_probed = draw.random() < length.probed
         if is_probed and not self.judge.complaints and self.ending.is_done():
             probe(self)
+            if self.length is lengths.LONG and not self.judge.complaints:
+                drain(self)
+                self.scheduler.run(self.scheduler.now / MICRO + 3.0, self.ending.is_done)
 
     # --- What the provider is told, and what fails
 

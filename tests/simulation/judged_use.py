@@ -1,0 +1,261 @@
+"""Judges the other half of the promise: that the whole of a limit is used. From what the provider
+counted it computes when each call of a quiet backlog could have gone at the latest, under all
+settings of the run at once, and complains of those that went much later.
+
+Instants are microseconds of true time. What counts of a request is taken to begin with its answer:
+no kind of limit waits for longer than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.scheduler import MICRO
+from tests.simulation.settings_of_runs import CallOf, LimitOf
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+# Seconds by which a call may be sent after it could have gone: passes and messages.
+LATE = 0.15
+MOST = 1000  # calls, more than any run has
+# And of keys that wait for a tallied window: nobody foresees when these go, so that they wait for
+# the next look at what is blocked. (The product's review, as runs have it.)
+REVIEW = 0.61
+BUCKETS = 0.25  # and of buckets, which are assumed to have been empty once
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A request that counts: since when at the latest, and for what its limits ask about it."""
+
+    call: CallOf
+    queue: str
+    sent_at: int
+    answered_at: int
+
+
+@dataclass
+class Change:
+    """From an instant on a limit has this rate, where that lets more go."""
+
+    limit: str
+    n: int
+    at: int
+
+
+@dataclass
+class Backlog:
+    """Calls that were sent together when all was quiet. `free_at`: nothing but limits keeps them
+    back after that.
+    """
+
+    calls: Sequence[CallOf]
+    free_at: int
+    changes: list[Change] = field(default_factory=list)
+    is_plain: bool = True  # nobody meddles with it
+
+
+def complaints(world: World, backlog: Backlog) -> Iterable[str]:
+    """Of each call of the backlog that went too late, or not at all."""
+    counted = {
+        request.token: request
+        for request in world.provider.requests
+        if request.counted_at is not None
+    }
+    releases = world.judge.releases
+    order = sorted(
+        (one for one in counted.values() if one.attempt in releases),
+        key=lambda one: (releases[one.attempt or 0].at, one.attempt or 0),
+    )
+    before: list[Charge] = []
+    own = {call.token for call in backlog.calls}
+    for request in order:
+        call, release = world.judge.calls[request.token], releases[request.attempt or 0]
+        if request.token in own:
+            slot = slot_of(world, backlog, call, before)
+            late = (request.sent_at - slot) / MICRO
+            if late > _bound(world, call.rule):
+                yield (
+                    f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) went at "
+                    f"{request.sent_at / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
+                )
+        told_at = request.told_at if request.told_at is not None else request.sent_at + MICRO
+        before.append(Charge(call, release.queue, request.sent_at, told_at))
+    for call in backlog.calls:
+        slot = slot_of(world, backlog, call, before)
+        late = (world.scheduler.now - slot) / MICRO
+        if call.token not in counted and late > _bound(world, call.rule):
+            yield (
+                f"{call.token} of {call.rule} (key {call.key!r}, cost {call.cost}) has not gone by "
+                f"{world.scheduler.now / MICRO:.3f}, and could have gone at {slot / MICRO:.3f}"
+            )
+
+
+def overtaken(world: World, backlog: Backlog) -> Iterable[str]:
+    """Of calls that others went before that were behind them: of one rule whose keys take no turns;
+    or of a rule with a lower priority, as far as their own limits let them go.
+    """
+    own = {call.pk: call for call in backlog.calls}
+    released = sorted(
+        (one.pk, own[one.call]) for one in world.judge.releases.values() if one.call in own
+    )
+    order = [call for _, call in released]
+    is_one = not any(process.is_other for process in world.cast.alive("dispenser"))
+    for place, call in enumerate(order):
+        before = order[:place]
+        if not _is_keyed(world, call.rule):
+            behind = [x for x in before if x.rule == call.rule and (x.pk or 0) > (call.pk or 0)]
+            if behind:
+                yield f"{call.token} of {call.rule} was overtaken by {behind[0].token}"
+        lower = [x for x in before if x.rule in _lower(world, call.rule)]
+        same = sum(x.rule == call.rule for x in before)
+        if lower and is_one and backlog.is_plain and same < _own_room(world, call.rule):
+            yield f"{call.token} of {call.rule} was overtaken by {lower[0].token} of {lower[0].rule}"
+
+
+def _is_keyed(world: World, rule: str) -> bool:
+    return any(limit.per not in ("rule", "queue") for limit in world.scene.limits(rule))
+
+
+def _lower(world: World, rule: str) -> set[str]:
+    """The rules of lower priority that share a limit with this one."""
+    rules = world.scene.rules
+    shared = {limit.name for limit in rules[rule].limits if limit.name}
+    return {
+        name
+        for name, one in rules.items()
+        if one.priority < rules[rule].priority and shared & {limit.name for limit in one.limits}
+    }
+
+
+def _own_room(world: World, rule: str) -> int:
+    """How many calls of the rule nothing of its own keeps back; 0 where that hangs on their costs."""
+    own = [limit for limit in world.scene.limits(rule) if not limit.name]
+    costs = [cost if isinstance(cost, int) else cost.get("calls", 1) for cost in world.scene.costs]
+    if own and (any(limit.unit != "calls" for limit in own) or any(cost != 1 for cost in costs)):
+        return 0
+    return min((limit.capacity for limit in own), default=MOST)
+
+
+def _bound(world: World, rule: str) -> float:
+    limits = list(world.scene.limits(rule))
+    keyed = [one for one in limits if one.per not in ("rule", "queue")]
+    return (
+        LATE
+        + (BUCKETS if any(one.kind == "bucket" for one in limits) else 0.0)
+        + (REVIEW if any(world.scene.tallies(one) for one in keyed) else 0.0)
+        + (1.0 if any(one.kind == "bucket" and world.scene.tallies(one) for one in keyed) else 0.0)
+    )
+
+
+def slot_of(world: World, backlog: Backlog, call: CallOf, before: Sequence[Charge]) -> int:
+    """When all limits that any settings have for its rule have room for the call, after these."""
+    found = max(backlog.free_at, call.sent_at)
+    keyed = any(limit.per not in ("rule", "queue") for limit in world.scene.limits(call.rule))
+    for one in before:
+        # Who is behind another goes after it.
+        if one.call.rule == call.rule and (not keyed or one.call.key == call.key):
+            found = max(found, one.sent_at)
+    begun = found
+    for rules in (world.scene.rules, world.scene.other):
+        for name, limit in rules[call.rule].ids(call.rule) if call.rule in rules else ():
+            queues = rules[call.rule].queues or ("",)
+            found = max(
+                found,
+                min(_slot_of(world, backlog, call, before, name, limit, q, begun) for q in queues),
+            )
+    return found
+
+
+def _slot_of(
+    world: World,
+    backlog: Backlog,
+    call: CallOf,
+    before: Sequence[Charge],
+    name: str,
+    limit: LimitOf,
+    queue: str,
+    begun: int,
+) -> int:
+    charging = {
+        rule
+        for rules in (world.scene.rules, world.scene.other)
+        for rule, one in rules.items()
+        if name in (other for other, _ in one.ids(rule))
+    }
+    value = call.value(limit.per, queue)
+    charges = [
+        (one.answered_at, one.call.charge(limit.unit))
+        for one in before
+        if one.call.rule in charging and one.call.value(limit.per, one.queue) == value
+    ]
+    cost = call.charge(limit.unit)
+    if not cost:
+        return begun
+    rates = [r.n for r in world.judge.rates if r.limit == name and r.n is not None]
+    rooms: dict[str, Callable[..., int]] = {
+        "window": _in_window, "once": _in_once, "bucket": _in_bucket, "calendar": _in_calendar,
+    }  # fmt: skip
+    room = rooms[limit.kind]
+    slot = room(world, limit, min([limit.n, *rates]), cost, charges, begun)
+    for change in backlog.changes:
+        if change.limit == name:
+            slot = min(slot, room(world, limit, change.n, cost, charges, max(begun, change.at)))
+    return slot
+
+
+def _in_window(
+    world: World, limit: LimitOf, n: int, cost: int, charges: Sequence[tuple[int, int]], at: int
+) -> int:
+    width = round(limit.seconds * MICRO)
+    used = sum(spent for told, spent in charges if told + width > at)
+    for leaves, spent in sorted((told + width, spent) for told, spent in charges):
+        if used + cost <= n:
+            return at
+        if leaves > at:
+            used, at = used - spent, leaves
+    return at
+
+
+def _in_once(
+    world: World, limit: LimitOf, n: int, cost: int, charges: Sequence[tuple[int, int]], at: int
+) -> int:
+    flying = sum(spent for told, spent in charges if told > at)
+    for told, spent in sorted(charges):
+        if flying + cost <= n:
+            return at
+        if told > at:
+            flying, at = flying - spent, told
+    return at
+
+
+def _in_bucket(
+    world: World, limit: LimitOf, n: int, cost: int, charges: Sequence[tuple[int, int]], at: int
+) -> int:
+    rate = n / limit.seconds / MICRO
+    level, since = float(limit.burst), 0
+    for told, spent in sorted(charges):
+        level = min(limit.burst, level + (told - since) * rate) - spent
+        since = told
+    level = min(limit.burst, level + (max(at, since) - since) * rate)
+    short = cost - level
+    return max(at, since) + (round(short / rate) if short > 0 else 0)
+
+
+def _in_calendar(
+    world: World, limit: LimitOf, n: int, cost: int, charges: Sequence[tuple[int, int]], at: int
+) -> int:
+    width, jitter = round(limit.seconds * MICRO), round(limit.jitter * MICRO)
+    moved = world.stage.doors.clock_set
+
+    def begins(instant: int) -> int:
+        return (instant + moved) // width * width - moved
+
+    first = begins(at - jitter)
+    while sum(spent for told, spent in charges if told >= first - jitter) + cost > n:
+        first += width
+        at = first + jitter
+    return at
