@@ -144,16 +144,29 @@ def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
 def _preview(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
-    """What another rate would do to every rule that shares the limit."""
+    """What another rate would do to every rule that shares the limit; or what is wrong with what
+    was typed, which is kept.
+    """
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
-    more = int(asked.get("more", "").strip()[:20] or 0)
-    if not 0 <= more <= MOST:
-        raise ValueError(_("%s is no number of calls") % more)
     config = conf.current()
     config.rule(rule)
     own = _found(rule, budget_id, config.book.budgets[rule])
     wanted = rate or own.limit.rate_text
-    limit = own.limit.with_rate(wanted)
+    typed: dict[str, Any] = {
+        "rule": rule,
+        "back": rule_url(rule),
+        "may_control": may(request, PERMISSION),
+        "limit_id": budget_id,
+        "rate": rate,
+        "wanted": wanted,
+        "more": asked.get("more", "").strip()[:20],
+    }
+    title = _("Change a limit of %s?") % rule
+    try:
+        limit, more = own.limit.with_rate(wanted), _calls(typed["more"])
+    except REFUSED as error:
+        context = {**typed, "limit": own.limit, "problem": _nothing_changed(error)}
+        return admin.page(request, "confirm_limit.html", title, context)
     after = look(using(), rates={budget_id: wanted})
     before = after.before or after
     budget = _found(rule, budget_id, before.book.budgets[rule])
@@ -162,21 +175,23 @@ def _preview(
     )
     then = {one.name: one for one in after.with_more({rule: more})}
     context = {
-        "rule": rule,
-        "back": rule_url(rule),
-        "may_control": may(request, PERMISSION),
+        **typed,
         "said": _of_dispensers(notes(before)),
         "limit": budget.limit,
-        "limit_id": budget_id,
-        "rate": rate,
-        "wanted": wanted,
         "more": words.count(more) if more else "",
         "concerned": [
             _concerned(before.rule(name), then[name], more if name == rule else 0) for name in rules
         ],
         "told": _against_traffic([before.rule(name) for name in rules], limit),
     }
-    return admin.page(request, "confirm_limit.html", _("Change a limit of %s?") % rule, context)
+    return admin.page(request, "confirm_limit.html", title, context)
+
+
+def _calls(text: str) -> int:
+    """So many calls; none where nothing was typed."""
+    if not (text or "0").isdecimal() or int(text or 0) > MOST:
+        raise ValueError(_("%s is no number of calls") % text)
+    return int(text or 0)
 
 
 def _concerned(before: RuleLook, after: RuleLook, more: int) -> dict[str, Any]:
