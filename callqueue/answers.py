@@ -100,6 +100,8 @@ def packed(content: bytes, charset: str | None, *, is_cut: bool) -> tuple[str, s
     """
     claimed = texts.charset(charset)
     first = "utf-8" if claimed == "latin-1" else claimed
+    if first == "utf-8" and content.isascii() and b"\0" not in content:  # as most are
+        return content.decode("ascii"), UTF_8
     for codec in dict.fromkeys((first, claimed, "utf-8")):
         text = _text(content, codec, is_cut)
         if text is not None:

@@ -40,6 +40,8 @@ RECORDED = 2.0  # seconds past the last lease that a process which leaves waits 
 # seconds that a process that goes at once stays for what has just been answered
 LEAVING = 1.0
 SOON = 0.02  # seconds within which the calls of a message should all be sent, those that are due
+# seconds of a wait for an answer in which no other thread gets further: all share one interpreter
+OWN = 0.002
 # seconds for which a message waits for room before what is left of it goes on to another process
 HELD = 0.03
 UNSERVED = "nothing was sent: this worker's process may have no more threads"
@@ -273,5 +275,5 @@ def _threads_for(jobs: Sequence[Job]) -> int:
     as answers take as long as the last ones.
     """
     untimed = [job.rule_name for job in jobs if job.send_at is None]
-    waits = sum(map(request.expected_wait, untimed))
+    waits = sum(max(0.0, request.expected_wait(rule) - OWN) for rule in untimed)
     return len(jobs) - len(untimed) + round(waits / SOON)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from callqueue import clocks
 
@@ -41,8 +41,7 @@ class Flooded(Failed):
     """The server keeps this process busy with what is no answer; the text says with what."""
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
     CIDR ranges.
     """
@@ -53,8 +52,7 @@ class Policy:
     max_response_bytes: int = 1048576
 
 
-@dataclass(frozen=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """Seconds: for one connection, between two bytes, and from the name to the last byte."""
 
     connect: float = 3.05

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from http.client import HTTPException
 from typing import Any
 
@@ -42,6 +43,7 @@ from callqueue.texts import charset
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
 
 _PIECE = 65536
+_LONGEST_KEPT = 500  # characters of a URL that is remembered as it is prepared
 _FOLDED_PIECE = 8192  # of what is compressed: unfolding one keeps other threads waiting
 _TELLING: dict[type[Exception], str] = {
     requests.exceptions.MissingSchema: "its URL has no scheme",
@@ -110,7 +112,10 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
     cookies, auth = params.get("cookies"), params.get("auth")
     try:
         prepared.prepare_method(method)
-        prepared.prepare_url(params["url"], params.get("params"))
+        if params.get("params") or len(params["url"]) > _LONGEST_KEPT:
+            prepared.prepare_url(params["url"], params.get("params"))
+        else:
+            prepared.url = _prepared_url(params["url"])
         prepared.prepare_headers({n: value for n, value in headers.values() if value is not None})
         if cookies:
             prepared.prepare_cookies(cookies)
@@ -122,6 +127,14 @@ def _prepared(method: str, params: Mapping[str, Any]) -> requests.PreparedReques
         why = _TELLING.get(type(error), type(error).__name__)
         raise Refused(f"the request cannot be made: {why}") from None
     return prepared
+
+
+@lru_cache(maxsize=256)
+def _prepared_url(url: str) -> str | None:
+    """As requests prepares it. Many calls go to few URLs."""
+    prepared = requests.PreparedRequest()
+    prepared.prepare_url(url, None)
+    return prepared.url
 
 
 def _judged(url: str, policy: Policy) -> Place:
@@ -149,6 +162,16 @@ class _Adapter(HTTPAdapter):
 
     def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
         return request.path_url
+
+    def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
+        """An answer that sets no cookie is not asked for any: that takes a jar and two mocks."""
+        if "set-cookie" in resp.headers:
+            return super().build_response(req, resp)
+        original, resp._original_response = resp._original_response, None
+        try:
+            return super().build_response(req, resp)
+        finally:
+            resp._original_response = original
 
 
 _session = requests.Session()

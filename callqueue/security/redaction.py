@@ -135,11 +135,11 @@ def _by_name(
     """
     if value is None or _tells_nothing(value):
         return value
+    if not is_telling(name) and not (is_query and str(name).lower() in _IN_QUERY):
+        return _any(value, depth, is_query=is_query)
     is_count = isinstance(value, bool) or value in ("", [], {})
     is_count |= isinstance(value, int | float) and str(name).lower().endswith("tokens")
-    if is_telling(name) or (is_query and str(name).lower() in _IN_QUERY):
-        return value if is_count and counts else REDACTED
-    return _any(value, depth, is_query=is_query)
+    return value if is_count and counts else REDACTED
 
 
 def _any(value: Any, depth: int, *, is_query: bool = False) -> Any:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +304,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def limited(limit: int) -> Policy:
-    return replace(LOOPBACK, max_response_bytes=limit)
+    return LOOPBACK._replace(max_response_bytes=limit)
 
 
 def redirecting(location: str, status: str = "302 Found") -> bytes:

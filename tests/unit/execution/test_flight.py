@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from callqueue import broker
-from callqueue.execution import flight, in_flight
+from callqueue.execution import flight, in_flight, request
 
 
 class _Boarding(list[Any]):
@@ -25,6 +26,16 @@ class _Boarding(list[Any]):
             self.boards.join(0.2)  # it cannot, or is through with all but the waiting
             return False
         return len(self) > 0
+
+
+def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "_waits", {"fast": 0.001, "slow": 0.1})
+    jobs: dict[str, Any] = {
+        rule: SimpleNamespace(rule_name=rule, send_at=None) for rule in ("fast", "slow", "new")
+    }
+    assert flight._threads_for([jobs["fast"]] * 50) == 0  # one begins anyway
+    assert flight._threads_for([jobs["slow"]] * 50) > 50
+    assert flight._threads_for([jobs["new"]]) > 1  # nobody knows yet
 
 
 def test_a_flight_that_is_boarded_as_it_lands_has_not_landed(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def secure(certificate: Certificate) -> Iterator[Peer]:
 
 
 def trusting(certificate: Certificate) -> Policy:
-    return replace(LOOPBACK, verify=str(certificate.path))
+    return LOOPBACK._replace(verify=str(certificate.path))
 
 
 def _stays(line: Line) -> None:
@@ -75,7 +74,7 @@ def test_connections_are_shared_by_calls_that_trust_the_same_only(
     secure: Peer, certificate: Certificate
 ) -> None:
     """Without verify any certificate is accepted."""
-    for policy in (trusting(certificate), replace(LOOPBACK, verify=False)) * 3:
+    for policy in (trusting(certificate), LOOPBACK._replace(verify=False)) * 3:
         assert body_of(call(secure.url(), data="x", policy=policy)) == b"x"
     assert nothing_was_sent(call(secure.url(), data="x"))
     assert len(secure.lines) == 3
@@ -95,7 +94,7 @@ def test_the_name_is_what_the_certificate_must_be_for(
 
 
 def test_certificates_that_cannot_be_read_send_nothing(secure: Peer, tmp_path: Path) -> None:
-    answer = call(secure.url(), policy=replace(LOOPBACK, verify=str(tmp_path / "missing.pem")))
+    answer = call(secure.url(), policy=LOOPBACK._replace(verify=str(tmp_path / "missing.pem")))
     assert nothing_was_sent(answer)
     assert "missing.pem" in answer.error
 
@@ -131,7 +130,7 @@ def test_large_requests_and_answers_pass_through_tls(
     secure: Peer, certificate: Certificate
 ) -> None:
     data = "x" * 3_000_000
-    policy = replace(trusting(certificate), max_response_bytes=5_000_000)
+    policy = trusting(certificate)._replace(max_response_bytes=5_000_000)
     assert body_of(call(secure.url(), data=data, policy=policy)) == data.encode()
 
 
