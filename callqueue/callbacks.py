@@ -33,7 +33,7 @@ ASKED = timedelta(minutes=10)  # for which what was asked for is let be at most
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
 
-TellResults = Callable[[str, Sequence[int]], object]  # see integrations.ended_tasks.tell
+TellResults = Callable[[str, Sequence[int]], object]  # see integrations.queued_result.tell
 
 
 def tell(using: str, call_ids: Sequence[int], status: int) -> None:

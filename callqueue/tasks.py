@@ -12,7 +12,7 @@ from django.db.models import BigAutoField
 from callqueue import broker, callbacks, conf, database, events
 from callqueue.dispatch.dispenser import Dispenser, has_steady_dispenser, stand_by
 from callqueue.execution import executor, in_flight
-from callqueue.integrations import ended_tasks
+from callqueue.integrations import queued_result
 from callqueue.look import worker_settings
 from callqueue.maintenance import cleanup, reconcile, recovery
 
@@ -106,4 +106,4 @@ def announce(
     if not call_ids:
         return 0
     with _connection_of(announce, using):
-        return callbacks.deliver(using, call_ids, ended_tasks.tell)
+        return callbacks.deliver(using, call_ids, queued_result.tell)

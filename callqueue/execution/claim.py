@@ -1,5 +1,8 @@
 """Begin: takes released attempts for this worker, and reads what is needed to make their calls.
 
+In: the ids of released attempts. Out: jobs, and why one cannot be made any more: it is too late, or
+its rule, its data or what makes it is gone.
+
 An attempt that another worker has begun, that was voided, or whose call was cancelled, changed or
 deleted is left out; so is one that somebody has locked, rather than to let the others wait. One
 statement reads, another takes what was read. The first brings the database's clock along, which the
@@ -11,16 +14,19 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from django.utils.module_loading import import_string
+
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.execution import fitness
+from callqueue.execution.starvation import starved
 from callqueue.fields import UNREADABLE
+from callqueue.handlers import HTTP_METHODS, methods
 from callqueue.ledger import agreement, clock_jumps
 from callqueue.transitions import Job
 
@@ -46,6 +52,14 @@ _OF_CALL = {
 _FOR_FENCE = ("cost", "released_at", "started_at", "finished_at", "worker")
 _FOR_FITNESS = ("status", "last_attempt", "call_data", "expires_at_dt", "idempotency_key")
 _READING = ("clock", "moved")  # what the statement selects of the clock
+_OF_JOB = [
+    *((name, f"a.{column}") for name, column in _OF_ATTEMPT.items()),
+    *((name, f"c.{column}") for name, column in _OF_CALL.items()),
+]
+# why a call cannot be made, where it is not for its own sake
+EXPIRED = "expired"
+NEWER = "only other processes' settings have its rule: their workers can make it"
+STARVED = "nothing was sent: this worker's process may have no more descriptors"
 
 
 def name_worker() -> str:
@@ -90,11 +104,11 @@ def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
     """Say of jobs whose rule is not in these settings that somebody else can make them, where a
     dispenser knows it: a deployment is under way. No statement without any.
     """
-    strange = [job for job in jobs if job.rule is None and job.unfit != fitness.EXPIRED]
+    strange = [job for job in jobs if job.rule is None and job.unfit != EXPIRED]
     known = agreement.known_rules(using) if strange else ()
     for job in strange:
         if job.rule_name in known:
-            job.unfit = fitness.NEWER
+            job.unfit = NEWER
 
 
 def give_back(using: str, attempt_ids: Sequence[int]) -> int:
@@ -175,8 +189,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
         isinstance(data, Mapping) and data != UNREADABLE and isinstance(data.get("params"), Mapping)
     )
     job = Job(
-        **{name: row[f"a.{column}"] for name, column in _OF_ATTEMPT.items()},
-        **{name: row[f"c.{column}"] for name, column in _OF_CALL.items()},
+        **{name: row[column] for name, column in _OF_JOB},
         charged=row["a.cost"],
         idempotency_key=str(row["c.idempotency_key"]),
         params=data["params"] if is_readable else {},
@@ -189,7 +202,7 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
     opens = job.slot_opens()
     ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
     job.lease_ends = clock.before + ahead + config.lease(job.rule)
-    job.unfit = fitness.reason_against(job, is_readable, row["c.expires_at_dt"])
+    job.unfit = _reason_against(job, is_readable, row["c.expires_at_dt"])
     job.send_at = slot(job.send_at, row["a.released_at"], clock, steady_from)
     return job
 
@@ -205,3 +218,41 @@ def _begun(job: Job, released_at: datetime) -> dict[str, Any]:
         "worker": job.worker,
         "lease_until": started_at + timedelta(seconds=seconds),
     }
+
+
+# --- Whether it can still be made here
+
+
+def _reason_against(job: Job, readable: bool, expires_at: datetime | None) -> str | None:
+    """Why the call cannot be made any more, if so."""
+    if expires_at is not None and expires_at <= from_us(job.clock.at):
+        return EXPIRED
+    if job.rule is None:
+        return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
+    if job.failed_count and transitions.is_key_stale(job, job.rule, from_us(job.clock.at)):
+        return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
+    if not readable:
+        return (
+            "its call_data cannot be read; "
+            "is the key that encrypted it missing from ENCRYPTION_KEYS?"
+        )
+    if job.method not in HTTP_METHODS and job.method not in methods():
+        return f"there is no handler for the method {job.method!r} any more"
+    for name in ("classify", "settle"):
+        path = getattr(job.rule, name)
+        try:
+            if path is not None:
+                imported(path)
+        except BaseException as error:
+            if starved(error):
+                return STARVED
+            # Whatever its module does when it is read, it does to calls of this rule only.
+            return f"the rule's {name} cannot be imported: {texts.worded(error)}"
+    return None
+
+
+@lru_cache
+def imported(path: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A callable, or what a dotted path names."""
+    found: Callable[..., Any] = import_string(path) if isinstance(path, str) else path
+    return found

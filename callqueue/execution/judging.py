@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from callqueue import clocks, conf, events, outcome, texts, transitions
-from callqueue.execution import fitness, provider_limits, starvation
+from callqueue.execution import claim, provider_limits, starvation
 from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
 from callqueue.limits.budgets import key_part
@@ -55,13 +55,13 @@ def lost(job: Job, why: str) -> Result:
 
 def unfit(job: Job) -> Result:
     """The result of a job that cannot be made any more."""
-    if job.unfit == fitness.EXPIRED:
+    if job.unfit == claim.EXPIRED:
         return transitions.after_expiry(job).at(job.now(), 0.0)
-    if job.unfit == fitness.NEWER:
+    if job.unfit == claim.NEWER:
         return transitions.after_void(job, job.unfit, job.now() + ELSEWHERE)
-    if job.unfit == fitness.STARVED:
-        starvation.pause.begin(fitness.STARVED)
-        return transitions.after_void(job, fitness.STARVED)
+    if job.unfit == claim.STARVED:
+        starvation.pause.begin(claim.STARVED)
+        return transitions.after_void(job, claim.STARVED)
     return transitions.after_unfitness(job, job.unfit or "").at(job.now(), 0.0)
 
 
@@ -102,7 +102,7 @@ def _classified(job: Job, response: Any, cut: str, now: datetime) -> Result:
     note = ""
     if (classify := job.sound_rule.classify) is not None:
         try:
-            own = fitness.imported(classify)(response)
+            own = claim.imported(classify)(response)
             if isinstance(own, outcome.OUTCOMES):
                 return _judged(job, own, now, cut)
             if own is not None:
@@ -181,7 +181,7 @@ def _settled(job: Job, response: Any) -> Any:
     if (settle := job.sound_rule.settle) is None:
         return None
     try:
-        cost = fitness.imported(settle)(response)
+        cost = claim.imported(settle)(response)
         return None if cost is None else check_cost(cost)
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"

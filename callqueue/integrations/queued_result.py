@@ -1,16 +1,26 @@
-"""QueuedResult: the Celery result of a task that waits as a call."""
+"""The results of tasks that wait as calls: QueuedResult, whose caller has the call; and what the
+result backend is told of a task whose call ended while no run said so, since it expired, was
+cancelled, is unknown, or could not be run. Whoever waits for the result, and a chord that waits for
+its part, then go on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from celery import current_app, signals
+from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerLostError
 from celery.result import AsyncResult
+from celery.states import READY_STATES
 
-from callqueue import states
+from callqueue import states, tables
 from callqueue.exceptions import AnswerCut
+from callqueue.handlers.celery_message import request_of
+from callqueue.handlers.celery_task import TaskGaveUp
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -84,3 +94,51 @@ def _meta_of(call: CallQueue) -> dict[str, Any]:
         except AnswerCut as cut:
             meta["result"] = cut
     return meta
+
+
+# --- Ends that no run has told
+
+
+def tell(using: str, call_ids: Sequence[int]) -> int:
+    """Write the ends of these calls that the backend does not know; the count of them."""
+    ended = tables.calls(using).final().exclude(status=states.DONE)
+    found = ended.filter(pk__in=call_ids, method="celery_task").order_by("pk")
+    return sum([_tell(call) for call in found])
+
+
+def _tell(call: tables.CallQueue) -> bool:
+    data: Any = call.call_data
+    params = data.get("params") if isinstance(data, Mapping) else None
+    params = params if isinstance(params, Mapping) else {}
+    task = current_app.tasks.get(params.get("name")) or _unknown(str(params.get("name")))
+    try:
+        told = request_of(task, params, str(call.idempotency_key), call.failed_count)
+    except (ValueError, TypeError, AttributeError):  # it never ran: its message cannot be read
+        return False
+    request = Context(told, called_directly=False)
+    is_wanted = not request.ignore_result
+    if not (is_wanted or request.chord) or task.backend.get_state(request.id) in READY_STATES:
+        return False
+    why = call.error_message.partition("\n")[0]
+    if call.status in _REVOKED:
+        task.backend.mark_as_revoked(
+            request.id, _REVOKED[call.status], request=request, store_result=is_wanted
+        )
+        signals.task_revoked.send(
+            sender=task,
+            request=request,
+            terminated=False,
+            signum=None,
+            expired=call.status == states.EXPIRED,
+        )
+    else:
+        error = WorkerLostError(why) if call.status == states.UNKNOWN else TaskGaveUp(why)
+        task.backend.mark_as_failure(request.id, error, request=request, store_result=is_wanted)
+    return True
+
+
+def _unknown(name: str) -> Any:
+    """Stands for a task that this worker does not have: the backend is the same."""
+    task = current_app.Task()
+    task.name = name
+    return task

@@ -20,7 +20,7 @@ import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, Secret, Succeeded, states
 from callqueue.exceptions import InvalidCall
 from callqueue.handlers.celery_task import TaskExited, TaskGaveUp
-from callqueue.integrations import ended_tasks
+from callqueue.integrations import queued_result
 from callqueue.models import CallQueue, Hold
 from callqueue.testing import Clock, run_callqueue
 
@@ -220,10 +220,10 @@ def test_get_of_what_is_unknown_says_that_the_worker_was_lost(results: Any) -> N
     CallQueue.objects.update(
         status=states.UNKNOWN, finished_at_dt=timezone.now(), error_message="fell silent"
     )
-    assert ended_tasks.tell("default", [result.call.pk]) == 1
+    assert queued_result.tell("default", [result.call.pk]) == 1
     with pytest.raises(WorkerLostError, match="fell silent"):
         current_app.AsyncResult(result.id).get(timeout=1)
-    assert ended_tasks.tell("default", [result.call.pk]) == 0
+    assert queued_result.tell("default", [result.call.pk]) == 0
 
 
 @pytest.mark.usefixtures("results")
@@ -232,7 +232,7 @@ def test_the_end_of_a_task_with_a_secret_is_told() -> None:
     current_app.conf.result_extended = True
     try:
         CallQueue.objects.update(status=Status.CANCELLED)
-        assert ended_tasks.tell("default", [result.call.pk]) == 1
+        assert queued_result.tell("default", [result.call.pk]) == 1
     finally:
         current_app.conf.result_extended = False
     with pytest.raises(TaskRevokedError):
@@ -246,7 +246,7 @@ def test_a_worker_that_does_not_have_the_task_tells_its_end() -> None:
     CallQueue.objects.update(
         call_data={"method": "celery_task", "params": params}, status=Status.CANCELLED
     )
-    assert ended_tasks.tell("default", [result.call.pk]) == 1
+    assert queued_result.tell("default", [result.call.pk]) == 1
 
 
 @pytest.mark.usefixtures("results")
@@ -256,7 +256,7 @@ def test_a_message_that_cannot_be_read_keeps_no_other_end_back() -> None:
     calls = [CallQueue.objects.send({"method": "celery_task", "params": bad}, rule="r")]
     calls.append(identity.delay(1).call)
     CallQueue.objects.update(status=Status.CANCELLED)
-    assert ended_tasks.tell("default", [call.pk for call in calls]) == 1
+    assert queued_result.tell("default", [call.pk for call in calls]) == 1
 
 
 def test_what_was_revoked_is_thrown_before_the_backend_knows_it(
