@@ -17,9 +17,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from callqueue import answers, clocks, conf, states, texts
 from callqueue.answers import packed
-from callqueue.security.allowance import Allowance, TooDear, spend
 from callqueue.security.redaction import REDACTED, redact_headers
-from callqueue.security.withholding import WITHHELD, holds, withhold
+from callqueue.security.withholding import WITHHELD, Allowance, TooDear, holds, spend, withhold
 from callqueue.transitions import Result
 
 MOST_HEADERS, LONGEST_NAME, LONGEST_VALUE = 100, 200, 2000

@@ -4,7 +4,10 @@ Texts and the values of secrets enter. Texts leave, in which each part that tell
 withheld: a JSON string, a word with its neighbours, a line with its neighbours, or all of it. A
 text tells a value if it holds 8 ASCII letters or digits of it in a row, in any encoding listed in
 SECURITY.md; a value that has fewer is looked for whole. Whatever leaves was asked again as a whole.
-Pure, and bounded by the `Allowance` in force.
+
+Whoever wrote an answer decides what it costs to clean, and all threads of a process share one
+interpreter. So it takes CPU time of an `Allowance`, most of it in its rule's turn: of a rule at
+most one answer at a time takes long, others wait for it, and no other rule does.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ from __future__ import annotations
 import html
 import json
 import re
+import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from callqueue.security.allowance import spend
 from callqueue.security.redaction import redact_text
 from callqueue.security.secrets import walked
 from callqueue.texts import storable
@@ -33,6 +38,13 @@ LONGEST = 16384  # characters at each end of an error's text that are looked at
 _PAYLOAD_PART = 24  # as many characters of a payload in a row are taken out: common words are not
 _LEAST_PIECE = 6  # a part of a value that is told on its own, such as a URL's path
 _LEAST_BASE64 = 6  # characters of base64 that a short value must decide to be known by them
+
+FREE = 0.002  # CPU seconds that any answer may take at once
+MOST = 0.25  # and that it may take in its rule's turn
+LARGE = 8192  # characters from which on a text is cleaned in its rule's turn from the start
+
+clock = time.thread_time
+_turns: dict[str, threading.Lock] = {}
 
 _NESTED = re.compile(r"%(?:25)+(?=[0-9A-Fa-f]{2})|&(?:amp;|#0{0,4}38;|#[xX]0{0,4}26;)+")
 _ESCAPE = re.compile(
@@ -329,3 +341,52 @@ def _spelled(string: str) -> Iterator[str]:
         yield quoted[1:-1]
     yield html.escape(string)
     yield from (quote(string, safe, errors="replace") for safe in ("/", ""))
+
+
+# --- What it may cost
+
+
+class TooDear(Exception):
+    """What there is to be cleaned takes more time than it may."""
+
+
+_in_force: ContextVar[Allowance | None] = ContextVar("callqueue_allowance", default=None)
+
+
+class Allowance:
+    """While the block runs, this thread cleans an answer of this rule. It waits for its turn for at
+    most `patience` seconds.
+    """
+
+    def __init__(self, rule: str, patience: float) -> None:
+        self.rule, self.patience, self.began = rule, patience, clock()
+        self.turn: threading.Lock | None = None
+
+    def __enter__(self) -> None:
+        self.token = _in_force.set(self)
+
+    def __exit__(self, *raised: object) -> None:
+        _in_force.reset(self.token)
+        if self.turn is not None:
+            self.turn.release()
+
+    def spend(self, size: int) -> None:
+        """Go on; see `spend` below."""
+        used = clock() - self.began
+        if used > MOST:
+            raise TooDear
+        if self.turn is not None or (used <= FREE and size < LARGE):
+            return
+        turn = _turns.setdefault(self.rule, threading.Lock())
+        if not turn.acquire(timeout=max(0.0, self.patience)):
+            self.patience = 0.0
+            raise TooDear
+        self.turn = turn
+
+
+def spend(size: int = 0) -> None:
+    """Go on with a step of cleaning, over a text of so many characters. TooDear where this thread's
+    allowance is used up; without one, a step costs nothing.
+    """
+    if (own := _in_force.get()) is not None:
+        own.spend(size)

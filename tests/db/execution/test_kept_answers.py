@@ -16,7 +16,7 @@ from callqueue import GiveUp, QueuedTask, Retry, Rule, Secret, handler
 from callqueue.exceptions import AnswerCut
 from callqueue.execution import kept_answer, recorder
 from callqueue.models import CallAttempt, CallQueue
-from callqueue.security import allowance
+from callqueue.security import withholding
 from callqueue.security.withholding import WITHHELD
 from callqueue.states import SUCCEEDED, VOIDED
 from callqueue.transitions import Job, Result
@@ -325,10 +325,10 @@ def test_cleaning_an_answer_takes_no_more_steps_than_it_may(
 ) -> None:
     """A step is a millisecond here: an answer may take 250 of them and no more."""
     steps = count()
-    monkeypatch.setattr(allowance, "clock", lambda: next(steps) / 1000)
+    monkeypatch.setattr(withholding, "clock", lambda: next(steps) / 1000)
     value, text = DEAREST[what]
     columns = kept((value,), text.encode(), {f"X-{n}": text[:6700] for n in range(97)})
-    assert next(steps) < 1000 * allowance.MOST * 2 + 20  # of the headers, and of the body
+    assert next(steps) < 1000 * withholding.MOST * 2 + 20  # of the headers, and of the body
     is_withheld = columns["response_form"] == "withheld"
     assert is_withheld or value[40:60] not in columns["response_body"]
     assert columns["response_body"] == kept_answer.NOT_KEPT or not is_withheld
@@ -338,7 +338,7 @@ def test_an_answer_that_repeats_nothing_is_kept_whole_whatever_the_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = count()
-    monkeypatch.setattr(allowance, "clock", lambda: next(steps) / 1000)
+    monkeypatch.setattr(withholding, "clock", lambda: next(steps) / 1000)
     body = json.dumps([{"id": n, "name": f"Name of {n}"} for n in range(2000)]).encode()[:65000]
     columns = kept((PEM,), body, {f"X-{n}": "text/html" for n in range(20)})
     assert columns["response_body"].encode() == body
@@ -376,7 +376,7 @@ def test_no_half_of_a_credential_is_kept_where_a_header_is_cut(gap: int) -> None
 
 def test_a_rule_whose_turn_is_taken_keeps_no_other_rule_waiting() -> None:
     text = b"as large as needs a turn, and cheap " * 1000
-    turn = allowance._turns.setdefault("hooks", allowance.threading.Lock())
+    turn = withholding._turns.setdefault("hooks", withholding.threading.Lock())
     with turn:
         assert kept((PEM,), text, of=job("hooks", 0.0))["response_form"] == "withheld"
         assert kept((PEM,), b"small", of=job("hooks", 0.0))["response_body"] == "small"
@@ -393,7 +393,7 @@ def test_an_answer_waits_once_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> N
             waits.append(timeout)
             return False
 
-    monkeypatch.setitem(allowance._turns, "hooks", Taken())  # type: ignore[arg-type]
+    monkeypatch.setitem(withholding._turns, "hooks", Taken())  # type: ignore[arg-type]
     text = json.dumps(PEM) * 20
     columns = kept(
         (PEM,), text.encode(), {f"X-{n}": text[:900] for n in range(97)}, job("hooks", 5)
