@@ -20,7 +20,7 @@ from django.db import transaction
 from callqueue import conf
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.security.secrets import references_to
-from callqueue.sending import insertion, intake
+from callqueue.sending import intake
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue
@@ -64,7 +64,7 @@ def send_file(
         while lines := list(islice(prepared, BATCH)):
             if skip_bad or not done.refused:
                 calls = [call for call in lines if call is not None]
-                done.sent += len(insertion.insert_many(calls, batch_size=BATCH, using=using))
+                done.sent += len(intake.insert_many(calls, batch_size=BATCH, using=using))
             if progress is not None:
                 progress(done.lines)
         if done.refused and not skip_bad:

@@ -1,6 +1,6 @@
 """Every move of a call from one state to another, and every end of an attempt.
 
-`attempt_ends` says what the end of an attempt makes of its call; `verbs` writes that and all other
+`ends` says what the end of an attempt makes of its call; `verbs` writes that and all other
 moves, `deferred` what has to wait for a locked call. Which are legal, `states.Move` says: the verbs
 take their conditions from it.
 """
@@ -8,8 +8,12 @@ take their conditions from it.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
-from callqueue.transitions.attempt_ends import (
+from callqueue.transitions.deferred import end_deferred
+from callqueue.transitions.ends import (
+    LONGEST_MESSAGE,
     STALE,
+    Job,
+    Result,
     after_expiry,
     after_failure,
     after_giving_up,
@@ -20,8 +24,6 @@ from callqueue.transitions.attempt_ends import (
     after_void,
     is_key_stale,
 )
-from callqueue.transitions.deferred import end_deferred
-from callqueue.transitions.job import LONGEST_MESSAGE, Job, Result
 from callqueue.transitions.verbs import (
     astray,
     begin,

@@ -16,7 +16,7 @@ from callqueue import callbacks, database, tables
 from callqueue.ledger import row_locks
 from callqueue.ledger.transaction import untimed
 from callqueue.states import FINAL, Move
-from callqueue.transitions.job import Job
+from callqueue.transitions.ends import Job
 
 MOST = 1000  # calls that one round ends
 

@@ -4,7 +4,7 @@ release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, s
 permits, which have no call: begin, change, charge, void. What is more than one statement is a
 transaction of `ledger.transaction`. Who may wait for whose rows, and in what order,
 `ledger.row_locks` says; which states a call may come from and go to, `states.Move`; what the end of
-an attempt makes of its call, `attempt_ends`. Rows are locked first and judged then, or the update
+an attempt makes of its call, `ends`. Rows are locked first and judged then, or the update
 itself names what it starts from: so of two moves at once one wins, and the other changes nothing.
 An open attempt is inserted where it is charged (`dispatch.release_pass`), in the transaction of its
 release.
@@ -28,7 +28,7 @@ from callqueue.ledger import row_locks
 from callqueue.ledger.transaction import Locked, untimed
 from callqueue.states import FINAL, LOST, Move
 from callqueue.transitions import deferred
-from callqueue.transitions.job import LONGEST_MESSAGE, Result
+from callqueue.transitions.ends import LONGEST_MESSAGE, Result
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue

@@ -23,9 +23,10 @@ from callqueue.sending.validation.call_data import (
     ELSEWHERE,
     EMAIL_PARAMS,
     HTTP_PARAMS,
+    TASK_PARAMS,
+    Reach,
     check_call_data,
     check_params,
+    check_url,
 )
-from callqueue.sending.validation.json_values import MAX_DEPTH
-from callqueue.sending.validation.task_params import TASK_PARAMS
-from callqueue.sending.validation.urls import Reach, check_url
+from callqueue.sending.validation.values import MAX_DEPTH

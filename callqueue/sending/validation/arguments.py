@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 from celery import Task
 
 from callqueue.exceptions import InvalidCall
-from callqueue.sending.validation.json_values import encode
-from callqueue.sending.validation.refusals import TASK_NAME, kind_of, path_of, text_flaw
+from callqueue.sending.validation.values import TASK_NAME, encode, kind_of, path_of, text_flaw
 
 MAX_TEXT = 255  # the width of the columns for key, unique_key and callback
 MAX_COST = 2**31 - 1

@@ -1,29 +1,85 @@
-"""Checks of call_data: its JSON, the method, and what the method takes: a table of its params, each
-with the check of its value. Where a string is wanted, a Secret may stand, whose value the worker
-checks.
+"""Checks of call_data: its JSON, its method, its URL (how it is written, and whether it leads where
+calls may go), and what the method takes: a table of its params, each with the check of its value.
+Where a string is wanted, a Secret may stand, whose value the worker checks.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from callqueue.exceptions import InvalidCall
+from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
-from callqueue.sending.validation.json_values import plain_copy
-from callqueue.sending.validation.refusals import (
+from callqueue.security.addresses import Unreadable, place_of, place_refusal
+from callqueue.sending.validation.values import (
+    TASK_NAME,
     is_secret,
     kind_of,
     listed,
     named,
     path_of,
+    plain_copy,
     refuse_unknown,
     shown,
 )
-from callqueue.sending.validation.task_params import check_task_params
-from callqueue.sending.validation.urls import Reach, check_url
 from callqueue.texts import suggest
+
+_AT_URL = "params.url"
+_UNSAFE_IN_URL = re.compile(
+    r"[\x00-\x20\x7f-\xa0\\\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u3000\ufeff]"
+)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Where calls may go: ALLOWED_HOSTS and ALLOWED_NETWORKS."""
+
+    hosts: tuple[str, ...]
+    networks: tuple[str, ...]
+
+
+def check_url(url: object, reach: Reach) -> tuple[str, int]:
+    """The host and port of an http(s) URL that may be called; the host is lower-case ASCII, and is
+    not resolved.
+    """
+    if not isinstance(url, str) or not url:
+        raise InvalidCall(_AT_URL, f"must be an http or https URL, not {kind_of(url)}")
+    if _UNSAFE_IN_URL.search(url):
+        raise InvalidCall(
+            _AT_URL,
+            "contains white space, a control character or a backslash; percent-encode it",
+        )
+    try:
+        place = place_of(url)
+    except Unreadable as error:
+        raise InvalidCall(_AT_URL, str(error)) from None
+    if forbidden := place_refusal(place, reach.hosts, reach.networks):
+        raise NotAllowed(f"{_AT_URL}: {forbidden}")
+    return place.host.removesuffix("."), place.port
+
+
+OF_MESSAGE = ("embed", "headers", "properties")  # a QueuedTask's: handlers/celery_message.py
+TASK_PARAMS = ("name", "args", "kwargs", *OF_MESSAGE)
+
+
+def check_task_params(params: dict[str, Any]) -> None:
+    """InvalidCall where Celery could not send a task of this."""
+    refuse_unknown(params, TASK_PARAMS)
+    name = params.get("name")
+    if not is_secret(name) and not (isinstance(name, str) and TASK_NAME.fullmatch(name)):
+        raise InvalidCall(
+            "params.name", "must be the name of a Celery task, such as 'shop.tasks.ship'"
+        )
+    if params.get("args") is not None:
+        listed("params.args", params["args"])
+    for mapping in ("kwargs", *OF_MESSAGE):
+        if params.get(mapping) is not None:
+            named(f"params.{mapping}", params[mapping])
+    if params.get("headers") and not isinstance(params["headers"].get("id"), str):
+        raise InvalidCall("params.headers.id", "must be the id of a task, a string")
+
 
 # What requests would take, and where it is stated here.
 ELSEWHERE = {

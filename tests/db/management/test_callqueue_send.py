@@ -225,10 +225,10 @@ def test_what_the_router_discards_is_counted(send_file: Send, rules: Rules) -> N
 def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db import OperationalError
 
-    from callqueue.sending import insertion
+    from callqueue.sending import intake
 
     monkeypatch.setattr(importer, "BATCH", 2)
-    whole = insertion.insert_many
+    whole = intake.insert_many
     batches: list[int] = []
 
     def breaks(items: Any, **options: Any) -> Any:
@@ -237,7 +237,7 @@ def test_all_of_a_file_is_sent_or_nothing(send_file: Send, monkeypatch: pytest.M
             raise OperationalError("the connection is gone")
         return whole(items, **options)
 
-    monkeypatch.setattr(insertion, "insert_many", breaks)
+    monkeypatch.setattr(intake, "insert_many", breaks)
     ran = send_file(f"{LINE}\n" * 6)
     assert ran.code == 1
     assert "the connection is gone" in ran.error
