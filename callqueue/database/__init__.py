@@ -85,5 +85,4 @@ from callqueue.database.upkeep import (
     foreign_keys_to,
     lock_whole,
     vacuum,
-    vacuum_progress,
 )

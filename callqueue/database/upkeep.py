@@ -11,23 +11,6 @@ from django.db import NotSupportedError, connections
 from callqueue.database.notify import SILENCE
 from callqueue.database.statements import places, quoted, rows, run
 
-_FULL_VACUUM = """
-    SELECT c.relname, p.phase,
-        CASE WHEN p.phase = 'rebuilding index'
-            THEN p.index_rebuild_count
-            ELSE p.heap_blks_scanned END,
-        CASE WHEN p.phase = 'rebuilding index'
-            THEN (SELECT COUNT(*) FROM pg_index i WHERE i.indrelid = p.relid)
-            ELSE p.heap_blks_total END
-    FROM pg_stat_progress_cluster p JOIN pg_class c ON c.oid = p.relid
-    WHERE p.datname = current_database()"""
-_PLAIN_VACUUM = """
-    SELECT c.relname, p.phase,
-        CASE WHEN p.phase = 'vacuuming heap' THEN p.heap_blks_vacuumed
-            ELSE p.heap_blks_scanned END,
-        p.heap_blks_total
-    FROM pg_stat_progress_vacuum p JOIN pg_class c ON c.oid = p.relid
-    WHERE p.datname = current_database()"""
 _FIND = {
     "postgresql": """
         SELECT c.conrelid::regclass::text,
@@ -132,24 +115,6 @@ def _statements(vendor: str, names: list[str], full: bool) -> list[str]:
     # them be used again (PostgreSQL's nbtree/README, "Placing deleted pages in the FSM"). That one
     # finds little else to do.
     return [f"VACUUM (ANALYZE) {name}" for name in names] + [f"VACUUM {name}" for name in names]
-
-
-def vacuum_progress(
-    using: str, tables: Sequence[str], *, full: bool = False
-) -> tuple[str, str, int, int] | None:
-    """Of a vacuum that runs elsewhere: table, phase, and how many of how many blocks (indexes,
-    while those are rebuilt).
-
-    None where none runs, or the database does not show it.
-    """
-    if connections[using].vendor != "postgresql":
-        return None
-    view = _FULL_VACUUM if full else _PLAIN_VACUUM
-    found = rows(using, f"{view} AND c.relname IN ({places(tables)})", list(tables))
-    if not found:
-        return None
-    table, phase, done, total = found[0]
-    return table, phase, int(done), int(total)
 
 
 class ForeignKey(NamedTuple):

@@ -7,13 +7,11 @@ limit's window may still count it, whatever became of its call.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError, connections
 from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
@@ -23,8 +21,7 @@ from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
 STRETCH = 10_000  # attempts that are looked through at a time for those whose call is gone
-Progress = Callable[..., None]
-EVERY = 0.5  # seconds between two looks at how far a vacuum is
+Progress = Callable[[int, int | None], None]
 
 
 @dataclass
@@ -49,9 +46,8 @@ def clean(
     """Prune everything past retention (`older_than` replaces RETENTION for every final status),
     then reclaim space.
 
-    `progress` is told (calls deleted so far, how many there are to delete), and then, where the
-    database shows it, how far the vacuum is: (blocks so far, blocks, label=what is done).
-    `vacuum_full` locks the tables against all use while they are rewritten.
+    `progress` is told (calls deleted so far, how many there are to delete). `vacuum_full` locks the
+    tables against all use while they are rewritten.
     """
     if dry_run:
         return database.persist(using, lambda: _count(using, older_than), during="cleanup")
@@ -62,7 +58,7 @@ def clean(
     if cleaned.calls or cleaned.attempts:
         events.emit("calls_pruned", calls=cleaned.calls, attempts=cleaned.attempts)
     if vacuum or vacuum_full:
-        _vacuum(using, vacuum_full, progress)
+        database.vacuum(using, _table_names(), full=vacuum_full)
     return cleaned
 
 
@@ -214,35 +210,6 @@ def _spent_turns(using: str) -> Any:
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
     return tables.KeyTurn.objects.using(using).filter(~Exists(ready))
-
-
-def _vacuum(using: str, full: bool, progress: Progress | None) -> None:
-    names, over = _table_names(), threading.Event()
-    how = (using, names, full, progress, over)
-    watcher = threading.Thread(target=_watch_vacuum, args=how, daemon=True)
-    if progress:
-        watcher.start()
-    try:
-        database.vacuum(using, names, full=full)
-    finally:
-        over.set()
-        if progress:
-            watcher.join()
-
-
-def _watch_vacuum(
-    using: str, names: list[str], full: bool, progress: Progress, over: threading.Event
-) -> None:
-    """Tell how far another thread's vacuum is, until it is over, on a connection of its own."""
-    try:
-        while not over.wait(EVERY):
-            if found := database.vacuum_progress(using, names, full=full):
-                table, phase, done, total = found
-                progress(done, total, label=f"vacuum {table.removeprefix('callqueue_')}, {phase}")
-    except DatabaseError:
-        return  # the vacuum goes on; how far it is stays unsaid
-    finally:
-        connections[using].close()
 
 
 def _spent(using: str) -> Q:

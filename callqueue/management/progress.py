@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TextIO
 
-Update = Callable[..., None]  # (done, total=None, *, label="..."), as often as one likes
+Update = Callable[..., None]  # (done, total=None), as often as one likes
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def progress(
     ) as bar:
         task = bar.add_task(label, total=None)
 
-        def update(done: int, total: int | None = None, *, label: str | None = None) -> None:
-            bar.update(task, completed=done, total=total, description=label)
+        def update(done: int, total: int | None = None) -> None:
+            bar.update(task, completed=done, total=total)
 
         yield update

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -198,22 +197,3 @@ def test_space_is_reclaimed_and_a_full_vacuum_says_what_it_locks(option: str, ru
     assert "vacuumed" in ran.out
     dead = database.dead_rows("default", ["callqueue_callqueue"])
     assert dead is None or "callqueue_callqueue" in dead
-
-
-@pytest.mark.django_db(transaction=True)
-def test_how_far_a_vacuum_is_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, heard = list[tuple[object, ...]](), threading.Event()
-
-    def progress(done: int, total: int | None, *, label: str = "") -> None:
-        told.append((done, total, label))
-        heard.set()
-
-    monkeypatch.setattr(cleanup, "EVERY", 0.001)
-    monkeypatch.setattr(
-        database,
-        "vacuum_progress",
-        lambda *_, full: ("callqueue_callqueue", "rebuilding index", 3, 11),
-    )
-    monkeypatch.setattr(database, "vacuum", lambda *_, full: heard.wait(10))
-    cleanup.clean("default", vacuum_full=True, progress=progress)
-    assert told[0] == (3, 11, "vacuum callqueue, rebuilding index")

@@ -71,11 +71,11 @@ def test_a_terminal_shows_how_far_the_work_is_and_a_clean_line_at_the_end() -> N
 
 def test_without_a_total_the_count_and_the_time_are_shown() -> None:
     stream = Terminal("1200/? 0:00:0")
-    with progress("reading", stream=stream) as update:
+    with progress("reading [ab", stream=stream) as update:
         assert update is not None
         update(1200)
         assert stream.drawn.wait(10)
         stream.wanted, stream.drawn = "50% 3/6", threading.Event()
-        update(3, 6, label="writing [ab")
+        update(3, 6)
         assert stream.drawn.wait(10)
-    assert "writing [ab" in stream.shown()
+    assert "reading [ab" in stream.shown()
