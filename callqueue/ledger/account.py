@@ -314,10 +314,9 @@ class Account:
 
     def read_tallies(self, has_corrections: bool) -> None:
         """Bring the tallies up to date: recounts first, then corrections, then what has left."""
-        for budget in self.budgets:
-            if is_tallied(budget.limit):
-                kept = self.memo.tallies.get(budget.id)
-                self.tallies[budget.id] = tallies_of(self.using, budget, self.now, kept, self.until)
+        kept = [(b, self.memo.tallies.get(b.id)) for b in self.budgets if is_tallied(b.limit)]
+        found = tallies_of(self.using, kept, self.now, self.until)
+        self.tallies = {one.budget.id: one for one in found}
         if has_corrections:
             take_corrections(self.using, self.rules, self.tallies.values())
         read = self.tallies.values()

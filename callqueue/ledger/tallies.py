@@ -49,8 +49,8 @@ class Tallies:
     is not per key is known.
 
     `until`: up to when a pass releases. `near`: by value, what leaves until then, as (ended, cost),
-    sorted. `freed`: values that have more room than before. `is_anew`: whether they were counted
-    anew.
+    sorted. `freed`: values that have more room than before. `is_anew`: whether they are to be
+    counted anew, or were.
     """
 
     def __init__(
@@ -62,13 +62,11 @@ class Tallies:
         self.by_value: dict[str, Tally] = {}
         self.near: dict[str, list[tuple[int, int]]] = {}
         self.freed: set[str] = set()
-        self.is_anew = self._has_advanced = False
         self._next_leave: int | None = None
         believed = self._believed(kept)
+        self.is_anew = self._has_advanced = believed is None
         self.kept = believed or Kept(self.print, self.horizon(), now)
-        if believed is None:
-            self._recount()
-        elif not self.limit.is_keyed:
+        if believed and not self.limit.is_keyed:
             self.by_value = {value: Tally(used) for value, used in believed.values.items()}
 
     @classmethod
@@ -203,11 +201,14 @@ class Tallies:
         """An attempt that ended then has left."""
         self.change(value, -cost)
 
-    def count(self, horizon: int) -> int:
-        """Count all after the horizon; the end after which former rules' use is to be added."""
-        for value, cost in tally_rows.charged(self.using, self.budget, horizon):
+    def counts_from(self) -> int:
+        """The end after which attempts are counted, where they are counted anew."""
+        return self.limit.horizon(self.now) - 1
+
+    def count(self, charged: Iterable[tuple[str, int]]) -> None:
+        """Take in what attempts charge, (value, cost)."""
+        for value, cost in charged:
             self.of(value).used += cost
-        return horizon
 
     def is_current(self, known: Kept) -> bool:
         """Whether what is kept can be brought up to now."""
@@ -237,12 +238,11 @@ class Tallies:
         is_fresh = known.counted <= self.now <= known.counted + good_for
         return known if is_fresh and self.is_current(known) else None
 
-    def _recount(self) -> None:
-        """Count the tallies anew from the attempts."""
-        self.is_anew = self._has_advanced = True
-        horizon = self.count(self.limit.horizon(self.now) - 1)
+    def recount(self, charged: Iterable[tuple[str, int]]) -> None:
+        """Count the tallies anew from what attempts charge."""
+        self.count(charged)
         if self.budget.former:
-            self._count_former(horizon)
+            self._count_former(self.counts_from())
 
     def _count_former(self, horizon: int) -> None:
         """Add what former rules used. They are charged no more, so that it can only become less
@@ -359,16 +359,18 @@ class BucketTallies(Tallies):
             self.load([value])
             self._lower(value, ended, cost - charged)
 
-    def count(self, horizon: int) -> int:
-        sealed = self.kept.left  # what ended before is in the level
+    def counts_from(self) -> int:
+        return self.kept.left  # what ended before is in the level
+
+    def count(self, charged: Iterable[tuple[str, int]]) -> None:
+        horizon, sealed = self.limit.horizon(self.now) - 1, self.kept.left
         empty_until = horizon + self.time_to_fill(self.limit.burst)
         for value, ended, cost in tally_rows.by_slots(self.using, self.budget, horizon, sealed):
             tally = self.of(value)
             tally.full_at = max(tally.full_at or empty_until, ended) + self.time_to_fill(cost)
-        for value, cost in tally_rows.charged(self.using, self.budget, sealed):
+        for value, cost in charged:
             tally = self.of(value)
             tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
-        return sealed
 
     def _lower(self, value: str, ended: int, cost: int) -> None:
         """Take so much out of the level; what is known late is as if it had been taken later."""
@@ -428,10 +430,18 @@ def is_tallied(limit: Limit) -> bool:
 
 
 def tallies_of(
-    using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int
-) -> Tallies:
-    """A budget's tallies at `now`, from what was kept; a pass releases up to `until`."""
-    return OF_KINDS[type(budget.limit)](using, budget, now, kept, until)
+    using: str, kept: Sequence[tuple[Budget, Mapping[str, Any] | None]], now: int, until: int
+) -> list[Tallies]:
+    """The tallies of these budgets at `now`, from what was kept of each, and counted anew where
+    that is not to be believed; a pass releases up to `until`. One statement for most together.
+    """
+    found = [OF_KINDS[type(b.limit)](using, b, now, known, until) for b, known in kept]
+    anew = [one for one in found if one.is_anew]
+    ends = [(one.budget, one.counts_from()) for one in anew]
+    asked = [tally_rows.Leaving(budget, end, end, end) for budget, end in ends]
+    for one, charged in zip(anew, tally_rows.charged(using, asked), strict=True):
+        one.recount(charged)
+    return found
 
 
 def advance(using: str, tallies: Iterable[Tallies]) -> None:

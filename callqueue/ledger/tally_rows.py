@@ -5,7 +5,7 @@ value of its `per`. The tallies themselves are in tallies.py. Instants are micro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -90,25 +90,34 @@ def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int, int]
     What is still to be corrected stays: whoever corrects it takes it away.
     """
     found: list[list[tuple[str, int, int]]] = [[] for _ in asked]
+    for place, told, ended, spent in _by_layers(using, asked, _left_sql):
+        value = _value(asked[place].budget, told)
+        found[place].append((value, instant_us(ended), int(spent or 0)))
+    for listed in found:
+        listed.sort(key=itemgetter(1))
+    return found
+
+
+def _by_layers(
+    using: str, asked: Sequence[Leaving], sql_of: Callable[..., tuple[str, list[Any]]]
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of these statements, with the place of what was asked in front. A statement for
+    PARTS of them.
+    """
     for first in range(0, len(asked), PARTS):
         some = range(first, min(len(asked), first + PARTS))
         layers = _apart([(place, asked[place]) for place in some])
         parts, params = list[str](), list[Any]()
         for number, layer in enumerate(layers):
-            sql, own = _left_sql(using, list(layer.values()), number)
+            sql, own = sql_of(using, list(layer.values()), number)
             parts.append(sql)
             params += own
         places_of = [
             {rule: place for place, one in layer.items() for rule in one.budget.rules}
             for layer in layers
         ]
-        for number, rule, told, ended, spent in rows(using, " UNION ALL ".join(parts), params):
-            place = places_of[number][rule]
-            value = _value(asked[place].budget, told)
-            found[place].append((value, instant_us(ended), int(spent or 0)))
-    for listed in found:
-        listed.sort(key=itemgetter(1))
-    return found
+        for number, rule, *rest in rows(using, " UNION ALL ".join(parts), params):
+            yield places_of[number][rule], *rest
 
 
 def _apart(asked: Iterable[tuple[int, Leaving]]) -> list[dict[int, Leaving]]:
@@ -188,26 +197,43 @@ def _collect(found: dict[str, list[Stored]], listed: Iterable[Sequence[Any]]) ->
         found.setdefault(budget, []).append((value, int(used), int(full_at), int(pk)))
 
 
-def charged(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
-    """What is open or ended after the horizon: (value, cost).
+def charged(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int]]]:
+    """What is open or ended after `begin`, of each of these budgets: (value, cost). A statement for
+    PARTS of them.
 
     What is to be corrected costs what it was charged, since the correction comes after; a call's
     attempt also where it ended before.
     """
-    (cost, of_cost), unit = _cost_sql(using, budget), budget.limit.unit
+    found: list[list[tuple[str, int]]] = [[] for _ in asked]
+    for place, told, before, count, total in _by_layers(using, asked, _charged_sql):
+        budget = asked[place].budget
+        cost = int(total or 0)
+        if before is not None:
+            cost = cost_of(database.loaded(before), budget.limit.unit) * int(count)
+        found[place].append((_value(budget, told), cost))
+    return found
+
+
+def _charged_sql(using: str, asked: Sequence[Leaving], number: int) -> tuple[str, list[Any]]:
+    """What is charged to budgets of one layer. Its rows begin with the layer's number and the
+    rule.
+    """
+    column, (cost, of_cost) = _column(using, asked[0].budget), _cost_sql(using, asked[0].budget)
+    pending = "correction_pending AND call_id IS NOT NULL"
+    within, params = list[str](), list[Any]()
+    for one in asked:
+        rules = places(one.budget.rules)
+        within.append(
+            f"(rule IN ({rules}) AND (finished_at IS NULL OR finished_at > %s OR ({pending})))"
+        )
+        params += [*one.budget.rules, *_parameters(using, one.begin)]
+    before = "CASE WHEN correction_pending THEN charged END"
     sql = (
-        f"SELECT {_column(using, budget)}, CASE WHEN correction_pending THEN charged END, "
-        f"COUNT(*), SUM({cost}) "
-        f"FROM {attempts_table(using)} WHERE rule IN ({places(budget.rules)}) AND (finished_at "
-        "IS NULL OR finished_at > %s OR (correction_pending AND call_id IS NOT NULL)) "
-        "AND (outcome <> %s OR correction_pending) GROUP BY 1, 2"
+        f"SELECT {number}, rule, {column}, {before}, COUNT(*), SUM({cost}) "
+        f"FROM {attempts_table(using)} WHERE ({' OR '.join(within)}) "
+        "AND (outcome <> %s OR correction_pending) GROUP BY 2, 3, 4"
     )
-    params = [*of_cost, *budget.rules, *_parameters(using, horizon), states.VOIDED]
-    for value, before, count, total in _by_value(using, budget, sql, params):
-        if before is None:
-            yield value, int(total or 0)
-        else:
-            yield value, cost_of(database.loaded(before), unit) * int(count)
+    return sql, [*of_cost, *params, states.VOIDED]
 
 
 def charged_by_former(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:

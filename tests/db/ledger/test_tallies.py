@@ -384,7 +384,7 @@ def judge(limit: Limit) -> None:
     pending = CallAttempt.objects.filter(rule="r", correction_pending=True).exists()
     if kept and not pending:
         book = bind({"r": Rule(limits=[limit])})
-        counted = tallies.tallies_of("default", book.budgets["r"][0], at, None, at)
+        (counted,) = tallies.tallies_of("default", [(book.budgets["r"][0], None)], at, at)
         fresh = {value: tally.used for value, tally in counted.by_value.items() if tally.used}
         assert all(kept.get(value, 0) >= used for value, used in fresh.items())
         assert all(used - fresh.get(value, 0) <= limit.capacity for value, used in kept.items())
@@ -404,14 +404,9 @@ def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
     release()
     at = database.to_us(database.clock("default"))
     memo = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
-    counted = tallies.tallies_of(
-        "default",
-        bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"][0],
-        at,
-        None,
-        at,
-    )
-    kept = tallies.tallies_of("default", counted.budget, at, memo, at)
+    (budget,) = bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"]
+    (counted,) = tallies.tallies_of("default", [(budget, None)], at, at)
+    (kept,) = tallies.tallies_of("default", [(budget, memo)], at, at)
     kept.load("AB"), kept.advance()
     assert {v: t.used for v, t in kept.by_value.items()} == {
         v: t.used for v, t in counted.by_value.items()

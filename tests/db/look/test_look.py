@@ -305,6 +305,35 @@ def test_statements_do_not_grow_with_rules(rules: Rules, remote: Vendor) -> None
     assert asked(40) == asked(4)
 
 
+@pytest.mark.parametrize("hours", [0.1, 30])
+def test_statements_do_not_grow_with_rules_that_had_no_pass_for_long(
+    rules: Rules, remote: Vendor, hours: float
+) -> None:
+    """What their tallies say is to be counted anew."""
+    kinds = [
+        [SlidingWindow("20000/d"), SlidingWindow("3/m", per="key")],
+        [FixedWindow("9000/d"), FixedWindow("90/h", per="key")],
+        [SlidingWindow("7/h", per="user"), SlidingWindow("9000/h", unit="tokens")],
+    ]
+
+    def asked(count: int) -> int:
+        rules(**{f"p{n}": Rule(limits=kinds[n % 3]) for n in range(count)})
+        for n in range(count):
+            send(f"p{n}", key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
+        run()
+        with travel(hours=hours):
+            look("default")
+            with CaptureQueriesContext(connection) as found:
+                seen = look("default")
+        if hours < 1:
+            assert [seen.rule(f"p{n}").limits[0].used for n in range(3)] == [1, 1, 1]
+        return len(found)
+
+    few = asked(6)
+    CallAttempt.objects.all().delete()
+    assert asked(30) <= few
+
+
 def test_a_look_takes_few_statements(rules: Rules, remote: Vendor) -> None:
     """Of many rules of which none shares a limit; settings and migrations were read before."""
     kinds = [
