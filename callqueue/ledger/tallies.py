@@ -465,10 +465,11 @@ def advance(using: str, tallies: Iterable[Tallies]) -> None:
 
 def load_fullest(using: str, tallies: Iterable[Tallies]) -> None:
     """Read the values that are charged most of each budget per key. One statement for many of them
-    together.
+    together. What the rows say of values that are known may be too much.
     """
     keyed = [one for one in tallies if one.limit.is_keyed and not one.is_anew]
-    found = tally_rows.fullest(using, [stored_name(one.budget) for one in keyed], FULLEST)
+    most = FULLEST + max((len(one.by_value) for one in keyed), default=0)
+    found = tally_rows.fullest(using, [stored_name(one.budget) for one in keyed], most)
     for one in keyed:
         one.know(found.get(stored_name(one.budget), ()))
 
