@@ -17,8 +17,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 REASONS = {
     "db/conftest.py: choosing.LEAST": "a pass's own figures; test_backpressure.py has the bound",
-    "db/history/test_sums.py: sums.SPENT_S": "in one step; another test there makes steps of one",
-    "db/permits/test_permit.py: release_pass.LEAD": "what goes ahead of its slot goes a minute ahead",
+    "db/permits/test_permit.py: release_pass.LEAD": "makes its fault larger: it spins for as long",
 }
 
 

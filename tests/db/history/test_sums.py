@@ -48,8 +48,15 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(database, "clock", lambda using: made.now)
-    monkeypatch.setattr(sums, "SPENT_S", 3600.0)  # a slow machine adds up as far as a fast one
     return made
+
+
+def keep(using: str = "default") -> None:
+    """Until there is nothing to add: a slow machine takes more calls than a fast one."""
+    before = None
+    while (now := list(Summed.objects.using(using).values_list("until", "settled"))) != before:
+        before = now
+        sums.keep(using)
 
 
 @pytest.fixture(autouse=True)
@@ -101,23 +108,23 @@ def ever(rule: str = "pay") -> Sums:
 def settled(clock: Clock) -> None:
     """Everything is as late as it may be."""
     clock.go_on(sums.SETTLED_S + QUARTER_S)
-    sums.keep("default")
+    keep()
 
 
 def add_nothing_for(clock: Clock, seconds: int) -> None:
     """Time passes in which nothing ends, and somebody adds that up."""
     clock.go_on(sums.LATE_S)
-    sums.keep("default")
+    keep()
     clock.go_on(seconds)
     Summed.objects.update(until=clock.us - 60_000_000)
-    sums.keep("default")
+    keep()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_settled_sums_are_the_count_of_the_attempts(clock: Clock, seed: int) -> None:
     """Attempts are recorded up to an hour after their ends; sums are added up now and then."""
     chance, late = random.Random(seed), list[tuple[datetime, dict[str, Any]]]()
-    sums.keep("default")
+    keep()
     for _ in range(50):
         now = clock.go_on(chance.choice((0.1, 4, 20, 300)))
         for _ in range(chance.randrange(4)):
@@ -141,7 +148,7 @@ def test_settled_sums_are_the_count_of_the_attempts(clock: Clock, seed: int) -> 
             attempt(one[0], **one[1])
         if chance.random() < 0.5:
             before = {name: ever(name) for name in ("pay", "chat")}
-            sums.keep("default")
+            keep()
             assert all(before[name].beyond(ever(name)) == Sums() for name in before)
     for at, columns in late:
         attempt(at, **columns)
@@ -152,26 +159,26 @@ def test_settled_sums_are_the_count_of_the_attempts(clock: Clock, seed: int) -> 
 
 
 def test_what_ended_just_now_is_added_with_what_ended_before_it(clock: Clock) -> None:
-    sums.keep("default")
+    keep()
     attempt(clock.now)
-    sums.keep("default")
+    keep()
     assert ever() == Sums()
     clock.go_on(sums.LATE_S)
-    sums.keep("default")
-    sums.keep("default")
+    keep()
+    keep()
     assert ever().sent == 1
     assert [sum(part) for part in (ever().waits, ever().answers)] == [0, 1]
 
 
 def test_what_is_recorded_late_is_added_when_it_is_settled(clock: Clock) -> None:
-    sums.keep("default")
+    keep()
     end = clock.now
     attempt(end)
     clock.go_on(60)
-    sums.keep("default")
+    keep()
     attempt(end, states.LOST)
     clock.go_on(HOUR_S)
-    sums.keep("default")
+    keep()
     assert (ever().sent, ever().lost) == (1, 0)
     settled(clock)
     assert (ever().sent, ever().failed, ever().lost) == (2, 1, 1)
@@ -180,12 +187,12 @@ def test_what_is_recorded_late_is_added_when_it_is_settled(clock: Clock) -> None
 
 def test_what_was_deleted_before_it_is_settled_stays_counted(clock: Clock) -> None:
     """Though others of its quarter of an hour are recorded late."""
-    sums.keep("default")
+    keep()
     end = clock.now
     gone = [attempt(end, states.GAVE_UP) for _ in range(3)]
     attempt(end)
     clock.go_on(60)
-    sums.keep("default")
+    keep()
     for one in gone:
         one.delete()
     attempt(end), attempt(end)
@@ -196,12 +203,12 @@ def test_what_was_deleted_before_it_is_settled_stays_counted(clock: Clock) -> No
 
 def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock) -> None:
     """A call that is asked for again is due anew."""
-    sums.keep("default")
+    keep()
     end, due = clock.now, clock.now - timedelta(seconds=4)
     call = CallQueue.objects.create(rule="pay", due_at_dt=due, last_attempt=1, call_data={})
     attempt(end, call_id=call.pk)
     clock.go_on(60)
-    sums.keep("default")
+    keep()
     assert ever().waits[bucket(4)] == 1
     CallQueue.objects.filter(pk=call.pk).update(due_at_dt=clock.now)
     attempt(end)
@@ -212,12 +219,12 @@ def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock) -> None:
 
 def test_a_call_that_is_tried_again_has_not_waited_for_nothing(clock: Clock) -> None:
     """Its attempt failed, and it is due a minute later."""
-    sums.keep("default")
+    keep()
     due = clock.now + timedelta(seconds=60)
     call = CallQueue.objects.create(rule="pay", due_at_dt=due, last_attempt=1, call_data={})
     attempt(clock.now, states.ERRORED, call_id=call.pk)
     clock.go_on(10)
-    sums.keep("default")
+    keep()
     assert ever().failed == 1
     assert sum(ever().waits) == 0
 
@@ -278,19 +285,19 @@ def shift(clock: Clock, seconds: int) -> None:
 def test_a_clock_that_jumps_doubles_nothing(clock: Clock, jump: int) -> None:
     """What was added up is moved with the attempts; and what comes after is added as ever."""
     release_pass.ensure_states("default", ["pay", "chat"])
-    sums.keep("default")
+    keep()
     for _ in range(20):
         attempt(clock.go_on(10))
     clock.go_on(10)
-    sums.keep("default")
+    keep()
     assert ever().sent == 20
     shift(clock, jump)
     for _ in range(20):
         clock.go_on(10)
         attempt(clock.now)
-        sums.keep("default")
+        keep()
     clock.go_on(30)
-    sums.keep("default")
+    keep()
     assert clock_shift.lag("default") == 0
     assert ever().sent == 40
     settled(clock)
@@ -298,7 +305,7 @@ def test_a_clock_that_jumps_doubles_nothing(clock: Clock, jump: int) -> None:
     assert ever().sent == 40
     late = clock.now
     clock.go_on(60)
-    sums.keep("default")
+    keep()
     attempt(late)
     settled(clock)
     assert ever().sent == 41, "what comes later is settled as ever"
@@ -306,10 +313,10 @@ def test_a_clock_that_jumps_doubles_nothing(clock: Clock, jump: int) -> None:
 
 def test_sums_of_what_is_to_come_are_not_of_the_last_hour(clock: Clock) -> None:
     """After a clock that was set back."""
-    sums.keep("default")
+    keep()
     attempt(clock.now)
     clock.go_on(10)
-    sums.keep("default")
+    keep()
     recent = sums.recent("default", ["pay"], clock.seconds - 2 * HOUR_S)["pay"]
     assert recent.quarter == recent.hour == Sums()
 
@@ -317,7 +324,7 @@ def test_sums_of_what_is_to_come_are_not_of_the_last_hour(clock: Clock) -> None:
 def test_after_a_long_silence_it_goes_on_in_steps(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums.keep("default")
+    keep()
     first = clock.now
     for hours in range(60):
         attempt(first + timedelta(hours=hours, seconds=1))
@@ -330,8 +337,7 @@ def test_after_a_long_silence_it_goes_on_in_steps(
     until = Summed.objects.get().until
     sums.keep("default")
     assert Summed.objects.get().until == until + sums.STEP_S * 1_000_000
-    monkeypatch.setattr(sums, "SPENT_S", 3600.0)
-    sums.keep("default")
+    keep()
     assert Summed.objects.get().until == clock.us - sums.LATE_S * 1_000_000
     assert ever() == counted("pay")
     assert ever().sent == 60
@@ -341,11 +347,11 @@ def test_after_a_long_silence_it_goes_on_in_steps(
 
 
 def test_quarters_become_days_and_days_go_while_counters_stay(clock: Clock) -> None:
-    sums.keep("default")
+    keep()
     first = clock.seconds
     for _ in range(12):
         attempt(clock.go_on(20 * 60))
-        sums.keep("default")
+        keep()
     add_nothing_for(clock, sums.SETTLED_S)
     add_nothing_for(clock, sums.QUARTERS_KEPT_S)
     assert ever().sent == 12
@@ -361,19 +367,19 @@ def test_quarters_become_days_and_days_go_while_counters_stay(clock: Clock) -> N
 def test_a_day_is_its_days_and_its_quarters(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """While only some of its quarters of an hour are put into days."""
     monkeypatch.setattr(sums, "FORGOTTEN", 1)
-    sums.keep("default")
+    keep()
     first = clock.seconds
     for _ in range(6):
         attempt(clock.go_on(20 * 60))
-        sums.keep("default")
+        keep()
     clock.go_on(sums.LATE_S)
-    sums.keep("default")
+    keep()
     clock.go_on(sums.QUARTERS_KEPT_S)
     quarter = clock.seconds // QUARTER_S * QUARTER_S
     Summed.objects.update(
         until=clock.us - 60_000_000, settled=quarter - sums.SETTLED_S - 2 * QUARTER_S
     )
-    sums.keep("default")
+    keep()
     assert of("pay", DAY_S).sent == 2
     assert of("pay", QUARTER_S).sent == 4
     ((_, day),) = sums.series("default", "pay", first, first + 3 * HOUR_S, DAY_S)
@@ -381,7 +387,7 @@ def test_a_day_is_its_days_and_its_quarters(clock: Clock, monkeypatch: pytest.Mo
 
 
 def test_what_fails_is_undone_and_tried_again(clock: Clock, monkeypatch: Any) -> None:
-    sums.keep("default")
+    keep()
     attempt(clock.now)
     clock.go_on(10)
 
@@ -391,15 +397,15 @@ def test_what_fails_is_undone_and_tried_again(clock: Clock, monkeypatch: Any) ->
     with monkeypatch.context() as patched:
         patched.setattr(Summed, "save", fail)
         with pytest.raises(OperationalError):
-            sums.keep("default")
+            keep()
     assert ever() == Sums()
-    sums.keep("default")
+    keep()
     assert ever().sent == 1
 
 
 def test_reading_gives_what_was_added(clock: Clock) -> None:
     """By minutes, quarters of an hour and days, and of the last hour."""
-    sums.keep("default")
+    keep()
     ended: list[datetime] = []
     chance = random.Random(5)
     for _ in range(120):
@@ -407,9 +413,9 @@ def test_reading_gives_what_was_added(clock: Clock) -> None:
         for _ in range(chance.randrange(1, 4)):
             attempt(now, chance.choice((states.SUCCEEDED, states.THROTTLED)))
             ended.append(now)
-        sums.keep("default")
+        keep()
     clock.go_on(sums.LATE_S)
-    sums.keep("default")
+    keep()
     now = clock.seconds
     at = [database.to_us(one) // 1_000_000 for one in ended]
 
@@ -442,10 +448,10 @@ def test_a_share_of_buckets_is_within_a_bound() -> None:
 
 
 def test_rules_that_are_not_in_the_settings_are_not_added(clock: Clock) -> None:
-    sums.keep("default")
+    keep()
     attempt(clock.now, rule="gone")
     clock.go_on(10)
-    sums.keep("default")
+    keep()
     assert not Sum.objects.exists()
 
 
@@ -453,7 +459,7 @@ def test_adding_up_takes_as_many_statements_for_many_rules(
     clock: Clock, rules: Any, django_assert_max_num_queries: Any
 ) -> None:
     rules(**{f"p{number}": Rule() for number in range(40)})
-    sums.keep("default")
+    keep()
     for _ in range(2):
         for number in range(40):
             attempt(clock.now, rule=f"p{number}")
