@@ -333,6 +333,21 @@ def test_of_a_record_and_a_recovery_exactly_one_counts(rules: Rules) -> None:
         assert fresh(call).attempts.get().outcome == (states.SUCCEEDED if recorded else states.LOST)
 
 
+def test_a_record_says_how_many_attempts_were_no_longer_its_own(
+    rules: Rules, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules(r=Rule())
+    for _ in range(3):
+        send("r")
+    jobs = claim.begin("default", released_by("r"))
+    past = timezone.now() - timedelta(seconds=60)
+    CallAttempt.objects.filter(pk=jobs[0].attempt_id).update(lease_until=past)
+    assert recovery.end_lost("default") == 1
+    caplog.set_level("INFO", "callqueue")
+    assert recorder.write("default", [answered(job) for job in jobs]) == 2
+    assert "attempt_refused attempts=1 " in caplog.text
+
+
 def test_a_late_record_changes_nothing_of_a_call_that_was_requeued(rules: Rules) -> None:
     rules(r=Rule())
     for _ in range(ROUNDS):

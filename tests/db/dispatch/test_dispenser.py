@@ -5,6 +5,7 @@ away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,3 +132,17 @@ def test_a_look_for_what_is_overdue_takes_no_more_than_a_fifth_of_the_loop(
         now[0] += 0.1
     assert 9 <= len(looks) <= 10
     assert 0.3 * len(looks) <= (now[0] - 1000.0) / 5
+
+
+def test_only_one_that_goes_on_running_holds_everything_for_a_sign_that_is_gone(
+    rules: Rules,
+) -> None:
+    """A process that makes a round now and then cannot know of a backup by its own sign of life."""
+    rules(r=Rule())
+    membership = Dispenser(publish=lambda *_: True).membership
+    for runs in (False, True):
+        membership.runs = runs or membership.runs
+        membership.heartbeat()
+        DispenserState.objects.update(seen_at=database.clock("default") - timedelta(hours=1))
+        membership.heartbeat()
+        assert Hold.objects.exists() is runs

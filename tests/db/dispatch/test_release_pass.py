@@ -9,8 +9,10 @@ from datetime import timedelta
 from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, states
+from callqueue.dispatch import release_pass
 from callqueue.models import CallAttempt, CallQueue
-from tests.support.behaviour import release, send
+from callqueue.testing import run_callqueue, travel
+from tests.support.behaviour import Vendor, release, send
 
 Rules = Callable[..., None]
 
@@ -144,3 +146,18 @@ def test_a_head_that_a_lowered_limit_never_admits_fails_and_keeps_nobody_back(ru
     head.refresh_from_db()
     assert head.status == states.FAILED
     assert head.error_message == "cost: 50 calls are more than account ever admits"
+
+
+def test_the_next_look_comes_before_the_slot_of_the_next_call(rules: Rules, remote: Vendor) -> None:
+    """Released then, it goes ahead of its slot: the broker's time is none of the limit's."""
+    rules(r=Rule(limits=[SlidingWindow("1/m")]))
+    with travel() as clock:
+        send("r")
+        run_callqueue()
+        send("r")
+        opens_in = release_pass.release("default", ["r"]).opens_in
+        assert opens_in is not None
+        clock.forward(opens_in)
+        assert len(release_pass.release("default", ["r"]).released) == 1
+    attempt = CallAttempt.objects.open().get()
+    assert attempt.send_at > attempt.released_at

@@ -159,6 +159,35 @@ def test_not_now_says_what_a_permit_then_waits_for(rules: Rules) -> None:
         ahead.withdraw()
 
 
+def test_not_now_counts_what_the_permit_costs(rules: Rules) -> None:
+    """Behind one that costs little, what costs all of the limit has its turn a window later."""
+    rules(r=Rule(limits=[SlidingWindow("4/h", unit="tokens")]))
+    with travel() as clock:
+        with callqueue.permit("r", cost={"tokens": 4}):
+            taken = clock.now()
+        ahead, until = waiter(cost={"tokens": 1}), {}
+        for tokens in (1, 4):
+            cost = {"tokens": tokens}
+            with pytest.raises(NotNow) as refused, callqueue.permit("r", cost=cost, wait=0):
+                pytest.fail("over the limit")
+            assert refused.value.until is not None
+            until[tokens] = refused.value.until - taken
+        ahead.withdraw()
+    assert timedelta(hours=1) <= until[1] < timedelta(hours=1.1)
+    assert timedelta(hours=2) <= until[4] < timedelta(hours=2.2)
+
+
+@pytest.mark.parametrize("wait", [0.1, 0.9])
+def test_nobody_waits_for_longer_than_he_said(rules: Rules, wait: float) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
+    with callqueue.permit("r"):
+        pass
+    one = waiter(wait=wait)
+    pause = one.step()
+    assert isinstance(pause, float) and pause <= wait
+    one.withdraw()
+
+
 def test_a_permit_that_is_admitted_reads_no_call_where_none_is_ready(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("5/h")]))
     with callqueue.permit("r"):

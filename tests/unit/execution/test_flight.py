@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import signals
 
 from callqueue import broker
 from callqueue.execution import flight, in_flight, request
@@ -85,3 +86,12 @@ def test_a_process_that_is_told_to_go_has_sent_its_last_announcements(
     announced_here(broker.ANNOUNCE, ([1], "default"))
     in_flight.land()
     assert sent == [(broker.ANNOUNCE, ([1], "default"), "")]
+
+
+@pytest.mark.parametrize("signal", [signals.worker_process_shutdown, signals.worker_shutdown])
+def test_whoever_is_told_to_go_lands_first(monkeypatch: pytest.MonkeyPatch, signal: Any) -> None:
+    """A child of the prefork pool, and a worker that has its calls in its own process."""
+    landed: list[Any] = []
+    monkeypatch.setattr(in_flight, "land", lambda: landed.append(signal))
+    signal.send(sender=None)
+    assert landed == [signal]
