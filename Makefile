@@ -15,7 +15,7 @@ FIND_PYTHON = for python in $(PYTHON) python3 python3.13 python3.12 python3.11 p
 NEED = python=$$($(FIND_PYTHON)) && "$$python" .ci/venv.py
 RUN := .venv/bin/python
 
-.PHONY: help venv test demo lint format types imports sizes migrations messages docs wheel bench faults suites simulate clean
+.PHONY: help venv test demo lint format types imports sizes migrations messages docs wheel bench faults suites mutants simulate clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -86,9 +86,13 @@ suites: ## Celery's, Django's and requests' own tests, and limiters as judges (a
 	@$(NEED) tests
 	@exec $(RUN) -m pytest -s -p no:cacheprovider tests/suites $(ARGS)
 
+mutants: ## put small faults into the core, one at a time, and show those that no test finds (ARGS="--count 400 --seed 1")
+	@$(NEED) tests
+	@exec $(RUN) -m tests.mutants $(ARGS)
+
 simulate: ## run seeds of the simulation (SEEDS=1000; FROM=5000 begins there; ARGS="--seed 17 --story" shows one)
 	@$(NEED) tests
 	@exec $(RUN) -m tests.simulation --seeds $(or $(FROM),0):$(shell echo $$(($(or $(FROM),0) + $(or $(SEEDS),200)))) $(ARGS)
 
 clean: ## remove what make made
-	rm -rf .venv .suites build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .nox
+	rm -rf .venv .suites build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .nox .mutants.json
