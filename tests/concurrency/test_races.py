@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -420,6 +420,41 @@ def test_calls_that_someone_has_locked_are_passed_over(rules: Rules, row_locks: 
     assert [CallAttempt.objects.get(pk=pk).call_id for pk in ids] == [second.pk]
 
 
+def test_cancels_requeues_and_passes_over_the_same_calls_do_not_deadlock(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(retry=Retry(base=0, jitter=False)))
+    calls = [send("r", method="get") for _ in range(30)]
+    remote.answers["/"] = iter_answers()
+
+    def dispenser() -> None:
+        for _ in range(12):
+            ids = [r.attempt_id for r in release("default", ["r"], batch=7).released]
+            if ids:
+                executor.execute("default", ids)
+
+    def operator() -> None:
+        for _ in range(6):
+            CallQueue.objects.all().cancel()
+            CallQueue.objects.cancelled().requeue()
+
+    together(
+        dispenser,
+        dispenser,
+        operator,
+        operator,
+        lambda: [recovery.recover("default") for _ in range(6)],
+    )
+    recovery.recover("default")  # ends what an operator had locked when it was answered
+    for call in calls:
+        attempts = list(fresh(call).attempts.all())
+        assert [a.number for a in attempts] == list(range(1, len(attempts) + 1))
+        assert (fresh(call).status == states.DISPATCHED) == any(
+            a.outcome == states.OPEN for a in attempts
+        )
+    assert sum(a.started_at is not None for a in CallAttempt.objects.all()) == len(remote.requests)
+
+
 def test_a_callback_that_is_being_sent_is_sent_by_nobody_else(
     rules: Rules, row_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,6 +484,17 @@ def test_a_callback_that_is_being_sent_is_sent_by_nobody_else(
     assert counts == [1, len(others)]
     assert sorted(told) == sorted([call.pk, *(other.pk for other in others)])
     assert not CallQueue.objects.filter(callback_pending=True).exists()
+
+
+def iter_answers() -> Callable[[], int]:
+    statuses: Iterator[int] = iter([500, 200] * 500)
+    lock = threading.Lock()
+
+    def answer() -> int:
+        with lock:
+            return next(statuses)
+
+    return answer
 
 
 def halted(
