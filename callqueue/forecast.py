@@ -21,7 +21,7 @@ from django.utils.translation import ngettext
 from callqueue import conf, database, states, tables
 from callqueue.database import ClockNow, clock, from_us, quoted, rows, to_us
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, holds
+from callqueue.ledger import holds, rule_rows, settings
 from callqueue.ledger.ready_calls import READY
 from callqueue.limits.budgets import Book, cost_of, key_part
 from callqueue.look import LimitLook, RuleLook, alive, look, words
@@ -58,7 +58,7 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     config.rule(rule)
     with database.one_view(using):
         now = to_us(clock(using))
-        book = agreement.book_in_force(using)
+        book = settings.book_in_force(using)
         group = book.groups[rule]
         account = _account(using, book, group, now, text)
         is_held = holds.in_force(using, group, from_us(now)).blocking(rule, text)
@@ -116,7 +116,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
 
 def _account(using: str, book: Book, group: tuple[str, ...], now: int, key: str) -> ledger.Account:
     """What is charged now to the limits of a group of rules, for this key."""
-    memo = ledger.Memo.load(group, agreement.memos(using, group), book.agreement)
+    memo = ledger.Memo.load(group, rule_rows.memos(using, group), book.version)
     account = ledger.read(using, book, group, now, memo)
     account.read_keys([key])
     return account

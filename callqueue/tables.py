@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from callqueue.models import DispenserState as DispenserState
     from callqueue.models import Hold as Hold
     from callqueue.models import KeyTurn as KeyTurn
+    from callqueue.models import OpinionState as OpinionState
     from callqueue.models import PermitRequest as PermitRequest
     from callqueue.models import RuleState as RuleState
+    from callqueue.models import SettingsState as SettingsState
     from callqueue.models import Sum as Sum
     from callqueue.models import Summed as Summed
     from callqueue.models import Tally as Tally
@@ -52,6 +54,16 @@ def holds(using: str) -> QuerySet[Hold]:
 def rule_states(using: str) -> QuerySet[RuleState]:
     """The rules' rows, which passes lock."""
     return _rows("RuleState", using)
+
+
+def settings(using: str) -> QuerySet[SettingsState]:
+    """The row of the settings in force."""
+    return _rows("SettingsState", using)
+
+
+def opinions(using: str) -> QuerySet[OpinionState]:
+    """What processes hold of the limits."""
+    return _rows("OpinionState", using)
 
 
 def permit_requests(using: str) -> QuerySet[PermitRequest]:

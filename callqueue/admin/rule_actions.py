@@ -24,7 +24,7 @@ from callqueue.admin.base import OwnAdmin, log_change, may, user_id
 from callqueue.database import clock
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.history import errors
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.limits.budgets import Budget, key_parts
 from callqueue.limits.durations import WrongDuration, parse_duration
 from callqueue.limits.kinds import Limit
@@ -127,7 +127,7 @@ def _change(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse | 
         return _preview(request, admin, rule, request.POST)
     budget_id, rate = request.POST.get("limit", ""), request.POST.get("rate", "").strip()
     conf.current().rule(rule)
-    before = _found(rule, budget_id, agreement.book_in_force(using()).budgets.get(rule, ()))
+    before = _found(rule, budget_id, settings.book_in_force(using()).budgets.get(rule, ()))
     now = control.change_limit(using(), rule, budget_id, rate or None)
     values = {"limit": budget_id, "before": before.limit.rate_text, "now": now}
     return _("Limit %(limit)s changed from %(before)s to %(now)s.") % values

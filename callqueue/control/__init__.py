@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from callqueue import conf, database, events, tables, texts
 from callqueue.exceptions import InvalidCall
-from callqueue.ledger import agreement, holds
+from callqueue.ledger import holds, settings
 from callqueue.limits.durations import LONGEST
 from callqueue.sending.validation import check_instant, check_key
 
@@ -87,6 +87,6 @@ def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str
     limit = budgets[budget_id].limit
     if rate is not None:
         limit = limit.with_rate(rate)
-    agreement.set_rate(using, budget_id, rate)
+    settings.set_rate(using, budget_id, rate)
     events.emit("limit_changed", rule=rule, limit=budget_id, rate=limit.rate_text)
     return limit.rate_text

@@ -79,9 +79,9 @@ class KeysInTurn:
 
     def _wake(self) -> None:
         """Let the keys be looked at again that need not wait any more, for all that is known."""
-        memo, agreed = self.account.memo, self.account.book.agreement
-        if memo.agreement != agreed or any(one.is_anew for one in self.account.tallies.values()):
-            memo.agreement = agreed
+        memo, version = self.account.memo, self.account.book.version
+        if memo.keys_of != version or any(one.is_anew for one in self.account.tallies.values()):
+            memo.keys_of = version
             key_turns.wake_all(self.using, self.account.rules)
         else:
             key_turns.wake(self.using, self.account.rules, self.account.until, _freed(self.account))

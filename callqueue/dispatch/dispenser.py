@@ -30,7 +30,7 @@ from callqueue.dispatch.publisher import Outbox, is_full
 from callqueue.dispatch.release_pass import Pass, release
 from callqueue.ledger import account, clock_jumps, ready_calls
 from callqueue.limits.budgets import Book
-from callqueue.limits.opinions import digest_of, opinion_of
+from callqueue.limits.in_force import digest_of, opinion_of
 from callqueue.look import alive
 from callqueue.maintenance import recovery
 
@@ -180,7 +180,7 @@ class Dispenser:
 
     def _run_once(self, maintain: bool, released: list[int]) -> None:
         self.outbox.undo(self.groups.values())
-        self._follow_settings(at_once=True)
+        self._follow_settings()
         if maintain:
             self.chores.maintain()
         for group in self.groups.values():
@@ -299,9 +299,9 @@ class Dispenser:
             wakes.append(now + SENT)
         return max(0.0, min(wakes) - now)
 
-    def _follow_settings(self, *, at_once: bool = False) -> None:
+    def _follow_settings(self) -> None:
         """Where settings have changed, here or elsewhere: serve the groups now in force."""
-        book = self.membership.follow_settings(at_once=at_once)
+        book = self.membership.follow_settings()
         if book is None:
             return
         own = book.settings.rules.keys()
@@ -316,7 +316,6 @@ class Dispenser:
         """Begin anew with a new connection. Once may be a connection that was cut, or two
         transactions in each other's way; `is_again` is worth an event.
         """
-        self.membership.start_over()
         if is_again:
             why = f"{type(error).__name__}: {str(error).strip()[:200]}"
             self._emit_once_a_minute("database_away", error=why)

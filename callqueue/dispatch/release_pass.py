@@ -26,7 +26,7 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_turns import Answer, Asking
 from callqueue.dispatch.planning import Choice, Release
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, agreement_rows, clock_jumps, clock_shift, holds, ready_calls
+from callqueue.ledger import clock_jumps, clock_shift, holds, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, name_of
@@ -65,10 +65,14 @@ class Charged:
     granted: Mapping[str, int]
 
 
+class Outdated(Exception):
+    """The settings in force have changed before the pass had its rules: it is to be undone."""
+
+
 @dataclass(frozen=True)
 class LockedRule:
-    """A rule's row, locked: how many passes released, when it was served last, what passes
-    remember, and by which agreement they go.
+    """A rule's row, locked: how many passes released, when it was served last, and what passes
+    remember.
 
     `is_corrected`: whether some of the rule's attempts cost something else than the tallies know;
     `has_permits`: whether permits wait for their turn; `has_calls`: whether calls are ready.
@@ -77,7 +81,6 @@ class LockedRule:
     passes: int
     served: int
     memo: dict[str, Any]
-    agreement: str
     is_corrected: bool
     has_permits: bool = False
     has_calls: bool = True
@@ -177,13 +180,13 @@ def remember(account: Account, rows: Mapping[str, LockedRule], releases: Sequenc
 
     After releases a row is written always: under an isolation stricter than `read committed`, that
     is what makes a pass fail which saw less than was released. It counts the passes of every rule
-    that released, and each row names the group that had the last pass, and by which agreement, so
+    that released, and each row names the group that had the last pass, and by which version, so
     that what another group of rules remembers of one of them is not believed any more.
     """
     ledger.save(account)
     served = _served(rows, releases)
-    agreement = account.book.agreement
-    first, group = min(rows), name_of(rows, agreement)
+    version = account.book.version
+    first, group = min(rows), name_of(rows, version)
     changed = {
         name
         for name, row in rows.items()
@@ -194,12 +197,17 @@ def remember(account: Account, rows: Mapping[str, LockedRule], releases: Sequenc
     passes = {name: row.passes + (name in changed) for name, row in rows.items()}
     memos = {name: {**rows[name].memo, "group": group} for name in changed}
     if first in changed:
-        memos[first] = account.memo.dump(passes, agreement)
+        memos[first] = account.memo.dump(passes, version)
     fresh = [
         {"pk": name, "served": served[name], "memo": memos[name], "passes": passes[name]}
         for name in sorted(changed)
     ]
-    database.update_each(tables.RuleState, account.using, fresh)
+    # Who locked the rows between this pass's reading of the version and its locks went by a newer
+    # one: what he charged may count in limits that this pass does not know.
+    still = f"{settings.version_sql(account.using)} = %s"
+    changed_rows = database.update_each(tables.RuleState, account.using, fresh, still, [version])
+    if fresh and not changed_rows:
+        raise Outdated
 
 
 def _served(rows: Mapping[str, LockedRule], releases: Sequence[Release]) -> dict[str, int]:
@@ -214,7 +222,7 @@ def _served(rows: Mapping[str, LockedRule], releases: Sequence[Release]) -> dict
 def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account) -> bool:
     """Whether the first row holds already all that is to be remembered."""
     passes = {name: row.passes for name, row in rows.items()}
-    fresh = account.memo.dump(passes, account.book.agreement)
+    fresh = account.memo.dump(passes, account.book.version)
     return json.dumps(fresh, sort_keys=True) == json.dumps(rows[first].memo, sort_keys=True)
 
 
@@ -243,21 +251,22 @@ def release(
 
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
     `last`: how many passes before this one had no success. Makes the same number of statements
-    whatever it releases. Where another dispenser holds the group, or the book is not what all agree
-    on, nothing is released.
+    whatever it releases. Where another dispenser holds the group, or the book is not what is in
+    force, nothing is released.
     """
-    book = book or agreement.book_in_force(using)
+    book = book or settings.book_in_force(using)
     watch = _watch(using)
-    with database.writing(using):
-        locked = _lock(using, book, group, watch)
-        if locked is None:
-            return Pass(next_look=next_look.when_locked(last))
-        if locked.is_outdated:
-            return Pass(next_look=next_look.when_outdated(last))
-        if not _are_moved(locked):
-            return Pass(next_look=next_look.when_moving(last))
-        made = _make(locked, _asking(locked) or permit_turns.NOBODY, LEAD, batch)
-        transitions.fail(using, made.choice.unfit)
+    try:
+        with database.writing(using):
+            locked = _lock(using, book, group, watch)
+            if locked is None:
+                return Pass(next_look=next_look.when_locked(last))
+            if not _are_moved(locked):
+                return Pass(next_look=next_look.when_moving(last))
+            made = _make(locked, _asking(locked) or permit_turns.NOBODY, LEAD, batch)
+            transitions.fail(using, made.choice.unfit)
+    except Outdated:
+        return Pass(next_look=next_look.when_outdated(last))
     if made.choice.unfit:
         callbacks.tell(using, list(made.choice.unfit), states.FAILED)
     return _conclude(made, batch, last)
@@ -272,22 +281,21 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
     many seconds (None: any).
     """
     watch = _watch(using)
-    with database.writing(using):
-        locked = _lock(using, book, book.groups[own.rule], watch, looks_for_calls=True)
-        if locked is None:
-            return Answer()
-        if locked.is_outdated:
-            return Answer(is_outdated=True)
-        if not _are_moved(locked):
-            return Answer()
-        own = _as_asked(own, locked.now, within)
-        asking = _asking(locked, own)
-        if asking is None:
-            return Answer(is_gone=True)
-        made = _make(locked, asking, lead, BATCH)
-        granted = made.charged.granted
-        answer = permit_turns.answer(own, made.held, book, made.choice, granted, locked.reading)
-        return permit_turns.with_place(answer, own, made.account, _left(asking, made.choice))
+    try:
+        with database.writing(using):
+            locked = _lock(using, book, book.groups[own.rule], watch, looks_for_calls=True)
+            if locked is None or not _are_moved(locked):
+                return Answer()
+            own = _as_asked(own, locked.now, within)
+            asking = _asking(locked, own)
+            if asking is None:
+                return Answer(is_gone=True)
+            made = _make(locked, asking, lead, BATCH)
+            granted, reading = made.charged.granted, locked.reading
+            answer = permit_turns.answer(own, made.held, book, made.choice, granted, reading)
+            return permit_turns.with_place(answer, own, made.account, _left(asking, made.choice))
+    except Outdated:
+        return Answer(is_outdated=True)
 
 
 def _left(asking: Asking, choice: Choice) -> Asking:
@@ -299,7 +307,7 @@ def _left(asking: Asking, choice: Choice) -> Asking:
 def ensure_states(using: str, rules: Sequence[str]) -> None:
     """Make the row of every rule that has none yet, and the one of the clock's jumps."""
     clock_jumps.make_frame(using)
-    agreement_rows.ensure_states(using, set(rules), "")
+    rule_rows.ensure(using, rules)
 
 
 @dataclass(frozen=True)
@@ -315,11 +323,6 @@ class _Locked:
     now: int
     reading: Reading
     moving: frozenset[str]
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the book is not what all dispensers agree on, or some do not know yet."""
-        return any(row.agreement != self.book.agreement for row in self.rows.values())
 
 
 @dataclass(frozen=True)
@@ -349,7 +352,7 @@ def _lock(
     looks_for_calls: bool = False,
 ) -> _Locked | None:
     """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
-    or the clock has jumped, or may have.
+    or the clock has jumped, or may have. Outdated where the book is not what is in force.
     """
     before = clocks.monotonic()
     sql = _lock_sql(using, group, looks_for_calls=looks_for_calls)
@@ -359,13 +362,15 @@ def _lock(
     reading = clock_jumps.brought(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(
-            passes, served, database.loaded(memo), agreed, *map(bool, (corrected, permits, calls))
+            passes, served, database.loaded(memo), *map(bool, (corrected, permits, calls))
         )
-        for _, _, _, rule, passes, served, memo, agreed, corrected, permits, calls, *_ in found
+        for _, _, _, _, rule, passes, served, memo, corrected, permits, calls, *_ in found
     }
     now = watch.credited(reading)
     if now is None:
         return None
+    if found[0][3] != book.version:
+        raise Outdated
     moving = frozenset(database.loaded(found[0][2]) or ())
     return _Locked(using, book, group, rows, now, reading, moving)
 
@@ -388,8 +393,8 @@ def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str
     has_calls = f"EXISTS (SELECT 1 FROM {calls} c WHERE {of_rule})" if looks_for_calls else "1"
     return (
         f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
-        f"{clock_jumps.moving_sql(using)}, rule, passes, served, memo, agreement, "
-        f"{is_corrected}, {has_permits}, {has_calls}"
+        f"{clock_jumps.moving_sql(using)}, {settings.version_sql(using)}, "
+        f"rule, passes, served, memo, {is_corrected}, {has_permits}, {has_calls}"
         f"{database.within_idle_seconds(using, SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
@@ -447,7 +452,7 @@ def _count(locked: _Locked, lead: float) -> Account:
         locked.book,
         locked.group,
         locked.now,
-        Memo.load(locked.group, kept, locked.book.agreement),
+        Memo.load(locked.group, kept, locked.book.version),
         until=locked.now + round(lead * 1_000_000),
         has_corrections=any(row.is_corrected for row in locked.rows.values()),
     )

@@ -27,7 +27,7 @@ from callqueue.database import from_us
 from callqueue.execution.starvation import starved
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import HTTP_METHODS, methods
-from callqueue.ledger import agreement, clock_jumps
+from callqueue.ledger import clock_jumps, settings
 from callqueue.transitions import Job
 
 # what is read of an attempt and of its call, by the name that a job has for it
@@ -105,7 +105,7 @@ def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
     dispenser knows it: a deployment is under way. No statement without any.
     """
     strange = [job for job in jobs if job.rule is None and job.unfit != EXPIRED]
-    known = agreement.known_rules(using) if strange else ()
+    known = settings.known_rules(using) if strange else ()
     for job in strange:
         if job.rule_name in known:
             job.unfit = NEWER

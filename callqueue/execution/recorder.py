@@ -22,7 +22,7 @@ from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.execution import kept_answer
 from callqueue.execution.starvation import starved
-from callqueue.ledger import agreement, clock_jumps, holds
+from callqueue.ledger import clock_jumps, holds, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
@@ -93,7 +93,7 @@ def _sharers(using: str, rule: str, per: str) -> list[str]:
     """The rules that a hold concerns: those that share a budget of that scope with this one, in
     force. One statement.
     """
-    budgets = agreement.book_in_force(using).budgets.get(rule, ())
+    budgets = settings.book_in_force(using).budgets.get(rule, ())
     sharing = {other for b in budgets if b.limit.per == per and b.limit.name for other in b.rules}
     return sorted(sharing | {rule})
 

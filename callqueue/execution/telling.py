@@ -15,7 +15,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import clocks, database, events, transitions
 from callqueue.database import from_us
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.ledger.tallies import is_tallied
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.kinds import SECOND
@@ -70,7 +70,7 @@ def _patience(using: str, rule: str) -> float | None:
     """For how many seconds after it was sent nobody need know of a call, by the limits in force;
     None where they ask for the answer. Tallied ones do.
     """
-    limits = [budget.limit for budget in agreement.book_lately(using).budgets.get(rule, ())]
+    limits = [budget.limit for budget in settings.book_lately(using).budgets.get(rule, ())]
     patient = [
         limit.patience_us / SECOND
         for limit in limits

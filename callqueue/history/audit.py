@@ -20,7 +20,7 @@ from typing import Any
 from callqueue import conf, database, events, states, tables
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
 from callqueue.history.audit_tallies import Tally, tally_of
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND
 
@@ -85,7 +85,7 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
 
     Tells `limit_exceeded` of each limit that was, unless `tell` is false.
     """
-    book = agreement.book_in_force(using)
+    book = settings.book_in_force(using)
     if rules:
         group = {other for rule in rules for other in book.groups[rule]}
         book = replace(book, budgets={name: book.budgets[name] for name in group})

@@ -339,7 +339,7 @@ class Account:
         where no budget asks.
         """
         budgets = [b for b in self.budgets if self.is_whole or b.id not in self.tallies]
-        formers = sorted({former for budget in budgets for former in budget.former}, key=str)
+        formers = sorted({former for budget in budgets for former in budget.former})
         columns, by_rule = self._columns_told_apart(budgets), _by_rule(budgets)
         for found in open_sums(self.using, self.rules, columns, formers, samples=not budgets):
             self._oldest_open = min(self._oldest_open, found.released_at)

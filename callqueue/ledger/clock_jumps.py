@@ -21,9 +21,9 @@ from callqueue import clocks, database, events, tables
 from callqueue.clocks import ClockEstimate, Reading
 from callqueue.database import to_us
 from callqueue.ledger import clock_shift
-from callqueue.ledger.agreement_rows import FRAME as FRAME
-from callqueue.ledger.agreement_rows import MOVING, OF_NO_RULE
 from callqueue.ledger.clock_shift import Jump
+from callqueue.ledger.rule_rows import FRAME as FRAME
+from callqueue.ledger.rule_rows import MOVING, OF_NO_RULE
 
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 

@@ -20,8 +20,8 @@ from django.db.models.functions import Coalesce
 
 from callqueue import database, states, tables
 from callqueue.database import from_us, to_us
-from callqueue.ledger import agreement, key_turns
-from callqueue.ledger.agreement_rows import MOVING
+from callqueue.ledger import key_turns, settings
+from callqueue.ledger.rule_rows import MOVING
 from callqueue.ledger.tallies import counted_for, longest_window
 from callqueue.limits.kinds import SECOND
 
@@ -84,7 +84,7 @@ def forget(using: str, rules: Iterable[Any], jump: Jump) -> None:
     memos = [{"pk": rule.pk, "memo": {WAS: max(rule.memo.get(WAS, 0), was)}} for rule in rules]
     database.update_each(tables.RuleState, using, memos)
     if jump.by > 0:  # back, what a rule was charged with counts for longer rather than for less
-        agreement.shift(using, jump.by)
+        settings.shift(using, jump.by)
     else:
         key_turns.set_back(using, jump.now)
 
@@ -139,7 +139,7 @@ def _note_answered(using: str, jump: Jump, rules: Iterable[str]) -> None:
     its own limits count. Whoever writes when an attempt ended, or was sent, has a reading that is
     `held`: it is past by now.
     """
-    book = agreement.book_in_force(using)
+    book = settings.book_in_force(using)
     windows, longest = counted_for(book), longest_window(book)
     row = tables.rule_states(using).get(rule=MOVING)
     for rule in rules:

@@ -18,22 +18,22 @@ class Memo:
     """What passes remember of a group of rules.
 
     It is believed only while every row of the group has had as many passes since as `version` says,
-    and names this group, under this agreement, as the last that had one: whoever else released from
-    one of the rules, or told its tallies anything, in whatever group, has made it void; and so has
-    a rule that shared a budget under another agreement, and has no row in the group.
+    and names this group, by this version of the settings, as the last that had one: whoever else
+    released from one of the rules, or told its tallies anything, in whatever group, has made it
+    void; and so has a rule that shared a budget by another version, and has no row in the group.
 
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
     their `Kept` says. `places`: by rule, where the look for keys stopped. `was`: what the clock
-    showed before it jumped, so that what was due then still is. `agreement`: that by which keys
-    were last found to be blocked; None: not known. `binding`: by rule, the budget that kept its
-    next call back, by id; for who looks.
+    showed before it jumped, so that what was due then still is. `keys_of`: the version by which
+    keys were last found to be blocked; None: not known. `binding`: by rule, the budget that kept
+    its next call back, by id; for who looks.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
     tallies: dict[str, Any] = field(default_factory=dict)
     places: dict[str, list[Any]] = field(default_factory=dict)
     was: int = 0
-    agreement: str | None = None
+    keys_of: int | None = None
     binding: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -41,15 +41,15 @@ class Memo:
         cls,
         group: Sequence[str],
         kept: Mapping[str, tuple[int, Mapping[str, Any]]],
-        agreement: str,
+        settings: int,
     ) -> Memo:
-        """From the group's rows: by rule how many passes there were, and the memo. `agreement`: the
-        token of the one that is in force.
+        """From the group's rows: by rule how many passes there were, and the memo. `settings`: the
+        version in force.
         """
         stored = kept[min(group)][1] if min(group) in kept else {}
         was = int(stored.get("was", 0))
         version = {rule: passes for rule, (passes, _) in kept.items()}
-        own = name_of(group, agreement)
+        own = name_of(group, settings)
         if (
             stored.get("version") != version
             or set(kept) != set(group)
@@ -61,22 +61,22 @@ class Memo:
             dict(stored["tallies"]),
             dict(stored["places"]),
             was,
-            stored.get("agreement"),
+            stored.get("keys_of"),
             dict(stored.get("binding", {})),
         )
 
-    def dump(self, version: Mapping[str, int], agreement: str) -> dict[str, Any]:
+    def dump(self, version: Mapping[str, int], settings: int) -> dict[str, Any]:
         """As JSON for the first row, once the rows have had so many passes."""
         return {
             "version": dict(version),
-            "group": name_of(version, agreement),
+            "group": name_of(version, settings),
             **vars(self),
         }
 
 
-def name_of(group: Iterable[str], agreement: str) -> list[str]:
-    """How a rule's row names the group that had the last pass, and the agreement it went by."""
-    return [agreement, *sorted(group)]
+def name_of(group: Iterable[str], settings: int) -> list[int | str]:
+    """How a rule's row names the group that had the last pass, and the version it went by."""
+    return [settings, *sorted(group)]
 
 
 class Level(NamedTuple):

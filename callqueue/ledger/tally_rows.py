@@ -342,8 +342,6 @@ def _mark_as_taken(using: str, corrections: Sequence[Correction]) -> None:
 def former_sql(using: str, former: Former) -> tuple[str, list[Any]]:
     """The condition, with its parameters, of what a former rule released while it was charged."""
     rule, until = former
-    if until is None:
-        return "(rule = %s)", [rule]
     return "(rule = %s AND released_at <= %s)", [rule, *_parameters(using, until)]
 
 

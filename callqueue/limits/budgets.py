@@ -20,8 +20,8 @@ from callqueue.limits.rules import Rule
 Cost = int | Mapping[str, int]
 
 
-# a rule, and the last instant (microseconds) at which what it released counts; None: all counts
-Former = tuple[str, int | None]
+# a rule, and the last instant (microseconds) at which what it released counts
+Former = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Budget:
     def counts(self, rule: str, released_at: int) -> bool:
         """Whether an attempt that the rule released at this instant is charged to it."""
         return rule in self.rules or any(
-            rule == name and (until is None or released_at <= until) for name, until in self.former
+            rule == name and released_at <= until for name, until in self.former
         )
 
     def value_of(self, key: str, queue: str) -> str:
@@ -68,15 +68,15 @@ class Book:
 
     What is in force may hold more than this process's settings, `own`: rules that only other
     dispensers know (here without their fields, never to be released here) and limits of theirs.
-    `agreement` names what it was made of; `unreadable` are rules with a limit that this version
-    does not know.
+    `version` is that of the settings in force which it is made of; `unreadable` are rules with a
+    limit that this version of callqueue does not know.
     """
 
     rules: Mapping[str, Rule]
     budgets: Mapping[str, tuple[Budget, ...]]  # by rule
     groups: Mapping[str, tuple[str, ...]]  # by rule: the names in its group, sorted
     own: Book | None = None
-    agreement: str = ""
+    version: int = 0
     unreadable: frozenset[str] = field(default=frozenset())
 
     @property

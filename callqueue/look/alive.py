@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from callqueue import conf, database, tables
-from callqueue.ledger.agreement import SILENCE  # after which its opinion counts no more, either
+from callqueue.ledger.settings import SILENCE  # after which its opinion counts no more, either
 
 BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken to run
 

@@ -16,7 +16,7 @@ from callqueue import states, tables
 from callqueue.database import as_parameter, from_us, instant_us, rows, slot_sql, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
-from callqueue.ledger import agreement, tallies
+from callqueue.ledger import rule_rows, tallies
 from callqueue.ledger.tallies import COARSE, is_tallied
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
@@ -130,11 +130,11 @@ def unused(book: Book, budget: Budget, now: int) -> LimitLook:
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
     """What passes remember of these groups."""
     groups = list(groups)
-    memos = agreement.memos(using, [rule for group in groups for rule in group])
+    memos = rule_rows.memos(using, [rule for group in groups for rule in group])
     found = ledger.Memo()
     for group in groups:
         remembered = {rule: memos[rule] for rule in group if rule in memos}
-        memo = ledger.Memo.load(group, remembered, book.agreement)
+        memo = ledger.Memo.load(group, remembered, book.version)
         found.levels |= memo.levels
         found.binding |= memo.binding
         # What former rules used is taken away by recounts only.

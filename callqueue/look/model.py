@@ -11,8 +11,8 @@ from operator import itemgetter
 from callqueue.database import to_us
 from callqueue.history.sums import Recent
 from callqueue.limits.budgets import Book, key_part
+from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
-from callqueue.limits.opinions import Difference
 from callqueue.limits.rules import Rule
 from callqueue.look import attempts, estimate
 from callqueue.look.alive import Sign

@@ -12,12 +12,12 @@ from typing import Any
 from callqueue import conf, database, tables
 from callqueue.database import as_parameter, from_us, instant_us, loaded, places, quoted, rows
 from callqueue.history import sums
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Book, Cost, cost_of, key_parts
+from callqueue.limits.in_force import Difference
 from callqueue.limits.kinds import SECOND
-from callqueue.limits.opinions import Difference
 from callqueue.look import alive, attempts, estimate, limits, waiting
 from callqueue.look.attempts import Attempts, Flight, Pace
 from callqueue.look.estimate import Gate, Sizes
@@ -43,14 +43,14 @@ def look(
     answered lately.
     """
     with database.one_view(using):
-        now, summed_until, token, signs = _moment(using)
-        book = agreement.book_in_force(using, token=token)
+        now, summed_until, version, signs = _moment(using)
+        book = settings.book_in_force(using, at=version)
         names = tuple(conf.current().rules if rules is None else rules)
         is_whole = rules is None and not rates
         known = _Known.read(using, book, names, now, key, signs, is_whole=is_whole)
         differences: Sequence[Difference] = ()
         if len(digests := {one.digest for one in known.signs if one.is_alive and one.digest}) > 1:
-            differences = agreement.disagreements(using, digests)
+            differences = settings.disagreements(using, digests)
         seen = Look(
             now=now,
             book=book,
@@ -79,8 +79,8 @@ def idle(
     """The rule as if nothing had ever been sent, workers were plenty, each call took `latency`
     seconds and cost so much, and so many waited, spread over so many keys.
     """
-    now, _, token, _ = _moment(using)
-    book = agreement.book_in_force(using, token=token)
+    now, _, version, _ = _moment(using)
+    book = settings.book_in_force(using, at=version)
     waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
     charged = [one for one in book.budgets[name] if one.charge_of(cost)]
     known = _Known(
@@ -118,27 +118,27 @@ def _rule(known: _Known, name: str) -> RuleLook:
     )
 
 
-def _moment(using: str) -> tuple[int, int, str, list[alive.Sign]]:
+def _moment(using: str) -> tuple[int, int, int, list[alive.Sign]]:
     """The instant that it is now, up to when everything that had ended is added up (0 where nothing
-    ever was), the token of the agreement in force, and every dispenser's last sign of life. One
+    ever was), the version of the settings in force, and every dispenser's last sign of life. One
     statement.
     """
-    summed, states = tables.name(using, "Summed"), tables.name(using, "RuleState")
     sql = (
-        f"SELECT {database.clock_sql(using)}, (SELECT MAX(until) FROM {summed}), "
-        f"(SELECT agreement FROM {states} WHERE rule = %s), name, seen_at, kind, digest, broker "
+        f"SELECT {database.clock_sql(using)}, "
+        f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
+        "name, seen_at, kind, digest, broker "
         f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
         "ON here = 1 ORDER BY seen_at DESC"
     )
-    found = rows(using, sql, [agreement.ALL])
-    shown, until, token = found[0][:3]
+    found = rows(using, sql)
+    shown, until, version = found[0][:3]
     now = database.to_us(database.clock(using)) if shown is None else instant_us(shown)
     signs = [
         alive.Sign(name, from_us(instant_us(at)), kind, digest, broker)
         for *_, name, at, kind, digest, broker in found
         if name is not None
     ]
-    return now, int(until or 0), token or "", alive.judged(signs, from_us(now))
+    return now, int(until or 0), int(version), alive.judged(signs, from_us(now))
 
 
 @dataclass(frozen=True)

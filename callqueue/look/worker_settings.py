@@ -5,10 +5,12 @@ Workers answer to the remote-control command COMMAND. No value of a setting is i
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from callqueue import conf
-from callqueue.limits.opinions import digest_of, plain_rule
+from callqueue.limits.in_force import digest_of
+from callqueue.limits.rules import Rule
 
 COMMAND = "callqueue_settings"
 
@@ -24,7 +26,7 @@ def digests() -> dict[str, str]:
     """By key of CALLQUEUE, and by rule: a text that differs where a worker would do otherwise."""
     config = conf.current()
     values: dict[str, Any] = {
-        f"RULES[{name!r}]": plain_rule(rule) for name, rule in config.rules.items()
+        f"RULES[{name!r}]": _plain_rule(rule) for name, rule in config.rules.items()
     }
     values |= {
         "HANDLERS": config.handlers,
@@ -37,3 +39,15 @@ def digests() -> dict[str, str]:
         "KEEP_RESPONSE_BYTES": config.keep_response_bytes,
     }
     return {key: digest_of(value) for key, value in values.items()}
+
+
+def _plain_rule(rule: Rule) -> list[list[Any]]:
+    """A rule as JSON that is the same in every process that has the same settings."""
+    return [[f.name, _plain(getattr(rule, f.name))] for f in fields(rule)]
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        name = getattr(value, "__qualname__", type(value).__name__)
+        return f"{getattr(value, '__module__', '')}.{name}"
+    return repr(value)

@@ -16,7 +16,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import agreement, clock_jumps, clock_shift, tallies
+from callqueue.ledger import clock_jumps, clock_shift, settings, tallies
 from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
@@ -214,7 +214,7 @@ def _spent_turns(using: str) -> Any:
 
 def _spent(using: str) -> Q:
     """The condition of attempts that no limit counts any more, of no rule that is unknown."""
-    now, book = _credited(using), agreement.book_in_force(using)
+    now, book = _credited(using), settings.book_in_force(using)
     rules_of: dict[int, list[str]] = {}
     for rule, window in tallies.counted_for(book).items():
         rules_of.setdefault(window, []).append(rule)

@@ -25,7 +25,7 @@ from django.utils.module_loading import import_string
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.database import EPOCH
 from callqueue.exceptions import IllegalTransition, InvalidCall
-from callqueue.ledger import agreement_rows
+from callqueue.ledger import rule_rows
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
 from callqueue.security.withholding import clean, payload_of
@@ -127,7 +127,7 @@ def _turns(using: str, rule: str) -> Any:
 
 def _take_turn(using: str, rule: str) -> datetime | None:
     """Until when the rule is this worker's; None where it is another's."""
-    agreement_rows.ensure_states(using, {rule}, "")
+    rule_rows.ensure(using, {rule})
     now = database.clock(using)
     free = Q(reconciling_until__isnull=True) | Q(reconciling_until__lte=now)
     return (

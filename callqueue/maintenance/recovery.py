@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
-from callqueue.ledger import agreement, holds, ready_calls, row_locks, tallies
+from callqueue.ledger import holds, ready_calls, row_locks, settings, tallies
 from callqueue.ledger.row_locks import Pair
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.states import Move
@@ -64,7 +64,7 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
     """
     found = list(overdue.values_list("pk", "rule")[:MOST])
     strange = {rule for _, rule in found} - conf.current().rules.keys()
-    if strange and (theirs := strange & agreement.known_rules(using)):
+    if strange and (theirs := strange & settings.known_rules(using)):
         own = overdue.exclude(call__isnull=False, rule__in=theirs)
         return list(own.values_list("pk", flat=True)[:MOST])
     return [pk for pk, _ in found]
@@ -111,7 +111,7 @@ def fail_orphans(using: str) -> int:
     """
     gone = [rule for rule in ready_calls.rules_of_ready(using) if rule not in conf.current().rules]
     if gone:
-        known = agreement.known_rules(using)
+        known = settings.known_rules(using)
         gone = [rule for rule in gone if rule not in known]
     return sum(_fail_orphans_of(using, rule) for rule in gone)
 
@@ -136,13 +136,13 @@ class Sign:
     newest: tuple[int, datetime] | None
 
 
-def beat(using: str, name: str, kind: str = "", broker: str = "") -> Sign:
-    """Give a dispenser's sign of life (`kind`, `broker`: see DispenserState); forgets those that
-    have been silent for longer than anything counts.
+def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign:
+    """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState); forgets
+    those that have been silent for longer than anything counts.
     """
     now = database.clock(using)
     rows = tables.dispensers(using)
-    said = {"seen_at": now, "kind": kind, "broker": broker[:255]}
+    said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
     if not rows.filter(pk=name).update(**said):
         rows.filter(seen_at__lt=now - _memory(using)).delete()
         row = tables.DispenserState(name=name, started_at=now, **said)
@@ -150,6 +150,16 @@ def beat(using: str, name: str, kind: str = "", broker: str = "") -> Sign:
     return Sign(
         now, tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
     )
+
+
+def stated_by(using: str, name: str) -> str:
+    """The digest of the opinion that a dispenser of this name had, when it was heard last."""
+    return tables.dispensers(using).filter(pk=name).values_list("digest", flat=True).first() or ""
+
+
+def take_leave(using: str, name: str) -> None:
+    """A dispenser ends: it holds no opinion any more."""
+    tables.dispensers(using).filter(pk=name).update(digest="")
 
 
 def has_others(using: str, name: str) -> bool:
@@ -181,7 +191,7 @@ def _memory(using: str) -> timedelta:
     """How long a silent dispenser is remembered: while limits count it, and a day at least."""
     return max(
         timedelta(days=1),
-        timedelta(microseconds=tallies.longest_window(agreement.book_in_force(using))),
+        timedelta(microseconds=tallies.longest_window(settings.book_in_force(using))),
     )
 
 
@@ -191,7 +201,7 @@ def hold_everything(using: str) -> None:
 
     No pause makes this shorter, and only who asks for it ends it: `control.resume(restored=True)`.
     """
-    now, config, book = database.clock(using), conf.current(), agreement.book_in_force(using)
+    now, config, book = database.clock(using), conf.current(), settings.book_in_force(using)
     for name, rule in config.rules.items():
         windows = [budget.limit.window_us for budget in book.budgets[name]]
         seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)

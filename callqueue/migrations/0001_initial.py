@@ -83,7 +83,6 @@ class Migration(migrations.Migration):
                     "kind",
                     models.CharField(db_default="", default="", editable=False, max_length=16),
                 ),
-                ("opinion", models.JSONField(editable=False, null=True)),
                 (
                     "broker",
                     models.CharField(db_default="", default="", editable=False, max_length=255),
@@ -100,20 +99,35 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="OpinionState",
+            fields=[
+                ("digest", models.CharField(max_length=16, primary_key=True, serialize=False)),
+                ("limits", models.JSONField()),
+                ("seen_at", models.DateTimeField()),
+                ("lapsed_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="SettingsState",
+            fields=[
+                ("id", models.PositiveSmallIntegerField(primary_key=True, serialize=False)),
+                ("version", models.BigIntegerField(default=0)),
+                ("rates", models.JSONField(default=dict)),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
             name="RuleState",
             fields=[
                 ("rule", models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ("passes", models.BigIntegerField(default=0, editable=False)),
                 ("served", models.BigIntegerField(default=0, editable=False)),
-                (
-                    "rates",
-                    models.JSONField(blank=True, default=dict, verbose_name="changed limits"),
-                ),
                 ("memo", models.JSONField(default=dict, editable=False)),
-                (
-                    "agreement",
-                    models.CharField(db_default="", default="", editable=False, max_length=16),
-                ),
                 ("reconciling_until", models.DateTimeField(editable=False, null=True)),
             ],
             options={

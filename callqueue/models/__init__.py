@@ -6,7 +6,15 @@ Rows only: what may be done with them is in `callqueue.managers`, and in the pac
 from callqueue.models.attempts import BelatedEnding, CallAttempt, PermitRequest
 from callqueue.models.calls import CallQueue
 from callqueue.models.history import Sum, Summed
-from callqueue.models.rules import DispenserState, Hold, KeyTurn, RuleState, Tally
+from callqueue.models.rules import (
+    DispenserState,
+    Hold,
+    KeyTurn,
+    OpinionState,
+    RuleState,
+    SettingsState,
+    Tally,
+)
 
 __all__ = [
     "BelatedEnding",
@@ -15,8 +23,10 @@ __all__ = [
     "DispenserState",
     "Hold",
     "KeyTurn",
+    "OpinionState",
     "PermitRequest",
     "RuleState",
+    "SettingsState",
     "Sum",
     "Summed",
     "Tally",

@@ -17,11 +17,7 @@ class RuleState(models.Model):
     rule = models.CharField(max_length=100, primary_key=True)
     passes = models.BigIntegerField(default=0, editable=False)
     served = models.BigIntegerField(default=0, editable=False)
-    rates = models.JSONField(_("changed limits"), default=dict, blank=True)
     memo = models.JSONField(default=dict, editable=False)
-    # The token of the agreement by which passes over the rule go: see agreement.py. The row "" is
-    # about all rules.
-    agreement = models.CharField(max_length=16, default="", db_default="", editable=False)
     # Until when the rule's UNKNOWN calls are one worker's to ask its reconcile hook of.
     reconciling_until = models.DateTimeField(null=True, editable=False)
 
@@ -32,6 +28,39 @@ class RuleState(models.Model):
 
     def __str__(self) -> str:
         return self.rule
+
+
+class SettingsState(models.Model):
+    """What is in force for all processes, in one row: every change raises its version, and a pass
+    goes by one version.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True)
+    version = models.BigIntegerField(default=0)
+    rates = models.JSONField(default=dict)  # that operators changed, by the limit's id
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.version)
+
+
+class OpinionState(models.Model):
+    """What some processes' settings say of the limits, as JSON, by a digest of it. One that has
+    lapsed tells which rules were charged to which limit before.
+    """
+
+    digest = models.CharField(max_length=16, primary_key=True)
+    limits = models.JSONField()
+    seen_at = models.DateTimeField()  # the last sign of life of a process that holds it
+    lapsed_at = models.DateTimeField(null=True)  # NULL: it is in force
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.digest
 
 
 class Tally(models.Model):
@@ -134,9 +163,7 @@ class Hold(models.Model):
 
 
 class DispenserState(models.Model):
-    """A dispenser: its sign of life, by which others and operators know that it runs, and the
-    limits that its settings name.
-    """
+    """A dispenser: its sign of life, by which others and operators know that it runs."""
 
     name = models.CharField(max_length=150, primary_key=True)
     started_at = models.DateTimeField()
@@ -146,8 +173,7 @@ class DispenserState(models.Model):
     kind = models.CharField(max_length=16, default="", db_default="", editable=False)
     # Where it publishes to, without user and password; empty where it makes calls itself.
     broker = models.CharField(max_length=255, default="", db_default="", editable=False)
-    # What its settings say of the limits, and a digest of that; empty once it has ended.
-    opinion = models.JSONField(null=True, editable=False)
+    # Of its opinion on the limits; empty once it has ended.
     digest = models.CharField(max_length=16, default="", db_default="", editable=False)
 
     class Meta:

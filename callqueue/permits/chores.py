@@ -1,11 +1,11 @@
 """What a waiter does besides waiting, since perhaps no dispenser runs that does it: it lets the
-clock settle, ends what died with its process, and brings the rules' rows up to date.
+clock settle, and ends what died with its process.
 """
 
 from __future__ import annotations
 
 from callqueue import database, tables
-from callqueue.ledger import agreement_rows, clock_jumps
+from callqueue.ledger import clock_jumps
 from callqueue.maintenance import recovery
 from callqueue.permits.begun import now
 
@@ -28,9 +28,3 @@ def end_overdue(using: str) -> None:
         _looked_for_overdue[using] = now()
         recovery.end_lost(using)
         recovery.void_unbegun(using)
-
-
-def stamp(using: str) -> None:
-    """Give the rules' rows the agreement's token, where whoever changed it has died before."""
-    with database.writing(using):
-        agreement_rows.stamp(using, agreement_rows.locked(using).token)

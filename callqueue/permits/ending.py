@@ -11,7 +11,7 @@ from typing import Any
 
 from callqueue import database, events, states, tables, transitions
 from callqueue.execution import recorder
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.ledger.transaction import transaction, untimed
 from callqueue.limits.budgets import cost_of, costs_more
 from callqueue.maintenance import breaker
@@ -97,7 +97,7 @@ def _cost(job: Job, cost: Any, outcome: str) -> dict[str, Any]:
 
 def _forget_levels(using: str, rule: str) -> None:
     """Have the next pass count anew what the buckets of the rule's group hold."""
-    book = agreement.book_in_force(using)
+    book = settings.book_in_force(using)
     group = book.groups.get(rule, ())
     if any(budget.limit.keeps_level for budget in book.group_budgets(group)):
         rows = tables.rule_states(using).filter(rule__in=group).order_by("rule")

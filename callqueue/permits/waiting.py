@@ -17,7 +17,6 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.db import router
 
@@ -26,9 +25,8 @@ from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.permit_turns import Answer
 from callqueue.exceptions import InvalidCall, NotNow
-from callqueue.ledger import guests
 from callqueue.ledger.ready_calls import Asked, Candidate
-from callqueue.limits.budgets import Book
+from callqueue.ledger.settings import Party
 from callqueue.permits import begun, chores, request_rows
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted
@@ -46,9 +44,6 @@ ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at fi
 BUSY = 0.002, 0.05  # seconds until the next try where another pass has the rules, likewise
 AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
 LAST = 2**62  # the number of a call that all others of its due time go before
-# passes in vain after which the rules' rows are brought up to date here: any, and those that met
-# such a row
-STAMP, OUTDATED = 25, 2
 
 
 @dataclass
@@ -71,7 +66,7 @@ class Waiter:
         self.is_first = False  # no other of its rule and key goes before it
         self.near_at = 0.0  # from when on a pass may have room for it
         self.in_vain = self.passes = 0
-        self.is_outdated = False  # its last pass was in vain since not all rows have the token
+        self.is_outdated = False  # its last pass went by settings of the past
         # a pass is under way, or was, and its end is not known
         self.is_passing = self.has_given_up = False
 
@@ -151,7 +146,7 @@ class Waiter:
         if answer.reading is None:
             self._put_off(answer)
             return None
-        self.last, self.in_vain = answer, 0
+        self.last, self.in_vain, self.is_outdated = answer, 0, False
         self.due_at = self.due_at or from_us(answer.reading.at)
         if answer.is_misfit:
             self._withdraw()
@@ -165,20 +160,17 @@ class Waiter:
 
     def _made_pass(self) -> Answer:
         using, rule = self.using, self.wanted.rule_name
-        book, own = _books.get(using), conf.current().book
-        is_stale = book is None or book[0] is not own or (self.in_vain and self.is_outdated)
-        if book is None or is_stale:
-            conf.current().rule(rule)  # UnknownRule where the settings have it no more
-            book = _books[using] = (own, guests.book_of_guest(using, own))
-        if is_stale or self.in_vain:
-            release_pass.ensure_states(using, book[1].groups[rule])
-        if self.in_vain and self.in_vain % (OUTDATED if self.is_outdated else STAMP) == 0:
-            chores.stamp(using)
+        conf.current().rule(rule)  # UnknownRule where the settings have it no more
+        party = _parties.setdefault(using, Party(using))
+        before = party.book
+        book = party.brought_up(conf.current().book, is_outdated=self.is_outdated)
+        if book is not before or self.in_vain:
+            release_pass.ensure_states(using, book.groups[rule])
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
         if self.is_passing:  # the answer to its commit was lost
             self._withdraw()
         self.is_passing = True
-        answer = release_pass.permit(using, book[1], self._candidate(), lead, self.left)
+        answer = release_pass.permit(using, book, self._candidate(), lead, self.left)
         self.is_passing = False
         return answer
 
@@ -280,7 +272,7 @@ class Waiter:
         return begun.job_of(self.wanted, self.asked.owner, granted, self.due_at)
 
 
-_books: dict[str, tuple[Any, Book]] = {}
+_parties: dict[str, Party] = {}  # by database: this process
 
 
 def _within(bounds: tuple[float, float], seconds: float) -> float:

@@ -20,7 +20,7 @@ from django.test import Client
 from django.urls import get_resolver
 from django.utils import timezone
 
-from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.models import CallAttempt, CallQueue, Hold, RuleState, SettingsState
 
 RULE = "<path:name>"
 OBJECT = "<path:object_id>"
@@ -193,7 +193,7 @@ def state() -> dict[str, Any]:
         "calls": {row["pk"]: row for row in calls},
         "attempts": list(CallAttempt.objects.order_by("pk").values()),
         "holds": list(Hold.objects.order_by("pk").values()),
-        "rates": list(RuleState.objects.order_by("pk").values("rule", "rates")),
+        "rates": list(SettingsState.objects.values_list("rates")),
         "log": LogEntry.objects.count(),
         "users": list(User.objects.order_by("pk").values_list("pk", "is_superuser", "is_staff")),
     }

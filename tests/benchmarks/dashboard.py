@@ -132,9 +132,9 @@ def count_day() -> None:
 def release_of_each() -> None:
     """A pass of every group of rules, each of one call, so that the ledger's tallies are kept."""
     from callqueue.dispatch.release_pass import ensure_states, release
-    from callqueue.ledger import agreement
+    from callqueue.ledger import settings
 
-    groups = agreement.book_in_force("default").distinct_groups()
+    groups = settings.book_in_force("default").distinct_groups()
     ensure_states("default", [rule for group in groups for rule in group])
     for group in groups:
         release("default", group, batch=1)

@@ -15,7 +15,8 @@ from datetime import timedelta
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
+from hypothesis import settings as chosen_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -37,10 +38,20 @@ from callqueue import (
     transitions,
 )
 from callqueue.database import server_clock
-from callqueue.ledger import agreement, clock_jumps, tallies
+from callqueue.ledger import clock_jumps, settings, tallies
 from callqueue.limits.budgets import bind, key_part
 from callqueue.limits.kinds import Limit
-from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, KeyTurn, RuleState, Tally
+from callqueue.models import (
+    CallAttempt,
+    CallQueue,
+    DispenserState,
+    Hold,
+    KeyTurn,
+    OpinionState,
+    RuleState,
+    SettingsState,
+    Tally,
+)
 from tests.support.dispensers import Process
 from tests.support.length import examples
 
@@ -108,11 +119,21 @@ class Histories(RuleBasedStateMachine):
     @initialize(pool=st.sampled_from(FAMILIES) | st.lists(ANY, min_size=2, max_size=3, unique=True))
     def start(self, pool: list[int]) -> None:
         self.pool = pool  # a history goes back and forth between few settings
-        for model in (CallAttempt, CallQueue, Hold, RuleState, DispenserState, KeyTurn, Tally):
+        for model in (
+            CallAttempt,
+            CallQueue,
+            Hold,
+            RuleState,
+            DispenserState,
+            KeyTurn,
+            Tally,
+            SettingsState,
+            OpinionState,
+        ):
             model.objects.all().delete()
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "_watches", {}))
-        enter(patch.object(agreement, "_books", {}))
+        enter(patch.object(settings, "_books", {}))
         enter(patch.object(server_clock, "ahead", timedelta(0)))
         enter(patch.object(clocks, "monotonic", lambda: real_monotonic() + self.later))
         enter(patch.object(tallies, "COARSE", 2))  # so that small windows are tallied too
@@ -164,7 +185,7 @@ class Histories(RuleBasedStateMachine):
         }
         if limit not in known:
             return
-        agreement.set_rate("default", limit, rate)
+        settings.set_rate("default", limit, rate)
         self.rates = {k: v for k, v in {**self.rates, limit: rate}.items() if v is not None}
 
     # What happens to calls.
@@ -215,7 +236,9 @@ class Histories(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.later += seconds
         server_clock.ahead = timedelta(seconds=self.later)
-        DispenserState.objects.update(seen_at=database.clock("default"))  # they give signs of life
+        now = database.clock("default")  # they give signs of life
+        DispenserState.objects.update(seen_at=now)
+        OpinionState.objects.update(seen_at=now)
 
     # The adversary.
 
@@ -294,7 +317,7 @@ Settings = _Settings()
 @pytest.mark.fault
 def test_whatever_the_history_no_window_is_over() -> None:
     health = list(HealthCheck)
-    chosen = settings(
+    chosen = chosen_settings(
         max_examples=EXAMPLES,
         stateful_step_count=STEPS,
         deadline=None,

@@ -15,7 +15,7 @@ import pytest
 from django.db import DatabaseError, connection
 
 from callqueue import Rule, SlidingWindow, control, database, states
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
 from tests.support.dispensers import Process
 from tests.support.processes import Processes
@@ -73,7 +73,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> None:
 
 def registered(dispenser: Process) -> datetime:
     """The instant from which all go by what this one holds, too."""
-    wait_for(lambda: dispenser.membership.seat.is_complete)
+    wait_for(lambda: dispenser.membership.book is not None)
     return database.clock("default")
 
 
@@ -106,10 +106,7 @@ def test_from_the_moment_the_strict_one_has_joined_nobody_releases_more(
         with at_work(working(second)):
             since = registered(strict)
             wait_for(
-                lambda: (
-                    loose.membership.seat.book
-                    and len(loose.membership.seat.book.all_budgets()) == 2
-                )
+                lambda: loose.membership.book and len(loose.membership.book.all_budgets()) == 2
             )
             wait_for(lambda: len(released_since(since)) >= 7)
     assert most_in_a_second(released_since(since)) <= 2
@@ -151,7 +148,7 @@ def test_a_lowered_limit_holds_for_every_pass_once_it_is_set(rules: Any) -> None
 
 
 def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> None:
-    """The others go by the new agreement at once; the frozen one's rule, once its row is free."""
+    """The others go by the new settings at once; the frozen one's rule, once its row is free."""
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("one writer at a time")
     both = {"a": LOOSE, "b": LOOSE}
@@ -172,11 +169,9 @@ def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> No
         try:
             assert inside.wait(60)
             assert strict.goes() == {"b": 2}
-            assert not strict.membership.seat.is_complete
         finally:
             thaw.set()
     assert strict.goes() == {"a": 2}
-    assert strict.membership.seat.is_complete
 
 
 @pytest.mark.usefixtures("rules")
@@ -191,5 +186,5 @@ def test_what_a_killed_dispenser_held_counts_until_it_has_been_silent(
     killed.kill()
     loose = Process("loose", r=Rule(limits=[SlidingWindow("9/h")]))
     assert (loose.goes(), loose.goes()) == ({}, {})
-    monkeypatch.setattr(agreement, "SILENCE", 0.0)
+    monkeypatch.setattr(settings, "SILENCE", 0.0)
     assert loose.goes() == {"r": 7}

@@ -19,7 +19,7 @@ import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, clocks, control
 from callqueue.dispatch import permit_turns, release_pass
 from callqueue.exceptions import CallQueueError
-from callqueue.ledger import agreement, clock_jumps
+from callqueue.ledger import clock_jumps, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, Hold, PermitRequest
 from callqueue.permits import apart
@@ -130,7 +130,7 @@ def test_what_operators_do_is_minded_by_who_waits(rules: Rules) -> None:
     thread, found = in_a_thread(lambda: taken(wait=60))
     wait_until_it_waits()
     control.pause("default", "r")
-    agreement.set_rate("default", "l", "2/h")
+    settings.set_rate("default", "l", "2/h")
     time.sleep(0.5)
     assert not found
     control.resume("default", "r")

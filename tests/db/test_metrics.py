@@ -238,7 +238,7 @@ def test_a_scrape_takes_few_statements_however_many_rules_there_are(rules: Rules
             send(f"p{n}")
         release()
         count_up()
-        scraped()  # knows the agreement from now on
+        scraped()  # knows what is in force from now on
         with CaptureQueriesContext(connection) as found:
             assert scraped()["callqueue_in_flight_calls", f"p{count - 1}"] >= 1
         return len(found)

@@ -214,20 +214,37 @@ def begin_anew(act: Act) -> Any:
 
 
 # Of each row: what names it, what it is done by, and what passes note for themselves.
-PASSING = {"id", "call_id", "idempotency_key", "worker", "name", "passes", "memo", "served"}
-WATCHED = ("CallQueue", "CallAttempt", "Hold", "PermitRequest", "RuleState", "BelatedEnding")
+PASSING = {
+    "id",
+    "call_id",
+    "idempotency_key",
+    "worker",
+    "name",
+    "passes",
+    "memo",
+    "served",
+    "version",
+}
+WATCHED = (
+    "CallQueue",
+    "CallAttempt",
+    "Hold",
+    "PermitRequest",
+    "RuleState",
+    "BelatedEnding",
+    "OpinionState",
+    "SettingsState",
+)
 
 
 def state() -> list[Any]:
-    """All rows, but for which instant it was, and for what an agreement is called."""
-    found, tokens = [], dict[str, int]()
+    """All rows, but for which instant it was, and which version."""
+    found = []
     for name in WATCHED:
         rows = apps.get_model("callqueue", name)._default_manager.order_by("pk")
         if name == "CallAttempt":  # a permit whose grant was never heard of is void, and asked anew
             rows = rows.exclude(outcome=states.VOIDED, call=None)
         for row in rows.values():
-            if token := row.get("agreement"):
-                row["agreement"] = tokens.setdefault(token, len(tokens))
             shown = {
                 column: value is not None if isinstance(value, datetime | None) else str(value)
                 for column, value in row.items()

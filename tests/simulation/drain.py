@@ -173,7 +173,7 @@ def wipe() -> None:
     from django.db import transaction
 
     from callqueue import tables
-    from callqueue.ledger.agreement_rows import OF_NO_RULE
+    from callqueue.ledger.rule_rows import OF_NO_RULE
 
     with transaction.atomic():
         rules = tables.rule_states("default").exclude(rule__in=OF_NO_RULE).order_by("rule")

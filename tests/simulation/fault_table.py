@@ -91,15 +91,19 @@ FAULTS = {
         'return queue if per == "queue" else key_part(key, per)',
         'return queue if per == "queue" else key',
     ),
-    "a pass goes by an agreement of the past": fault(
-        "dispatch.release_pass",
-        "return any(row.agreement != self.book.agreement for row in self.rows.values())",
-        "return False",
+    "a pass goes by settings of the past": Fault(
+        Change("dispatch.release_pass", "if found[0][3] != book.version:", "if False:"),
+        Change("dispatch.release_pass", "    if fresh and not changed_rows:", "    if False:"),
     ),
     "an operator's limit is forgotten": fault(
-        "limits.agreements",
-        "limit = with_rate(limit, agreement.rates.get(settings_id))",
+        "limits.in_force",
+        "limit = with_rate(limit, stated.rates.get(settings_id))",
         "limit = with_rate(limit, None)",
+    ),
+    "opinions are not stated": fault(
+        "ledger.settings",
+        "comes = {} if digest in before.opinions else {digest: opinion}",
+        "comes: dict[str, Opinion] = {}",
     ),
     "what a locked call becomes is forgotten": fault(
         "transitions.verbs", "    if others:\n", "    if False:\n"
@@ -151,9 +155,9 @@ FAULTS = {
         'rows = database.locked(calls.filter(pk__in=list(seen)).order_by("pk"), wait=True)',
     ),
     "each dispenser goes by its own settings": fault(
-        "limits.agreements",
-        "[mine, *(opinion for other, opinion in opinions.items() if other != digest)], agreement",
-        "[mine], agreement",
+        "limits.in_force",
+        "[mine, *(self.opinions[d] for d in self.opinions if d != digest)], self",
+        "[mine], self",
     ),
     "whatever a message names is begun": Fault(
         Change(

@@ -277,7 +277,7 @@ def _grip(world: World, draw: Any) -> None:
         from django.db import transaction
 
         from callqueue import tables
-        from callqueue.ledger.agreement_rows import OF_NO_RULE
+        from callqueue.ledger.rule_rows import OF_NO_RULE
 
         rows = getattr(tables, name)("default").order_by("pk")
         pks = [pk for pk in rows.values_list("pk", flat=True) if pk not in OF_NO_RULE]

@@ -137,9 +137,9 @@ UNSEEN = {
         scenes=["counted"],
     ),
     "a permit waits for dispensers with the settings of its process": fault(
-        "ledger.guests",
-        "return replace(in_force(own, found, opinions, now), agreement=token)",
-        "return in_force(own, found, opinions, now)",
+        "permits.waiting",
+        "party.brought_up(conf.current().book, is_outdated=self.is_outdated)",
+        "party.book or party.brought_up(conf.current().book, is_outdated=False)",
     ),
     # Looked for in a handful of long runs yet, chosen by their scenes.
     "open attempts of former rules are not counted": fault(
@@ -199,13 +199,13 @@ UNSEEN = {
         ),
     ),
     "of two variants of a limit the last holds": fault(
-        "limits.agreements",
+        "limits.in_force",
         "joint.variants[digest_of(as_data(limit))] = limit",
         "joint.variants = {digest_of(as_data(limit)): limit}",
     ),
     "a changed limit waits for nobody": fault(
-        "ledger.agreement",
-        "    while not is_complete and time.monotonic() < end:\n",
+        "ledger.settings",
+        "    while busy and time.monotonic() < end:\n",
         "    while False:\n",
     ),
     "a call that waits keeps nobody back": fault(

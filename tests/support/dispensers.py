@@ -24,7 +24,7 @@ class Process(Dispenser):
         few seconds.
         """
         newest = CallAttempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-        self.membership.is_outdated |= self.membership.seat.look()
+        self.membership.is_outdated |= self.membership.party.heartbeat()
         self.run_once(maintain=False)
         made = list(CallAttempt.objects.filter(pk__gt=newest).values_list("rule", flat=True))
         return {rule: made.count(rule) for rule in sorted(set(made))}

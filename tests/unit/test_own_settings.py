@@ -2,7 +2,7 @@
 is in force for all: other processes may have other settings, and operators give limits other rates.
 
 Each place in the packages that decide has a reason here why its answer may differ from process to
-process. A new one fails, until it asks `ledger.agreement`, or somebody gives its reason.
+process. A new one fails, until it asks `ledger.settings`, or somebody gives its reason.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ OWN = "of this process: how it works, not what counts"
 MAKER = "whoever makes the call needs its rule: timeouts, hooks, what to retry"
 # By module and function: why, for as many looks at the settings as it takes.
 REASONS = {
-    "ledger/agreement.py:book_in_force": "joined with what all dispensers hold",
+    "ledger/settings.py:book_in_force": "joined with what all others hold",
     "dispatch/dispenser.py:Dispenser.__init__": "stated as its opinion, before it releases",
     "dispatch/dispenser.py:has_steady_dispenser": "whether another has the same opinion",
-    "permits/waiting.py:Waiter._made_pass": "joined with what all hold, as a guest",
+    "permits/waiting.py:Waiter._made_pass": "joined with what all others hold",
     # What is in force may have rules that these settings lack; those are somebody else's to judge.
     "maintenance/recovery.py:_to_end_here": "leaves to others what they know",
     "maintenance/recovery.py:_lost": MAKER,
-    "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by the agreement",
+    "maintenance/recovery.py:fail_orphans": "fails what no dispenser knows, by all opinions",
     "maintenance/recovery.py:hold_everything": "every rule that may release here",
     "execution/claim.py:_job": MAKER + "; without it, dispensers are asked who has it",
-    "execution/request.py:_policy": "what this process may connect to; hosts are in no agreement",
-    "ledger/agreement.py:book_lately": "joined with what all dispensers hold",
+    "execution/request.py:_policy": "what this process may connect to; no opinion says anything of hosts",
+    "ledger/settings.py:book_lately": "joined with what all others hold",
     "maintenance/breaker.py:_settle": "whether it has a breaker, which only ever lays holds",
     "maintenance/reconcile.py:queues_wanted": "rules whose hook it has",
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from callqueue import broker, conf, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import agreement as ledger_agreement
-from callqueue.limits import opinions
+from callqueue.ledger import settings
+from callqueue.limits.in_force import opinion_of
 from callqueue.look import alive, worker_settings
 from callqueue.look.attempts import UNBEGUN_S
 from callqueue.look.doctor.facts import Facts, Wrong, celery_app, is_eager, queues_of
@@ -37,9 +37,9 @@ def dispenser(facts: Facts) -> str:
 
 def agreement(facts: Facts) -> str:
     """All dispensers have the same limits, and so has this process."""
-    here = opinions.opinion_of(conf.current().book)
+    here = opinion_of(conf.current().book)
     digests = {one.digest for one in facts.look.dispensers if one.digest}
-    if found := ledger_agreement.disagreements(facts.using, digests, here=here):
+    if found := settings.disagreements(facts.using, digests, here=here):
         raise Wrong(
             "settings differ: " + "; ".join(map(str, found)),
             "restart those whose settings are old; "

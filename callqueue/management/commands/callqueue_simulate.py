@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from callqueue import conf
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.limits.budgets import Budget, Cost
 from callqueue.look import estimate, idle, words
 from callqueue.management.base import CallQueueCommand, counted, wrong_use
@@ -37,7 +37,7 @@ class Command(CallQueueCommand):
                 "--latency from 0 to 86400 seconds, --keys at least 1"
             )
         conf.current().rule(rule)
-        cost = _cost(agreement.book_in_force(using).budgets[rule], options["cost"])
+        cost = _cost(settings.book_in_force(using).budgets[rule], options["cost"])
         seen = idle(using, rule, calls, latency=latency, keys=options["keys"], cost=cost)
         slowest, passed = seen.slowest(calls), seen.released_s(calls, seen.gates)
         binding = slowest.name if slowest else None

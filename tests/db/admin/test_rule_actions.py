@@ -15,7 +15,7 @@ from django.utils import timezone
 from callqueue import Rule, SlidingWindow
 from callqueue.admin.rule_actions import rule_url
 from callqueue.maintenance import recovery
-from callqueue.models import Hold, RuleState
+from callqueue.models import Hold, SettingsState
 from tests.db.admin.staff import DASHBOARD, act, log_in, text_of
 from tests.support.behaviour import send
 
@@ -62,7 +62,7 @@ def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rule
     assert [list(one.values()) for one in asked.context["concerned"]] == [
         ["pay", "250", "0", "0", "2 hours", "0 seconds", False]
     ]
-    assert not RuleState.objects.exclude(rates={}).exists()
+    assert not SettingsState.objects.exclude(rates={}).exists()
     assert "changed from 100/h to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
     (shown,) = operator.get(rule_url("pay")).context["limits"]
     assert (shown["limit"].rate, shown["changed"]) == ("1000/h", "100/h")
@@ -101,7 +101,7 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(
     rules(pay=Rule(limits=[SlidingWindow("100/h")]))
     assert re.search("Nothing was (changed|done)", act(root, **fields))
     assert not Hold.objects.exists()
-    assert not RuleState.objects.exclude(rates={}).exists()
+    assert not SettingsState.objects.exclude(rates={}).exists()
     assert not LogEntry.objects.exists()
 
 

@@ -14,7 +14,7 @@ from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, judging, recorder, telling, wire
 from callqueue.forecast import has_room
-from callqueue.ledger import agreement
+from callqueue.ledger import settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.transitions import Job
@@ -129,9 +129,9 @@ def test_telling_is_one_statement_and_one_that_reads_the_clock(rules: Rules) -> 
     released(rules, Rule(limits=[SlidingWindow("20/10s")]))
     warm, *jobs = under_way(ago=11)
     answered(warm)
-    agreement.book_lately("default")  # what is in force is read once a second, whoever asks
+    settings.book_lately("default")  # what is in force is read once a second, whoever asks
     with CaptureQueriesContext(connection) as made:
-        agreement.book_lately("default")
+        settings.book_lately("default")
         assert telling.tell("default", jobs) == 4
     told = [one["sql"] for one in made.captured_queries]
     is_counted_apart = connection.vendor == "sqlite"

@@ -18,7 +18,7 @@ from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
 from callqueue.execution.trip import Trip
-from callqueue.ledger import agreement, clock_jumps, holds
+from callqueue.ledger import clock_jumps, holds, settings
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
@@ -101,14 +101,14 @@ def test_a_dispenser_that_nobody_has_heard_before_a_jump_is_no_more_silent_after
 ) -> None:
     """Its limit was taken for that of one that is long dead, and the laxer one of two held."""
     strict, lax = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (2, 40))
-    agreement.Seat("default", "strict").join(strict)
+    settings.Party("default").join(strict)
     clock_jumps.watch("default").look()
     two_clocks.jump(7200)
     clock_jumps.watch("default").look()
-    book = agreement.Seat("default", "lax").join(lax)
+    book = settings.Party("default").join(lax)
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"2/m", "40/m"}
-    two_clocks.pass_by(agreement.LONG_SILENCE.total_seconds() + 1)
-    book = agreement.Seat("default", "laxer").join(lax)
+    two_clocks.pass_by(settings.LONG_SILENCE.total_seconds() + 1)
+    book = settings.Party("default").join(lax)
     assert {str(budget.limit.rate) for budget in book.budgets["r"]} == {"40/m"}
 
 

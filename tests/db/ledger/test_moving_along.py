@@ -146,7 +146,9 @@ def test_a_clock_that_is_set_again_meanwhile(full: Clocks, jumps: tuple[float, f
 def test_a_former_rules_attempts_are_waited_for_too(full: Clocks) -> None:
     """What another rule was charged to the same limit is counted, though no pass has its row."""
     own = conf.current().book
-    budgets = tuple(replace(one, former=(("r", None),)) for one in own.budgets["s"])
+    budgets = tuple(
+        replace(one, former=(("r", 4_000_000_000 * 1_000_000),)) for one in own.budgets["s"]
+    )
     book = replace(own, budgets={**own.budgets, "s": budgets})
     full.jump(60)
     assert not release("default", ["s"], book).released

@@ -191,7 +191,7 @@ def test_what_a_linked_rule_was_told_of_costs_is_known_when_it_is_alone_again(ru
 def test_a_rule_that_is_renamed_to_and_fro_by_short_lived_dispensers_is_counted_whole(
     rules: Rules, names: str, thousands: float, per: str, thousand: int
 ) -> None:
-    """Its two names share no row, and a dispenser that makes one round settles no agreement."""
+    """Its two names share no row, and a dispenser that makes one round hears of no other."""
     account = SlidingWindow(f"{int(thousands * thousand)}/{per}", name="account")
     for name in names:
         rules(**{name: Rule(limits=[account])})

@@ -15,11 +15,13 @@ from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
 from callqueue.history import audit
-from callqueue.ledger import agreement, agreement_rows, guests
+from callqueue.ledger import settings
+from callqueue.ledger.settings import Party
 from callqueue.limits.budgets import Book, bind
 from callqueue.look import look
 from callqueue.maintenance import cleanup
-from callqueue.models import CallAttempt, CallQueue, Hold, PermitRequest
+from callqueue.models import CallAttempt, CallQueue, Hold, OpinionState, PermitRequest
+from callqueue.permits import waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_permit, run_callqueue, travel
@@ -186,7 +188,7 @@ def test_permits_go_on_while_dispensers_have_other_settings(rules: Rules, own: s
         pytest.fail("over the limit of either")
     assert "is used up" in refused.value.reason
     send("r")
-    assert other.goes() == ({} if own == "3/h" else {"r": 1})
+    assert other.goes() == {}, "the stricter holds for both"
 
 
 ACCOUNT = SlidingWindow("1/h", name="account")
@@ -215,40 +217,40 @@ def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(**TOGETHER)
-    monkeypatch.setattr(agreement, "SILENCE_US", 0)
+    monkeypatch.setattr(settings, "SILENCE", 0.0)
     apart = Process("apart", **APART)
     apart.joins()
     first = Waiter(Options("b", wait=0).wanted())
     assert isinstance(first.step(), Job)
     CallAttempt.objects.all().delete()
-    for _ in range(3):  # one is to take the guest away, one to see that nobody goes by it any more
+    for _ in range(3):  # one is to hear of it, one to see that it has fallen silent
         assert apart.goes() == {}
-    agreed = agreement_rows.read("default")
-    assert not agreed.guests and agreed.charged["account"]["b"] is not None
+    assert OpinionState.objects.filter(lapsed_at=None).count() == 1
     again = Waiter(Options("b", wait=0).wanted())
     assert not isinstance(again.step(), Job), "its settings do not count any more"
     again.pass_at = 0.0
     assert isinstance(again.step(), Job)
-    agreed = agreement_rows.read("default")
-    assert len(agreed.guests) == 1 and agreed.charged["account"]["b"] is None
+    assert OpinionState.objects.filter(lapsed_at=None).count() == 2
     send("a")
     assert apart.goes() == {}
 
 
-def test_guests_of_the_past_are_forgotten_without_any_dispenser(
+def test_settings_of_the_past_are_forgotten_without_any_dispenser(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "SILENCE_US", 0)
+    monkeypatch.setattr(settings, "SILENCE", 0.0)
     for number in range(3):
-        rules(a=Rule(limits=[SlidingWindow(f"{number + 5}/h", name="account")]))
-        waiter = Waiter(Options("a", wait=0).wanted())
-        waiter.step()
-        assert waiter.in_vain == 0, "the rows of its rules have the agreement's token"
-        assert len(agreement_rows.read("default").guests) == 1
+        rules(a=Rule(limits=[SlidingWindow(f"{number + 50}/h", name="account")]))
+        monkeypatch.setattr(waiting, "_parties", {})  # another process
+        for _ in range(3):
+            monkeypatch.setattr(settings, "SIGN", 0.0)
+            waiter = Waiter(Options("a", wait=0).wanted())
+            waiter.step()
+        assert OpinionState.objects.filter(lapsed_at=None).count() == 1
 
 
 @pytest.mark.usefixtures("trusted_workers")
-def test_guests_hear_of_a_dispenser_that_was_away(rules: Rules) -> None:
+def test_who_takes_permits_hears_of_a_dispenser_that_was_away(rules: Rules) -> None:
     strict = Rule(limits=[ACCOUNT])
     before = Process("before", a=strict)
     before.joins()
@@ -264,43 +266,30 @@ def test_guests_hear_of_a_dispenser_that_was_away(rules: Rules) -> None:
         pytest.fail("a dispenser that is alive allows one")
 
 
-def test_guests_of_one_limit_lock_the_same_rows_and_go_by_all_limits(rules: Rules) -> None:
-    def guest(rule: str, rate: str) -> Book:
-        book = bind({rule: Rule(limits=[SlidingWindow(rate, name="account")])})
-        return guests.book_of_guest("default", book)
+def test_processes_of_one_limit_lock_the_same_rows_and_go_by_all_limits(rules: Rules) -> None:
+    def party(rule: str, rate: str) -> tuple[Party, Book]:
+        return Party("default"), bind({rule: Rule(limits=[SlidingWindow(rate, name="account")])})
 
-    guest("b", "1/h")
-    one, other = guest("c", "2/h"), guest("b", "1/h")
-    assert one.agreement == other.agreement
-    assert one.groups["c"] == other.groups["b"] == ("b", "c")
-    for book in (one, other):
-        limits = [budget.limit.capacity for budget in book.budgets["c"]]
+    (one, own), (other, others) = party("c", "2/h"), party("b", "1/h")
+    other.join(others)
+    book, again = one.join(own), other.brought_up(others, is_outdated=True)
+    assert book.version == again.version
+    assert book.groups["c"] == again.groups["b"] == ("b", "c")
+    for found in (book, again):
+        limits = [budget.limit.capacity for budget in found.budgets["c"]]
         assert sorted(limits) == [1, 2]
 
 
-def test_a_guest_whose_rows_were_held_has_its_permit_soon(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("8/h", name="account")]))
-    with monkeypatch.context() as patched:
-        patched.setattr(agreement_rows, "stamp", lambda *_: False)
-        guests.book_of_guest("default", conf.current().book)
-    waiter = Waiter(Options("r", wait=0).wanted())
-    while not isinstance(waiter.step(), Job):
-        assert waiter.in_vain < 5
-        waiter.pass_at = 0.0
-
-
 @pytest.mark.usefixtures("trusted_workers")
-def test_a_process_with_the_dispensers_settings_is_no_guest(rules: Rules) -> None:
+def test_a_process_with_the_dispensers_settings_changes_nothing(rules: Rules) -> None:
     rules(**TOGETHER)
     together = Process("together")
     together.book = conf.current().book
     together.joins()
-    before = agreement_rows.read("default")
+    before = settings.read("default")
     with callqueue.permit("b", wait=0):
         pass
-    assert agreement_rows.read("default") == before and not before.guests
+    assert settings.read("default") == before
 
 
 def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules) -> None:

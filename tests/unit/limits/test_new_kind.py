@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from callqueue import Rule
 from callqueue.history.audit_tallies import tally_of
 from callqueue.limits import kinds
-from callqueue.limits.agreements import Agreement, in_force, renewed
 from callqueue.limits.budgets import bind
+from callqueue.limits.in_force import Stated, digest_of, opinion_of
 from callqueue.limits.kinds import Usage
-from callqueue.limits.opinions import digest_of, opinion_of
 from tests.support.drain_simulation import simulate
 from tests.support.length import examples
 from tests.support.new_kind import Spaced
@@ -49,5 +48,5 @@ def test_dispensers_agree_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = Spaced("4/h", per="key")
     book = bind({"r": Rule(limits=[limit])})
     opinions = {digest_of(opinion_of(book)): opinion_of(book)}
-    found = in_force(bind({}), renewed(Agreement(token="t"), opinions), opinions, NOON)
+    found = Stated(opinions=opinions).book(bind({}), NOON)
     assert [budget.limit for budget in found.budgets["r"]] == [limit]

@@ -1,4 +1,4 @@
-"""What is in force among dispensers whose settings differ, and what goes on counting: pure, for any
+"""What is in force among processes whose settings differ, and what goes on counting: pure, for any
 settings and histories.
 """
 
@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket
-from callqueue.limits.agreements import LATE, Agreement, in_force, is_settled, renewed
 from callqueue.limits.budgets import Book, bind
+from callqueue.limits.in_force import (
+    LATE,
+    LINGERS,
+    OF_NOBODY,
+    Opinion,
+    Stated,
+    differences,
+    digest_of,
+    opinion_of,
+)
 from callqueue.limits.kinds import DAY, Limit
-from callqueue.limits.opinions import differences, digest_of, kinds_of, opinion_of
 
 NOW = 2_000_000 * 1_000_000
 LIMITS: list[Limit] = [
@@ -55,7 +63,7 @@ def plain(limit: Limit) -> str:
 
 @given(books())
 def test_alone_a_dispenser_goes_by_its_own_settings(book: Book) -> None:
-    found = in_force(book, Agreement(), opinions_of(book), NOW)
+    found = Stated(opinions=opinions_of(book)).book(book, NOW)
     for rule, budgets in book.budgets.items():
         assert [(b.id, b.limit, sorted(b.rules), b.former) for b in budgets] == [
             (b.id, b.limit, sorted(b.rules), b.former) for b in found.budgets[rule]
@@ -68,7 +76,7 @@ def test_alone_a_dispenser_goes_by_its_own_settings(book: Book) -> None:
 def test_every_limit_of_every_opinion_holds_for_all_that_it_counts(all_books: list[Book]) -> None:
     opinions = opinions_of(*all_books)
     for mine in all_books:
-        found = in_force(mine, Agreement(), opinions, NOW)
+        found = Stated(opinions=opinions).book(mine, NOW)
         for book in all_books:
             for rule, budgets in book.budgets.items():
                 for budget in budgets:
@@ -83,99 +91,74 @@ def test_every_limit_of_every_opinion_holds_for_all_that_it_counts(all_books: li
 
 @given(st.lists(books(), min_size=2, max_size=4))
 def test_all_that_take_part_find_the_same_budgets_and_groups(all_books: list[Book]) -> None:
-    agreement = renewed(Agreement(token="t"), opinions_of(*all_books))
-    found = [in_force(book, agreement, opinions_of(*all_books), NOW) for book in all_books]
+    stated = Stated(version=7, opinions=opinions_of(*all_books))
+    found = [stated.book(book, NOW) for book in all_books]
     assert all(one.groups == found[0].groups for one in found)
     assert all(
         {b.id: b for b in one.all_budgets()} == {b.id: b for b in found[0].all_budgets()}
         for one in found
     )
-    assert {one.agreement for one in found} == {"t"}
+    assert {one.version for one in found} == {7}
+
+
+def test_nobody_charges_by_settings_that_are_not_in_force() -> None:
+    one, other = (bind({"r": Rule(limits=[SlidingWindow(f"{n}/m")])}) for n in (1, 2))
+    stated = Stated(version=7, opinions=opinions_of(one))
+    assert stated.book(one, NOW).version == 7
+    assert stated.book(other, NOW).version == OF_NOBODY
+    assert Stated(version=7).book(other, NOW).version == 7, "there are no others"
 
 
 @given(st.lists(st.lists(books(), min_size=1, max_size=2), min_size=2, max_size=6), st.data())
 def test_what_was_charged_to_a_named_limit_counts_in_it_from_then_on(
     history: list[list[Book]], data: Any
 ) -> None:
-    """Whatever opinions come and go: every release is still counted by the limits that it was
-    charged to.
+    """Whatever opinions come and go, and though a pass still goes by those that have just lapsed:
+    every release is counted by the limits that it was charged to.
     """
-    agreement, released = Agreement(), list[tuple[str, str, int]]()
-    for step, alive in enumerate(history):
-        at, opinions = NOW + step * 1000, opinions_of(*alive)
-        settled_at = (
-            at if data.draw(st.booleans()) and set(opinions) == set(agreement.digests) else None
-        )
-        agreement = renewed(agreement, opinions, kinds_of(alive[0]), settled_at)
-        book = in_force(alive[0], agreement, opinions, at)
+    stated, lapsed, at = Stated(), dict[str, tuple[Opinion, int]](), NOW
+    released = list[tuple[str, str, int]]()
+    for alive in history:
+        book = stated.book(alive[0], at)  # a pass that is under way while they come and lapse
+        at += data.draw(st.sampled_from([1000, LINGERS, DAY // 2]))
+        opinions = opinions_of(*alive)
+        lapsed |= {d: (stated.opinions[d], at) for d in stated.opinions.keys() - opinions.keys()}
+        lapsed = {digest: one for digest, one in lapsed.items() if digest not in opinions}
+        charged = book.budgets if book.version != OF_NOBODY and stated.opinions else {}
+        stated = Stated(stated.version + 1, opinions, list(lapsed.values()))
         released += [
-            (budget.known_as, rule, at + 1)
-            for rule in book.rules
-            for budget in book.budgets[rule]
+            (budget.known_as, rule, at + LINGERS)
+            for rule, budgets in charged.items()
+            for budget in budgets
             if budget.limit.name
         ]
-        if data.draw(st.booleans()):
-            agreement = renewed(agreement, opinions, None, at + 2)
-            book = in_force(alive[0], agreement, opinions, at + 2)
-        for budget in book.all_budgets():
+        for budget in stated.book(alive[0], at).all_budgets():
             for limit, rule, instant in released:
                 assert budget.known_as != limit or budget.counts(rule, instant)
 
 
 def test_a_rule_that_left_a_limit_counts_until_the_last_pass_that_charged_it() -> None:
     account = SlidingWindow("10/m", name="account")
-    both, one = (
-        bind({"a": Rule(limits=[account]), "b": Rule(limits=[account])}),
-        bind({"a": Rule(limits=[account]), "b": Rule()}),
-    )
-    agreement = renewed(Agreement(), opinions_of(both))
-    agreement = renewed(agreement, opinions_of(one))
-    assert not is_settled(agreement, opinions_of(one))
-    assert former(one, agreement) == (("b", None),)
-    agreement = renewed(agreement, opinions_of(one), None, NOW)
-    assert is_settled(agreement, opinions_of(one))
-    assert former(one, agreement) == (("b", NOW),)
-    (budget,) = in_force(one, agreement, opinions_of(one), NOW).budgets["a"]
-    assert (budget.counts("b", NOW), budget.counts("b", NOW + 1)) == (True, False)
-    assert former(one, agreement, NOW + LATE + DAY) == (), "forgotten when nothing of it can count"
-    back = renewed(agreement, opinions_of(both))
-    assert former(both, back) == ()
+    both = bind({"a": Rule(limits=[account]), "b": Rule(limits=[account])})
+    one = bind({"a": Rule(limits=[account]), "b": Rule()})
+    lapsed = [(opinion_of(both), NOW - 500), (opinion_of(both), NOW), (opinion_of(one), NOW + 9)]
+    stated, until = Stated(opinions=opinions_of(one), lapsed=lapsed), NOW + LINGERS
+    (budget,) = stated.book(one, NOW).budgets["a"]
+    assert budget.former == (("b", until),)
+    assert (budget.counts("b", until), budget.counts("b", until + 1)) == (True, False)
+    (budget,) = stated.book(one, until + LATE + DAY).budgets["a"]
+    assert budget.former == (), "forgotten when nothing of it can count"
+    back = Stated(opinions=opinions_of(both, one), lapsed=lapsed)
+    assert back.book(one, NOW).budgets["a"][0].former == ()
 
 
-def former(book: Book, agreement: Agreement, now: int = NOW) -> tuple[Any, ...]:
-    return in_force(book, agreement, opinions_of(book), now).budgets["a"][0].former
-
-
-def test_a_rule_is_renamed_where_all_else_is_equal() -> None:
-    def verdict(response: Any) -> None:
-        return None
-
-    rule = Rule(hosts=["h.example"], limits=[SlidingWindow("5/m")], classify=verdict)
-    old, new = bind({"old": rule}), bind({"new": rule})
-    changed = bind(
-        {
-            "new": Rule(
-                hosts=["h.example"], limits=[SlidingWindow("5/m")], classify=verdict, priority=1
-            )
-        }
-    )
-    agreement = renewed(Agreement(), opinions_of(old), kinds_of(old))
-    assert renewed(agreement, opinions_of(new), kinds_of(new)).names == {
-        "old": {"new": None},
-        "new": {"old": None},
-    }
-    assert renewed(agreement, opinions_of(changed), kinds_of(changed)).names == {}
-    both = bind({"old": rule, "new": rule})
-    assert renewed(agreement, opinions_of(both), kinds_of(both)).names == {}
-
-
-def test_an_agreement_is_kept_as_json() -> None:
-    book = bind({"a": Rule(limits=[SlidingWindow("5/m"), SlidingWindow("9/m", name="n")])})
-    agreement = renewed(
-        Agreement(token="t", rates={"n": "3/m"}), opinions_of(book), kinds_of(book), NOW
-    )
-    kept = json.loads(json.dumps(agreement.as_memo()))
-    assert Agreement.of("t", {**kept, "of a later version": 1}, {"n": "3/m"}) == agreement
+def test_opinions_are_remembered_for_as_long_as_any_limit_counts() -> None:
+    """With the rates that operators gave, and whoever states the limit."""
+    short, long = (bind({"r": Rule(limits=[SlidingWindow(r, name="n")])}) for r in ("1/m", "1/w"))
+    week = SlidingWindow("1/w").window_us
+    assert Stated(opinions=opinions_of(short)).longest_window < week
+    assert Stated(lapsed=[(opinion_of(long), NOW)]).longest_window == week
+    assert Stated(opinions=opinions_of(short), rates={"n": "9/w"}).longest_window == week
 
 
 @pytest.mark.parametrize(
@@ -184,7 +167,7 @@ def test_an_agreement_is_kept_as_json() -> None:
 )
 def test_a_limit_of_another_version_is_not_read_as_none(data: dict[str, Any]) -> None:
     book = bind({"a": Rule(limits=[SlidingWindow("5/m")]), "b": Rule()})
-    found = in_force(book, Agreement(), {"other": {"a": [data], "b": []}}, NOW)
+    found = Stated(opinions={"other": {"a": [data], "b": []}}).book(book, NOW)
     assert found.unreadable == {"a"}
     assert [b.limit for b in found.budgets["a"]] == [SlidingWindow("5/m")]
 

@@ -1,0 +1,31 @@
+"""The rows of rules, which passes lock: how they are made, what they remember, and which of them
+are no rule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from callqueue import tables
+
+# Rows that are no rule's, since no rule has these names: the one in which the clock's jumps are
+# written down (`passes`: how many, `served`: their sum), and the one of the attempts that are still
+# to be moved along (`memo`: by rule).
+FRAME, MOVING = "\njumps", "\nmoving"
+OF_NO_RULE = (FRAME, MOVING)
+
+
+def ensure(using: str, rules: Collection[str]) -> None:
+    """Make the row of every rule that has none yet."""
+    states = tables.rule_states(using)
+    missing = set(rules) - set(states.filter(rule__in=rules).values_list("rule", flat=True))
+    if missing:
+        made = [tables.RuleState(rule=rule) for rule in sorted(missing)]
+        states.bulk_create(made, ignore_conflicts=True)
+
+
+def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """What passes remember of each rule: their count, and their memo. One statement."""
+    stored = tables.rule_states(using).filter(rule__in=rules).values_list("rule", "passes", "memo")
+    return {rule: (passes, memo or {}) for rule, passes, memo in stored}

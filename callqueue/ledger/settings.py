@@ -1,0 +1,324 @@
+"""The settings in force: one row with their version and the rates that operators changed, and a row
+for each opinion that processes hold of the limits.
+
+Whoever charges states its opinion first: dispensers, and processes that take permits. Whoever makes
+an opinion come or lapse, or changes a rate, raises the version. A pass reads it with its locks, and
+charges nothing where it is not that of the book it goes by. So once the version is raised, no pass
+begins by what was in force before, and one that has begun has the rows of its rules locked. Nobody
+waits for it, since it may be frozen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import F
+
+from callqueue import conf, database, events, tables
+from callqueue.database import MICROSECOND, from_us, to_us
+from callqueue.ledger import rule_rows
+from callqueue.limits.budgets import Book
+from callqueue.limits.in_force import (
+    LATE,
+    Difference,
+    Opinion,
+    Stated,
+    differences,
+    digest_of,
+    opinion_of,
+)
+
+# seconds without a sign of life, which comes every five, after which an opinion counts no more
+SILENCE, SIGN = 20.0, 5.0
+# silence by the database's clock, by which those judge that have not watched for SILENCE seconds
+LONG_SILENCE = timedelta(minutes=5)
+# seconds without a look at the others, after which they are watched afresh: the database may have
+# been away, and for them as well
+GAP = 10.0
+PATIENCE = 5.0  # seconds that a changed rate waits for passes that go by the old one
+PAUSE = 0.01
+LATELY = 1.0
+ROW = 1  # the key of the only row
+
+
+class Party:
+    """A process that charges, as a party to the settings in force: it joins before it charges,
+    gives signs of life, and leaves at its end.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.book: Book | None = None  # what is in force, as far as this process knows
+        self._own: Book | None = None
+        self.digest = ""  # of the opinion that it has stated last
+        self._signs: dict[str, _Sign] = {}
+        self._looked_at = 0.0  # monotonic
+
+    def join(self, own: Book) -> Book:
+        """State the opinion of these settings, unless it is held already, and give the book that is
+        in force from now on. Other opinions count until their processes leave or fall silent.
+        """
+        opinion = opinion_of(own)
+        digest = digest_of(opinion)
+        with database.writing(self.using):
+            before = _locked(self.using)
+            now = database.clock(self.using)
+            gone = self._silent(now)
+            if self.digest != digest and not _is_held(self.using, self.digest, now):
+                gone.add(self.digest)  # the settings have changed
+            comes = {} if digest in before.opinions else {digest: opinion}
+            after = _changed(self.using, before, comes, gone - {digest}, now)
+            rule_rows.ensure(self.using, {rule for one in after.opinions.values() for rule in one})
+        _tell(self.using, before, after)
+        self._own, self.digest = own, digest
+        self.book = after.book(own, to_us(now))
+        return self.book
+
+    def heartbeat(self) -> bool:
+        """Say that the opinion is still held, and see that no rule's row is missing; whether to
+        join anew, since others' have changed, or one has fallen silent. Five statements.
+        """
+        rule_rows.ensure(self.using, self.book.rules if self.book else ())
+        now = database.clock(self.using)
+        mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
+        is_held = bool(mine.update(seen_at=now))
+        is_silent = bool(self._silent(now) - {self.digest})
+        return (
+            self.book is None
+            or not is_held
+            or is_silent
+            or version(self.using) != self.book.version
+        )
+
+    def brought_up(self, own: Book, *, is_outdated: bool) -> Book:
+        """The book by which a process with these settings may charge now, that gives no signs of
+        life besides. `is_outdated`: the last one is known to be.
+        """
+        if self.book is None or self._own is not own or is_outdated:
+            return self.join(own)
+        if time.monotonic() - self._looked_at >= SIGN and self.heartbeat():
+            return self.join(own)
+        return self.book
+
+    def leave(self) -> None:
+        """Take the opinion back, unless another dispenser has it: what only this one held is not in
+        force any more.
+        """
+        if self.book is None:
+            return
+        with database.writing(self.using):
+            before = after = _locked(self.using)
+            now = database.clock(self.using)
+            if not _is_held(self.using, self.digest, now):
+                after = _changed(self.using, before, {}, {self.digest}, now)
+        self.book = None
+        _tell(self.using, before, after)
+
+    def _silent(self, now: datetime) -> set[str]:
+        """The opinions whose processes have fallen silent. One statement."""
+        held = tables.opinions(self.using).filter(lapsed_at=None)
+        moment = time.monotonic()
+        known = self._signs if moment - self._looked_at < GAP else {}
+        self._looked_at = moment
+        self._signs = {
+            digest: _Sign(seen, moment).after(known.get(digest))
+            for digest, seen in held.values_list("digest", "seen_at")
+        }
+        return {digest for digest, sign in self._signs.items() if sign.is_silent(moment, now)}
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """The last sign of life of an opinion, and since when (monotonic) we watch for the next."""
+
+    at: datetime
+    since: float
+    is_first: bool = True
+
+    def after(self, last: _Sign | None) -> _Sign:
+        if last is None:
+            return self
+        return last if last.at == self.at else _Sign(self.at, self.since, is_first=False)
+
+    def is_silent(self, moment: float, now: datetime) -> bool:
+        """Whether it was silent for SILENCE seconds of watching; or was never heard here, and for
+        LONG_SILENCE by the clock, which may have jumped.
+        """
+        return moment - self.since > SILENCE or (self.is_first and now - self.at > LONG_SILENCE)
+
+
+# --- for those who only look
+
+
+def version(using: str) -> int:
+    """The version of the settings in force; 0 where nobody has ever stated any."""
+    return tables.settings(using).values_list("version", flat=True).first() or 0
+
+
+def version_sql(using: str) -> str:
+    """The version, as a statement selects it."""
+    return f"COALESCE((SELECT version FROM {tables.name(using, 'SettingsState')}), 0)"
+
+
+def book_in_force(using: str, own: Book | None = None, *, at: int | None = None) -> Book:
+    """What is in force, for those who only look: with what all others hold, and by default this
+    process's settings. `at`: the version, by who has read it.
+
+    One statement without it, and three more where it has changed since the last look.
+    """
+    own = own or conf.current().book
+    at = version(using) if at is None else at
+    kept = _books.get(using)
+    if kept is None or kept[0] != at or kept[1] is not own:
+        book = read(using).book(own, to_us(database.clock(using))) if at else Stated().book(own, 0)
+        kept = _books[using] = (at, own, book)
+    return kept[2]
+
+
+def book_lately(using: str) -> Book:
+    """What was in force LATELY seconds ago, or later, for what is asked many times a second and may
+    hear of a change a little late. One statement a second.
+    """
+    own, now = conf.current().book, time.monotonic()
+    looked_at, of, book = _lately.get(using, (-LATELY, own, own))
+    if of is not own or now - looked_at >= LATELY:
+        book = book_in_force(using, own)
+        _lately[using] = now, own, book
+    return book
+
+
+_books: dict[str, tuple[int, Book, Book]] = {}
+_lately: dict[str, tuple[float, Book, Book]] = {}
+
+
+def read(using: str) -> Stated:
+    """What all processes say. The version is read first: what is read after it is no older."""
+    found = tables.settings(using).values_list("version", "rates").first()
+    return _stated(using, *(found or (0, {})))
+
+
+def known_rules(using: str) -> set[str]:
+    """The rules of all opinions that are held. One statement."""
+    held = tables.opinions(using).filter(lapsed_at=None)
+    return {rule for opinion in held.values_list("limits", flat=True) for rule in opinion}
+
+
+def disagreements(
+    using: str, digests: Collection[str], *, here: Opinion | None = None
+) -> list[Difference]:
+    """The limits on which dispensers with these opinions differ, and who says what. `here`: what
+    this process's settings say, where they are to be judged too.
+    """
+    stated = tables.opinions(using).filter(pk__in=list(digests))
+    opinions: dict[str, Opinion] = dict(stated.values_list("digest", "limits"))
+    holders = tables.dispensers(using).filter(digest__in=opinions).order_by("name")
+    names = list(holders.values_list("name", "digest"))
+    found = {name: opinions[digest] for name, digest in names}
+    return differences({"this process": here, **found} if found and here is not None else found)
+
+
+# --- changes
+
+
+def set_rate(using: str, limit: str, rate: str | None) -> None:
+    """Give a limit, by its id in the settings, another rate, or None, its own; waits for passes
+    that go by the old one.
+    """
+    with database.writing(using):
+        before = _locked(using)
+        rates = {name: old for name, old in before.rates.items() if name != limit}
+        rates |= {} if rate is None else {limit: rate}
+        if rates != before.rates:
+            _raise_version(using, before.version, database.clock(using), rates=rates)
+    states = tables.rule_states(using).exclude(rule__in=rule_rows.OF_NO_RULE)
+    busy = set(states.values_list("rule", flat=True))
+    end = time.monotonic() + PATIENCE
+    while busy and time.monotonic() < end:
+        with database.writing(using):
+            rows = states.filter(rule__in=busy).order_by("rule")
+            busy -= set(database.locked(rows).values_list("rule", flat=True))
+        time.sleep(PAUSE if busy else 0.0)
+
+
+def shift(using: str, by: int) -> None:
+    """Move the instants of opinions along with a clock that jumped. In a transaction."""
+    if version(using):
+        before, jump = _locked(using), by * MICROSECOND
+        tables.opinions(using).update(seen_at=F("seen_at") + jump, lapsed_at=F("lapsed_at") + jump)
+        _raise_version(using, before.version, database.clock(using))
+
+
+def _locked(using: str) -> Stated:
+    """What all processes say, locked until the transaction ends: nobody else changes it."""
+    rows = tables.settings(using)
+    found = database.locked(rows, wait=True).values_list("version", "rates").first()
+    if found is None:
+        rows.bulk_create([tables.SettingsState(pk=ROW)], ignore_conflicts=True)
+        found = database.locked(rows, wait=True).values_list("version", "rates").get()
+    return _stated(using, *found)
+
+
+def _stated(using: str, at: int, rates: Mapping[str, str]) -> Stated:
+    opinions, lapsed = {}, []
+    for digest, limits, lapsed_at in tables.opinions(using).values_list(
+        "digest", "limits", "lapsed_at"
+    ):
+        if lapsed_at is None:
+            opinions[digest] = limits
+        else:
+            lapsed.append((limits, to_us(lapsed_at)))
+    return Stated(at, opinions, lapsed, rates)
+
+
+def _changed(
+    using: str,
+    before: Stated,
+    comes: Mapping[str, Opinion],
+    gone: Collection[str],
+    now: datetime,
+) -> Stated:
+    """Have opinions come and lapse; what is stated then. Lock what is stated first."""
+    gone = [digest for digest in gone if digest in before.opinions]
+    if not comes and not gone:
+        return before
+    rows = tables.opinions(using)
+    for digest, limits in comes.items():
+        held = {"limits": limits, "seen_at": now, "lapsed_at": None}
+        if not rows.filter(pk=digest).update(**held):
+            rows.create(digest=digest, **held)
+    rows.filter(pk__in=gone).update(lapsed_at=now)
+    at = _raise_version(using, before.version, now)
+    after = _stated(using, at, before.rates)
+    rows.filter(lapsed_at__lt=from_us(to_us(now) - LATE - after.longest_window)).delete()
+    return after
+
+
+def _raise_version(using: str, before: int, now: datetime, **changed: object) -> int:
+    """Give the settings a version that they never had, not even before a backup was restored."""
+    after = max(before + 1, to_us(now))
+    tables.settings(using).update(version=after, **changed)
+    return after
+
+
+def _is_held(using: str, digest: str, now: datetime) -> bool:
+    """Whether a dispenser that is alive has this opinion."""
+    lately = now - timedelta(seconds=SILENCE)
+    return bool(tables.dispensers(using).filter(digest=digest, seen_at__gt=lately).exists())
+
+
+def _tell(using: str, before: Stated, after: Stated) -> None:
+    """Say so where dispensers now differ in their limits, or do not differ any more."""
+    if before.version == after.version:
+        return
+    found = disagreements(using, after.opinions)
+    if found:
+        dispensers = sorted({name for one in found for who in one.said.values() for name in who})
+        events.emit(
+            "settings_differ", limits="; ".join(map(str, found)), dispensers=", ".join(dispensers)
+        )
+    elif differences(before.opinions) and not differences(after.opinions):
+        alive = tables.dispensers(using).exclude(digest="").order_by("name")
+        events.emit("settings_agree", dispensers=", ".join(alive.values_list("name", flat=True)))
