@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+DOOMED = 0.06  # of calls
+
+
 class _Undone(Exception):
     """The host rolls its transaction back."""
 
@@ -73,6 +76,8 @@ def _drawn(world: World, draw: Any, fixed: dict[str, Any]) -> CallOf:
         world.token("c"), rule, key, cost, method, world.scheduler.now, may_repeat=may_repeat
     )
     world.judge.calls[call.token] = call
+    if not fixed and world.scheduler.stream("doomed").random() < DOOMED:
+        world.provider.doomed.add(call.token)
     return call
 
 

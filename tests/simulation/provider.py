@@ -68,6 +68,7 @@ class Provider:
         self.doors, self.mood = doors, mood
         self.requests: list[Request] = []
         self.is_refusing = False
+        self.doomed: set[str] = set()  # calls that it always fails to make
         self.transit_of: Callable[[str], float] = lambda token: 0.0
         self.on_count: Callable[[Request], None] = lambda request: None
 
@@ -94,6 +95,8 @@ class Provider:
         self.on_count(request)
         kinds, weights = zip(*self.mood.answers, strict=True)
         kind = draw.choices(kinds, weights)[0]
+        if request.token in self.doomed:
+            kind = "error"
         low, high = self.mood.latency
         latency = draw.uniform(low, high) * (1 if kind != "slow" else 20)
         self.scheduler.tell(f"counts {request.token}, and answers {kind}", "provider")

@@ -150,18 +150,8 @@ UNSEEN = {
         "found = [(self.finished_at, more)] if more else []",
         "found = [(self.sent_at or self.finished_at, more)] if more else []",
     ),
-    "a tallied bucket is full again at once": fault(
-        "ledger.tallies",
-        "        self._lower(value, ended, cost)\n        self.change(value, -cost)",
-        "        self.change(value, -cost)",
-    ),
     "the last key that waits says when": fault(
         "ledger.key_turns", "SELECT MIN(blocked_until)", "SELECT MAX(blocked_until)"
-    ),
-    "answers wake no key": fault(
-        "dispatch.candidates_by_key",
-        "return freed | {key_turns.of_answer(scope) for scope in account.answered()}",
-        "return freed",
     ),
     "a hold on one queue is on all": fault(
         "ledger.holds", "queue is not None and hold.value == queue", "queue is not None"
@@ -198,11 +188,6 @@ UNSEEN = {
             "last = self._instants[min(len(self._leaving) - 1, bisect_right(self._leaving, excess))]",
         ),
     ),
-    "of two variants of a limit the last holds": fault(
-        "limits.in_force",
-        "joint.variants[digest_of(as_data(limit))] = limit",
-        "joint.variants = {digest_of(as_data(limit)): limit}",
-    ),
     "a changed limit waits for nobody": fault(
         "ledger.settings",
         "    while busy and time.monotonic() < end:\n",
@@ -211,20 +196,10 @@ UNSEEN = {
     "a call that waits keeps nobody back": fault(
         "dispatch.planning", "is_shut = (budget.id, value) in self._shut", "is_shut = False"
     ),
-    "what opens is looked at at the next review": fault(
-        "dispatch.next_look",
-        "after=REVIEW if opens_in is None else min(REVIEW, opens_in)",
-        "after=REVIEW",
-    ),
     "a permit's pass keeps the room of calls": fault(
         "dispatch.planning",
         "tallies.of(value).used -= budget.charge_of(made.candidate.cost)",
         "tallies.of(value).used -= 0",
-    ),
-    "one attempt more than the rule has": fault(
-        "transitions.attempt_ends",
-        "failed >= rule.retry.max_attempts",
-        "failed > rule.retry.max_attempts",
     ),
     "begin minds no jump": fault(
         "transitions.verbs",
