@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from callqueue.integrations.queued_task import QueuedTask
     from callqueue.permits.httpx_transport import AsyncPermitTransport, PermitTransport
     from callqueue.permits.permit import apermit, permit, permitted
-    from callqueue.permits.requests_adapter import PermitAdapter
+    from callqueue.permits.transport import PermitAdapter
 
 _LAZY = {
     "AsyncPermitTransport": "callqueue.permits.httpx_transport",
     "Forecast": "callqueue.forecast",
-    "PermitAdapter": "callqueue.permits.requests_adapter",
+    "PermitAdapter": "callqueue.permits.transport",
     "PermitTransport": "callqueue.permits.httpx_transport",
     "QueuedTask": "callqueue.integrations.queued_task",
     "NotNow": "callqueue.exceptions",

@@ -28,7 +28,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from callqueue import conf, database, states, tables, texts
 from callqueue.exceptions import InvalidCall
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
-from callqueue.security.log_scrubbing import cleaned
+from callqueue.security.withholding import cleaned
 
 if TYPE_CHECKING:
     from callqueue.handlers import Context

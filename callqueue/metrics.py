@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse
 
 from callqueue import database, states, tables
 from callqueue.database import from_us
-from callqueue.execution.provider_limits import rate_limit_headers
+from callqueue.execution.judging import rate_limit_headers
 from callqueue.history import sums
 from callqueue.history.sums import Sums
 from callqueue.look import Look, RuleLook, alive, look

@@ -25,7 +25,6 @@ from callqueue.database.connections import (
     persist,
     raw_connection,
 )
-from callqueue.database.index_scans import begins_with, distinct_next, first_of_each, pairs_next
 from callqueue.database.notify import (
     TOLD,
     lower_flag,
@@ -51,6 +50,9 @@ from callqueue.database.server_clock import (
 from callqueue.database.statements import (
     Columns,
     again_after_deadlock,
+    begins_with,
+    distinct_next,
+    first_of_each,
     free_ids,
     in_any_transaction,
     in_transaction,
@@ -64,6 +66,7 @@ from callqueue.database.statements import (
     locked,
     locking,
     one_view,
+    pairs_next,
     places,
     position_sql,
     quoted,

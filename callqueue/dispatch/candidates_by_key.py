@@ -14,10 +14,9 @@ from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning
 from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.planning import Plan
-from callqueue.ledger import holds, key_turns, ready_calls
+from callqueue.ledger import holds, ready_calls
 from callqueue.ledger.account import Account
-from callqueue.ledger.key_turns import Turn
-from callqueue.ledger.ready_calls import Candidate
+from callqueue.ledger.ready_calls import Candidate, Turn
 from callqueue.limits.budgets import Budget
 
 KEYS = 256  # keys of a rule that one pass looks at at most
@@ -48,7 +47,7 @@ class KeysInTurn:
             self._wake()
         self.rules.append(rule)
         places = self.account.memo.places
-        sees_all = key_turns.discover(self.using, rule, self.now, places)
+        sees_all = ready_calls.discover(self.using, rule, self.now, places)
         most = min(KEYS, max(FEWEST, 2 * count))
         listed = self._look_at(rule, most)
         # Where keys are left that this pass does not see, no key has a second turn before them.
@@ -57,7 +56,7 @@ class KeysInTurn:
         if len(listed) == most and (without or self._blocked):
             return found, Wait(is_unfinished=True, is_mid_round=True)
         if not sees_all:
-            has_wrapped = key_turns.has_wrapped(rule, places)
+            has_wrapped = ready_calls.has_wrapped(rule, places)
             return found, Wait(is_unfinished=True, is_mid_round=not has_wrapped)
         return found, Wait()
 
@@ -82,13 +81,15 @@ class KeysInTurn:
         memo, version = self.account.memo, self.account.book.version
         if memo.keys_of != version or any(one.is_anew for one in self.account.tallies.values()):
             memo.keys_of = version
-            key_turns.wake_all(self.using, self.account.rules)
+            ready_calls.wake_all(self.using, self.account.rules)
         else:
-            key_turns.wake(self.using, self.account.rules, self.account.until, _freed(self.account))
+            ready_calls.wake(
+                self.using, self.account.rules, self.account.until, _freed(self.account)
+            )
 
     def _look_at(self, rule: str, most: int) -> list[Turn]:
         """The next keys of the rule, and what they are charged with."""
-        listed = key_turns.free(self.using, rule, most)
+        listed = ready_calls.free(self.using, rule, most)
         self._turns.update({(rule, *turn.pair): turn for turn in listed})
         self.account.read_keys([turn.key for turn in listed])
         return listed
@@ -131,8 +132,8 @@ class KeysInTurn:
         found_of = Counter((call.priority, call.key) for call in found)
         self._last.update({(rule, *pair): found_of[pair] for pair in last})
         without = [turn for turn in counts if not found_of[turn.pair]]
-        locked = key_turns.end(self.using, rule, without)
-        until = self.now + key_turns.UNLOCKED
+        locked = ready_calls.end(self.using, rule, without)
+        until = self.now + ready_calls.UNLOCKED
         self._blocked.update({pk: (what, until) for pk, (what, _) in locked.items()})
         return found, without
 
@@ -141,21 +142,21 @@ class KeysInTurn:
         scope, instant = (budget.id, value), self.account.meter(budget, value).known_at(cost)
         if budget.id in self.account.tallies:
             self._blocked[turn.pk] = (
-                key_turns.of_room(scope),
-                instant or self.now + key_turns.AT_LEAST,
+                ready_calls.of_room(scope),
+                instant or self.now + ready_calls.AT_LEAST,
             )
         elif instant is None:
             self._on_answer = True
-            self._blocked[turn.pk] = (key_turns.of_answer(scope), self.now + key_turns.ANSWERED)
+            self._blocked[turn.pk] = (ready_calls.of_answer(scope), self.now + ready_calls.ANSWERED)
         else:
-            self._blocked[turn.pk] = (key_turns.of_room(scope), instant)
+            self._blocked[turn.pk] = (ready_calls.of_room(scope), instant)
 
     def _block_by_hold(self, turn: Turn, hold: holds.InForce) -> None:
         """Note that a key waits for the end of a hold, which may be lifted before."""
-        until = self.now + key_turns.LIFTED
+        until = self.now + ready_calls.LIFTED
         if hold.until is not None:
             until = min(until, to_us(hold.until))
-        self._blocked[turn.pk] = (key_turns.HOLD, until)
+        self._blocked[turn.pk] = (ready_calls.HOLD, until)
 
     def _save(self, released: Mapping[Place, int]) -> None:
         """Write the turns of keys that were served, are blocked, or have no call left."""
@@ -165,13 +166,13 @@ class KeysInTurn:
         spent = [
             self._turns[place].pk for place, n in in_turn.items() if self._last.get(place) == n
         ]
-        key_turns.save(self.using, served, self._blocked, spent)
+        ready_calls.save(self.using, served, self._blocked, spent)
 
     def _wakes_at(self) -> int | None:
         """The first instant at which a key that waits is to be looked at, or charges leave a budget
         that keys wait for.
         """
-        instants = [key_turns.next_wake(self.using, self.rules)]
+        instants = [ready_calls.next_wake(self.using, self.rules)]
         for tallies in self.account.tallies.values():
             if tallies.limit.is_keyed and not set(tallies.budget.rules).isdisjoint(self.rules):
                 instants.append(tallies.next_leave())
@@ -181,8 +182,8 @@ class KeysInTurn:
 def _freed(account: Account) -> set[str]:
     """What keys may have waited for that is there now: room that attempts left, and answers."""
     freed = {
-        key_turns.of_room((one.budget.id, value))
+        ready_calls.of_room((one.budget.id, value))
         for one in account.tallies.values()
         for value in one.freed
     }
-    return freed | {key_turns.of_answer(scope) for scope in account.answered()}
+    return freed | {ready_calls.of_answer(scope) for scope in account.answered()}

@@ -24,11 +24,12 @@ from django.db import DatabaseError, InterfaceError, connections
 from callqueue import broker, clocks, conf, database, events, texts
 from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
-from callqueue.dispatch.membership import Membership
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
 from callqueue.dispatch.release_pass import Pass, release
 from callqueue.ledger import account, clock_jumps, ready_calls
+from callqueue.ledger.settings import Party
+from callqueue.limits import in_force
 from callqueue.limits.budgets import Book
 from callqueue.limits.in_force import digest_of, opinion_of
 from callqueue.look import alive
@@ -352,3 +353,57 @@ def stand_by(using: str, dispenser: Dispenser) -> None:
     if now - _told.get(using, -HEARTBEAT) >= HEARTBEAT:
         _told[using] = now
         recovery.beat(using, dispenser.name, "beat")
+
+
+class Membership:
+    """What one dispenser tells the others, and hears from them."""
+
+    def __init__(self, using: str, name: str, settings: Callable[[], Book]) -> None:
+        self.using, self.name, self.settings = using, name, settings
+        self.party = Party(using)
+        self.is_outdated = True
+        self.runs = False  # it goes on running, so that its signs of life prove something
+        self.kind, self.broker, self.digest = "", "", ""  # as DispenserState has them
+        self._own: Book | None = None
+        self._last_sign: recovery.Sign | None = None
+
+    @property
+    def book(self) -> Book | None:
+        """What is in force, as far as this dispenser knows."""
+        return self.party.book
+
+    def heartbeat(self) -> None:
+        """Give a sign of life, and see whether the settings in force have changed."""
+        self._give_sign()
+        self.is_outdated |= self.party.heartbeat()
+
+    def follow_settings(self) -> Book | None:
+        """Notice changed settings, here or elsewhere: the book that is in force from now on, None
+        where nothing has changed.
+        """
+        own = self.settings()
+        if own is self._own and not self.is_outdated:
+            return None
+        if self._own is None:  # this process may have had a dispenser before
+            self.party.digest = recovery.stated_by(self.using, self.name)
+        self.digest = in_force.digest_of(in_force.opinion_of(own))
+        self._give_sign()
+        book = self.party.join(own)
+        self._own, self.is_outdated = own, False
+        return book
+
+    def leave(self) -> None:
+        """What its settings hold of the limits counts no more. A database that is away is left to
+        notice by the silence.
+        """
+        self.is_outdated, self.digest = True, ""
+        with suppress(DatabaseError, InterfaceError):
+            recovery.take_leave(self.using, self.name)
+            self.party.leave()
+
+    def _give_sign(self) -> None:
+        last = self._last_sign
+        if last is not None and recovery.has_gone_back(self.using, self.name, last):
+            recovery.hold_everything(self.using)
+        sign = recovery.beat(self.using, self.name, self.kind, self.broker, self.digest)
+        self._last_sign = sign if self.runs else None

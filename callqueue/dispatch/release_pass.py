@@ -26,7 +26,7 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.permit_turns import Answer, Asking
 from callqueue.dispatch.planning import Choice, Release
 from callqueue.ledger import account as ledger
-from callqueue.ledger import clock_jumps, clock_shift, holds, ready_calls, rule_rows, settings
+from callqueue.ledger import clock_jumps, holds, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, name_of
@@ -406,7 +406,7 @@ def _are_moved(locked: _Locked) -> bool:
     is now.
     """
     wanted = locked.moving and locked.moving & locked.book.counted_rules(locked.group)
-    return not wanted or clock_shift.move_on(locked.using, wanted)
+    return not wanted or clock_jumps.move_on(locked.using, wanted)
 
 
 def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:

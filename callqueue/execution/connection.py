@@ -40,7 +40,6 @@ from urllib3.response import BaseHTTPResponse
 from urllib3.util.ssl_ import create_urllib3_context
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
-from callqueue.execution.resolver import allowed_addresses
 from callqueue.execution.starvation import starved
 from callqueue.execution.trip import (
     Failed,
@@ -49,6 +48,7 @@ from callqueue.execution.trip import (
     Refused,
     Starved,
     Trip,
+    allowed_addresses,
     now,
     reason_of,
 )

@@ -21,7 +21,7 @@ from billiard.compat import mem_rss
 from celery import current_app, signals
 
 from callqueue import broker, conf, database, events
-from callqueue.execution import executor, starvation, thread_pool
+from callqueue.execution import executor, flight, starvation
 from callqueue.execution.flight import LEAVING, Flight, Message
 
 _flights: dict[str, Flight] = {}
@@ -81,9 +81,9 @@ def land(*, seconds: float | None = None) -> None:
     or for so many seconds; and a moment for the messages that announce it. What is left then,
     leases decide.
     """
-    for flight in list(_flights.values()):
-        if flight.pid == os.getpid():
-            flight.land(seconds=seconds)
+    for own in list(_flights.values()):
+        if own.pid == os.getpid():
+            own.land(seconds=seconds)
     broker.leave()
 
 
@@ -106,7 +106,7 @@ def most() -> int:
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
     wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
-    return int(min(wanted, starvation.most(), thread_pool.most()))
+    return int(min(wanted, starvation.most(), flight.most()))
 
 
 def _flight(using: str) -> Flight:

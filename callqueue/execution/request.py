@@ -18,7 +18,7 @@ from callqueue.execution.recorder import scrubbed
 from callqueue.execution.starvation import starved
 from callqueue.execution.trip import Starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
-from callqueue.security.log_scrubbing import at_work
+from callqueue.security.withholding import at_work
 from callqueue.sending import disclosure
 from callqueue.sending.disclosure import Disclosed
 from callqueue.transitions import Job, Result

@@ -24,8 +24,8 @@ from urllib3.exceptions import DecodeError, HTTPError
 
 from callqueue.execution import connection
 from callqueue.execution.connection import close_idle, pool_of
-from callqueue.execution.resolver import HERE
 from callqueue.execution.trip import (
+    HERE,
     Dropped,
     Failed,
     Flooded,

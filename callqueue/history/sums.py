@@ -23,7 +23,7 @@ from callqueue.database import (
     slot_sql,
     to_us,
 )
-from callqueue.ledger import clock_shift
+from callqueue.ledger import clock_jumps
 from callqueue.limits.kinds import SECOND
 
 MINUTE_S, QUARTER_S, HOUR_S, DAY_S = 60, 900, 3600, 86400
@@ -138,8 +138,8 @@ def add_up(using: str) -> bool:
         summed = _locked(using)
         if summed is None:
             return False
-        if clock_shift.lag(using):  # what ended before `until` may come after it
-            return clock_shift.move_on(using)
+        if clock_jumps.lag(using):  # what ended before `until` may come after it
+            return clock_jumps.move_on(using)
         last = to_us(database.clock(using)) - LATE_S * SECOND
         until = min(last, summed.until + STEP_S * SECOND)
         if until <= summed.until:
@@ -163,7 +163,7 @@ def settle(using: str) -> bool:
         now = to_us(database.clock(using)) // SECOND
         start = -(-max(summed.settled, now - DAY_S) // QUARTER_S) * QUARTER_S
         end = start + QUARTER_S
-        if end > now - SETTLED_S or end * SECOND > summed.until or clock_shift.lag(using):
+        if end > now - SETTLED_S or end * SECOND > summed.until or clock_jumps.lag(using):
             return False
         before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
         counted = _longer(_counted(using, start * SECOND - 1, end * SECOND - 1), QUARTER_S)

@@ -19,8 +19,7 @@ from celery.states import READY_STATES
 
 from callqueue import states, tables
 from callqueue.exceptions import AnswerCut
-from callqueue.handlers.celery_message import request_of
-from callqueue.handlers.celery_task import TaskGaveUp
+from callqueue.handlers.celery_task import TaskGaveUp, request_of
 
 if TYPE_CHECKING:
     from callqueue.models import CallQueue

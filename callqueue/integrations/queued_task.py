@@ -21,7 +21,7 @@ from kombu.utils.uuid import uuid
 
 from callqueue import tables
 from callqueue.exceptions import InvalidCall
-from callqueue.handlers.celery_message import params_of
+from callqueue.handlers.celery_task import params_of
 from callqueue.integrations.queued_result import QueuedResult
 from callqueue.integrations.task_options import (
     OF_SEND,

@@ -16,7 +16,7 @@ from django.db.models import Q
 
 from callqueue import broker, conf, database, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import key_turns
+from callqueue.ledger import ready_calls
 from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import key_part
 
@@ -120,13 +120,13 @@ def lay(
     scope = {"per": per, "value": value, "source": source}
 
     def work(locked: Locked) -> bool:
-        key_turns.lock(using, rules)
+        ready_calls.lock(using, rules)
         laid = [
             _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
             for rule in sorted(rules)
         ]
         if replace:
-            key_turns.wake_all(using, rules)
+            ready_calls.wake_all(using, rules)
         return any(laid)
 
     laid = transaction(using, work)
@@ -202,7 +202,7 @@ def lift(
         stored = stored.filter(per=per, value=value)
 
     def work() -> int:
-        key_turns.wake_all(using, [rule])
+        ready_calls.wake_all(using, [rule])
         now = Q(until__isnull=True) | Q(until__gt=database.ClockNow())
         count = stored.filter(now).count()
         stored.delete()

@@ -19,7 +19,7 @@ from django.db import OperationalError
 from callqueue import database
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps, row_locks
+from callqueue.ledger import clock_jumps, rule_rows
 
 T = TypeVar("T")
 LOOKS = 20  # at a clock that jumps again and again, before it is taken for a database that is away
@@ -57,7 +57,7 @@ def transaction(
             if calls is None:
                 locked = Locked(clock_jumps.held(using, lazily=lazily), {})
             else:
-                free, reading = row_locks.calls_to_end(using, calls)
+                free, reading = rule_rows.calls_to_end(using, calls)
                 locked = Locked(reading, free)
             clock_jumps.check(using, locked.reading)
             return work(locked)

@@ -16,7 +16,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps, clock_shift, settings, tallies
+from callqueue.ledger import clock_jumps, settings, tallies
 from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
@@ -231,7 +231,7 @@ def _credited(using: str) -> datetime:
     """
     watch, reading = clock_jumps.watch(using), clock_jumps.read(using)
     at = reading.at if watch.last is None else watch.last.credit(reading)
-    return from_us(at - clock_shift.lag(using))
+    return from_us(at - clock_jumps.lag(using))
 
 
 def _table_names() -> list[str]:

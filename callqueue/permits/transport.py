@@ -7,18 +7,21 @@ nothing that the client would do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import requests
+from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 
 from callqueue import conf
-from callqueue.exceptions import NotAllowed
+from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.execution import judging
 from callqueue.execution.recorder import scrubbed
 from callqueue.execution.wire import Answer
-from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit
+from callqueue.permits.permit import begin
+from callqueue.permits.waiting import Options, Wanted, rule_of
 from callqueue.transitions import Result
 
 PASS, REFUSE = conf.OTHER_HOSTS
@@ -59,3 +62,73 @@ def lasts(permit: Permit) -> bool:
     flight.
     """
     return any(limit.counts_in_flight for limit in permit.job.sound_rule.limits)
+
+
+class PermitAdapter(HTTPAdapter):
+    """A transport of `requests` that makes each request under a permit.
+
+    `rule`: under which; without it the rule whose hosts name the request's, and hosts without a
+    rule go as `CALLQUEUE["OTHER_HOSTS"]` says. `key`, `cost`, `priority`, `wait`, `lease`, `label`:
+    see `callqueue.permit`. The rest is HTTPAdapter's, but for `max_retries`, which is refused.
+    Raises NotNow where no permit is to be had within `wait`.
+    """
+
+    __attrs__ = [*HTTPAdapter.__attrs__, "_options"]
+
+    def __init__(
+        self,
+        rule: str | None = None,
+        *,
+        key: str | Mapping[str, str] = "",
+        cost: int | Mapping[str, int] = 1,
+        priority: int | None = None,
+        wait: float | None = None,
+        lease: float | None = None,
+        label: str = "",
+        max_retries: int = 0,
+        **of_adapter: Any,
+    ) -> None:
+        if max_retries != 0:
+            raise InvalidCall(
+                "max_retries",
+                "would send a request again without a permit; retry around the session",
+            )
+        self._options = Options(rule, key, cost, priority, wait, lease, label)
+        super().__init__(**of_adapter)
+
+    def send(  # type: ignore[override]
+        self, request: requests.PreparedRequest, stream: bool = False, **how: Any
+    ) -> requests.Response:
+        """Send the request under a permit."""
+        url = request.url or ""
+        if (asked := wanted(self._options, request.method or "", url)) is None:
+            return super().send(request, stream=stream, **how)
+        permit = begin(asked)
+        try:
+            told = response = super().send(request, stream=stream, **how)
+            if stream:
+                told = as_response(response.status_code, response.headers, b"", url)
+            else:
+                _ = response.content
+        except BaseException as error:
+            permit.end_with(permit.ended(error))
+            raise
+        result = judged(permit, told)
+        if stream and lasts(permit):
+            permit.answered(result)
+            _after(response.raw, lambda: permit.end_with(result))
+        else:
+            permit.end_with(result)
+        return response
+
+
+def _after(raw: Any, end: Callable[[], object]) -> None:
+    """Call `end` once, when the connection is let go: all of the body has come, or it is closed."""
+    release, owed = raw.release_conn, [end]
+
+    def released() -> None:
+        release()
+        while owed:
+            owed.pop()()
+
+    raw.release_conn = released

@@ -1,14 +1,13 @@
 """Every move of a call from one state to another, and every end of an attempt.
 
-`ends` says what the end of an attempt makes of its call; `verbs` writes that and all other
-moves, `deferred` what has to wait for a locked call. Which are legal, `states.Move` says: the verbs
-take their conditions from it.
+`ends` says what the end of an attempt makes of its call, and keeps what has to wait for a locked
+call; `verbs` writes that and all other moves. Which are legal, `states.Move` says: the verbs take
+their conditions from it.
 """
 
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
-from callqueue.transitions.deferred import end_deferred
 from callqueue.transitions.ends import (
     LONGEST_MESSAGE,
     STALE,
@@ -22,6 +21,7 @@ from callqueue.transitions.ends import (
     after_throttle,
     after_unfitness,
     after_void,
+    end_deferred,
     is_key_stale,
 )
 from callqueue.transitions.verbs import (

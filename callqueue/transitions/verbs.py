@@ -3,7 +3,7 @@
 release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle; and of
 permits, which have no call: begin, change, charge, void. What is more than one statement is a
 transaction of `ledger.transaction`. Who may wait for whose rows, and in what order,
-`ledger.row_locks` says; which states a call may come from and go to, `states.Move`; what the end of
+`ledger.rule_rows` says; which states a call may come from and go to, `states.Move`; what the end of
 an attempt makes of its call, `ends`. Rows are locked first and judged then, or the update
 itself names what it starts from: so of two moves at once one wins, and the other changes nothing.
 An open attempt is inserted where it is charged (`dispatch.release_pass`), in the transaction of its
@@ -24,10 +24,10 @@ from django.db.models import Case, F, Q, Value, When
 from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import row_locks
+from callqueue.ledger import rule_rows
 from callqueue.ledger.transaction import Locked, untimed
 from callqueue.states import FINAL, LOST, Move
-from callqueue.transitions import deferred
+from callqueue.transitions import ends
 from callqueue.transitions.ends import LONGEST_MESSAGE, Result
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def record(
     others = [one for one in results if one.job.pk not in locked.calls]
     if others:
         columns = [columns_of_call(one, locked.now) for one in others]
-        deferred.keep(using, [one.job for one in others], columns)
+        ends.keep(using, [one.job for one in others], columns)
     return results
 
 
@@ -151,7 +151,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     """
 
     def work() -> int:
-        pairs = row_locks.free_pairs(using, attempt_ids, begun=False)
+        pairs = rule_rows.free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         calls = tables.calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
@@ -309,7 +309,7 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
     """Make these calls NEW, those that the move may start from; the count of them."""
     calls = tables.calls(using)
-    found = row_locks.calls_to_change(using, pks, "unique_key", "status")
+    found = rule_rows.calls_to_change(using, pks, "unique_key", "status")
     keys = [(pk, unique_key) for pk, unique_key, status in found if status in move.sources]
     keyless = [pk for pk, unique_key in keys if unique_key is None]
     count = calls.filter(pk__in=keyless).update(**_as_new())
@@ -345,9 +345,9 @@ def _as_new() -> dict[str, Any]:
 
 def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
     """Make these calls CANCELLED, those that no worker has begun; their primary keys, sorted."""
-    found = row_locks.calls_to_change(using, pks, "status", "last_attempt")
+    found = rule_rows.calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-    unbegun = row_locks.unbegun_of(using, last) if last else []
+    unbegun = rule_rows.unbegun_of(using, last) if last else []
     _void_locked(using, [pk for pk, _, _ in unbegun])
     gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
     gone += [call for _, call, number in unbegun if last[call] == number]

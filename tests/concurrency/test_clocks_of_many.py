@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import claim, judging, recorder, wire
-from callqueue.ledger import clock_jumps, clock_shift
+from callqueue.ledger import clock_jumps
 from callqueue.ledger.clock_jumps import Watch
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.transitions import Job, Result
@@ -84,7 +84,7 @@ class Cluster(RuleBasedStateMachine):
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "watch", lambda using: self.current.watch))
         enter(patch.object(clocks, "monotonic", self.own_clock))
-        enter(patch.object(clock_shift, "AT_ONCE", at_once))
+        enter(patch.object(clock_jumps, "AT_ONCE", at_once))
         enter(patch.object(database, "clock", lambda using: self.wall()))
         enter(patch.object(database, "clock_sql", self.wall_sql))
         ensure_states("default", list(conf.current().rules))
@@ -293,9 +293,9 @@ class Cluster(RuleBasedStateMachine):
             self.one_records(0)
         assert any(self.all_agree() for _ in range(4)), "the processes go on moving the ledger"
         self.chosen(0)
-        while clock_shift.lag("default"):
+        while clock_jumps.lag("default"):
             with database.writing("default"):
-                clock_shift.move_on("default")
+                clock_jumps.move_on("default")
         self.mono += WINDOW + JITTER + 0.01
         count = sum(
             len(release("default", ["r"]).released) for _ in range(2)

@@ -10,7 +10,7 @@ from tests.simulation.fault_table import Change, Fault, fault
 UNSEEN = {
     "calls go while attempts are still to be moved": fault(
         "dispatch.release_pass",
-        "return not wanted or clock_shift.move_on(locked.using, wanted)",
+        "return not wanted or clock_jumps.move_on(locked.using, wanted)",
         "return True",
     ),
     "what is recorded after its window stays in the tallies": fault(
@@ -58,7 +58,7 @@ UNSEEN = {
         scenes=["linked"],
     ),
     "what was begun is cancelled": fault(
-        "ledger.row_locks", "if started is None and finished is None", "if finished is None"
+        "ledger.rule_rows", "if started is None and finished is None", "if finished is None"
     ),
     "what is out is requeued": fault(
         "transitions.verbs",
@@ -151,18 +151,18 @@ UNSEEN = {
         "found = [(self.sent_at or self.finished_at, more)] if more else []",
     ),
     "the last key that waits says when": fault(
-        "ledger.key_turns", "SELECT MIN(blocked_until)", "SELECT MAX(blocked_until)"
+        "ledger.ready_calls", "SELECT MIN(blocked_until)", "SELECT MAX(blocked_until)"
     ),
     "a hold on one queue is on all": fault(
         "ledger.holds", "queue is not None and hold.value == queue", "queue is not None"
     ),
     "holds are not moved along with the clock": fault(
-        "ledger.clock_shift",
+        "ledger.clock_jumps",
         "    _shift_holds(using, jump)\n    _shift_retries",
         "    _shift_retries",
     ),
     "the loss of an older attempt ends a call": fault(
-        "ledger.row_locks",
+        "ledger.rule_rows",
         "if call is None or call.last_attempt != attempt.number:",
         "if call is None:",
     ),

@@ -57,7 +57,7 @@ WRITERS = {
         "dispatch/release_pass.py",
         "execution/claim.py",
         "transitions/verbs.py",
-        "ledger/clock_shift.py",
+        "ledger/clock_jumps.py",
     },
     # What an attempt was charged, where it costs something else; tallies forget it once they know.
     "charged": {

@@ -60,7 +60,7 @@ def check_url(url: object, reach: Reach) -> tuple[str, int]:
     return place.host.removesuffix("."), place.port
 
 
-OF_MESSAGE = ("embed", "headers", "properties")  # a QueuedTask's: handlers/celery_message.py
+OF_MESSAGE = ("embed", "headers", "properties")  # a QueuedTask's: handlers/celery_task.py
 TASK_PARAMS = ("name", "args", "kwargs", *OF_MESSAGE)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from callqueue import Rule, Secret, handler
 from callqueue.database.connections import kept as kept_connections
-from callqueue.execution import connection, executor, in_flight, recorder, starvation, thread_pool
+from callqueue.execution import connection, executor, flight, in_flight, recorder, starvation
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
 from tests.support.behaviour import Vendor, release, run, send
@@ -150,8 +150,8 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(thread_pool, "refusal", thread_pool._Refusal())
-    monkeypatch.setattr(thread_pool, "UNSERVED", 0.05)
+    monkeypatch.setattr(flight, "refusal", flight._Refusal())
+    monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
     for _ in range(3):
         send("r")
     release()
@@ -218,7 +218,7 @@ def test_a_process_has_no_more_in_flight_than_it_has_descriptors_for(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules({"CALLS_PER_SLOT": 100})
-    monkeypatch.setattr(thread_pool, "refusal", thread_pool._Refusal())
+    monkeypatch.setattr(flight, "refusal", flight._Refusal())
     monkeypatch.setattr(starvation, "most", lambda: 40)
     assert in_flight.most() == 40
     monkeypatch.setattr(starvation, "most", lambda: 4000)

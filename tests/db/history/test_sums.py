@@ -16,8 +16,8 @@ from callqueue import Rule, database, states
 from callqueue.dispatch import release_pass
 from callqueue.history import sums
 from callqueue.history.sums import BOUNDS, DAY_S, EVER, HOUR_S, MINUTE_S, QUARTER_S, Sums
-from callqueue.ledger import clock_shift
-from callqueue.ledger.clock_shift import Jump
+from callqueue.ledger import clock_jumps
+from callqueue.ledger.clock_jumps import Jump
 from callqueue.models import CallAttempt, CallQueue, RuleState, Sum, Summed
 
 pytestmark = pytest.mark.django_db
@@ -278,7 +278,7 @@ def test_nobody_waits_for_another_that_adds_up(transactional_db: None) -> None:
 def shift(clock: Clock, seconds: int) -> None:
     clock.go_on(seconds)
     rows = list(RuleState.objects.filter(rule__in=("pay", "chat")))
-    clock_shift.shift("default", Jump(clock.us, seconds * 1_000_000, 0, 0), rows)
+    clock_jumps.shift("default", Jump(clock.us, seconds * 1_000_000, 0, 0), rows)
 
 
 @pytest.mark.parametrize("jump", [3600, -3600, 90, -90])
@@ -298,7 +298,7 @@ def test_a_clock_that_jumps_doubles_nothing(clock: Clock, jump: int) -> None:
         keep()
     clock.go_on(30)
     keep()
-    assert clock_shift.lag("default") == 0
+    assert clock_jumps.lag("default") == 0
     assert ever().sent == 40
     settled(clock)
     settled(clock)

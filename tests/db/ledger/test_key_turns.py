@@ -17,7 +17,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import clock_jumps, holds, key_turns
+from callqueue.ledger import clock_jumps, holds, ready_calls
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from tests.support.behaviour import release, send
@@ -131,7 +131,7 @@ def test_a_hold_that_other_code_takes_away_is_noticed(
     send("r", key="held")
     assert passes(1) == []
     Hold.objects.all().delete()
-    later(monkeypatch, key_turns.LIFTED / 1_000_000)
+    later(monkeypatch, ready_calls.LIFTED / 1_000_000)
     assert passes(1) == ["held"]
 
 
@@ -241,7 +241,7 @@ def test_a_call_that_somebody_has_locked_keeps_its_own_key_back_only(
     with locked_elsewhere(locked.pk):
         assert passes(2) == ["b"]
     assert free.key == "b"
-    assert KeyTurn.objects.get(key="a").blocked_on == key_turns.LOCK
+    assert KeyTurn.objects.get(key="a").blocked_on == ready_calls.LOCK
 
 
 def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
@@ -260,7 +260,7 @@ def test_blocked_keys_are_not_looked_at_again(rules: Rules) -> None:
         passes(20)
         assert KeyTurn.objects.filter(blocked_on="").count() == 0
         seen[count] = min(statements_of_a_pass() for _ in range(3))
-        assert key_turns.free("default", "r", 256) == []
+        assert ready_calls.free("default", "r", 256) == []
     assert seen[1000] <= seen[20] + 3  # more keys than one look sees: which calls were sent last
 
 
@@ -269,7 +269,7 @@ def test_all_keys_are_looked_at_again_when_a_hold_is_lifted(rules: Rules) -> Non
     blocked_keys("r", 5)
     passes(2)
     holds.lift("default", "r")
-    assert len(key_turns.free("default", "r", 10)) == 5
+    assert len(ready_calls.free("default", "r", 10)) == 5
 
 
 # --- making things

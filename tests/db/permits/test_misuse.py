@@ -15,8 +15,7 @@ from callqueue import Breaker, Concurrency, Rule, SlidingWindow
 from callqueue.exceptions import InvalidCall, UnknownRule
 from callqueue.models import CallAttempt, Hold, PermitRequest
 from callqueue.permits import permit as permit_module
-from callqueue.permits.asking import Options
-from callqueue.permits.waiting import Waiter
+from callqueue.permits.waiting import Options, Waiter
 
 Rules = Callable[..., None]
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
-from callqueue.execution import provider_limits, wire
+from callqueue.execution import judging, wire
 from callqueue.execution.trip import Refused
 from callqueue.handlers import HTTP_METHODS
 from callqueue.limits.kinds import FixedWindow, TokenBucket
@@ -578,9 +578,7 @@ def test_rate_limit_headers_of_any_text_hold_for_a_bounded_time_or_not_at_all(
     status: int, headers: dict[str, str]
 ) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    verdict = provider_limits.verdict(
-        status, headers, retry_statuses=(429, 503), now=now, max_hold=60.0
-    )
+    verdict = judging.verdict(status, headers, retry_statuses=(429, 503), now=now, max_hold=60.0)
     until = getattr(verdict, "until", None)
     if isinstance(until, datetime):
         assert (until - now).total_seconds() <= 61

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callqueue import clocks
-from callqueue.execution import connection, resolver
+from callqueue.execution import connection, trip
 from callqueue.execution.connection import Connection
 from callqueue.execution.trip import Trip
 from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
@@ -596,7 +596,7 @@ def test_without_a_thread_to_look_a_name_up(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert is_starved(call("http://localhost:1/"))
-    assert resolver._lookups._value == resolver.LOOKUPS  # type: ignore[attr-defined]
+    assert trip._lookups._value == trip.LOOKUPS  # type: ignore[attr-defined]
 
 
 # --- Names
@@ -621,7 +621,7 @@ def test_resolvers_that_hang_are_left_behind_and_bounded_in_number(
 ) -> None:
     over = threading.Event()
     began: list[str] = []
-    monkeypatch.setattr(resolver, "_lookups", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(trip, "_lookups", threading.BoundedSemaphore(2))
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and [])
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from callqueue.execution.provider_limits import rate_limit_headers, retry_after, verdict
+from callqueue.execution.judging import rate_limit_headers, retry_after, verdict
 from callqueue.outcome import OUTCOMES, GiveUp, HoldUntil, RetryLater, Succeeded
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

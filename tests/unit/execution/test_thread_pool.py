@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from callqueue.execution import thread_pool
+from callqueue.execution import flight
 
 
 def made(jobs: list[Any], work: Any, threads: int = 1) -> tuple[list[Any], BaseException | None]:
@@ -20,13 +20,13 @@ def made(jobs: list[Any], work: Any, threads: int = 1) -> tuple[list[Any], BaseE
     """
     ended: list[Any] = []
     bell = queue.SimpleQueue[Any]()
-    batch = thread_pool.Batch(jobs, work, bell)
+    batch = flight.Batch(jobs, work, bell)
 
     def gather() -> None:
         batch.begin(threads)
         while not batch.is_over:
             with suppress(queue.Empty):
-                bell.get(timeout=thread_pool.STALL)
+                bell.get(timeout=flight.STALL)
             some = batch.look()
             batch.taken += len(some)
             ended.extend(some)
@@ -69,7 +69,7 @@ def _allow_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_jobs_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may have a limit of its own, and every call in flight is a thread."""
-    monkeypatch.setattr(thread_pool, "refusal", thread_pool._Refusal())
+    monkeypatch.setattr(flight, "refusal", flight._Refusal())
     _allow_threads(monkeypatch, 2)
     together = threading.Barrier(2)
 
@@ -86,15 +86,15 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that a thread has go on; and the process is known to have no more threads."""
-    monkeypatch.setattr(thread_pool, "refusal", thread_pool._Refusal())
-    monkeypatch.setattr(thread_pool, "UNSERVED", 0.05)
+    monkeypatch.setattr(flight, "refusal", flight._Refusal())
+    monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
     _allow_threads(monkeypatch, 2)
     goes, bell = threading.Event(), queue.SimpleQueue[Any]()
     jobs: list[Any] = list(range(8))
-    batch = thread_pool.Batch(jobs, lambda job: goes.wait(20) and job, bell)
-    assert thread_pool.most() == math.inf
+    batch = flight.Batch(jobs, lambda job: goes.wait(20) and job, bell)
+    assert flight.most() == math.inf
     batch.begin(8)
-    assert thread_pool.most() == 2
+    assert flight.most() == 2
     assert batch.unserved() == []  # one may still be free soon
     while not (left := batch.unserved()):
         threading.Event().wait(0.01)
@@ -103,9 +103,9 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     while len(batch.ended) < 2:
         bell.get(timeout=20)
     assert sorted(batch.ended) == [0, 1]
-    at = time.monotonic() + thread_pool.MINUTE
-    monkeypatch.setattr(thread_pool.time, "monotonic", lambda: at)
-    assert thread_pool.most() == math.inf  # it is tried again
+    at = time.monotonic() + flight.MINUTE
+    monkeypatch.setattr(flight.time, "monotonic", lambda: at)
+    assert flight.most() == math.inf  # it is tried again
 
 
 def test_a_thread_ends_with_its_jobs_whatever_they_raise() -> None:
@@ -114,6 +114,6 @@ def test_a_thread_ends_with_its_jobs_whatever_they_raise() -> None:
 
     made([1, 2, 3], leaving, threads=3)
     end = time.monotonic() + 20
-    while any(one.name == thread_pool.NAME for one in threading.enumerate()):
+    while any(one.name == flight.NAME for one in threading.enumerate()):
         assert time.monotonic() < end
         threading.Event().wait(0.001)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from callqueue.security.log_scrubbing import at_work
+from callqueue.security.withholding import at_work
 
 
 class TestLogs:
