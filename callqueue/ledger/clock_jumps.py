@@ -61,8 +61,8 @@ class Watch:
         with self._looking:
             reading, last = read(self.using), self.last
             jump = last.jump_to(reading) if last else 0
-            if jump and last:
-                reading, self._suspicious = self._follow(last)
+            reading, suspicious = self._follow(last) if jump and last else (reading, False)
+            self._suspicious = suspicious
             with self._keeping:
                 if not self._suspicious:
                     self._keep(reading)

@@ -199,6 +199,20 @@ def test_what_begins_to_age_after_the_jump_keeps_its_own_time(
     assert released(two_clocks) == 20
 
 
+def test_a_clock_that_is_back_before_anybody_looked_is_believed_again(two_clocks: Clocks) -> None:
+    watch = clock_jumps.watch("default")
+    watch.look()
+    two_clocks.pass_by(2)
+    two_clocks.jump(3600)
+    assert watch.credited(clock_jumps.read("default")) is None
+
+    two_clocks.jump(-3600)
+    watch.look()
+
+    assert not watch.wants_look
+    assert watch.credited(clock_jumps.read("default")) is not None
+
+
 def test_two_dispensers_shift_the_ledger_once(two_clocks: Clocks) -> None:
     first, second = clock_jumps.Watch("default"), clock_jumps.Watch("default")
     first.look(), second.look()
