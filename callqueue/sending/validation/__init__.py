@@ -9,16 +9,6 @@ error never repeats a value, which may be secret: it names the path and the reas
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
-from callqueue.sending.validation.arguments import (
-    MAX_TEXT,
-    check_callback,
-    check_cost,
-    check_instant,
-    check_key,
-    check_priority,
-    check_times,
-    check_unique_key,
-)
 from callqueue.sending.validation.call_data import (
     ELSEWHERE,
     EMAIL_PARAMS,
@@ -29,4 +19,14 @@ from callqueue.sending.validation.call_data import (
     check_params,
     check_url,
 )
-from callqueue.sending.validation.values import MAX_DEPTH
+from callqueue.sending.validation.values import (
+    MAX_DEPTH,
+    MAX_TEXT,
+    check_callback,
+    check_cost,
+    check_instant,
+    check_key,
+    check_priority,
+    check_times,
+    check_unique_key,
+)
