@@ -17,11 +17,10 @@ from django.db.models import Count, F, Q
 
 from callqueue import conf, states, tables
 from callqueue.database import from_us, to_us
-from callqueue.dispatch import permit_turns, planning
-from callqueue.dispatch.candidates_by_key import FEWEST, KeysInTurn
+from callqueue.dispatch import planning, turns
 from callqueue.dispatch.next_look import Wait
-from callqueue.dispatch.permit_turns import NOBODY, Asking
 from callqueue.dispatch.planning import Choice, Plan
+from callqueue.dispatch.turns import FEWEST, NOBODY, Asking, KeysInTurn
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ready_calls
 from callqueue.ledger.account import SAMPLE as KNOWN
@@ -279,7 +278,7 @@ def _with_permits(
             elif one.asked is not None:
                 misfits[one.asked.owner] = why
         is_full = len(found[rule].calls) >= batch
-        listed, is_short = permit_turns.merged(calls[rule], fit, is_full=is_full)
+        listed, is_short = turns.merged(calls[rule], fit, is_full=is_full)
         in_turn[rule] = listed[: found[rule].most]
         is_unfinished |= is_short
     return in_turn, misfits, Wait(is_unfinished=is_unfinished)

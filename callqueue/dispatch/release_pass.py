@@ -20,11 +20,11 @@ from django.db.models import Q
 from callqueue import callbacks, clocks, conf, database, states, tables, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.dispatch import next_look, permit_turns
+from callqueue.dispatch import next_look, turns
 from callqueue.dispatch.choosing import choose
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
-from callqueue.dispatch.permit_turns import Answer, Asking
 from callqueue.dispatch.planning import Choice, Release
+from callqueue.dispatch.turns import Answer, Asking
 from callqueue.ledger import account as ledger
 from callqueue.ledger import clock_jumps, holds, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
@@ -263,7 +263,7 @@ def release(
                 return Pass(next_look=next_look.when_locked(last))
             if not _are_moved(locked):
                 return Pass(next_look=next_look.when_moving(last))
-            made = _make(locked, _asking(locked) or permit_turns.NOBODY, LEAD, batch)
+            made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch)
             transitions.fail(using, made.choice.unfit)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
@@ -292,8 +292,8 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
                 return Answer(is_gone=True)
             made = _make(locked, asking, lead, BATCH)
             granted, reading = made.charged.granted, locked.reading
-            answer = permit_turns.answer(own, made.held, book, made.choice, granted, reading)
-            return permit_turns.with_place(answer, own, made.account, _left(asking, made.choice))
+            answer = turns.answer(own, made.held, book, made.choice, granted, reading)
+            return turns.with_place(answer, own, made.account, _left(asking, made.choice))
     except Outdated:
         return Answer(is_outdated=True)
 
@@ -421,11 +421,11 @@ def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
     own request; None where that is not there any more.
     """
     waits = any(row.has_permits for row in locked.rows.values()) or (own is not None and own.id)
-    found = permit_turns.waiting(locked.using, locked.group, locked.now) if waits else []
+    found = turns.waiting(locked.using, locked.group, locked.now) if waits else []
     if own is None:
         return Asking(found)
     others = [one for one in found if one.id != own.id]
-    if own.id and len(others) == len(found) < permit_turns.MOST:
+    if own.id and len(others) == len(found) < turns.MOST:
         return None
     calls = frozenset(rule for rule, row in locked.rows.items() if row.has_calls)
     return Asking([*others, own], alone=True, rules_with_calls=calls)

@@ -11,7 +11,7 @@ from datetime import datetime
 from callqueue import clocks, database
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.dispatch.permit_turns import Answer
+from callqueue.dispatch.turns import Answer
 from callqueue.permits.waiting import Wanted
 from callqueue.transitions import Job
 

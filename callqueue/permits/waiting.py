@@ -26,7 +26,7 @@ from django.db import router
 from callqueue import clocks, conf, database, forecast, tables, texts
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.permit_turns import Answer
+from callqueue.dispatch.turns import Answer
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.ledger.ready_calls import Asked, Candidate
 from callqueue.ledger.settings import Party

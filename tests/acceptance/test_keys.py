@@ -14,8 +14,8 @@ import pytest
 from django.db import connection
 
 from callqueue import Rule, SlidingWindow, conf
-from callqueue.dispatch.candidates_by_key import KEYS
 from callqueue.dispatch.release_pass import ensure_states, release
+from callqueue.dispatch.turns import KEYS
 from callqueue.models import CallAttempt, CallQueue
 
 FLOOD, OTHERS = 20_000, 300

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, clocks, control
-from callqueue.dispatch import permit_turns, release_pass
+from callqueue.dispatch import release_pass, turns
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import clock_jumps, settings
 from callqueue.maintenance import recovery
@@ -61,7 +61,7 @@ def test_one_of_very_many_that_wait_neither_spins_nor_is_forgotten(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
-    monkeypatch.setattr(permit_turns, "MOST", 3)
+    monkeypatch.setattr(turns, "MOST", 3)
     with callqueue.permit("r"):
         waiters = [Waiter(Options("r").wanted()) for _ in range(6)]
         for _ in range(3):

@@ -215,7 +215,7 @@ UNSEEN = {
         "permits.request_rows", "        transitions.void_permits(using, rule, owner)\n", ""
     ),
     "permits are granted to the dead": fault(
-        "dispatch.permit_turns",
+        "dispatch.turns",
         "attempt_id__isnull=True, alive_until__gt=from_us(now)",
         "attempt_id__isnull=True",
     ),

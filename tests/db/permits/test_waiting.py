@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.permit_turns import Answer
+from callqueue.dispatch.turns import Answer
 from callqueue.models import CallAttempt, PermitRequest
 from callqueue.permits import begun
 from callqueue.permits.waiting import LOOK, REST, REVIEW, Options, Waiter
