@@ -2,7 +2,8 @@
 
 permit          the context managers and the decorator
     granted         what a permit can be told, and its end
-    waiting         what is asked for, checked; how it is waited for: look, pass, pause
+    asking          what is asked for, checked
+    waiting         how a permit is waited for: look, pass, pause
         request_rows    the row by which passes see a permit that waits
         chores          what a waiter does for want of a dispenser
     begun           the attempt once it is begun

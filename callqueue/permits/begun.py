@@ -12,7 +12,7 @@ from callqueue import clocks, database
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.dispatch.turns import Answer
-from callqueue.permits.waiting import Wanted
+from callqueue.permits.asking import Wanted
 from callqueue.transitions import Job
 
 

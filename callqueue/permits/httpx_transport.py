@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from callqueue import conf
 from callqueue.permits import transport
+from callqueue.permits.asking import Options, Wanted
 from callqueue.permits.granted import AsyncPermit, Permit
 from callqueue.permits.permit import abegin, begin
-from callqueue.permits.waiting import Options, Wanted
 
 _PIECE = 1024  # bytes of a compressed body that are unfolded at once
 

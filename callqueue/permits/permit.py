@@ -20,9 +20,10 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 
 from callqueue import clocks
 from callqueue.exceptions import NotNow
+from callqueue.permits.asking import Options, Wanted
 from callqueue.permits.begun import until_slot
 from callqueue.permits.granted import AsyncPermit, Permit
-from callqueue.permits.waiting import Options, Waiter, Wanted
+from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
 
 F = TypeVar("F", bound=Callable[..., Any])

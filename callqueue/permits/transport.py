@@ -19,9 +19,9 @@ from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.execution import judging
 from callqueue.execution.recorder import scrubbed
 from callqueue.execution.wire import Answer
+from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit
 from callqueue.permits.permit import begin
-from callqueue.permits.waiting import Options, Wanted, rule_of
 from callqueue.transitions import Result
 
 PASS, REFUSE = conf.OTHER_HOSTS

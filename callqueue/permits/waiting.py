@@ -15,11 +15,8 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-from urllib.parse import urlsplit
 
 from django.db import router
 
@@ -30,14 +27,11 @@ from callqueue.dispatch.turns import Answer
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.ledger.ready_calls import Asked, Candidate
 from callqueue.ledger.settings import Party
-from callqueue.limits.budgets import Cost
-from callqueue.limits.rules import Rule
 from callqueue.permits import begun, chores, request_rows
 from callqueue.permits.apart import apart
+from callqueue.permits.asking import Wanted
 from callqueue.permits.begun import Granted, now
 from callqueue.permits.request_rows import BEAT
-from callqueue.sending import intake, validation
-from callqueue.texts import storable
 from callqueue.transitions import Job
 
 LOOK = 0.06  # seconds between two looks at whether another pass has granted it
@@ -295,80 +289,3 @@ def _name() -> str:
     """What no other waiter is called."""
     host = texts.storable(socket.gethostname())[:60]
     return f"{host}:{os.getpid()}:{secrets.token_hex(8)}"
-
-
-LONGEST_LABEL = 100
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A permit as it was asked for. `wait` and `lease` are seconds; `wait` None: as long as it
-    takes.
-    """
-
-    rule_name: str
-    rule: Rule
-    key: str
-    cost: Cost
-    priority: int
-    wait: float | None
-    lease: float
-    label: str
-    method: str = ""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a permit may be asked for with, as `callqueue.permit` says."""
-
-    rule: str | None = None
-    key: str | Mapping[str, str] = ""
-    cost: int | Mapping[str, int] = 1
-    priority: int | None = None
-    wait: float | None = None
-    lease: float | None = None
-    label: str = ""
-
-    def wanted(self, url: str | None = None, method: str = "") -> Wanted:
-        """Check what was asked for. InvalidCall naming the argument, or UnknownRule."""
-        config = conf.current()
-        name = self.rule if self.rule is not None else rule_of(url) or "default"
-        rule, priority, lease = config.rule(name), self.priority, self.lease
-        key = validation.check_key(self.key)
-        intake.check_key_parts(key, rule, name)
-        cost = validation.check_cost(self.cost)
-        intake.check_admissible(cost, name, config)
-        return Wanted(
-            rule_name=name,
-            rule=rule,
-            key=key,
-            cost=cost,
-            priority=rule.priority if priority is None else validation.check_priority(priority),
-            wait=None if self.wait is None else _seconds("wait", self.wait, least=0.0),
-            lease=config.lease(rule) if lease is None else _seconds("lease", lease, least=0.1),
-            label=_label(self.label),
-            method=method.lower(),
-        )
-
-
-def rule_of(url: str | None) -> str | None:
-    """The rule whose hosts name the URL's, as for `send`; None where none does."""
-    if not isinstance(url, str | None):
-        raise InvalidCall("url", "must be a string")
-    try:
-        host = urlsplit(url or "").hostname or ""
-    except ValueError:
-        raise InvalidCall("url", "cannot be read") from None
-    return intake.rule_of_host(host, conf.current())
-
-
-def _seconds(name: str, value: Any, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value:
-        raise InvalidCall(name, f"must be a number of seconds, {least:g} or more")
-    return float(min(value, 366 * 86400))
-
-
-def _label(label: Any) -> str:
-    if not isinstance(label, str):
-        raise InvalidCall("label", "must be a string")
-    return storable(label)[:LONGEST_LABEL]

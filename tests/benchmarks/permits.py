@@ -76,8 +76,9 @@ def _asked_by_waiters(rule: str) -> dict[str, float]:
     from django.db import connection
 
     import callqueue
+    from callqueue.permits.asking import Options
     from callqueue.permits.granted import Permit
-    from callqueue.permits.waiting import Options, Waiter
+    from callqueue.permits.waiting import Waiter
     from callqueue.transitions import Job
 
     say(f"{WAITERS} permits that wait for {rule}")

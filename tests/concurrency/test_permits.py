@@ -21,7 +21,8 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import executor
 from callqueue.models import CallAttempt, CallQueue, PermitRequest
-from callqueue.permits.waiting import Options, Waiter
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
 from tests.support.recorder import highest_in_window

@@ -23,7 +23,8 @@ from callqueue.ledger import clock_jumps, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, Hold, PermitRequest
 from callqueue.permits import apart
-from callqueue.permits.waiting import Options, Waiter
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
 
 Rules = Callable[..., None]

@@ -50,8 +50,8 @@ REASONS = {
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,
     "permits/transport.py:wanted": "what its own code may ask for",
-    "permits/waiting.py:Options.wanted": "what its own code may ask for; the pass decides",
-    "permits/waiting.py:rule_of": "what its own code may ask for",
+    "permits/asking.py:Options.wanted": "what its own code may ask for; the pass decides",
+    "permits/asking.py:rule_of": "what its own code may ask for",
     "permits/httpx_transport.py:_Body.__init__": OWN,
 }
 

@@ -15,7 +15,8 @@ from callqueue import Breaker, Concurrency, Rule, SlidingWindow
 from callqueue.exceptions import InvalidCall, UnknownRule
 from callqueue.models import CallAttempt, Hold, PermitRequest
 from callqueue.permits import permit as permit_module
-from callqueue.permits.waiting import Options, Waiter
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 
 Rules = Callable[..., None]
 

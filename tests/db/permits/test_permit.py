@@ -22,7 +22,8 @@ from callqueue.look import look
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, OpinionState, PermitRequest
 from callqueue.permits import waiting
-from callqueue.permits.waiting import Options, Waiter
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_permit, run_callqueue, travel
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send

@@ -18,7 +18,8 @@ from callqueue.dispatch import release_pass
 from callqueue.dispatch.turns import Answer
 from callqueue.models import CallAttempt, PermitRequest
 from callqueue.permits import begun
-from callqueue.permits.waiting import LOOK, REST, REVIEW, Options, Waiter
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
