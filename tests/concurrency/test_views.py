@@ -34,27 +34,19 @@ def ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
         finally:
             connections.close_all()
 
+    read = account.open_sums
+
     def open_sums(using: str, rules: Any, *args: Any, **more: Any) -> Iterator[account.Open]:
-        yield from list(account.open_sums(using, rules, *args, **more))
+        yield from list(read(using, rules, *args, **more))
         if "pay" in rules:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(end).result()
 
     def begin() -> list[int]:
-        monkeypatch.setattr(account, "charges", _With(open_sums=open_sums))
+        monkeypatch.setattr(account, "open_sums", open_sums)
         return ended
 
     return begin
-
-
-class _With:
-    """A module with other functions in the place of some of its own."""
-
-    def __init__(self, **others: Any) -> None:
-        vars(self).update(others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(account, name)
 
 
 @pytest.fixture(autouse=True)
