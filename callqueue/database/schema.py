@@ -24,7 +24,7 @@ _WRITTEN_AGAIN = (
     "fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500"
 )
 _STORAGE = {
-    "callqueue_callqueue": f"fillfactor = 60, {_UPDATED_OFTEN}",
+    "callqueue_callqueue": f"fillfactor = 80, {_UPDATED_OFTEN}",
     "callqueue_callattempt": f"fillfactor = 50, {_UPDATED_OFTEN}",
     "callqueue_rulestate": (
         "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200"
