@@ -1,5 +1,8 @@
-"""Statements, the locks that they take, the transactions that they run in, and scans that step
-through an index, on every vendor.
+"""Statements, the locks that they take and the transactions that they run in, on every vendor; and
+reads that step through an index from value to value, so that they cost what they return and not
+what the table holds ("skip scans").
+
+In all scans `where` and `order` are SQL of this app's own, with their values in `params`.
 """
 
 from __future__ import annotations

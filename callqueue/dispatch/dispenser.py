@@ -356,7 +356,10 @@ def stand_by(using: str, dispenser: Dispenser) -> None:
 
 
 class Membership:
-    """What one dispenser tells the others, and hears from them."""
+    """A dispenser among the others: it gives signs of life, and goes by the settings that are in
+    force. Where the database has forgotten a sign of life, its ledger is not to be trusted, and
+    everything is held.
+    """
 
     def __init__(self, using: str, name: str, settings: Callable[[], Book]) -> None:
         self.using, self.name, self.settings = using, name, settings

@@ -1,10 +1,15 @@
 """The flight: the thread of a process that begins, looks after and records its HTTP calls, however
-many messages they came in.
+many messages they came in; and the threads that make them.
 
 In: messages that board. Out: the ends of their calls, in the database. It alone uses the database
-for them, so a process has one connection for its calls, whatever its pool. Calls are made by
-threads of their own; what is not HTTP is begun here, and left to the message's task. Never has more
-calls under way than it may.
+for them, so a process has one connection for its calls, whatever its pool. What is not HTTP is
+begun here, and left to the message's task. Never has more calls under way than it may.
+
+The calls of a message run side by side, in as few threads as keep them moving. A thread costs more
+than a fast call, so the first does one call after the other; another joins when nothing has ended
+for a few milliseconds, and where calls are known to be slow all have a thread from the start. What
+has ended is handed over soon: the limits wait for it. A thread ends when no job is left, and so
+does a connection to a database that a hook opened in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Judges what came back of a call: by the rule's own `classify`, else by the default verdict.
+"""Judges what came back of a call: by the rule's own `classify`, else by the default verdict, with
+what a provider that refuses says of its limits in headers: Retry-After, and the families
+`...RateLimit...-Remaining` and `-Reset`.
 
 In: a job and its answer, or what its handler returned, or what went wrong. Out: the result that is
-recorded, with the hold that the provider asked for and what the attempt costs after all. What a
-provider says of its limits is read here. Writes nothing; what a rule's hooks raise is a note.
+recorded, with the hold that the provider asked for and what the attempt costs after all. Writes
+nothing; what a rule's hooks raise is a note. What a provider says may only tighten what the limits
+say, lasts at most `max_hold`, and never raises, whatever it is. Only a refusal is a reason to hold:
+a success with which nothing remains says what the limits know, later than they do.
 """
 
 from __future__ import annotations

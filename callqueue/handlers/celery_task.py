@@ -1,6 +1,10 @@
 """celery_task: runs a registered Celery task in this worker, under the call's limits; its result
 lands in the attempt.
 
+A call keeps Celery's own message of the task: its headers, its properties, and its body in the JSON
+that Celery would have sent. A call that was sent by hand has a name and arguments only: the rest is
+what Celery would have said of it.
+
 Celery's own tracer runs it, so that signals, hooks, callbacks, chains and chords see what they
 always see. A failure or a retry goes back to the table; errbacks and the result backend's FAILURE
 come once, with the last attempt. The tracer stores what a task returns before anybody else sees it,

@@ -3,8 +3,12 @@ that clock jumps.
 
 The ledger's instants are on the database's clock. If it is set forward, charges would seem older
 than they are; if it is set back, they would stay for hours. So whoever sees a jump first moves what
-the ledger still counts, under a lock, and writes down by how much. Nothing is ever moved to before
-its own time. Instants are microseconds, monotonic ones seconds.
+the ledger still counts, with all rules' rows locked, and writes down by how much. Nothing is ever
+moved to before its own time. Instants are microseconds, monotonic ones seconds.
+
+After a jump forward, the answered attempts of each rule are moved later, some at a time, however
+many there are: it is written down which (MOVING), and until all are moved, nothing is released that
+they count for. Other rules go on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The waiting set: which calls of a rule may go next, found without reading the backlog.
 
-Calls go by priority, then by the time they were due. Where limits are per key, the keys of a
-priority take turns, whose rows stand here too.
+Calls go by priority, then by the time they were due. Where limits or holds are per key, the keys
+take turns. Every pair of priority and key that has calls ready has a row. Those that may go are
+looked at by priority, and there by when each was served last. A key that may not go says what it
+waits for, and is not looked at again until that is free: blocked keys cost nothing, however many
+there are. Callers hold the lock of the rule's row.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
-from callqueue.ledger import holds, ready_calls, rule_rows, settings, tallies
-from callqueue.ledger.rule_rows import Pair
-from callqueue.ledger.transaction import Locked, transaction
+from callqueue.ledger import holds, ready_calls, settings, tallies
+from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
 from callqueue.states import Move
 from callqueue.transitions import Result, after_loss
 
@@ -72,7 +71,7 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
 
 def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
     """Lock these attempts with their calls, and keep those whose lease has ended by now."""
-    pairs = rule_rows.free_pairs(using, ids, begun=True)
+    pairs = free_pairs(using, ids, begun=True)
     leases = [(pair, pair.attempt.lease_until) for pair in pairs]
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
 

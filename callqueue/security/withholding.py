@@ -7,8 +7,10 @@ SECURITY.md; a value that has fewer is looked for whole. Whatever leaves was ask
 
 Whoever wrote an answer decides what it costs to clean, and all threads of a process share one
 interpreter. So it takes CPU time of an `Allowance`, most of it in its rule's turn: of a rule at
-most one answer at a time takes long, others wait for it, and no other rule does. What Celery and
-urllib3 log while a call is made is dropped where it tells a secret of that call.
+most one answer at a time takes long, others wait for it, and no other rule does.
+
+While a call is made, log records of Celery and urllib3 that tell one of its secrets, tracebacks
+included, are dropped. Each thread has its own call.
 """
 
 from __future__ import annotations

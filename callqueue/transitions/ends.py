@@ -2,8 +2,10 @@
 attempt makes of its call: done, to be retried (and when), failed or unknown.
 
 In: what a worker read when it began the attempt, and what happened. Out: what the record writes.
-Writes nothing. Rows of calls have the names of a job that decide what its call becomes, so
-recovery, which has no job, passes a row.
+Rows of calls have the names of a job that decide what its call becomes, so recovery, which has no
+job, passes a row. What calls become that somebody had locked when their answers were recorded is
+kept, in the transaction that records their attempts, and written once their rows are free: the
+answer is safe and ages at once, and no worker waits for somebody else's transaction.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
-from callqueue.ledger import rule_rows
-from callqueue.ledger.transaction import untimed
+from callqueue.ledger.transaction import calls_to_end, untimed
 from callqueue.limits.rules import Rule, backoff
 from callqueue.states import FINAL, Move
 
@@ -262,7 +263,7 @@ def end_deferred(using: str) -> int:
     def work() -> list[dict[str, Any]]:
         rows = list(database.locked(kept.filter(pk__in=ids).order_by("pk")))
         wanted = [row.call_id for row in rows]
-        free, _ = rule_rows.calls_to_end(using, wanted)
+        free, _ = calls_to_end(using, wanted)
         there = set(tables.calls(using).filter(pk__in=wanted).values_list("pk", flat=True))
         settled = [row.pk for row in rows if row.call_id in free or row.call_id not in there]
         kept.filter(pk__in=settled).delete()

@@ -2,10 +2,10 @@
 
 release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle; and of
 permits, which have no call: begin, change, charge, void. What is more than one statement is a
-transaction of `ledger.transaction`. Who may wait for whose rows, and in what order,
-`ledger.rule_rows` says; which states a call may come from and go to, `states.Move`; what the end of
-an attempt makes of its call, `ends`. Rows are locked first and judged then, or the update
-itself names what it starts from: so of two moves at once one wins, and the other changes nothing.
+transaction of `ledger.transaction`, which also says who may wait for whose rows, and in what order;
+which states a call may come from and go to, `states.Move` says; what the end of an attempt makes of
+its call, `ends`. Rows are locked first and judged then, or the update itself names what it starts
+from: so of two moves at once one wins, and the other changes nothing.
 An open attempt is inserted where it is charged (`dispatch.release_pass`), in the transaction of its
 release.
 """
@@ -24,8 +24,13 @@ from django.db.models import Case, F, Q, Value, When
 from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import rule_rows
-from callqueue.ledger.transaction import Locked, untimed
+from callqueue.ledger.transaction import (
+    Locked,
+    calls_to_change,
+    free_pairs,
+    unbegun_of,
+    untimed,
+)
 from callqueue.states import FINAL, LOST, Move
 from callqueue.transitions import ends
 from callqueue.transitions.ends import LONGEST_MESSAGE, Result
@@ -151,7 +156,7 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     """
 
     def work() -> int:
-        pairs = rule_rows.free_pairs(using, attempt_ids, begun=False)
+        pairs = free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         calls = tables.calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
@@ -309,7 +314,7 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
     """Make these calls NEW, those that the move may start from; the count of them."""
     calls = tables.calls(using)
-    found = rule_rows.calls_to_change(using, pks, "unique_key", "status")
+    found = calls_to_change(using, pks, "unique_key", "status")
     keys = [(pk, unique_key) for pk, unique_key, status in found if status in move.sources]
     keyless = [pk for pk, unique_key in keys if unique_key is None]
     count = calls.filter(pk__in=keyless).update(**_as_new())
@@ -345,9 +350,9 @@ def _as_new() -> dict[str, Any]:
 
 def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
     """Make these calls CANCELLED, those that no worker has begun; their primary keys, sorted."""
-    found = rule_rows.calls_to_change(using, pks, "status", "last_attempt")
+    found = calls_to_change(using, pks, "status", "last_attempt")
     last = {pk: number for pk, status, number in found if status == states.DISPATCHED}
-    unbegun = rule_rows.unbegun_of(using, last) if last else []
+    unbegun = unbegun_of(using, last) if last else []
     _void_locked(using, [pk for pk, _, _ in unbegun])
     gone = [pk for pk, status, _ in found if status in states.CANCELLABLE]
     gone += [call for _, call, number in unbegun if last[call] == number]

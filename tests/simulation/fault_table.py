@@ -49,12 +49,12 @@ FAULTS = {
         'locking = ""',
     ),
     "a record waits for the calls that hosts have": fault(
-        "ledger.rule_rows",
+        "ledger.transaction",
         'f"ORDER BY id{database.skip_locked(using)}",\n    )\n    if found',
         '"ORDER BY id FOR UPDATE",\n    )\n    if found',
     ),
     "recovery waits for the calls that hosts have": fault(
-        "ledger.rule_rows",
+        "ledger.transaction",
         'database.locked(listed.defer("call_data").order_by("pk"))',
         'database.locked(listed.defer("call_data").order_by("pk"), wait=True)',
     ),
@@ -172,7 +172,7 @@ FAULTS = {
         ),
     ),
     "what was begun is voided": fault(
-        "ledger.rule_rows",
+        "ledger.transaction",
         "if one.finished_at is None and (one.started_at is not None) == begun",
         "if one.finished_at is None",
     ),

@@ -58,7 +58,7 @@ UNSEEN = {
         scenes=["linked"],
     ),
     "what was begun is cancelled": fault(
-        "ledger.rule_rows", "if started is None and finished is None", "if finished is None"
+        "ledger.transaction", "if started is None and finished is None", "if finished is None"
     ),
     "what is out is requeued": fault(
         "transitions.verbs",
@@ -162,7 +162,7 @@ UNSEEN = {
         "    _shift_retries",
     ),
     "the loss of an older attempt ends a call": fault(
-        "ledger.rule_rows",
+        "ledger.transaction",
         "if call is None or call.last_attempt != attempt.number:",
         "if call is None:",
     ),
