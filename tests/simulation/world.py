@@ -150,7 +150,7 @@ class World:
             probe(self)
             if self.length is lengths.LONG and not self.judge.complaints:
                 drain(self)
-                self.scheduler.run(self.scheduler.now / MICRO + 3.0, self.ending.is_done)
+                self.scheduler.run(self.scheduler.now / MICRO + PATIENCE, self.ending.is_done)
 
     # --- What the provider is told, and what fails
 
