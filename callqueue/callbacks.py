@@ -29,6 +29,7 @@ SENDING = 20.0  # seconds after which no more of what is claimed is announced
 MOST = 500  # calls that are claimed at once
 MOST_OWED = 5000  # calls that a dispenser asks for at once
 ASKED = timedelta(minutes=10)  # for which what was asked for is let be at most
+AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clock was set back
 # how a task's call ends without its run's telling the result backend, or perhaps without
 UNTOLD = (states.FAILED, states.CANCELLED, states.EXPIRED, states.UNKNOWN)
 _LOGGED = {states.FAILED: "call_failed", states.UNKNOWN: "call_unknown"}
@@ -148,16 +149,25 @@ def _to_ask_for(using: str) -> list[tuple[int, str]]:
     """Ends that are owed and that nobody was asked for lately, each (call, rule)."""
     with database.writing(using):
         now = database.clock(using)
-        names = ("callback_at", "callback_ask_at")
-        free = [Q(**{name: None}) | Q(**{f"{name}__lt": now}) for name in names]
-        owed = _owed(using).filter(*free, finished_at_dt__lt=now - LEFT).order_by("pk")
+        free = [_is_free(name, now) for name in ("callback_at", "callback_ask_at")]
+        owed = _owed(using).filter(*free, _is_past("finished_at_dt", now - LEFT)).order_by("pk")
         rows = database.locked(owed).values_list("pk", "rule", "finished_at_dt")[:MOST_OWED]
         found = [(pk, rule, ended or now) for pk, rule, ended in rows]
         again = [
-            {"pk": pk, "callback_ask_at": now + min(ASKED, now - ended)} for pk, _, ended in found
+            {"pk": pk, "callback_ask_at": now + min(ASKED, abs(now - ended))}
+            for pk, _, ended in found
         ]
         database.update_each(tables.CallQueue, using, again)
     return [(pk, rule) for pk, rule, _ in found]
+
+
+def _is_free(name: str, until: datetime) -> Q:
+    """Whether nobody has claimed or asked for it until then."""
+    return Q(**{f"{name}__isnull": True}) | _is_past(name, until)
+
+
+def _is_past(name: str, until: datetime) -> Q:
+    return Q(**{f"{name}__lt": until}) | Q(**{f"{name}__gt": until + AHEAD})
 
 
 def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
@@ -166,7 +176,7 @@ def _claimed(using: str, owed: CallQueueQuerySet) -> tuple[list[Any], datetime]:
     """
     with database.writing(using):
         now, due = database.clock(using), list[Any]()
-        for free in (Q(callback_at__isnull=True), Q(callback_at__lt=now)):
+        for free in (Q(callback_at__isnull=True), _is_past("callback_at", now)):
             rows = database.locked(owed.filter(free).order_by("pk"))[: MOST - len(due)]
             due += rows.only(
                 "pk", "rule", "callback", "status", "method", "error_message", "callback_heard"
@@ -190,7 +200,7 @@ def _settle(
         tried = {"callback_at": later, "callback_heard": True, "callback_ask_at": None}
         claimed.filter(pk__in=refused).update(**tried)
     if len(sent) + len(refused) < len(mine):
-        claimed.filter(pk__in=mine).update(callback_at=None)
+        claimed.filter(pk__in=mine).update(callback_at=None, callback_ask_at=None)
 
 
 def _sent(

@@ -414,6 +414,46 @@ def test_ends_whose_queue_has_no_worker_are_asked_for_less_and_less_often(
     assert seen == [0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6]
 
 
+def test_what_there_was_no_time_to_announce_is_asked_for_again_as_soon_as_it_may_be(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue has a worker, so it does not wait for as long as it has been owed."""
+    now, asked = [0.0], list[int]()
+
+    def take_long(app: Any, name: str, args: Any) -> None:
+        now[0] += callbacks.SENDING + 1
+
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(broker, "send_by_name", take_long)
+    monkeypatch.setattr(broker, "send_beside", lambda name, args, **_: asked.extend(args[0]))
+    callbacks.ask_for_owed("default")
+    ids = [call.pk for call in owed]
+    assert asked == ids
+    assert tasks.announce(ids) == 1
+    with travel(seconds=12):
+        callbacks.ask_for_owed("default")
+    assert asked == [*ids, *ids[1:]]
+
+
+def test_a_clock_that_is_set_back_forgets_no_end(
+    owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one the claim, of one the end, and of all when they may be asked for are a day ahead."""
+    asked: list[int] = []
+    monkeypatch.setattr(broker, "send_beside", lambda name, args, **_: asked.extend(args[0]))
+    monkeypatch.setattr(broker, "send_by_name", lambda app, name, args: None)
+    ids = [call.pk for call in owed]
+    with travel(days=1):
+        callbacks.ask_for_owed("default")
+        ahead = database.clock("default")
+    CallQueue.objects.filter(pk=ids[1]).update(callback_at=ahead + callbacks.CLAIMED)
+    CallQueue.objects.filter(pk=ids[2]).update(finished_at_dt=ahead)
+    for _ in range(2):
+        callbacks.ask_for_owed("default")
+    assert asked == [*ids, *ids], "and no more often than before"
+    assert tasks.announce(ids) == 3
+
+
 def test_a_signal_goes_once_however_often_its_callback_is_refused(
     owed: list[CallQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
