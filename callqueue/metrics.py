@@ -25,7 +25,6 @@ from callqueue.history import sums
 from callqueue.history.sums import Sums
 from callqueue.look import Look, RuleLook, alive, look
 from callqueue.look.limits import LimitLook
-from callqueue.look.read import of_each
 
 SAID_LATELY = timedelta(minutes=10)  # for which a provider's word on what is left is shown
 
@@ -168,7 +167,8 @@ def _left_at_providers(using: str, seen: Look) -> dict[tuple[str, ...], Value]:
         f"SELECT id FROM (SELECT id FROM {tables.name(using, 'CallAttempt')} "
         "WHERE rule = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT 1) AS newest"
     )
-    ids = [pk for (pk,) in of_each(using, newest, [(rule.name, since) for rule in seen.rules])]
+    selects = [(newest, (rule.name, since)) for rule in seen.rules]
+    ids = [pk for (pk,) in database.of_each(using, selects)]
     answers = tables.attempts(using).filter(pk__in=ids).order_by("rule")
     return {
         (rule,): rate_limit_headers(headers or {}, now=now, max_hold=0.0).remaining

@@ -65,6 +65,7 @@ from callqueue.database.statements import (
     loaded,
     locked,
     locking,
+    of_each,
     one_view,
     pairs_next,
     places,

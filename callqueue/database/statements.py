@@ -19,6 +19,7 @@ from callqueue import conf
 
 M = TypeVar("M", bound=models.Model)
 T = TypeVar("T")
+TOGETHER = 250  # SELECTs that one statement joins; SQLite joins 500
 DEADLOCKS = 10  # deadlocks after which a victim gives up
 _MYSQL_DEADLOCK, _POSTGRESQL_DEADLOCK = 1213, "40P01"
 
@@ -29,6 +30,15 @@ def rows(using: str, sql: str, params: Sequence[Any] = ()) -> list[Any]:
         cursor.execute(sql, params)
         found: list[Any] = cursor.fetchall()
         return found
+
+
+def of_each(using: str, selects: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    """What these SELECTs return, each with its parameters, TOGETHER of them in a statement."""
+    found: list[Any] = []
+    for chunk in (selects[at : at + TOGETHER] for at in range(0, len(selects), TOGETHER)):
+        sql = " UNION ALL ".join(select for select, _ in chunk)
+        found += rows(using, sql, [value for _, params in chunk for value in params])
+    return found
 
 
 def run(using: str, sql: str, params: Sequence[Any] = ()) -> int:

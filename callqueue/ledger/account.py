@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from callqueue import states
-from callqueue.database import as_parameter, from_us, instant_us, loaded, places, quoted, rows
+from callqueue.database import (
+    as_parameter,
+    from_us,
+    instant_us,
+    loaded,
+    of_each,
+    places,
+    quoted,
+    rows,
+)
 from callqueue.ledger import memo
 from callqueue.ledger.memo import Memo as Memo
 from callqueue.ledger.tallies import (
@@ -210,8 +219,8 @@ class Glance:
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
     """A glance at each of these rules: what a dispenser looks at that waits for an answer, or until
-    the ledger is told that a call was sent. One statement, which reads no more rows however many
-    have ended.
+    the ledger is told that a call was sent. One statement for many of them, which reads no more
+    rows however many have ended.
     """
     table = attempts_table(using)
     few = f"SELECT 1 FROM {table} WHERE finished_at IS NULL AND rule = %s"
@@ -221,7 +230,7 @@ def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
     )
     newest = f"SELECT MAX(finished_at) FROM {table} WHERE finished_at IS NOT NULL AND rule = %s"
     each = f"SELECT %s, {counts}, ({newest})"
-    found = rows(using, " UNION ALL ".join([each] * len(rules)), [r for r in rules for _ in "1234"])
+    found = of_each(using, [(each, [rule] * 4) for rule in rules])
     return {
         rule: Glance(int(is_open), int(untold), 0 if ended is None else instant_us(ended))
         for rule, is_open, untold, ended in found

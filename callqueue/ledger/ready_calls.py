@@ -103,14 +103,11 @@ def next_due_in(using: str, after: datetime | None = None) -> float:
 
 
 def rules_with_ready(using: str, rules: Sequence[str]) -> set[str]:
-    """Which of these rules have a call that is ready. One index look-up each, one statement."""
-    if not rules:
-        return set()
+    """Which of these rules have a call that is ready. One index look-up each."""
     dual = " FROM DUAL" if database.is_mysql(using) else ""
     table = tables.name(using, "CallQueue")
     one = f"SELECT %s{dual} WHERE EXISTS (SELECT 1 FROM {table} WHERE {READY})"
-    sql = " UNION ALL ".join([one] * len(rules))
-    return {row[0] for row in database.rows(using, sql, [rule for rule in rules for _ in range(2)])}
+    return {rule for (rule,) in database.of_each(using, [(one, (rule, rule)) for rule in rules])}
 
 
 def rules_of_ready(using: str) -> list[str]:
@@ -376,7 +373,7 @@ def next_wake(using: str, rules: Sequence[str]) -> int | None:
     """The first instant at which a key that waits is to be looked at again."""
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
-    found = rows(using, " UNION ALL ".join([one] * len(rules)), rules)
+    found = database.of_each(using, [(one, (rule,)) for rule in rules])
     return min((int(at) for (at,) in found if at is not None), default=None)
 
 

@@ -276,12 +276,8 @@ def first_end(using: str, budget: Budget, after: int) -> int | None:
         f"SELECT MIN(finished_at) FROM {attempts_table(using)} "
         "WHERE rule = %s AND finished_at IS NOT NULL AND finished_at > %s AND outcome <> %s"
     )
-    params = [
-        parameter
-        for rule in budget.rules
-        for parameter in (rule, *_parameters(using, after), states.VOIDED)
-    ]
-    found = rows(using, " UNION ALL ".join([one] * len(budget.rules)), params)
+    since = _parameters(using, after)
+    found = database.of_each(using, [(one, [r, *since, states.VOIDED]) for r in budget.rules])
     return min((instant_us(ended) for (ended,) in found if ended is not None), default=None)
 
 

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import states, tables
-from callqueue.database import as_parameter, from_us, instant_us, rows, slot_sql, to_us
+from callqueue.database import as_parameter, from_us, instant_us, of_each, slot_sql, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
 from callqueue.ledger import rule_rows, tallies
@@ -249,10 +249,10 @@ def _ends(
 ) -> dict[str, list[tuple[int, int]]]:
     """By budget, how many calls ended when: of a window that is shorter than sums are wide, all,
     by small parts; of others the first, for whose leave a pass waits. Of all rules, what has room
-    is not asked about. One statement, if there are any.
+    is not asked about. One statement for many of them.
     """
     using, found = account.using, dict[str, list[tuple[int, int]]]()
-    parts, params, end = list[str](), list[object](), as_parameter(using, from_us(account.now))
+    selects, end = list[tuple[str, list[object]]](), as_parameter(using, from_us(account.now))
     for place, budget in enumerate(budgets):
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
         if is_whole and account.meter(budget).free and not _is_short(limit):
@@ -262,13 +262,13 @@ def _ends(
             if _is_short(limit):
                 slot = slot_sql(using, "finished_at", since, limit.window_us // PARTS + 1)
                 count, grouped = "COUNT(*)", f" GROUP BY {slot}"
-            parts.append(
+            sql = (
                 f"SELECT {place}, MIN(finished_at), {count} FROM "
                 f"{tables.name(using, 'CallAttempt')} WHERE rule = %s AND finished_at > %s "
                 f"AND finished_at <= %s AND outcome <> %s{grouped}"
             )
-            params += [rule, as_parameter(using, from_us(since)), end, states.VOIDED]
-    for place, ended, count in rows(using, " UNION ALL ".join(parts), params) if parts else ():
+            selects.append((sql, [rule, as_parameter(using, from_us(since)), end, states.VOIDED]))
+    for place, ended, count in of_each(using, selects):
         if ended is not None:
             found.setdefault(budgets[place].id, []).append((instant_us(ended), int(count)))
     return {

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from callqueue import conf, database, tables
-from callqueue.database import as_parameter, from_us, instant_us, loaded, places, quoted, rows
+from callqueue.database import (
+    as_parameter,
+    from_us,
+    instant_us,
+    loaded,
+    of_each,
+    places,
+    quoted,
+    rows,
+)
 from callqueue.history import sums
 from callqueue.ledger import settings
 from callqueue.ledger.ready_calls import READY, WAITING
@@ -27,7 +36,6 @@ from callqueue.look.waiting import Waiting
 
 HOLDS = 5  # on keys or queues that a rule shows
 SAMPLE, SAMPLED = 100, 4000  # waiting calls whose mean cost is taken: of a rule, and of all
-TOGETHER = 250  # SELECTs that one statement joins
 
 
 def look(
@@ -331,7 +339,7 @@ def _mean_costs(known: _Known) -> dict[tuple[str, str], float]:
         f"WHERE {READY} ORDER BY priority DESC, due_at_dt, id LIMIT {most}) AS going_next"
     )
     costs: dict[str, list[Any]] = {}
-    for name, cost in of_each(known.using, first, [(name, name) for name in others]):
+    for name, cost in of_each(known.using, [(first, (name, name)) for name in others]):
         costs.setdefault(name, []).append(loaded(cost))
     return {
         (name, unit): 1.0
@@ -364,12 +372,13 @@ def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
         f"SELECT {value} AS part FROM {tables.name(known.using, 'CallQueue')} "
         f"WHERE {READY}) AS parts GROUP BY part) AS spread GROUP BY calls"
     )
-    params = []
+    selects = []
     for name, per in sorted(set(wanted)):
         mark = f'{json.dumps(per, ensure_ascii=False)}:"'
-        params.append((name, per, mark, mark, len(mark), mark, len(mark), name))
+        params = name, per, mark, mark, len(mark), mark, len(mark), name
+        selects.append((spread, params))
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for name, per, calls, values in of_each(known.using, spread, params):
+    for name, per, calls, values in of_each(known.using, selects):
         found.setdefault((name, per), []).append((int(calls), int(values)))
     return {scope: sorted(sizes) for scope, sizes in found.items()}
 
@@ -398,12 +407,3 @@ def largest_keys(
     found = rows(using, sql, [rule, as_parameter(using, from_us(now)), rule])
     listed = [(text, int(calls), bool(is_held)) for text, calls, _, is_held in found]
     return listed, int(found[0][2]) if found else 0
-
-
-def of_each(using: str, select: str, params: Sequence[Sequence[Any]]) -> list[Any]:
-    """What a SELECT returns for each of these parameters, TOGETHER of them in a statement."""
-    found: list[Any] = []
-    for chunk in (params[at : at + TOGETHER] for at in range(0, len(params), TOGETHER)):
-        sql = " UNION ALL ".join([select] * len(chunk))
-        found += rows(using, sql, [value for one in chunk for value in one])
-    return found

@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database
 from callqueue.history import sums
-from callqueue.ledger import settings, tallies
+from callqueue.ledger import account, ready_calls, settings, tallies, tally_rows
+from callqueue.limits.budgets import bind
 from callqueue.look import LimitLook, RuleLook, limits, look
 from callqueue.management.commands.callqueue_status import as_json
 from callqueue.models import CallAttempt, CallQueue
@@ -303,6 +304,22 @@ def test_statements_do_not_grow_with_rules(rules: Rules, remote: Vendor) -> None
         return len(found)
 
     assert asked(40) == asked(4)
+
+
+def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
+    """SQLite joins 500 SELECTs: beyond, a rule's page and the dispenser that waits would stand."""
+    names = [f"p{n}" for n in range(501)]
+    rules(**dict.fromkeys(names, Rule(limits=[SlidingWindow("5000/m", name="all")])))
+    send("p500")
+    assert ready_calls.rules_with_ready("default", names) == {"p500"}
+    release()
+    assert look("default", rules=["p1"]).rule("p1").limits[0].used == 1
+    assert account.glances("default", names)["p500"].open == 1
+    assert ready_calls.next_wake("default", names) is None
+    (budget,) = bind(
+        {name: Rule(limits=[SlidingWindow("9/m", name="all")]) for name in names}
+    ).budgets["p1"]
+    assert tally_rows.first_end("default", budget, 0) is None
 
 
 @pytest.mark.parametrize("hours", [0.1, 30])
