@@ -52,6 +52,7 @@ from callqueue.database.statements import (
     again_after_deadlock,
     begins_with,
     distinct_next,
+    end_if_silent,
     first_of_each,
     free_ids,
     in_any_transaction,

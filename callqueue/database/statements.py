@@ -314,6 +314,12 @@ def within_idle_seconds(using: str, seconds: int) -> str:
     return ""
 
 
+def end_if_silent(using: str, seconds: int) -> None:
+    """The server ends this transaction as `within_idle_seconds` says. A statement where it can."""
+    if sql := within_idle_seconds(using, seconds):
+        rows(using, f"SELECT 1{sql}")
+
+
 PAIRS_A_STATEMENT = 200
 LAST_CHARACTER = "\U0010ffff"
 

@@ -38,8 +38,6 @@ from callqueue.limits.budgets import Book, cost_of
 CLAIMED = 5.0
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
-# seconds without a statement after which the server ends a pass: its process is frozen, or gone
-SILENT = 5
 
 
 @dataclass(frozen=True)
@@ -352,8 +350,11 @@ def _lock(
     looks_for_calls: bool = False,
 ) -> _Locked | None:
     """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
-    or the clock has jumped, or may have. Outdated where the book is not what is in force.
+    or the clock has jumped, or may have, or nobody here knows one of their limits. Outdated where
+    the book is not what is in force.
     """
+    if not book.unreadable.isdisjoint(group):
+        return None
     before = clocks.monotonic()
     sql = _lock_sql(using, group, looks_for_calls=looks_for_calls)
     found = database.rows(using, sql, group)
@@ -371,6 +372,11 @@ def _lock(
         return None
     if found[0][3] != book.version:
         raise Outdated
+    # What such a pass has charged is not to be seen before it is committed, and perhaps it has no
+    # other row in common with this one.
+    former = book.left_lately(group, now).difference(group)
+    if former and not rule_rows.are_free(using, former):
+        return None
     moving = frozenset(database.loaded(found[0][2]) or ())
     return _Locked(using, book, group, rows, now, reading, moving)
 
@@ -395,7 +401,7 @@ def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str
         f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
         f"{clock_jumps.moving_sql(using)}, {settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}, {has_permits}, {has_calls}"
-        f"{database.within_idle_seconds(using, SILENT)} "
+        f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )

@@ -29,7 +29,7 @@ from callqueue.clocks import ClockEstimate, Reading
 from callqueue.database import from_us, to_us
 from callqueue.ledger import ready_calls, settings
 from callqueue.ledger.rule_rows import FRAME as FRAME
-from callqueue.ledger.rule_rows import MOVING, OF_NO_RULE
+from callqueue.ledger.rule_rows import MOVING, OF_NO_RULE, SILENT
 from callqueue.ledger.tallies import counted_for, longest_window
 from callqueue.limits.kinds import SECOND
 
@@ -139,6 +139,7 @@ class Watch:
         (the frame's).
         """
         with database.writing(self.using):
+            database.end_if_silent(self.using, SILENT)
             make_frame(self.using)
             stored = tables.rule_states(self.using).order_by("rule")
             found = {row.rule: row for row in database.locked(stored, wait=True)}

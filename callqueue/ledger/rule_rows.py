@@ -12,6 +12,9 @@ from callqueue import tables
 # to be moved along (`memo`: by rule).
 FRAME, MOVING = "\njumps", "\nmoving"
 OF_NO_RULE = (FRAME, MOVING)
+# seconds without a statement after which the server ends a transaction for which others wait: its
+# process is frozen, or gone
+SILENT = 5
 
 
 def ensure(using: str, rules: Collection[str]) -> None:
@@ -21,6 +24,14 @@ def ensure(using: str, rules: Collection[str]) -> None:
     if missing:
         made = [tables.RuleState(rule=rule) for rule in sorted(missing)]
         states.bulk_create(made, ignore_conflicts=True)
+
+
+def are_free(using: str, rules: Collection[str]) -> bool:
+    """Lock the rows of these rules that nobody else has locked; whether that is all of them. In a
+    transaction.
+    """
+    rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
+    return len(database.locked(rows).values_list("rule")) == rows.count()
 
 
 def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:

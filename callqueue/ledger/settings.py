@@ -253,6 +253,7 @@ def shift(using: str, by: int) -> None:
 
 def _locked(using: str) -> Stated:
     """What all processes say, locked until the transaction ends: nobody else changes it."""
+    database.end_if_silent(using, rule_rows.SILENT)
     rows = tables.settings(using)
     found = database.locked(rows, wait=True).values_list("version", "rates").first()
     if found is None:
@@ -282,7 +283,7 @@ def _changed(
 ) -> Stated:
     """Have opinions come and lapse; what is stated then. Lock what is stated first."""
     gone = [digest for digest in gone if digest in before.opinions]
-    if not comes and not gone:
+    if not comes and not gone and before.version:
         return before
     rows = tables.opinions(using)
     for digest, limits in comes.items():

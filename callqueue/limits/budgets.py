@@ -98,6 +98,11 @@ class Book:
         former = {name for budget in budgets for name, _ in budget.former}
         return {*group, *former, *(rule for budget in budgets for rule in budget.rules)}
 
+    def left_lately(self, group: Iterable[str], now: int) -> set[str]:
+        """The former rules of a group of which a pass by older settings may still be under way."""
+        budgets = self.group_budgets(group)
+        return {name for budget in budgets for name, until in budget.former if until > now}
+
     def queues_of(self, budget: Budget) -> list[str]:
         """The queues that calls of the budget's rules may go by, sorted."""
         return sorted({queue for rule in budget.rules for queue in self.rules[rule].queue_names})

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 from django.db import DatabaseError, connection
 
 from callqueue import Rule, SlidingWindow, control, database, states
+from callqueue.dispatch import release_pass
+from callqueue.dispatch.release_pass import release
 from callqueue.ledger import settings
 from callqueue.models import CallAttempt, CallQueue, DispenserState, RuleState
 from tests.support.dispensers import Process
@@ -172,6 +174,70 @@ def test_a_row_that_a_frozen_pass_holds_keeps_nobody_else_back(rules: Any) -> No
         finally:
             thaw.set()
     assert strict.goes() == {"a": 2}
+
+
+def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_for(
+    rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit goes from one rule to another. A pass of the old rule is still to be committed when
+    its opinion has lapsed: nobody else's pass has a row of its own in common with it.
+    """
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time")
+    shared = Rule(limits=[SlidingWindow("2/h", name="account")])
+    rules(a=shared, b=shared)
+    CallQueue.objects.send_many([URL] * 5, rule="a")
+    CallQueue.objects.send_many([URL] * 5, rule="b")
+    before, after = Process("before", a=shared), Process("after", b=shared)
+    before.joins()
+    inside, thaw = threading.Event(), threading.Event()
+    real = release_pass.remember
+
+    def remember(account: Any, *args: Any) -> None:
+        real(account, *args)
+        if account.rules == ("a",):
+            inside.set()
+            thaw.wait(3)
+
+    monkeypatch.setattr(release_pass, "remember", remember)
+    book = before.membership.book
+
+    def slow(stop: threading.Event) -> None:
+        release("default", ["a"], book)
+
+    with at_work(slow):
+        try:
+            assert inside.wait(60)
+            after.joins()
+            before.leave()
+            found = after.goes()
+        finally:
+            thaw.set()
+    assert found == {}
+    assert CallAttempt.objects.count() == 2
+    assert after.goes() == {}
+
+
+def test_who_is_frozen_while_he_states_his_opinion_keeps_nobody_else_back(rules: Any) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("no other server ends what a silent client has begun")
+    rules(r=LOOSE)
+    inside, thaw = threading.Event(), threading.Event()
+
+    def frozen(stop: threading.Event) -> None:
+        with suppress(DatabaseError), database.writing("default"):
+            settings._locked("default")
+            inside.set()
+            has_thawed.append(thaw.wait(15))
+
+    has_thawed: list[bool] = []
+    with at_work(frozen):
+        try:
+            assert inside.wait(60)
+            Process("other", r=STRICT).joins()
+            assert not has_thawed
+        finally:
+            thaw.set()
 
 
 @pytest.mark.usefixtures("rules")

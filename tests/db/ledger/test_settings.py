@@ -42,7 +42,7 @@ from callqueue.look import look
 from callqueue.look.doctor import examined
 from callqueue.look.doctor.facts import Facts
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue, OpinionState
+from callqueue.models import CallAttempt, CallQueue, OpinionState, SettingsState
 from tests.db.commands import run
 from tests.support.dispensers import Process
 
@@ -339,6 +339,18 @@ def test_changed_settings_of_one_process_are_its_opinion_from_then_on(waiting: A
     two.book = bind({"r": LOOSE})
     assert two.goes() == {"r": 38}
     assert one.goes() == {}
+
+
+def test_opinions_outlive_the_row_of_the_settings(waiting: Any) -> None:
+    """Whoever makes it anew gives it a version: 0 says that nobody has ever stated anything."""
+    waiting(r=10)
+    strict, loose = Process("strict", r=STRICT), Process("loose", r=LOOSE)
+    strict.joins()
+    loose.joins()
+    SettingsState.objects.all().delete()
+    assert loose.goes() == {"r": 2}
+    book = settings.book_in_force("default", bind({"r": LOOSE}))
+    assert len(book.budgets["r"]) == 2
 
 
 # What counts goes on counting.

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf, database
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
 from callqueue.history import audit
@@ -278,6 +278,18 @@ def test_processes_of_one_limit_lock_the_same_rows_and_go_by_all_limits(rules: R
     for found in (book, again):
         limits = [budget.limit.capacity for budget in found.budgets["c"]]
         assert sorted(limits) == [1, 2]
+
+
+def test_a_limit_that_this_version_does_not_know_admits_no_permit(rules: Rules) -> None:
+    """Another process states it, of a newer version of callqueue."""
+    rules(a=Rule(limits=[SlidingWindow("9/h")]), b=Rule())
+    newer = {"a": [{"kind": "LeakyBucket", "rate": "1/m"}], "b": []}
+    now = database.clock("default")
+    OpinionState.objects.create(digest="f" * 16, limits=newer, seen_at=now)
+    with pytest.raises(NotNow), callqueue.permit("a", wait=0):
+        pytest.fail("nobody knows what the limit allows")
+    with callqueue.permit("b", wait=0):
+        pass
 
 
 @pytest.mark.usefixtures("trusted_workers")
