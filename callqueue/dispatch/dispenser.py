@@ -151,7 +151,7 @@ class Dispenser:
         try:
             while not stop.is_set() and time.monotonic() < end:
                 try:
-                    self._settle(stop)
+                    self.settle(stop)
                     wanted = self.tick()
                     left = max(0.0, min(wanted, end - time.monotonic()))
                     self._on_notify(self._listener.wait(stop, left))
@@ -172,6 +172,14 @@ class Dispenser:
     def leave(self) -> None:
         """The end of this dispenser: what its settings hold of the limits counts no more."""
         self.membership.leave()
+
+    def settle(self, stop: threading.Event) -> None:
+        """Before a process releases anything for the first time: if the clock has just jumped, only
+        others can have seen it, and they look at least this often.
+        """
+        left = clock_jumps.watch(self.using).settles_in()
+        if left > 0 and recovery.has_others(self.using, self.name):
+            stop.wait(left)
 
     def run_once(self, *, maintain: bool = True) -> int:
         """Do a round of chores, then release whatever may go now; the count of attempts."""
@@ -203,14 +211,6 @@ class Dispenser:
             if group.is_due(time.monotonic()) and not is_full(self.groups.values()):
                 self._apart(group, self._release)
         return self._pause()
-
-    def _settle(self, stop: threading.Event) -> None:
-        """Before a process releases anything for the first time: if the clock has just jumped, only
-        others can have seen it, and they look at least this often.
-        """
-        left = clock_jumps.watch(self.using).settles_in()
-        if left > 0 and recovery.has_others(self.using, self.name):
-            stop.wait(left)
 
     def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
         """Do it. A fault in one group stops no other; a database that is away stops all."""

@@ -82,6 +82,7 @@ class Command(CallQueueCommand):
 
         dispenser = Dispenser(using, rules=rules, publish=publish)
         try:
+            dispenser.settle(threading.Event())
             count = dispenser.run_once()
         finally:
             dispenser.leave()

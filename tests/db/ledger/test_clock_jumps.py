@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
 
@@ -21,6 +23,7 @@ from callqueue.execution.trip import Trip
 from callqueue.ledger import clock_jumps, holds, settings
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
+from callqueue.management.commands import callqueue_dispenser
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
@@ -357,6 +360,28 @@ def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
     others.be(who)
     two_clocks.pass_by(60.5)
     assert released(two_clocks) == 20
+
+
+def test_a_dispenser_that_runs_once_lets_those_move_the_ledger_who_saw_the_jump(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others.be("dispenser").look()
+    recovery.beat("default", "another")
+    used_up(two_clocks)
+    two_clocks.pass_by(1)
+    two_clocks.jump(3600)
+
+    def wait(self: threading.Event, seconds: float | None = None) -> bool:
+        others.be("dispenser").look()
+        two_clocks.pass_by(seconds or 0.0)
+        others.be("once")
+        return False
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(callqueue_dispenser.doctor, "broker_refusal", lambda: None)
+    others.be("once")
+    call_command("callqueue_dispenser", "--once")
+    assert CallAttempt.objects.count() == 20
 
 
 def test_a_jump_that_a_slow_reading_hides_is_not_credited(two_clocks: Clocks) -> None:
