@@ -160,7 +160,8 @@ class Watch:
         """By how much the ledger is to be moved; None where it is too early to tell.
 
         Whoever is new may have come after a jump that others deal with only now. If they do, it
-        takes over what they say; if nobody has after a while, there are no others. Who is not new
+        takes over what they say, unless the clock has jumped before its eyes since; if nobody has
+        after a while, there are no others. Who is not new
         takes over only that the ledger is ahead, which is safe, where others have moved it and the
         clock did not go back before his eyes: so no two move it to and fro. Whatever of that they
         take back is no jump either.
@@ -168,13 +169,15 @@ class Watch:
         by, since = last.jump_to(reading), self.since or 0.0
         if not by or last.moved == reading.moved:
             return None if by and reading.before - since <= SETTLED else by
-        if last.before - since <= SETTLED:
+        seen = last.jump_to(replace(reading, moved=last.moved))
+        is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
+        if is_new and not seen:
             return 0
         if by > 0:
             rest = by - self._ahead
             self._ahead = max(0, -rest)
             return rest if rest > clocks.TOLERANCE else 0
-        if last.jump_to(replace(reading, moved=last.moved)) < 0:
+        if seen < 0:
             return by
         self._ahead -= by
         return 0

@@ -362,6 +362,31 @@ def test_who_slept_through_one_jump_of_two_deals_with_what_is_left(
     assert released(two_clocks) == 20
 
 
+@pytest.mark.parametrize(
+    "jumps", [(50, 50), (3600, 3600), (-3600, 3605), (3600, -3595), (3600, -3600), (-3600, 3600)]
+)
+def test_who_has_looked_once_and_long_ago_deals_with_the_last_of_two_jumps(
+    two_clocks: Clocks, others: Others, jumps: tuple[float, float]
+) -> None:
+    """What others have moved the ledger by since then is no reason to take the rest over."""
+    others.be("dispenser").look()
+    two_clocks.pass_by(1)
+    others.be("dispenser").look()
+    used_up(two_clocks)
+    others.be("idler").look()
+    two_clocks.pass_by(2)
+    two_clocks.jump(jumps[0])
+    others.be("dispenser").look()
+    two_clocks.pass_by(1)
+    two_clocks.jump(jumps[1])
+    others.be("idler")
+    assert released(two_clocks) == 0
+    others.be("dispenser").look()
+    others.be("idler")
+    two_clocks.pass_by(60.5)
+    assert released(two_clocks) == 20
+
+
 def test_a_dispenser_that_runs_once_lets_those_move_the_ledger_who_saw_the_jump(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
