@@ -144,6 +144,15 @@ def test_the_head_of_an_answer_is_read_as_http_client_reads_it(
     assert head_of(ours.response_class, data, method) == head_of(HTTPResponse, data, method)
 
 
+def test_a_header_line_takes_as_long_as_it_is() -> None:
+    """Whatever reads it keeps every other thread waiting: no server may choose for how long."""
+    line, began = b"A:" + b" \t" * 10_000 + b"\rb\r\n", time.process_time()
+    ours = Connection("localhost", 80)
+    ours.trip = Trip(Timeouts(), Gate(), Policy())
+    head_of(ours.response_class, b"HTTP/1.1 200 OK\r\n" + line + b"\r\n", "GET")
+    assert time.process_time() - began < 1
+
+
 def head_of(reader: Any, data: bytes, method: str) -> Any:
     """What is read of an answer's head, and what is left for the body; or what is raised."""
     here, there = socket.socketpair()
