@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from callqueue import tables
+from callqueue import database, tables
 
 # Rows that are no rule's, since no rule has these names: the one in which the clock's jumps are
 # written down (`passes`: how many, `served`: their sum), and the one of the attempts that are still
