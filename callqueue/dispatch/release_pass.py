@@ -202,8 +202,14 @@ def remember(account: Account, rows: Mapping[str, LockedRule], releases: Sequenc
     ]
     # Who locked the rows between this pass's reading of the version and its locks went by a newer
     # one: what he charged may count in limits that this pass does not know.
-    still = f"{settings.version_sql(account.using)} = %s"
-    changed_rows = database.update_each(tables.RuleState, account.using, fresh, still, [version])
+    using, params = account.using, [version]
+    still = f"{settings.version_sql(using)} = %s"
+    if fresh and database.is_mysql(using):
+        # Its UPDATE would lock the row of the version, and keep back who changes the settings.
+        if settings.version(using) != version:
+            raise Outdated
+        still, params = "", []
+    changed_rows = database.update_each(tables.RuleState, using, fresh, still, params)
     if fresh and not changed_rows:
         raise Outdated
 

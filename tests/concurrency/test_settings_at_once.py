@@ -191,13 +191,14 @@ def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_fo
     before, after = Process("before", a=shared), Process("after", b=shared)
     before.joins()
     inside, thaw = threading.Event(), threading.Event()
+    has_thawed: list[bool] = []
     real = release_pass.remember
 
     def remember(account: Any, *args: Any) -> None:
         real(account, *args)
         if account.rules == ("a",):
             inside.set()
-            thaw.wait(3)
+            has_thawed.append(thaw.wait(15))
 
     monkeypatch.setattr(release_pass, "remember", remember)
     book = before.membership.book
@@ -211,6 +212,7 @@ def test_what_a_slow_pass_of_a_rule_that_has_left_the_limit_charges_is_waited_fo
             after.joins()
             before.leave()
             found = after.goes()
+            assert not has_thawed, "nobody who changes the settings waits for it"
         finally:
             thaw.set()
     assert found == {}
