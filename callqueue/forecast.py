@@ -214,7 +214,7 @@ def _binding(call: CallQueue, rule: RuleLook) -> LimitLook | None:
     for one in rule.limits:
         cost = cost_of(call.cost, one.budget.limit.unit)
         if cost and one.free < cost:
-            at = one.meter.free_at(cost)
+            at = one.emptiest.free_at(cost)
             waits.append((FOREVER if at is None else at, one))
     return max(waits, key=itemgetter(0), default=(0.0, None))[1]
 

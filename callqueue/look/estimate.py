@@ -26,16 +26,17 @@ class Gate:
     """A limit that a backlog must pass, as it is charged now: `meter`.
 
     `sizes`: how the calls are spread over the values of its `per`, where it is per key; `lanes`:
-    over how many queues, where it is per queue. `before`: calls of other rules that wait and go
-    first, `incoming` of theirs that come in each second, and `beside`: that take turns. `cost`:
-    what a call costs; `charged_s`: for how many seconds it is charged before it ages, 0 where
-    nobody knows.
+    over how many queues, where it is per queue, and `emptiest`: what is charged of the one with
+    most room. `before`: calls of other rules that wait and go first, `incoming` of theirs that come
+    in each second, and `beside`: that take turns. `cost`: what a call costs; `charged_s`: for how
+    many seconds it is charged before it ages, 0 where nobody knows.
     """
 
     limit: Limit
     meter: Meter
     sizes: Sizes = ()
     lanes: int = 1
+    emptiest: Meter | None = None
     before: float = 0.0
     beside: int = 0
     incoming: float = 0.0
@@ -45,7 +46,7 @@ class Gate:
     @property
     def is_full(self) -> bool:
         """Whether a call of the usual cost does not fit now."""
-        return self.meter.free < max(1, round(self.cost))
+        return (self.emptiest or self.meter).free < max(1, round(self.cost))
 
     def amount(self, calls: float) -> float:
         """What passes it up to and with so many calls of the backlog."""
@@ -62,7 +63,13 @@ class Gate:
     def seconds(self, amount: float, now: int) -> float | None:
         """Seconds until so much has passed; None where nobody can say."""
         way = WAY_S if self.charged_s and self.waits_for_answers else 0.0
-        return self.limit.seconds_until_gone(self.meter, amount, now, self.charged_s + way)
+        charged = self.charged_s + way
+        evenly = self.limit.seconds_until_gone(self.meter, amount, now, charged)
+        if self.emptiest is None:
+            return evenly
+        # The first ones go by the queue that has room, whatever the fullest waits for.
+        by_one = self.limit.seconds_until_gone(self.emptiest, amount * self.lanes, now, charged)
+        return min((one for one in (evenly, by_one) if one is not None), default=None)
 
     @property
     def waits_for_answers(self) -> bool:
@@ -84,7 +91,9 @@ class Gate:
         if seconds * SECOND < limit.window_us or limit.is_calendar:
             return self
         level = limit.capacity * limit.period_us
-        return replace(self, meter=limit.meter(Usage(level=level, since=now), now), before=0.0)
+        meter = limit.meter(Usage(level=level, since=now), now)
+        emptiest = meter if self.emptiest else None
+        return replace(self, meter=meter, emptiest=emptiest, before=0.0)
 
 
 def seconds(gates: Sequence[Gate], calls: float, now: int) -> float | None:

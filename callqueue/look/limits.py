@@ -5,6 +5,7 @@ since the ledger says so. A handful of statements for all rules.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ class LimitLook:
 
     `in_flight`: of what is used, what is not answered yet. `opens_at`: where nothing is free, when
     something is again, in microseconds; None where that waits for an answer. `meter`: what is
-    charged and when it leaves, to estimate by.
+    charged and when it leaves, to estimate by; `emptiest`: the same of the queue that the next call
+    goes by, where it is per queue.
     """
 
     budget: Budget
@@ -44,6 +46,7 @@ class LimitLook:
     in_flight: int
     opens_at: int | None
     meter: Meter
+    emptiest: Meter
 
     @property
     def name(self) -> str:
@@ -124,7 +127,7 @@ def unused(book: Book, budget: Budget, now: int) -> LimitLook:
     meter = limit.meter(Usage(level=limit.capacity * limit.period_us, since=now), now)
     lanes = len(book.queues_of(budget)) if limit.is_per_queue else 1
     room = limit.capacity * lanes
-    return LimitLook(budget, room, 0, room, "", 0, None, meter)
+    return LimitLook(budget, room, 0, room, "", 0, None, meter, meter)
 
 
 def _memo(using: str, book: Book, groups: Iterable[tuple[str, ...]]) -> ledger.Memo:
@@ -187,6 +190,11 @@ def _look(
     if is_of_key and budget.id in account.tallies and _is_few(limit):
         usage = Usage(flown, _ended(account, budget, fullest), limit.horizon(account.now))
         meter = limit.meter(usage, account.now)
+    emptiest = meter
+    if is_summed and _has_all_queues(account, budget):
+        value = min(values, key=lambda value: _opens(meters[value]), default="")
+        own = account.open.get((budget.id, value), 0)
+        emptiest = _meter(account, budget, value, meters, spread, own)
     return LimitLook(
         budget=budget,
         allowed=limit.capacity * (max(1, len(values)) if is_summed else 1),
@@ -194,9 +202,22 @@ def _look(
         free=free,
         value="" if is_summed else fullest,
         in_flight=(sum if is_summed else max)(in_flight or [0]),
-        opens_at=None if free else meter.known_at(1),
+        opens_at=None if free else emptiest.known_at(1),
         meter=meter,
+        emptiest=emptiest,
     )
+
+
+def _opens(meter: Meter) -> tuple[float, int]:
+    """When it has room for one more, and how much of it is used."""
+    at = meter.free_at(1)
+    return (math.inf if at is None else at, meter.used)
+
+
+def _has_all_queues(account: ledger.Account, budget: Budget) -> bool:
+    """Whether each rule that it is of may go by any of its queues."""
+    queues = set(account.book.queues_of(budget))
+    return all(set(account.book.rules[rule].queue_names) == queues for rule in budget.rules)
 
 
 def _meter(

@@ -93,6 +93,23 @@ def test_a_backlog_goes_when_it_was_said_within_a_tenth(
         assert said[1][1].position == len(calls)
 
 
+def test_a_call_goes_by_the_queue_that_has_room_first(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(queues=["one", "two"], limits=[SlidingWindow("1/m", per="queue")]))
+    with travel() as clock:
+        send("r")
+        run_callqueue()
+        clock.forward(30)
+        second = send("r")
+        assert seconds_from_now(second.forecast().release_at) < 1, "by the other queue"
+        run_callqueue()
+        third = send("r")
+        said, now = third.forecast().release_at, clock.now()
+        run_callqueue(skip_waits=True)
+        went = CallAttempt.objects.get(call=third).released_at
+        assert said is not None
+        assert said - now == pytest.approx(went - now, abs=timedelta(seconds=2))
+
+
 def test_a_calendar_quota_opens_at_midnight(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[FixedWindow("10/d", timezone="America/Los_Angeles")]))
     CallQueue.objects.send_many([URL] * 25, rule="r")
