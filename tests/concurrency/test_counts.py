@@ -87,7 +87,8 @@ def test_a_pass_is_no_dearer_where_much_waits() -> None:
     few, _ = statements(lambda: release("default", ["plain"], batch=10))
     send(2000)
     many, _ = statements(lambda: release("default", ["plain"], batch=10))
-    assert many == few <= 10, few
+    # MariaDB and MySQL read the version once more: their UPDATE would lock its row for all others
+    assert many == few <= (11 if connection.vendor == "mysql" else 10), few
 
 
 def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries(
