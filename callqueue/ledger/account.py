@@ -200,12 +200,6 @@ def answered_lately(using: str, rules: Sequence[str], now: int) -> list[tuple[st
     return rows(using, sql, [*rules, as_parameter(using, from_us(now - LATELY))])
 
 
-def open_counts(using: str) -> dict[str, int]:
-    """How many attempts of each rule are open. One statement."""
-    of_open = f"FROM {attempts_table(using)} WHERE finished_at IS NULL"
-    return dict(rows(using, f"SELECT rule, COUNT(*) {of_open} GROUP BY rule"))
-
-
 @dataclass(frozen=True)
 class Glance:
     """What may make room, of one rule: how many attempts are open, and how many of these the ledger

@@ -28,8 +28,7 @@ from callqueue import clocks, database, events, states, tables
 from callqueue.clocks import ClockEstimate, Reading
 from callqueue.database import from_us, to_us
 from callqueue.ledger import ready_calls, settings
-from callqueue.ledger.rule_rows import FRAME as FRAME
-from callqueue.ledger.rule_rows import MOVING, OF_NO_RULE, SILENT
+from callqueue.ledger.rule_rows import FRAME, MOVING, OF_NO_RULE, SILENT
 from callqueue.ledger.tallies import counted_for, longest_window
 from callqueue.limits.kinds import SECOND
 
@@ -161,10 +160,9 @@ class Watch:
 
         Whoever is new may have come after a jump that others deal with only now. If they do, it
         takes over what they say, unless the clock has jumped before its eyes since; if nobody has
-        after a while, there are no others. Who is not new
-        takes over only that the ledger is ahead, which is safe, where others have moved it and the
-        clock did not go back before his eyes: so no two move it to and fro. Whatever of that they
-        take back is no jump either.
+        after a while, there are no others. Who is not new takes over only that the ledger is ahead,
+        which is safe, where others have moved it and the clock did not go back before its eyes: so
+        no two move it to and fro. Whatever of that they take back is no jump either.
         """
         by, since = last.jump_to(reading), self.since or 0.0
         if not by or last.moved == reading.moved:

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from callqueue import Rule, SlidingWindow, TokenBucket, clocks, conf, database
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import claim, judging, recorder, wire
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import clock_jumps, rule_rows
 from callqueue.ledger.clock_jumps import Watch
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.transitions import Job, Result
@@ -273,11 +273,11 @@ class Cluster(RuleBasedStateMachine):
 
     def all_agree(self) -> bool:
         """Whether nobody moves the ledger any more, where all look as often as dispensers do."""
-        before = RuleState.objects.get(rule=clock_jumps.FRAME).passes
+        before = RuleState.objects.get(rule=rule_rows.FRAME).passes
         for place in range(len(self.processes)):
             self.one_looks(place)
         self.mono += 0.5
-        return before == RuleState.objects.get(rule=clock_jumps.FRAME).passes
+        return before == RuleState.objects.get(rule=rule_rows.FRAME).passes
 
     def come_to_rest(self) -> None:
         """Whatever was done to the clock: a window after all was answered, and all have looked,

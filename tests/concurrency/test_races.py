@@ -34,7 +34,7 @@ from callqueue import broker as messages
 from callqueue.dispatch.release_pass import release
 from callqueue.exceptions import IllegalTransition
 from callqueue.execution import claim, executor, judging, recorder, wire
-from callqueue.ledger import clock_jumps, holds
+from callqueue.ledger import clock_jumps, holds, rule_rows
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.transitions import Job, Result
@@ -568,7 +568,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     """
     rules(r=Rule())
     both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
-    frame = RuleState.objects.filter(rule=clock_jumps.FRAME)
+    frame = RuleState.objects.filter(rule=rule_rows.FRAME)
     shown: list[Any] = []
     found: list[clocks.Reading] = []
 

@@ -20,7 +20,7 @@ from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
 from callqueue.execution.trip import Trip
-from callqueue.ledger import clock_jumps, holds, settings
+from callqueue.ledger import clock_jumps, holds, rule_rows, settings
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
 from callqueue.management.commands import callqueue_dispenser
@@ -588,7 +588,7 @@ def test_a_record_that_meets_the_jump_first_has_the_ledger_moved_before_it_write
     """
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=-3600))
     recorder.write("default", [answered(job)])
-    assert RuleState.objects.get(rule=clock_jumps.FRAME).served / 1_000_000 == pytest.approx(
+    assert RuleState.objects.get(rule=rule_rows.FRAME).served / 1_000_000 == pytest.approx(
         -3600, abs=1
     )
 
