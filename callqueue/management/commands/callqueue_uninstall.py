@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from django.apps import apps
+from django.contrib.auth import get_user_model
 from django.core.management.base import CommandParser
+from django.db import connections, transaction
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import QuerySet
 
-from callqueue.management import left_by_hand, uninstalling
+from callqueue import database, states, tables
+from callqueue.maintenance import periodic
 from callqueue.management.base import CallQueueCommand, counted, problem
 
 QUOTES = dict.fromkeys(map(ord, '`"'))
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is to be dropped. `rows`: of Django's own tables, by what they are called."""
+
+    tables: list[str]
+    foreign_keys: list[database.ForeignKey]
+    rows: dict[str, QuerySet[Any]]
+    periodic_tasks: list[str]
+    unfinished: int
+
+
 class Command(CallQueueCommand):
     help = (
-        "Show what removing callqueue would drop from the database, and what is left to do by "
-        "hand; with --yes, drop it. No row and no column of another app is touched."
+        "Show what removing callqueue would drop from the database; with --yes, drop it. No row "
+        "and no column of another app is touched."
     )
     is_repeatable = False
 
@@ -27,51 +45,96 @@ class Command(CallQueueCommand):
         )
 
     def run(self, using: str, options: dict[str, Any]) -> None:
-        plan = uninstalling.plan(using)
-        by_hand = left_by_hand.lines()
-        if options["yes"]:
-            try:
-                uninstalling.uninstall(using, force=options["force"])
-            except uninstalling.Unfinished:
+        with transaction.atomic(using=using):
+            if options["yes"]:
+                database.lock_whole(using, database.existing(using, _tables()))
+            plan = _plan(using)
+            what = _what(plan)
+            is_refused = plan.unfinished and not options["force"]
+            are = "is" if plan.unfinished == 1 else "are"
+            unfinished = f"{counted(plan.unfinished)} {are} unfinished"
+            if options["yes"] and is_refused:
                 raise problem(
-                    f"{_unfinished(plan)}: nothing was dropped. Let them drain, or cancel them "
+                    f"{unfinished}: nothing was dropped. Let them drain, or cancel them "
                     "(callqueue_cancel --all); --force drops them"
-                ) from None
+                )
+            if options["yes"]:
+                _drop(using, plan)
         self.say(f"{'dropped from' if options['yes'] else 'would drop from'} {using}:")
-        for line in _what(plan):
+        for line in what:
             self.say(f"  {line}")
-        for line in plan.kept:
-            self.say(f"stays: {line}")
-        if by_hand:
-            self.say("left to do by hand, before the next migrate (the columns stay as they are):")
-        for line in by_hand:
-            self.say(f"  {line}")
-        self.say('then take "callqueue" out of INSTALLED_APPS: docs/how-to/upgrade.md')
+        self.say('then take "callqueue" out of your project: docs/how-to/upgrade.md')
         if not options["yes"]:
-            if plan.unfinished and not options["force"]:
-                self.say(f"{_unfinished(plan)}: --yes refuses, unless with --force")
+            if is_refused:
+                self.say(f"{unfinished}: --yes refuses, unless with --force")
             self.say("nothing was changed: --yes drops it")
 
 
-def _unfinished(plan: uninstalling.Plan) -> str:
-    return f"{counted(plan.unfinished)} {'is' if plan.unfinished == 1 else 'are'} unfinished"
+def _plan(using: str) -> Plan:
+    there = database.existing(using, _tables())
+    unfinished = 0
+    if tables.CallQueue._meta.db_table in there:
+        unfinished = tables.calls(using).filter(status__in=states.UNFINISHED).count()
+    return Plan(
+        there,
+        database.foreign_keys_to(using, there),
+        _described(using),
+        periodic.written(),
+        unfinished,
+    )
 
 
-def _what(plan: uninstalling.Plan) -> list[str]:
+def _described(using: str) -> dict[str, QuerySet[Any]]:
+    """Rows that are about callqueue alone. Content types stay: rows of others name them."""
+    found: dict[str, QuerySet[Any]] = {}
+    recorder = MigrationRecorder(connections[using])
+    if recorder.has_table():
+        found["row of django_migrations"] = recorder.migration_qs.filter(app="callqueue")
+    if apps.is_installed("django.contrib.auth"):
+        permissions = apps.get_model("auth", "Permission").objects.using(using)
+        if database.existing(using, [permissions.model._meta.db_table]):
+            found["permission"] = permissions.filter(content_type__app_label="callqueue")
+    return found
+
+
+def _drop(using: str, plan: Plan) -> None:
+    """All of it or nothing, where a database can do that with tables. What of others points at a
+    permission, but that somebody has it, refuses: the database names it.
+    """
+    for name, found in plan.rows.items():
+        pks = list(found.values_list("pk", flat=True))
+        for grants in _grants() if name == "permission" else ():
+            grants._base_manager.using(using).filter(permission__in=pks).delete()
+        found.model._base_manager.using(using).filter(pk__in=pks)._raw_delete(using)
+    periodic.remove(plan.periodic_tasks)
+    database.drop(using, plan.tables)
+
+
+def _grants() -> list[Any]:
+    """The tables that say who has a permission."""
+    users = getattr(get_user_model(), "user_permissions", None)
+    group = apps.get_model("auth", "Group")
+    return [one.through for one in (group.permissions, users) if one is not None]
+
+
+def _tables() -> list[str]:
+    return [model._meta.db_table for model in apps.get_app_config("callqueue").get_models()]
+
+
+def _what(plan: Plan) -> list[str]:
     """One line for each kind of thing."""
     lines = [
         f"the foreign key {key.table.translate(QUOTES)}.{key.columns} to {key.target}"
         " (the column stays)"
         for key in plan.foreign_keys
     ]
-    for names, noun in (
-        (plan.tables, "table"),
-        (plan.migrations, "row"),
-        (plan.permissions, "permission"),
-        (plan.content_types, "content type"),
-        (plan.periodic_tasks, "periodic task"),
-    ):
+    rows = {noun: sorted(map(_name, found)) for noun, found in plan.rows.items()}
+    for noun, names in {"table": plan.tables, **rows, "periodic task": plan.periodic_tasks}.items():
         if names:
-            where = " of django_migrations" if noun == "row" else ""
-            lines.append(f"{counted(len(names), noun)}{where}: {', '.join(names)}")
+            first, of, rest = noun.partition(" of ")
+            lines.append(f"{counted(len(names), first)}{of}{rest}: {', '.join(names)}")
     return lines or ["nothing"]
+
+
+def _name(row: Any) -> str:
+    return str(getattr(row, "codename", None) or row.name)
