@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from celery import shared_task, signals
+from celery import shared_task
 from django.db.models import BigAutoField
 
 from callqueue import broker, callbacks, conf, database, events
 from callqueue.dispatch.dispenser import Dispenser, has_steady_dispenser, stand_by
 from callqueue.execution import executor, in_flight
 from callqueue.integrations import queued_result
-from callqueue.look import worker_settings
 from callqueue.maintenance import cleanup, reconcile, recovery
-
-signals.worker_init.connect(worker_settings.install)
 
 _dispensers: dict[str, Dispenser] = {}
 

@@ -83,9 +83,7 @@ from callqueue.database.statements import (
 from callqueue.database.upkeep import (
     ForeignKey,
     analyze_changed,
-    dead_rows,
     drop,
-    estimated_rows,
     existing,
     foreign_keys_to,
     lock_whole,

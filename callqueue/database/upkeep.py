@@ -51,30 +51,6 @@ _REFERENCE = rf"""
 """
 
 
-def estimated_rows(using: str, table: str) -> int | None:
-    """About how many rows a table has, without reading it; None where no estimate is kept."""
-    vendor = connections[using].vendor
-    if vendor == "sqlite":
-        return None
-    if vendor == "postgresql":
-        sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass"
-    else:
-        sql = (
-            "SELECT table_rows FROM information_schema.tables"
-            " WHERE table_schema = DATABASE() AND table_name = %s"
-        )
-    count = next((count for (count,) in rows(using, sql, [table])), None)
-    return None if count is None or count < 0 else int(count)
-
-
-def dead_rows(using: str, tables: Sequence[str]) -> dict[str, tuple[int, int]] | None:
-    """Dead and live rows of each table; None where the database keeps no such count."""
-    if connections[using].vendor != "postgresql":
-        return None
-    found = _statistics(using, "n_dead_tup, n_live_tup", tables)
-    return {name: (int(dead), int(live)) for name, dead, live in found}
-
-
 def analyze_changed(using: str, tables: Sequence[str]) -> None:
     """Let PostgreSQL count anew what is in the tables that changed by a fifth since it last did:
     its plans go by that.

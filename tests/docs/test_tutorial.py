@@ -81,7 +81,7 @@ class Project:
             return
         arguments = [*as_module[program], *rest]
         if not {"worker", "callqueue_dispenser", "http.server"} & set(rest):
-            finds = {"callqueue_status": "done", "callqueue_doctor": "asked 1: as they are here"}
+            finds = {"callqueue_status": "done", "callqueue_doctor": "1 worker listens"}
             wanted = next((text for name, text in finds.items() if name in rest), "")
             deadline = time.monotonic() + 60
             while wanted not in self.run(*arguments):

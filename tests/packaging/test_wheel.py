@@ -163,7 +163,7 @@ def test_it_holds_what_is_not_code_too(wheel: zipfile.ZipFile, name: str) -> Non
 def test_it_holds_the_pages_that_hints_name(wheel: zipfile.ZipFile) -> None:
     sources = "".join(
         (ROOT / "callqueue" / name).read_text(encoding="utf-8")
-        for name in ("checks.py", "look/doctor/ledger.py")
+        for name in ("checks.py", "look/doctor.py")
     )
     pages = re.findall(r"page\('([^']+)'\)", sources)
     assert len(pages) >= 4

@@ -39,8 +39,7 @@ from callqueue.ledger import settings
 from callqueue.limits.budgets import bind
 from callqueue.limits.in_force import LINGERS
 from callqueue.look import look
-from callqueue.look.doctor import examined
-from callqueue.look.doctor.facts import Facts
+from callqueue.look.doctor import Facts, examined
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, OpinionState, SettingsState
 from tests.db.commands import run

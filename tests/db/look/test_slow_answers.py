@@ -11,8 +11,6 @@ import pytest
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, database
 from callqueue.execution import claim
 from callqueue.look import look
-from callqueue.look.doctor import Check, examined
-from callqueue.look.doctor.facts import Facts
 from callqueue.models import CallAttempt
 from tests.support.behaviour import release, send
 
@@ -107,45 +105,3 @@ def test_a_call_that_is_out_says_where_since_when_and_until_when(rules: Rules) -
     reason = call.forecast().reason
     assert reason.startswith("it is under way: a worker of q began it ")
     assert "without an answer it is given up in " in reason
-
-
-def reach() -> Check:
-    return examined("reach", Facts("default"))
-
-
-@pytest.mark.parametrize(
-    ("limit", "todo"),
-    [
-        (Concurrency(8), "set Concurrency(201)"),
-        (SlidingWindow("20/s", strict=True), "leave strict=True out of SlidingWindow 20/s"),
-        (SlidingWindow("20/s"), "SlidingWindow 20/s of r waits for answers, without HTTP"),
-        (TokenBucket("20/s", burst=5), "give TokenBucket 20/s of r a burst of 201"),
-    ],
-)
-def test_the_doctor_names_the_number_that_slow_answers_need(
-    rules: Rules, limit: Any, todo: str
-) -> None:
-    rules(r=Rule(limits=[limit, SlidingWindow("20/s")]))
-    assert reach().ok
-    answered(10, 10.0, is_stamped="HTTP" not in todo and "burst" not in todo)
-    found = reach()
-    assert not found.ok
-    assert "calls take 10 seconds each" in found.detail
-    assert todo in found.todo
-
-
-def test_the_doctor_has_nothing_to_say_where_calls_age_from_when_they_were_sent(
-    rules: Rules,
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("20/s"), TokenBucket("20/s", burst=5), Concurrency(201)]))
-    answered(10, 10.0)
-    assert reach().ok
-
-
-def test_the_doctor_has_nothing_to_say_where_nothing_was_sent(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("20/s")]))
-    answered(3, 0.2)
-    CallAttempt.objects.update(sent_at=None, outcome=CallAttempt.Outcome.ERRORED)
-    assert reach().ok
-    CallAttempt.objects.update(outcome=CallAttempt.Outcome.SUCCEEDED)  # as of a task
-    assert not reach().ok

@@ -195,5 +195,3 @@ def test_space_is_reclaimed_and_a_full_vacuum_says_what_it_locks(option: str, ru
     assert ran.code == 0
     assert ("locks each against all reading and writing" in ran.out) == (option == "--vacuum-full")
     assert "vacuumed" in ran.out
-    dead = database.dead_rows("default", ["callqueue_callqueue"])
-    assert dead is None or "callqueue_callqueue" in dead
