@@ -5,7 +5,8 @@ An attempt is counted at `sent_at`, when its last byte left: the best estimate o
 counted it. Without one (other handlers, a connection that failed, a lost attempt) it is counted at
 `finished_at`, from which the ledger ages it. One that was begun and is still open counts as of now;
 a voided one never. In flight is from `sent_at` (else `started_at`) to `finished_at`. Attempts are
-read once, in order, and no more of them is kept than the widest window holds.
+read once, in order, and no more of them is kept than the widest window holds. The audit counts by
+itself, and shares no arithmetic with what releases calls.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from typing import Any
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
-from callqueue.history.audit_tallies import Tally, tally_of
 from callqueue.ledger import settings
 from callqueue.limits.budgets import Book, Budget, cost_of
-from callqueue.limits.kinds import SECOND
+from callqueue.limits.kinds import SECOND, Limit
 
 PAGE = 5000  # attempts that one statement reads
 # how much later than its lease allows an answer may be recorded, and still be read in order
 SLACK = 60 * SECOND
-ENDED, BEGAN, COUNTED = range(3)  # at one instant, what ends makes room for what begins
+FOREVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,11 @@ def judge(book: Book, attempts: Iterable[Seen], now: int, since: datetime) -> Au
             of_rule.setdefault(rule, []).append(audited)
     flights = {rule for rule, listed in of_rule.items() if any(a.is_of_flights for a in listed)}
     count = 0
-    for instant, what, _, seen in _in_order(attempts, flights, now, _longest_lag(book)):
-        count += what == COUNTED
+    for instant, is_begin, _, seen in _in_order(attempts, flights, now, _longest_lag(book)):
+        count += not is_begin
         for audited in of_rule.get(seen.rule, ()):
-            audited.see(instant, what, seen)
+            if audited.is_of_flights == is_begin:
+                audited.see(instant, seen)
     listed = [(rule, budget.id) for rule, charged in book.budgets.items() for budget in charged]
     return Audit(since, [budgets[name].finding(rule) for rule, name in listed], count)
 
@@ -130,18 +131,16 @@ def _longest_lag(book: Book) -> int:
 
 def _in_order(
     attempts: Iterable[Seen], flights: Container[str], now: int, lag: int
-) -> Iterator[tuple[int, int, int, Seen]]:
-    """What happened, by the instant: what, a running number, and to which attempt. `flights`: the
-    rules of which it matters when attempts begin and end. `lag`: how long after it was sent an
+) -> Iterator[tuple[int, bool, int, Seen]]:
+    """When each attempt was counted, and of those of `flights` when it was begun, by the instant:
+    whether it is that, a running number, and the attempt. `lag`: how long after it was sent an
     attempt may end.
     """
-    upcoming: list[tuple[int, int, int, Seen]] = []
+    upcoming: list[tuple[int, bool, int, Seen]] = []
     for number, seen in enumerate(attempts):
-        heapq.heappush(upcoming, (seen.counted, COUNTED, number, seen))
+        heapq.heappush(upcoming, (seen.counted, False, number, seen))
         if seen.rule in flights:
-            heapq.heappush(upcoming, (seen.began, BEGAN, number, seen))
-            if seen.finished is not None:
-                heapq.heappush(upcoming, (seen.finished, ENDED, number, seen))
+            heapq.heappush(upcoming, (seen.began, True, number, seen))
         horizon = (now if seen.finished is None else seen.finished) - lag
         while upcoming and upcoming[0][0] <= horizon:
             yield heapq.heappop(upcoming)
@@ -157,17 +156,15 @@ class _Audited:
         self.is_of_flights = budget.limit.counts_in_flight
         self.tallies: dict[str, Tally] = {}
 
-    def see(self, instant: int, what: int, seen: Seen) -> None:
-        """Count an event, where it is one to this limit."""
-        if self.is_of_flights == (what == COUNTED):
-            return
+    def see(self, instant: int, seen: Seen) -> None:
+        """Count an attempt that was counted, or begun, at this instant."""
         cost = cost_of(seen.cost, self.limit.unit)
-        if not cost or not self.budget.counts(seen.rule, seen.released):
-            return
-        value = self.budget.value_of(seen.key, seen.queue)
-        if value not in self.tallies:
-            self.tallies[value] = tally_of(self.limit)
-        self.tallies[value].add(instant, -cost if what == ENDED else cost)
+        if cost and self.budget.counts(seen.rule, seen.released):
+            value = self.budget.value_of(seen.key, seen.queue)
+            if value not in self.tallies:
+                self.tallies[value] = tally_of(self.limit)
+            end = FOREVER if seen.finished is None else seen.finished
+            self.tallies[value].add(instant, cost, end)
 
     def finding(self, rule: str) -> Finding:
         limit, none = self.limit, ("", tally_of(self.limit))
@@ -184,6 +181,83 @@ class _Audited:
             value=value,
             counted=sum(tally.counted for tally in self.tallies.values()),
         )
+
+
+# --- one budget, for one value of its `per`
+
+
+def tally_of(limit: Limit) -> Tally:
+    """The tally that counts as this limit does."""
+    return Bucket(limit) if limit.keeps_level else Tally(limit)
+
+
+class Tally:
+    """What takes up a limit from one instant to another: a window from when it was counted, a
+    calendar window as a whole, a flight from begin to end. What goes in does so in order; out come
+    the highest level, and the average from the first charge to the last as a share of the limit.
+
+    Time in which it stood at 0 for longer than `pause_us` is left out: nothing was waiting then.
+    """
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit: Any = limit
+        self.highest = self.counted = self._level = self._area = self._time = 0
+        self._pause_us = 0 if limit.is_calendar else limit.window_us or SECOND
+        self._at: int | None = None
+        self._ends: list[tuple[float, int]] = []
+
+    def add(self, instant: int, cost: int, end: float = FOREVER) -> None:
+        """So much was counted or begun at this instant; `end`: of what was begun."""
+        if self.limit.is_calendar:
+            instant, end = self.limit.window(instant)
+        elif not self.limit.counts_in_flight:
+            end = instant + self.limit.window_us
+        while self._ends and self._ends[0][0] <= instant:
+            at, over = heapq.heappop(self._ends)
+            self._change(int(at), -over)
+        heapq.heappush(self._ends, (end, cost))
+        self._change(instant, cost)
+        self.counted += cost
+
+    def _change(self, instant: int, by: int) -> None:
+        length = 0 if self._at is None else instant - self._at
+        if self._level or length <= self._pause_us:
+            self._area += self._level * length
+            self._time += length
+        self._at = instant
+        self._level += by
+        self.highest = max(self.highest, self._level)
+
+    def share(self) -> float:
+        """Where all of it took no longer than a window, the whole window is what was used of it."""
+        if not self._time or (not self.limit.is_calendar and self._time < self.limit.window_us):
+            return float(self.highest / self.limit.capacity)
+        return float(self._area / (self._time * self.limit.capacity))
+
+
+class Bucket(Tally):
+    """A token bucket, full at first: the most tokens that it ever lacked. What spilled over while
+    calls went is unused.
+    """
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit)
+        self._cap = self._level = limit.capacity * self.limit.period_us
+        self._spilled = 0
+
+    def add(self, instant: int, cost: int, end: float = FOREVER) -> None:
+        n, period = self.limit.n, self.limit.period_us
+        level = self._level + (0 if self._at is None else n * (instant - self._at))
+        spilled = max(0, level - self._cap)
+        if spilled <= n * max(period, SECOND):
+            self._spilled += spilled
+        self._at, self._level = instant, min(self._cap, level) - cost * period
+        self.counted += cost
+        self.highest = max(self.highest, -(-(self._cap - self._level) // period))
+
+    def share(self) -> float:
+        taken = self.counted * self.limit.period_us
+        return taken / (taken + self._spilled + max(0, self._level)) if taken else 0.0
 
 
 # --- the ledger's attempts, page by page

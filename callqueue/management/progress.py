@@ -1,17 +1,16 @@
-"""A progress bar for long work, which rich draws on standard error while the work goes on.
-
-Only where standard error is a terminal and rich is installed, the extra `progress`. Anywhere else
-nothing is written, so logs and pipes stay clean.
+"""How far long work is: one line on standard error while it goes on. Only in a terminal: logs and
+pipes stay clean.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TextIO
 
+EVERY_S = 0.1
 Update = Callable[..., None]  # (done, total=None), as often as one likes
 
 
@@ -19,31 +18,28 @@ Update = Callable[..., None]  # (done, total=None), as often as one likes
 def progress(
     label: str, *, stream: TextIO | None = None, wanted: bool = True
 ) -> Iterator[Update | None]:
-    """A bar for as long as the block runs, which leaves no trace. The block gets what updates it;
-    None where none is drawn.
+    """A line for as long as the block runs, which leaves no trace. The block gets what updates it;
+    None where none is shown.
     """
     stream = sys.stderr if stream is None else stream
-    if not wanted or not stream.isatty() or find_spec("rich") is None:
+    if not wanted or not stream.isatty():
         yield None
         return
-    from rich import progress as rich
-    from rich.console import Console
+    shown_at = 0.0
 
-    columns = (
-        rich.TextColumn("{task.description}", markup=False),
-        rich.BarColumn(),
-        rich.TaskProgressColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TimeRemainingColumn(),
-    )
-    console = Console(file=stream)
-    with rich.Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-    ) as bar:
-        task = bar.add_task(label, total=None)
+    def update(done: int, total: int | None = None) -> None:
+        nonlocal shown_at
+        if (now := time.monotonic()) - shown_at < EVERY_S:
+            return
+        shown_at = now
+        of = f" of {total:,} ({100 * done // total} %)" if total else ""
+        stream.write(f"\r{label} {done:,}{of}\x1b[K")
+        stream.flush()
 
-        def update(done: int, total: int | None = None) -> None:
-            bar.update(task, completed=done, total=total)
-
+    stream.write(f"\r{label} ...")
+    stream.flush()
+    try:
         yield update
+    finally:
+        stream.write("\r\x1b[K")
+        stream.flush()

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callqueue.history.audit import Finding, Seen, judge
-from callqueue.history.audit_tallies import tally_of
+from callqueue.history.audit import Finding, Seen, judge, tally_of
 from callqueue.limits.budgets import bind
 from callqueue.limits.kinds import (
     SECOND,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callqueue import Rule
-from callqueue.history.audit_tallies import tally_of
+from callqueue.history.audit import tally_of
 from callqueue.limits import kinds
 from callqueue.limits.budgets import bind
 from callqueue.limits.in_force import Stated, digest_of, opinion_of
