@@ -82,7 +82,7 @@ faults: ## kill, freeze and disconnect things, at length
 	@$(NEED) tests
 	@exec $(RUN) -m tests.run --faults $(ARGS)
 
-suites: ## Celery's, Django's and requests' own tests, and limiters as judges (about 25 minutes)
+suites: ## Celery's and Django's own tests (about 20 minutes)
 	@$(NEED) tests
 	@exec $(RUN) -m pytest -s -p no:cacheprovider tests/suites $(ARGS)
 

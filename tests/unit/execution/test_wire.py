@@ -59,11 +59,19 @@ def test_a_call_comes_back_as_a_requests_response() -> None:
     assert (seen.method, seen.target, seen.body) == ("POST", "/v1", b'{"a": 1}')
 
 
+TEXTS = ["", "a b", "a+b", "100%", "a%20b%2Fc", "a%2", "a&b=c;d,e", "a/b//c/", "a?b#c", "'a' \"b\"", "[a]{b}<c>|^`",
+         "~-._!*()", "äöüß", "a\u0308", "дом", "😀 ok", "\u05d0\u05d1", "a\u200bb", "a\nb", "a\tb", "x" * 8000]  # fmt: skip
+NUMBERS = [0, -7, 2**70, 1.0, 0.5, 1 / 3, 1e-7, 5e-324, 1e15, 1e16, 1e22, 3e300, -0.0, True, False]
+
+
 @pytest.mark.parametrize("method", ["get", "options", "head", "post", "put", "patch", "delete"])
 @pytest.mark.parametrize(
     "params",
     [
         {},
+        {"params": {"z": TEXTS, "a": NUMBERS, **dict.fromkeys(TEXTS, "v")}},
+        {"data": {"z": TEXTS, "a": NUMBERS, **dict.fromkeys(TEXTS, "v")}},
+        {"json": {"z": [TEXTS, {"y": 1, "b": 2}], "a": NUMBERS, **dict.fromkeys(TEXTS, "v")}},
         {"params": {"q": "a b", "list": ["1", "2"], "none": None, "ü": "é"}},
         {"params": [["a", "1"], ["a", "2"]]},
         {"params": "raw=1&x"},
