@@ -36,3 +36,12 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Vendor:
     vendor = Vendor()
     monkeypatch.setattr(wire, "request", vendor.request)
     return vendor
+
+
+@pytest.fixture
+def row_locks() -> None:
+    """SQLite has one lock for the whole database: its transactions come one after the other."""
+    from django.db import connection
+
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("this database has no row locks")

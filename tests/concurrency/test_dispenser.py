@@ -18,9 +18,8 @@ from callqueue.dispatch.next_look import LOCKED, REVIEW, TRIES, when_locked
 from callqueue.dispatch.release_pass import Pass
 from callqueue.ledger import ready_calls
 from callqueue.models import CallQueue
-from tests.concurrency.test_races import fresh
 from tests.support.behaviour import send
-from tests.support.locking import held_by_a_host, waiting_for_nobody
+from tests.support.locking import fresh, held_by_a_host, waiting_for_nobody
 
 Rules = Callable[..., None]
 PAST = timedelta(seconds=60)

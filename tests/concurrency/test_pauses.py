@@ -16,12 +16,10 @@ from callqueue.dispatch.release_pass import release
 from callqueue.ledger import rule_rows
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
 from callqueue.testing import travel
-from tests.concurrency.test_races import row_locks, together
 from tests.db.maintenance.test_breaker import answer
 from tests.support.behaviour import Vendor, run, send
-from tests.support.locking import waiting_for_nobody
+from tests.support.locking import together, waiting_for_nobody
 
-__all__ = ["row_locks"]
 Rules = Callable[..., None]
 DISPENSERS = 3
 

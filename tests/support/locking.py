@@ -1,5 +1,5 @@
-"""A host's transaction that holds rows while a test goes on, and statements that must not wait for
-it.
+"""Threads with connections of their own at the same rows: who meets whom, who holds what meanwhile,
+and statements that must not wait for it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,91 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import connection, connections, transaction
+from django.utils import timezone
 
-from callqueue import database
-from callqueue.models import CallQueue
+from callqueue import conf, database
+from callqueue.dispatch.release_pass import release
+from callqueue.execution import judging, wire
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.transitions import Job, Result
+from tests.support.behaviour import response
 
 PATIENCE = 30  # seconds after which a thread that waits for another one has lost it
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run these at the same time, each in a thread; what they returned. The first exception that
+    one raised is raised.
+    """
+    barrier = threading.Barrier(len(works))
+    ends: list[Any] = [None] * len(works)
+    errors: list[BaseException] = []
+
+    def one(place: int) -> None:
+        try:
+            barrier.wait(PATIENCE)
+            ends[place] = works[place]()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    hangs = any(thread.is_alive() for thread in threads)
+    assert not hangs, "a thread hangs: a deadlock that the database does not see"
+    if errors:
+        raise errors[0]
+    return ends
+
+
+def halted(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> tuple[threading.Event, threading.Event]:
+    """Whoever comes to this function sets the first event and goes on when the second is set."""
+    came, may_go = threading.Event(), threading.Event()
+    real = getattr(module, name)
+
+    def halting(*args: Any) -> Any:
+        came.set()
+        assert may_go.wait(PATIENCE)
+        return real(*args)
+
+    monkeypatch.setattr(module, name, halting)
+    return came, may_go
+
+
+def released_by(rule: str) -> list[int]:
+    """The attempts that one pass over the rule's group releases; another dispenser at work is
+    waited for.
+    """
+    for _ in range(500):
+        made = release("default", conf.current().book.groups[rule])
+        if not made.next_look.streak.locked:
+            return [r.attempt_id for r in made.released]
+    raise AssertionError("the group stays locked")
+
+
+def answered(job: Job, status: int = 200) -> Result:
+    """The report of an answer, as the executor makes it."""
+    answer = wire.Answer(response=response(status, {}, b"{}"), sent_at=job.clock.after, sent=True)
+    return judging.of_answer(job, answer)
+
+
+def end_leases() -> None:
+    CallAttempt.objects.open().update(lease_until=timezone.now() - timedelta(seconds=1))
+
+
+def fresh(call: CallQueue) -> CallQueue:
+    return CallQueue.objects.get(pk=call.pk)
 
 
 @contextmanager
