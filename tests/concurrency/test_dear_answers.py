@@ -23,14 +23,12 @@ from tests.support.verdicts import on_a_quiet_machine
 Rules = Callable[..., None]
 Status = CallQueue.Status
 JWT = ".".join(secrets.token_urlsafe(size) for size in (60, 600, 240))
-PEM = "-----BEGIN KEY-----\n" + secrets.token_urlsafe(2400) + "\n-----END KEY-----"
 HOOKS = 200
 LISTS = {f"X-{number}": "[" + "[1]," * 1670 + "[1]]" for number in range(97)}
-# by what the server repeats: its secret, its headers, its body
+# by what the server repeats: its secret, its headers, its body; others are in db/execution/test_kept_answers
 DEAREST: dict[str, tuple[str, dict[str, str], bytes]] = {
     "lists in headers": ("unused", LISTS, b"{}"),
     "a token": (JWT, {f"X-{n}": JWT * 5 for n in range(97)}, json.dumps(JWT).encode() * 400),
-    "a key": (PEM, {f"X-{n}": json.dumps(PEM) * 2 for n in range(97)}, json.dumps(PEM).encode() * 150),
     "one letter": ("A" * 5000, {f"X-{n}": "%41" * 2000 for n in range(97)}, b"%41" * 100_000),
 }  # fmt: skip
 

@@ -9,48 +9,33 @@ from collections.abc import Callable
 import pytest
 
 from callqueue import Rule, SlidingWindow, TokenBucket, control
-from callqueue.limits.kinds import Limit
 from callqueue.models import CallQueue
 from tests.support.slow_api import SlowApi
 from tests.support.verdicts import never_over
 
 URL = {"method": "post", "params": {"url": "http://vendor.example/"}}
+LIMITS = {
+    "window": SlidingWindow("20/s"),
+    # by an operator's rate: whom to tell of, and when, it says, and not the worker's own settings
+    "longer": SlidingWindow("1200/m"),
+    "tallied": SlidingWindow("100000/m"),
+    "bucket": TokenBucket("20/s", burst=10),
+}
 
 
-def sent(
-    rules: Callable[..., None], limit: Limit, seconds: float, rate: str | None = None
-) -> list[float]:
-    """When the calls of a backlog were sent, in so many seconds in which none was answered. `rate`:
-    what an operator gave the limit instead of its own.
-    """
-    rules(r=Rule(limits=[limit]))
-    if rate is not None:
-        control.change_limit("default", "r", "r#0", rate)
-    CallQueue.objects.send_many([URL] * 500, rule="r")
+@pytest.mark.usefixtures("transactional_db")
+def test_a_limit_is_used_though_nothing_is_answered(rules: Callable[..., None]) -> None:
+    rules(**{name: Rule(limits=[limit]) for name, limit in LIMITS.items()})
+    for name in ("longer", "tallied"):
+        control.change_limit("default", name, f"{name}#0", "20/s")
+    for name in LIMITS:
+        CallQueue.objects.send_many([URL] * 200, rule=name)
     api = SlowApi(latency=60)
-    api.run(seconds)
-    return api.sent
-
-
-@pytest.mark.usefixtures("transactional_db")
-def test_a_window_is_used_though_nothing_is_answered(rules: Callable[..., None]) -> None:
-    instants = sent(rules, SlidingWindow("20/s"), 4.0)
-    never_over(instants, 20, 1.0)
-    assert len(instants) >= 40  # 20 if they aged from their answers
-
-
-@pytest.mark.usefixtures("transactional_db")
-@pytest.mark.parametrize("own", ["1200/m", "100000/m"], ids=["a longer window", "a tallied one"])
-def test_a_window_is_used_by_an_operators_rate(rules: Callable[..., None], own: str) -> None:
-    """Whom to tell of, and when, the rate in force says, and not the worker's own settings."""
-    instants = sent(rules, SlidingWindow(own), 4.0, rate="20/s")
-    never_over(instants, 20, 1.0)
-    assert len(instants) >= 40
-
-
-@pytest.mark.usefixtures("transactional_db")
-def test_a_bucket_is_used_though_nothing_is_answered(rules: Callable[..., None]) -> None:
-    instants = sent(rules, TokenBucket("20/s", burst=10), 3.0)
+    api.run(3.0)
+    for name in ("window", "longer", "tallied"):
+        never_over(api.sent[name], 20, 1.0, of=name)
+        assert len(api.sent[name]) >= 40, name  # 20 if they aged from their answers
+    instants = api.sent["bucket"]
     level, at = 10.0, instants[0]
     for instant in instants:
         level, at = min(10.0, level + 20 * (instant - at)) - 1, instant

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,16 +25,12 @@ from tests.support.behaviour import response
 
 
 class SlowApi:
-    """Answers so many seconds after a call was sent. `sent`: monotonic instants; `statements`: of
-    the worker, by what it was doing.
-    """
+    """Answers so many seconds after a call was sent. `sent`: monotonic instants, by rule."""
 
     def __init__(self, latency: float) -> None:
         self.latency = latency
-        self.sent: list[float] = []
-        self.statements: Counter[str] = Counter()
+        self.sent: defaultdict[str, list[float]] = defaultdict(list)
         self._inbox: list[int] = []
-        self._doing = "begin"
         self._waiting: list[tuple[float, int, Job]] = []
         self._answers: list[tuple[float, int, Job]] = []
 
@@ -44,8 +40,7 @@ class SlowApi:
         dispenser = threading.Thread(target=self._dispense, args=(stop,))
         dispenser.start()
         try:
-            with connection.execute_wrapper(self._count):
-                self._work(time.monotonic() + seconds)
+            self._work(time.monotonic() + seconds)
         finally:
             stop.set()
             dispenser.join()
@@ -68,12 +63,11 @@ class SlowApi:
             self._send()
             self._answer()
             if time.monotonic() - told >= telling.TELL:
-                told, self._doing = time.monotonic(), "tell"
+                told = time.monotonic()
                 telling.tell("default", [job for _, _, job in self._answers])
             time.sleep(0.002)
 
     def _begin(self) -> None:
-        self._doing = "begin"
         ids, self._inbox = self._inbox, []
         for job in claim.begin("default", ids) if ids else ():
             opens = job.slot_opens() or 0.0
@@ -84,11 +78,10 @@ class SlowApi:
             _, pk, job = heapq.heappop(self._waiting)
             job.gate = wire.Gate()
             job.gate.sent_at, job.gate.is_whole = clocks.monotonic(), True
-            self.sent.append(job.gate.sent_at)
+            self.sent[job.rule_name].append(job.gate.sent_at)
             heapq.heappush(self._answers, (job.gate.sent_at + self.latency, pk, job))
 
     def _answer(self) -> None:
-        self._doing = "record"
         ended = []
         while self._answers and self._answers[0][0] <= clocks.monotonic():
             _, _, job = heapq.heappop(self._answers)
@@ -96,7 +89,3 @@ class SlowApi:
             ended.append(judging.of_answer(job, answer))
         if ended:
             recorder.write("default", ended)
-
-    def _count(self, execute: Any, *call: Any) -> Any:
-        self.statements[self._doing] += 1
-        return execute(*call)
