@@ -41,10 +41,11 @@ PATIENCE = 60  # seconds that anything may take on a busy machine
 FAST = 30  # calls of the other rule, at 50 a second
 TABLE = Chores("default", lambda: None).table
 DEEDS = ["raises", "exits", "is refused", "hangs"]
-# what hangs in the loop itself has only statements to hang in
-STRIKES = [(one.name, how) for one in TABLE for how in DEEDS if one.aside] + [
-    (one.name, how) for one in TABLE for how in ("raises", "is refused") if not one.aside
-]
+# One guard is around them all: each is struck once, and one aside and one in the loop in every way.
+# What hangs in the loop itself has only statements to hang in.
+IN_LOOP, ASIDE = (next(one.name for one in TABLE if one.aside is aside) for aside in (False, True))
+STRIKES = [(one.name, "raises") for one in TABLE]
+STRIKES += [(IN_LOOP, "is refused"), *((ASIDE, how) for how in DEEDS[1:])]
 
 
 class Strike:
