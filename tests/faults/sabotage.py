@@ -29,7 +29,6 @@ POINTS = (
     "before-publish",
     "inside-publish",
     "after-publish",
-    "inside-cleanup",
 )
 
 
@@ -90,7 +89,6 @@ class Sabotage(AppConfig):
         from callqueue.dispatch import chores, publisher, release_pass
         from callqueue.dispatch.dispenser import Dispenser
         from callqueue.execution import claim, recorder, request
-        from callqueue.maintenance import cleanup
         from callqueue.transitions import verbs
 
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
@@ -104,7 +102,6 @@ class Sabotage(AppConfig):
         _before(publisher, "pack", "before-publish")
         _before(publisher, "_options", "inside-publish")
         _after(Dispenser, "_release", "after-publish", when=lambda done: bool(done.released))
-        _after(cleanup, "_delete", "inside-cleanup")
 
 
 def _before(owner: Any, name: str, point: str) -> None:

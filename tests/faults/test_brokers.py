@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import current_app
 from django.utils import timezone
 
 from callqueue.dispatch import choosing
@@ -73,28 +72,6 @@ def staged(
 
 
 @pytest.mark.slow
-def test_rabbitmq_is_away_for_a_while(staged: Any, rabbitmq_node: private.RabbitMQ) -> None:
-    """Dispensers and workers find it again by themselves; what was released meanwhile is undone and
-    goes again.
-    """
-    stage = staged(rabbitmq_node)
-    worker = stage.worker(concurrency=2)
-    stage.dispenser()
-    stage.send(20, method="post")
-    stage.vendor.wait_for(20)
-    rabbitmq_node.stop()
-    try:
-        stage.send(40, method="post")
-        stage.send(40, method="put")
-        time.sleep(30)
-    finally:
-        rabbitmq_node.start()
-    stage.wait_for_all(90)
-    assert worker.is_alive()
-    assert stage.judge(unknown_allowed=False, recovery=10) == {"DONE": 100}
-
-
-@pytest.mark.slow
 def test_rabbitmq_is_killed_with_many_in_flight(
     staged: Any, rabbitmq_node: private.RabbitMQ, length: Length
 ) -> None:
@@ -129,21 +106,6 @@ def test_redis_is_killed_and_forgets_everything(staged: Any, redis_server: priva
         stage.judge(recovery=10)
 
 
-@pytest.mark.slow
-def test_redis_is_flushed(staged: Any, redis_server: private.Redis) -> None:
-    """The queue is gone, and with it Celery's own bookkeeping; nothing of the calls was in it."""
-    stage = staged(redis_server)
-    stage.worker(concurrency=1)
-    stage.dispenser()
-    stage.send(60, path="/delay?s=0.1", method="post")
-    wait_until(lambda: stage.vendor.count() > 5, 30)
-    for _ in range(3):
-        redis_server.client().flushall()
-        time.sleep(0.3)
-    stage.wait_for_all(60)
-    assert stage.judge(unknown_allowed=False) == {"DONE": 60}
-
-
 def test_a_visibility_timeout_shorter_than_a_call(staged: Any, redis_server: private.Redis) -> None:
     """Redis hands the message of a call under way, whose task waits for a free slot, to another
     worker, which finds it begun and leaves it.
@@ -163,66 +125,25 @@ def test_a_visibility_timeout_shorter_than_a_call(staged: Any, redis_server: pri
     assert stage.judge(unknown_allowed=False) == {"DONE": 1}
 
 
-def test_a_message_that_is_delivered_twice(stage: Stage) -> None:
-    """Each attempt's message again and again, while it runs and afterwards: one request."""
-    stage.worker(concurrency=4)
-    stage.dispenser()
-    calls = stage.send(5, path="/delay?s=0.3", method="post")
-    wait_until(lambda: stage.attempts().count() == 5, 10)
-    ids = list(stage.attempts().values_list("pk", flat=True))
-    for _ in range(3):
-        for pk in ids:
-            deliver(stage, [pk])
-        deliver(stage, ids)
-    stage.wait_for_all()
-    worker = stage.processes.started[0]
-    deliver(stage, ids)
-    worker.wait_for_log("attempt_refused", times=3)
-    assert all(call.attempts.count() == 1 for call in calls)
-    assert stage.judge(unknown_allowed=False) == {"DONE": 5}
-
-
-def test_an_old_message_after_a_requeue(stage: Stage) -> None:
-    """The requeued call has another attempt: the old attempt's message makes nothing, before it and
-    after it.
-    """
-    stage.rule(release=60.0)  # the broker keeps the message for as long
-    call = stage.send(path="/ok", method="post")[0]
-    dispenser = stage.dispenser()
-    wait_until(lambda: call.attempts.count() == 1, 10)
-    dispenser.stop()
-    old = call.attempts.get()
-    stage.calls().filter(pk=call.pk).cancel()
-    call.refresh_from_db()
-    call.requeue()
-    worker = stage.worker(concurrency=1)  # the old message is still in the broker
-    worker.wait_for_log("attempt_refused")
-    assert stage.vendor.count() == 0
-    stage.dispenser()
-    stage.wait_for_status(call, Status.DONE)
-    deliver(stage, [old.pk])
-    worker.wait_for_log("attempt_refused", times=2)
-    assert stage.judge(unknown_allowed=False) == {"DONE": 1}
-
-
-def test_messages_of_older_and_newer_code(stage: Stage) -> None:
+def test_messages_of_older_and_newer_code(
+    transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One id instead of a list, and an argument that this release does not know, as others deploy
     it.
     """
-    worker = stage.worker(concurrency=2)
-    dispenser = stage.dispenser()
-    stage.processes.manage("callqueue_pause", "r")
-    dispenser.stop()
-    calls = stage.send(3, method="post")
-    stage.processes.manage("callqueue_resume", "r")
-    ids = released_without_message()
-    deliver(stage, ids[0])
-    deliver(stage, [ids[1]], trace="from a newer release")
-    deliver(stage, [ids[2]], using="default")
-    for call in calls:
-        stage.wait_for_status(call, Status.DONE)
-    assert "TypeError" not in worker.log
-    assert stage.judge(unknown_allowed=False) == {"DONE": 3}
+    from callqueue import Rule, tasks
+    from callqueue.execution import wire
+    from tests.support import behaviour
+
+    settings.CALLQUEUE = {"RULES": {"default": Rule()}}
+    monkeypatch.setattr(wire, "request", behaviour.Vendor().request)
+    for _ in range(2):
+        behaviour.send()
+    behaviour.release()
+    older, newer = CallAttempt.objects.values_list("pk", flat=True)
+    assert tasks.make_api_call.apply((older,)).get() == 1
+    assert tasks.make_api_call.apply(([newer],), {"trace": "from a newer release"}).get() == 1
+    assert CallQueue.objects.done().count() == 2
 
 
 def test_a_pickled_message_is_refused(stage: Stage, tmp_path: Path) -> None:
@@ -273,47 +194,6 @@ def test_a_broker_that_takes_no_more_messages(staged: Any, rabbitmq_node: privat
         rabbitmq_node.control("set_disk_free_limit", "1MB")
     stage.wait_for_all(60)
     assert stage.judge(unknown_allowed=False, recovery=15) == {"DONE": 25}
-
-
-def deliver(stage: Stage, ids: Any, **more: Any) -> None:
-    """A message of make_api_call as any release might send it."""
-    with stage.processes.broker.connection() as connection:
-        queue = stage.processes.broker.queue("one")
-        current_app.send_task(
-            "callqueue.make_api_call", (ids,), more, queue=queue, connection=connection
-        )
-
-
-def released_without_message() -> list[int]:
-    from tests.support import behaviour
-
-    behaviour.release()
-    return list(CallAttempt.objects.order_by("pk").values_list("pk", flat=True))
-
-
-def test_a_publish_that_fails_is_undone_at_once(
-    transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Well before its lease, and nothing is charged for it."""
-    from callqueue import Rule, SlidingWindow, tasks
-    from callqueue.dispatch.dispenser import Dispenser
-    from tests.support import behaviour
-
-    settings.CALLQUEUE = {"RULES": {"default": Rule(limits=[SlidingWindow("5/h")])}}
-    calls = [behaviour.send() for _ in range(5)]
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ConnectionRefusedError("disk full")
-
-    monkeypatch.setattr(tasks.make_api_call, "apply_async", refuse)
-    Dispenser().run_once()
-    assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.NEW}
-    assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"voided"}
-    assert CallAttempt.objects.filter(
-        finished_at__lt=timezone.now() + timedelta(seconds=5)
-    ).count() == len(calls)
-    monkeypatch.undo()
-    assert len(behaviour.release()) == 5, "what never left was charged"
 
 
 @pytest.mark.parametrize(

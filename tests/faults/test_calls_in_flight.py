@@ -77,20 +77,6 @@ def test_a_slot_has_no_more_calls_in_flight_than_it_may(stage: Stage, pool: str)
     assert stage.judge(unknown_allowed=False) == {"DONE": 8}
 
 
-def test_a_process_is_killed_with_calls_in_flight(stage: Stage) -> None:
-    """The message is long acknowledged: leases decide."""
-    stage.rule(total=4.0)
-    worker = stage.worker(concurrency=1)
-    stage.dispenser()
-    _send_one_by_one(stage, 2, "/hold/k", method="post")
-    _send_one_by_one(stage, 2, "/hold/k", method="put")
-    for child in children_of(worker.pid):
-        os.kill(child, signal.SIGKILL)
-    _release_until_all_have_ended(stage)
-    counts = stage.judge()
-    assert counts == {"UNKNOWN": 2, "DONE": 2}
-
-
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_worker_that_is_told_to_go_waits_for_calls_in_flight(stage: Stage, pool: str) -> None:
     """SIGTERM: what is in flight is waited for, and nothing new begun."""

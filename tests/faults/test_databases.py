@@ -156,28 +156,6 @@ def test_answers_in_hand_while_the_database_is_away(stage: Stage, server: privat
 
 
 @pytest.mark.slow
-def test_all_connections_are_terminated(
-    stage: Stage, server: private.Postgres, database: str, length: Length
-) -> None:
-    """Again and again, as an administrator or a failover would."""
-    stage.rule(40)
-    worker = stage.worker(concurrency=2)
-    dispenser = stage.dispenser()
-    for method in ("post", "put", "get"):
-        stage.send(length(30, 120), method=method)
-    for _ in range(length(5, 25)):
-        time.sleep(0.4)
-        server.execute(
-            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
-        )
-        connection.close()
-    stage.wait_for_all(90)
-    assert worker.is_alive()
-    assert dispenser.is_alive()
-    stage.judge(recovery=10)
-
-
-@pytest.mark.slow
 def test_the_database_is_read_only_for_a_while(
     stage: Stage, server: private.Postgres, database: str
 ) -> None:

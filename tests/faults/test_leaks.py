@@ -18,7 +18,7 @@ from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security.secrets import Secret
 from callqueue.texts import decoded
-from tests.faults.stage import Stage, Status, wait_until
+from tests.faults.stage import Stage, wait_until
 from tests.support.peer import Peer, Seen, answer_bytes, answering
 
 FLAT = (
@@ -74,32 +74,6 @@ def test_no_refused_send_and_no_answers_charset_stays_in_memory(
             refuse(number), answer(number)
         wire.close_idle()
     assert resident() - before < FLAT
-
-
-def test_proxies_and_netrc_of_the_environment_are_ignored(stage: Stage, tmp_path: Path) -> None:
-    with Peer(answering(answer_bytes())) as server:
-        call_with_a_proxy(stage, server.url("", host="127.0.0.1"), tmp_path)
-        assert not server.lines
-
-
-def call_with_a_proxy(stage: Stage, proxy: str, tmp_path: Path) -> None:
-    """Make a call in workers whose environment names this proxy, and a password for every host."""
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        stage.processes.environment |= {name: proxy, name.lower(): proxy}
-    stage.processes.environment |= {
-        "NO_PROXY": "",
-        "no_proxy": "",
-        "NETRC": str(tmp_path / "netrc"),
-        "HOME": str(tmp_path),
-    }
-    (tmp_path / "netrc").write_text("default login someone password netrc-password\n")
-    (tmp_path / ".netrc").write_text("default login someone password netrc-password\n")
-    stage.worker(concurrency=1)
-    stage.dispenser()
-    call = stage.send(path="/echo", method="get")[0]
-    stage.wait_for_status(call, Status.DONE)
-    (arrival,) = stage.arrivals_of(call)
-    assert "authorization" not in arrival.headers
 
 
 def test_messages_carry_ids_and_nothing_else(stage: Stage) -> None:
