@@ -1,17 +1,19 @@
 """Run every test on everything that is there, and say at the end what that was.
 
-`python -m tests.run [--faults] [pytest's arguments]`: first, on PostgreSQL, the tests that wait for
-clocks and processes more than they compute; then the others and, beside them, what has SQL of its
-own on SQLite and, where it answers, on MariaDB. A few that failed beside the others, and not because
-a promise was broken, are tried once more alone, and are named at the end whatever comes of it. Exits
-with pytest's status, the worst of them; the last line is pytest's count. With CI set, a server that
-answers and was not used is a failure. Leaves no process and no file.
+`python -m tests.run [--faults] [pytest's arguments]`: on PostgreSQL, and what has SQL of its own on
+SQLite and, where it answers, on MariaDB too. What waits for clocks and processes begins at once;
+behind it runs what only computes, so that two cores are busy to the end; then the rest. A few that
+failed beside the others, and not because a promise was broken, are tried once more alone, and are
+named at the end whatever comes of it. Exits with pytest's status, the worst of them; the last line is
+pytest's count. With CI set, a server that answers and was not used is a failure. Leaves no process
+and no file.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,30 +24,34 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from tests.support import length, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BEHAVIOUR = ["tests/db", "tests/concurrency"]
-# what an operator asks, on PostgreSQL alone
-OPERATOR = ["tests/operator"]
-# a part of it that takes as long as the rest
-PART = [
-    f"tests/db/{name}"
-    for name in ("admin", "control", "execution", "forecast", "look", "management", "testing")
-]
-# these run behind all others: they wait for nothing
-COMPUTING = ["tests/unit"]
-SIMULATION = ["tests/simulation"]
-# these may run beside any others: they judge nothing by the time it takes
-PATIENT = [*COMPUTING, *SIMULATION, *BEHAVIOUR, *OPERATOR]
-# Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
-# runs on SQLite and MariaDB, in two sessions. `make faults` runs it whole.
-OWN_SQL = [
+PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
+COMMANDS = ["tests/benchmarks", "tests/suites"]
+# these may run behind any others: they judge nothing by the time it takes
+COMPUTING = [
+    ["tests/simulation"],
+    ["tests/unit"],
+    [
+        *(f"tests/db/{name}" for name in ("admin", "control", "forecast", "look", "management")),
+        "tests/operator",
+    ],
     [
         f"tests/db/{name}"
+        for name in ("database", "dispatch", "history", "ledger", "maintenance", "sending")
+    ],
+]
+# Of the behaviour suite, what says more to a database than Django's own words: all that `make test`
+# runs on SQLite and MariaDB, what computes and what has threads. `make faults` runs it whole.
+OWN_SQL = [
+    "tests/db/admin/test_lists_at_scale.py",
+    *(
+        f"tests/db/{name}"
         for name in (
-            "admin/test_lists_at_scale.py",
             "control",
             "database",
             "dispatch",
@@ -58,19 +64,15 @@ OWN_SQL = [
             "test_fields.py",
             "test_transitions.py",
         )
-    ],
-    [
-        "tests/concurrency",
-        "tests/db/execution/test_claim.py",
-        "tests/db/execution/test_restarts.py",
-        *(
-            f"tests/db/permits/test_{name}.py"
-            for name in ("misuse", "permit", "settling", "waiting")
-        ),
-    ],
+    ),
 ]
-PROCESSES = ["tests/acceptance", "tests/faults"]  # these wait most of their time
-COMMANDS = ["tests/benchmarks", "tests/suites"]
+OWN_THREADS = [
+    "tests/concurrency",
+    "tests/db/execution/test_claim.py",
+    "tests/db/execution/test_restarts.py",
+    *(f"tests/db/permits/test_{name}.py" for name in ("misuse", "permit", "settling", "waiting")),
+]
+BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
 FEW = 3  # more than these are no accident of a busy machine
 INTERRUPTED = 130
 NO_TESTS_COLLECTED = 5
@@ -89,11 +91,9 @@ def main(arguments: list[str]) -> int:
     if faults:
         os.environ[length.WHOLE] = "1"
     with servers.postgresql():
-        phases = plan(answering, arguments, faults)
-        for sessions in phases:
-            run(sessions, arguments)
-        passed_alone = try_alone([one for phase in phases for one in phase], arguments)
-    sessions = [session for phase in phases for session in phase]
+        sessions = plan(answering, arguments, faults)
+        run(sessions, arguments)
+        passed_alone = try_alone(sessions, arguments)
     problems = unused(sessions, answering) if not arguments and not faults else []
     print(summary(sessions, answering, problems))
     for test in passed_alone:
@@ -110,19 +110,23 @@ class Session:
     folders: list[str]
     marks: str = ""
     without: list[str] = field(default_factory=list)  # folders among them that another runs
-    behind: bool = False  # it gets what the others leave of the processors
+    waits: bool = False  # for processes and clocks: it begins at once
+    computes: bool = False  # it may run behind those, with what they leave of the processors
     on: str = ""
+    seconds: float = 0.0
     status: int = INTERRUPTED
     counts: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
     doubtful: list[str] = field(default_factory=list)  # failed, and broke no promise
 
+    def name(self) -> str:
+        parts = [one.partition("::")[0].removeprefix("tests/") for one in self.folders[:3]]
+        database = f"{self.database}, {self.marks}" if self.marks else self.database
+        return f"{database}: {' '.join(parts)}{' ...' if len(self.folders) > 3 else ''}"
+
     def file(self, folder: Path, ending: str) -> Path:
         """A file of this session's own."""
-        names = "-".join(
-            [self.database, *(Path(one.partition("::")[0]).stem for one in self.folders[:3])]
-        )
-        return folder / f"{names}.{ending}"
+        return folder / f"{re.sub(r'[^a-z]+', '-', self.name())}.{ending}"
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -130,32 +134,24 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def plan(answering: list[str], arguments: list[str], faults: bool) -> list[list[Session]]:
-    """What runs, one phase after the other; the sessions of a phase run side by side."""
+def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Session]:
+    """What runs, in the order in which it is begun."""
     marks = "fault" if faults else ""
     if is_of_chosen(arguments):
-        return [[Session("postgresql", [], marks)]]
-    # at length it would keep the tests of processes from theirs
-    computing = [COMPUTING] if faults else [COMPUTING, SIMULATION]
+        return [Session("postgresql", [], marks)]
     others = ["sqlite", *(["mariadb"] if "mariadb" in answering else [])]
-    phases = [
-        [
-            *(Session("postgresql", [folder], marks) for folder in PROCESSES),
-            Session("postgresql", all_others(), marks),
-            *(Session("postgresql", folders, marks, behind=True) for folders in computing),
-        ],
-        [
-            Session("postgresql", PART, marks),
-            Session("postgresql", BEHAVIOUR + OPERATOR, marks, without=PART),
-            *([Session("postgresql", SIMULATION, marks)] if faults else []),
-            *(
-                Session(name, folders, marks)
-                for name in others
-                for folders in ([BEHAVIOUR] if faults else OWN_SQL)
-            ),
-        ],
-    ]
-    return [*phases, [Session(name, BEHAVIOUR) for name in others]] if faults else phases
+    waiting = [[folder] for folder in PROCESSES] + [all_others()]
+    computing = [folder for folders in COMPUTING for folder in folders]
+    sessions = [Session("postgresql", folders, marks, waits=True) for folders in waiting]
+    # at length it would keep the tests of processes from theirs
+    sessions += [Session("postgresql", one, marks, computes=not faults) for one in COMPUTING]
+    if faults:
+        sessions += [Session(name, BEHAVIOUR, marks) for name in ("postgresql", *others)]
+        return sessions + [Session(name, BEHAVIOUR) for name in others]
+    sessions += [Session(name, OWN_SQL, computes=True) for name in reversed(others)]
+    sessions.append(Session("postgresql", ["tests/db"], without=computing))
+    sessions += [Session(name, OWN_THREADS) for name in reversed(others)]
+    return [*sessions, Session("postgresql", ["tests/concurrency"])]
 
 
 def is_of_chosen(arguments: list[str]) -> bool:
@@ -166,42 +162,63 @@ def is_of_chosen(arguments: list[str]) -> bool:
 def all_others() -> list[str]:
     """All other folders of tests. Benchmarks and other people's suites have commands of their own."""
     folders = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/test_*.py")}
-    return sorted(folders - {*PATIENT, *PROCESSES, *COMMANDS})
+    patient = {"tests/db", "tests/concurrency", *(one for some in COMPUTING for one in some)}
+    return sorted(folders - {*patient, *PROCESSES, *COMMANDS})
 
 
 def run(sessions: list[Session], arguments: list[str]) -> None:
-    """Run these side by side. The first prints as it goes, the others when they have ended."""
+    """Run these side by side, so many at a time. One prints as it goes, several when each has
+    ended.
+    """
     with tempfile.TemporaryDirectory(prefix="callqueue-tests-") as name:
-        folder = Path(name)
-        running = [
-            start(session, arguments, folder, live=session is sessions[0]) for session in sessions
-        ]
+        folder, left = Path(name), list(sessions)
+        running: list[tuple[Session, subprocess.Popen[bytes], float]] = []
         try:
-            for process in running:
-                process.wait()
+            while left or running:
+                for session in [one for one in left if may_begin(one, running, left)]:
+                    if may_begin(session, running, left):
+                        is_behind = any(one.waits for one, *_ in running) and session.computes
+                        live = len(sessions) == 1
+                        process = start(session, arguments, folder, live=live, behind=is_behind)
+                        running.append((session, process, time.monotonic()))
+                        left.remove(session)
+                time.sleep(0.2)
+                for ended in [one for one in running if one[1].poll() is not None]:
+                    running.remove(ended)
+                    session, process, began = ended
+                    session.seconds = time.monotonic() - began
+                    finish(session, process.returncode, folder)
         except KeyboardInterrupt:
-            for process in running:
+            for _, process, _ in running:
                 process.send_signal(signal.SIGINT)
-            for process in running:
+            for _, process, _ in running:
                 process.wait(60)
             raise SystemExit(INTERRUPTED) from None
-        for session, process in zip(sessions, running, strict=True):
-            finish(session, process.returncode, folder)
+
+
+def may_begin(session: Session, running: list[Any], left: list[Session]) -> bool:
+    """What waits for processes begins at once, what only computes behind it, all else after it."""
+    if session.waits:
+        return True
+    beside = [one for one, *_ in running if not one.waits]
+    if any(one.waits for one, *_ in running) or any(one.waits for one in left):
+        return session.computes and len(beside) < BESIDE
+    return len(beside) < ALONE
 
 
 def start(
-    session: Session, arguments: list[str], folder: Path, *, live: bool
+    session: Session, arguments: list[str], folder: Path, *, live: bool, behind: bool = False
 ) -> subprocess.Popen[bytes]:
     """A session of its own for each database: interrupted, it hears of it once, and gets the time
     to clean up.
     """
-    title = f" {session.database}: {' '.join(session.folders or arguments)} "
+    title = f" {session.name() if session.folders else ' '.join(arguments)} "
     output = None if live else session.file(folder, "txt").open("wb")
     print(f"\n{title:#^100}", end="\n" if live else " (printed when it has ended)\n", flush=True)
     marks = ["-m", session.marks] if session.marks else []
     folders = [folder for folder in session.folders if (ROOT / folder.partition("::")[0]).exists()]
     command = [
-        *(["nice", "-n", "19"] if session.behind else []),
+        *(["nice", "-n", "19"] if behind else []),
         sys.executable,
         "-m",
         "pytest",
@@ -230,7 +247,7 @@ def finish(session: Session, status: int, folder: Path) -> None:
     output, report = session.file(folder, "txt"), session.file(folder, "json")
     if output.exists():
         print(
-            f"\n{f' {session.database} ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}",
+            f"\n{f' {session.name()}, {session.seconds:.0f} s ':#^100}\n{output.read_text(encoding='utf-8', errors='replace')}",
             flush=True,
         )
     session.status = status
@@ -280,6 +297,7 @@ def summary(sessions: list[Session], answering: list[str], problems: list[str]) 
         )
         lines.append(f"{database:<24} {phrase(counts) or 'no tests'}")
     used = sum((session.used for session in sessions), Counter())
+    lines += [f"{session.seconds:7.0f} s  {session.name()}" for session in sessions]
     again = sum(session.counts["rerun"] for session in sessions)
     lines += [f"{'tried again':<24} {again} times, for the machine was busy"] if again else []
     lines += [
