@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
 from tests.browser.test_admin_in_a_browser import (
@@ -52,124 +50,14 @@ def waiting(browser: Any, rule: str) -> str:
     return row(browser, rule)[1].partition(" ")[0]
 
 
-def test_a_dead_dispenser_is_said_first_and_nothing_is_promised(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    from callqueue.models import DispenserState
-
-    scene.play()
-    browser = logged_in
-    browser.get(board(site))
-    assert "2 dispensers, seen" in text(browser, ".cq-health")
-    assert row(browser, "chat")[2] == "grows"
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=11))
-    wait(lambda: "No dispenser runs: the last one was seen 11 minutes ago" in text(
-        browser, ".cq-hold.cq-bad"
-    ))  # fmt: skip
-    assert row(browser, "chat")[0] == "no dispenser"
-    assert row(browser, "chat")[2] == "–"
-    browser.get(page_of(site, "chat"))
-    assert "No dispenser runs" in text(browser, ".cq-bad")
 
 
-def test_every_web_process_shows_the_same_from_its_first_second(
-    logged_in: Any, site: str, scene: Any
-) -> None:
-    """Nothing that is shown is kept in a process or a cache."""
-    from django.core.cache import cache
-
-    scene.play()
-    shown = []
-    for _ in range(3):
-        cache.clear()
-        logged_in.get(board(site))
-        rows = [row(logged_in, rule) for rule in scene.RULES]
-        # All but what a second that goes on brings: ages, what hangs on them, and rates.
-        shown.append([[cells[1].partition(" ")[0], *cells[6:]] for cells in rows])
-        assert "about" not in text(logged_in, "#content-main")
-    assert shown[0] == shown[1] == shown[2]
-    assert int(shown[0][0][-1]) > 0, "calls failed"
 
 
-def test_what_is_old_is_found_though_much_is_newer(
-    logged_in: Any, site: str, scene: Any, settings: Any
-) -> None:
-    """What is stuck is old. No number, and no list, looks at the newest only."""
-    from callqueue.models import CallQueue
-
-    scene.play()
-    failed = CallQueue.objects.failed().filter(rule="stripe-pay").count()
-    CallQueue.objects.bulk_create(
-        [CallQueue(rule="chat", status=3, call_data={}) for _ in range(3000)]
-    )
-    logged_in.get(page_of(site, "stripe-pay"))
-    script = """return [...document.querySelectorAll('section[aria-labelledby=errors] tbody tr')]
-        .filter(one => one.cells[0].innerText === 'failed')
-        .reduce((sum, one) => sum + Number(one.cells[2].innerText), 0)"""
-    assert logged_in.execute_script(script) == failed > 0
 
 
-def test_the_key_that_hogs_is_the_first(logged_in: Any, site: str, settings: Any) -> None:
-    """Also where it is not among those that go next."""
-    from callqueue.models import CallAttempt, CallQueue, DispenserState
-
-    limits = [SlidingWindow("1/s", per="key")]
-    settings.CALLQUEUE = {"RULES": {"chat": Rule(limits=limits)}}
-    due = timezone.now() - timedelta(hours=1)
-    DispenserState.objects.create(
-        name="one:1", started_at=due, seen_at=timezone.now(), digest="settings"
-    )
-    CallQueue.objects.bulk_create(
-        [
-            CallQueue(rule="chat", key=f"k{i}", ready=True, due_at_dt=due, call_data={})
-            for i in range(1500)
-        ]
-    )
-    CallQueue.objects.bulk_create(
-        [CallQueue(rule="chat", key="hog", ready=True, call_data={}) for _ in range(7200)]
-    )
-    now = timezone.now()
-    CallAttempt.objects.create(
-        call_id=1, number=1, rule="chat", key="k1", released_at=now, started_at=now
-    )
-    logged_in.get(page_of(site, "chat"))
-    first = logged_in.execute_script(
-        "return [...document.querySelector('[aria-labelledby=keys] tbody tr').cells]"
-        ".map(cell => cell.innerText)"
-    )
-    assert first[:3] == ["hog", "7,200", "83 %"]
-    assert "in 2 hours" in text(logged_in, ".cq-ends"), "not 25 minutes"
 
 
-def test_full_speed_is_not_drawn_as_a_breach(
-    logged_in: Any, site: str, settings: Any, wait: Wait
-) -> None:
-    """Eight a second of eight, which are charged and not answered yet."""
-    from callqueue.models import CallAttempt
-    from tests.browser import scene
-
-    settings.CALLQUEUE = {"RULES": {"pay": Rule(limits=[SlidingWindow("8/s")])}}
-    now = timezone.now().replace(microsecond=0)
-    sent = [
-        now - timedelta(seconds=s, milliseconds=125 * i) for s in range(3, 90) for i in range(8)
-    ]
-    CallAttempt.objects.bulk_create(
-        [
-            CallAttempt(
-                call_id=1, number=1, rule="pay", released_at=at, started_at=at, sent_at=at,
-                finished_at=at, outcome="succeeded",
-            )
-            for at in sent
-        ]
-        + [CallAttempt(call_id=1, number=1, rule="pay", released_at=now) for _ in range(8)]
-    )  # fmt: skip
-    scene.count(now)
-    logged_in.get(board(site))
-    assert "8 of 8" in row(logged_in, "pay")[5]
-    assert not every(logged_in, "svg .x")
-    logged_in.get(page_of(site, "pay"))
-    assert "8 of 8" in text(logged_in, ".cq-proof")
-    assert not every(logged_in, "svg .x, .cq-worse")
 
 
 def test_the_focus_stays_and_the_page_goes_on(
@@ -255,36 +143,5 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     assert LogEntry.objects.count() == 3
 
 
-def test_what_failed_alike_is_requeued_at_once(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    from callqueue.models import CallQueue
-
-    scene.play()
-    browser = logged_in
-    failed = CallQueue.objects.failed().filter(
-        rule="chat", error_message="HTTP 500 from chat.example"
-    )
-    count = failed.count()
-    browser.get(page_of(site, "chat"))
-    first = "section[aria-labelledby=errors] tbody tr:first-child"
-    assert "HTTP 500 from chat.example" in text(browser, first)
-    press(browser, "Requeue all", within=first)
-    wait(lambda: every(browser, ".cq-confirm"))
-    press(browser, f"Requeue {count} calls")
-    wait(lambda: f"{count} calls requeued" in messages(browser))
-    assert not failed.exists()
 
 
-def test_another_rate_is_told_beside_the_backlog(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    scene.play()
-    browser = logged_in
-    browser.get(page_of(site, "chat"))
-    assert "What is due: done by" in text(browser, ".cq-ends")
-    find(browser, ".cq-forms select[name=limit] option:nth-child(2)").click()
-    find(browser, ".cq-forms input[name=rate]").send_keys("300/m")
-    find(browser, ".cq-forms input[name=more]").send_keys("50")
-    press(browser, "Change …")
-    wait(lambda: "300/m then. With 50 calls more." in text(browser, ".cq-confirm"))

@@ -12,7 +12,6 @@ from django.conf import settings as django_settings
 
 from tests.browser.test_admin_in_a_browser import (
     Wait,
-    call_page,
     every,
     find,
     logged_in,
@@ -87,23 +86,6 @@ def test_calls_are_selected_and_requeued(logged_in: Any, site: str, scene: Any, 
     assert CallQueue.objects.failed().count() == failed - 50
 
 
-def test_one_call_is_requeued_and_cancelled(
-    logged_in: Any, site: str, scene: Any, wait: Wait
-) -> None:
-    call = scene.failed_payment()
-    browser = logged_in
-    browser.get(call_page(site, call))
-    assert "card_declined" in text(browser, "#content-main")
-    assert not browser.execute_script(UNSEEN)
-    shoot(browser, "call")
-    press(browser, "Requeue")
-    wait(lambda: "Requeued" in text(browser, "body"))
-    press(browser, "Cancel", within="#content-main")
-    wait(lambda: every(browser, ".cq-confirm"))
-    press(browser, "Yes, cancel it")
-    wait(lambda: "Cancelled" in text(browser, "body"))
-    call.refresh_from_db()
-    assert call.status == call.Status.CANCELLED
 
 
 def test_a_rule_is_watched_paused_and_resumed(
@@ -133,15 +115,6 @@ def test_a_rule_is_watched_paused_and_resumed(
     wait(lambda: not Hold.objects.filter(rule="chat").exists())
 
 
-def test_what_is_filtered_and_searched_is_found(logged_in: Any, site: str, scene: Any) -> None:
-    scene.play()
-    scene.failed_payment()
-    browser = logged_in
-    browser.get(f"{site}{CALLS}?q=order-4711")
-    assert len(every(browser, "#result_list tbody tr")) == 1
-    browser.get(f"{site}/admin/callqueue/callattempt/?outcome__exact=throttled")
-    assert "throttled" in text(browser, "#result_list")
-    shoot(browser, "attempts")
 
 
 def _is_there(browser: Any, label: str) -> bool:
