@@ -86,7 +86,7 @@ def send_them_all(vendor: Recorder) -> tuple[dict[int, Any], dict[str, CallQueue
         rule, options = ("pays", {"key": f"k{i % 10}"}) if i % 3 == 0 else ("reads", {})
         send(f"/ok?i={i}", Status.DONE, rule, priority=i % 4, **options)
     for i in range(100):
-        send(f"/fail-twice/f{i}", Status.DONE)
+        send(f"/fail/2/f{i}", Status.DONE)
     for i in range(40):
         send(f"/status/404?i={i}", Status.FAILED)
     for i in range(16):
@@ -135,12 +135,12 @@ def assert_nothing_came_twice_that_should_not(
 ) -> None:
     times = Counter(arrival.target for arrival in arrivals)
     assert {n for target, n in times.items() if target.startswith("/ok")} == {1}
-    assert {n for target, n in times.items() if target.startswith("/fail-twice")} == {3}
+    assert {n for target, n in times.items() if target.startswith("/fail/")} == {3}
     assert {n for target, n in times.items() if target.startswith("/status/404")} == {1}
     assert {n for target, n in times.items() if target.startswith("/status/500")} == {3}
     assert times["/hang?s=30&post=1"] == 1
     assert not times["/ok?expired=1"] and not times["/ok?cancelled=1"] and not times["/ok?unique=2"]
-    keys = Counter(a.idempotency_key for a in arrivals if a.path.startswith("/fail-twice"))
+    keys = Counter(a.idempotency_key for a in arrivals if a.path.startswith("/fail/"))
     assert set(keys.values()) == {3} and len(keys) == 100
     later = special["later"]
     later.refresh_from_db()

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import bisect
 import json
-import math
 import signal
 import socket
 import struct
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,7 +122,7 @@ class Recorder:
         return self.arrivals()
 
     def clear(self) -> None:
-        """Forget the record, the counts of failures and the windows."""
+        """Forget the record and the counts of failures."""
         self._ask("POST", "/_clear")
 
     def release(self, name: str = "") -> int:
@@ -153,27 +152,15 @@ def highest_in_window(instants: Iterable[float], window: float) -> int:
     )
 
 
-def used_share(
-    instants: Iterable[float],
-    limit: int,
-    window: float,
-    *,
-    start: float | None = None,
-    end: float | None = None,
-) -> float:
-    """The share of `limit` per `window` that was used from the first instant to the last, or from
-    `start` to `end`.
+def used_share(instants: Iterable[float], limit: int, window: float) -> float:
+    """The share of `limit` per `window` that was used from the first instant to the last.
 
     The burst that fills the first window is free and not counted, so this is at most 1 where the
     limit was kept, and exactly 1 only where the last instant could not have been any sooner. 0
     where there is no time to speak of.
     """
-    ordered = sorted(
-        at for at in instants if (start is None or at >= start) and (end is None or at <= end)
-    )
-    if not ordered:
-        return 0.0
-    span = (ordered[-1] if end is None else end) - (ordered[0] if start is None else start)
+    ordered = sorted(instants)
+    span = ordered[-1] - ordered[0] if ordered else 0.0
     return max(len(ordered) - limit, 0) / (limit * span / window) if span > 0 else 0.0
 
 
@@ -228,7 +215,6 @@ class Memory:
 
     entries: list[Entry] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    windows: dict[str, deque[float]] = field(default_factory=dict)
     held: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     waiting: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
 
@@ -241,19 +227,6 @@ class Memory:
     def clear(self) -> None:
         self.entries.clear()
         self.failures.clear()
-        self.windows.clear()
-
-    def admits(self, name: str, limit: int, window: float, now: float) -> float:
-        """0 and a place in the window, or the seconds until there will be one: an exact sliding
-        window.
-        """
-        taken = self.windows.setdefault(name, deque())
-        while taken and taken[0] <= now - window:
-            taken.popleft()
-        if len(taken) >= limit:
-            return max(taken[len(taken) - limit] + window - now, 1e-6)
-        taken.append(now)
-        return 0.0
 
     def release(self, name: str) -> int:
         released = [answer for held, answer in self.held if name in ("", held)]
@@ -413,8 +386,6 @@ def take_request(buffer: bytearray) -> tuple[bytes, bytes] | None:
         return (b"!head too long", b"") if len(buffer) > LARGEST_REQUEST else None
     head = bytes(buffer[:end])
     lowered = head.lower()
-    if b"\r\ntransfer-encoding:" in lowered:
-        return take_chunked(buffer, head, end + 4)
     length = content_length(lowered)
     if length < 0:
         buffer.clear()
@@ -432,26 +403,6 @@ def content_length(lowered: bytes) -> int:
         return 0
     value = lowered[start + 17 :].split(b"\r\n", 1)[0].strip()
     return int(value) if value.isdigit() and int(value) <= LARGEST_REQUEST else -1
-
-
-def take_chunked(buffer: bytearray, head: bytes, position: int) -> tuple[bytes, bytes] | None:
-    body = bytearray()
-    while True:
-        line_end = buffer.find(b"\r\n", position)
-        if line_end < 0:
-            return None
-        try:
-            size = int(buffer[position:line_end].split(b";")[0], 16)
-        except ValueError:
-            buffer.clear()
-            return b"!bad chunk", b""
-        if len(buffer) < line_end + 2 + size + 2:
-            return None
-        body += buffer[line_end + 2 : line_end + 2 + size]
-        position = line_end + 2 + size + 2
-        if size == 0:
-            del buffer[:position]
-            return head, bytes(body)
 
 
 def response_head(
@@ -500,11 +451,6 @@ def status(connection: Connection, rest: str, query: Query) -> None:
     connection.answer(int(rest), {"status": int(rest)}, headers)
 
 
-def fail_twice(connection: Connection, rest: str, query: Query) -> None:
-    """/fail-twice/<id>: 500, 500, then 200."""
-    fail(connection, f"2/twice-{rest}", query)
-
-
 def fail(connection: Connection, rest: str, query: Query) -> None:
     """/fail/<n>/<id>?status=500: that status n times, then 200."""
     times, _, name = rest.partition("/")
@@ -532,54 +478,11 @@ def reset(connection: Connection, rest: str, query: Query) -> None:
     connection.reset()
 
 
-def close(connection: Connection, rest: str, query: Query) -> None:
-    """/close: the connection closes, no answer."""
-    connection.transport.close()
-
-
 def truncate(connection: Connection, rest: str, query: Query) -> None:
     """/truncate?status=200: promises 1000 bytes, sends 10 and closes."""
     connection.transport.write(response_head(int(query.get("status", "200")), 1000, []))
     connection.transport.write(b"0123456789")
     connection.answered(int(query.get("status", "200")), close=True)
-
-
-def drip(connection: Connection, rest: str, query: Query) -> None:
-    """/drip?n=20&s=0.1: 200, then one byte of the body every so many seconds."""
-    length, pause = int(query.get("n", "20")), float(query.get("s", "0.1"))
-    connection.transport.write(response_head(200, length, []))
-
-    def drop(left: int) -> None:
-        if left == 0:
-            connection.answered(200)
-            return
-        connection.transport.write(b".")
-        connection.later(pause, lambda: drop(left - 1))
-
-    drop(length)
-
-
-def big(connection: Connection, rest: str, query: Query) -> None:
-    """/big?n=1000000: 200 and so many bytes."""
-    connection.answer(200, b"x" * int(query.get("n", "1000000")))
-
-
-def redirect(connection: Connection, rest: str, query: Query) -> None:
-    """/redirect?to=/ok&status=302: elsewhere."""
-    connection.answer(int(query.get("status", "302")), {}, [("Location", query.get("to", "/ok"))])
-
-
-def limited(connection: Connection, rest: str, query: Query) -> None:
-    """/limited?name=x&n=20&window=1.0: 200, or 429 with Retry-After where a sliding window is
-    full.
-    """
-    assert connection.entry is not None
-    limit, window = int(query.get("n", "20")), float(query.get("window", "1.0"))
-    wait = connection.memory.admits(query.get("name", ""), limit, window, connection.entry.at)
-    if wait:
-        connection.answer(429, {"wait": wait}, [("Retry-After", str(math.ceil(wait)))])
-    else:
-        connection.answer(200, {"ok": True})
 
 
 def hold(connection: Connection, rest: str, query: Query) -> None:
@@ -597,21 +500,7 @@ def not_found(connection: Connection, rest: str, query: Query) -> None:
 
 
 BEHAVIOURS: dict[str, Callable[[Connection, str, Query], None]] = {
-    "ok": ok,
-    "echo": echo,
-    "status": status,
-    "fail-twice": fail_twice,
-    "fail": fail,
-    "hang": hang,
-    "delay": delay,
-    "reset": reset,
-    "close": close,
-    "truncate": truncate,
-    "drip": drip,
-    "big": big,
-    "redirect": redirect,
-    "limited": limited,
-    "hold": hold,
+    one.__name__: one for one in (ok, echo, status, fail, hang, delay, reset, truncate, hold)
 }
 
 
