@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from xml.etree import ElementTree
 import pytest
 import requests
 
-from example_project.demo import chart, verdict
-from example_project.demo.calls import CHANNELS, COUNTS, expected_status, names_of
+from example_project.demo import verdict
+from example_project.demo.calls import COUNTS
 from example_project.demo.stage import StageError, require_free_port
-from example_project.vendor import LIMITS, Book
 from tests.celery_app import app
 
 # Importing the example project made its Celery application the current one.
@@ -181,23 +179,6 @@ def test_the_demo_says_that_the_admin_s_port_is_in_use(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_the_vendor_allows_its_limit_in_any_window_and_no_more() -> None:
-    book = Book()
-    statuses = [
-        book.take("prices", f"plain-{number}", ["prices"]).status
-        for number in range(LIMITS["prices"] + 1)
-    ]
-    assert statuses == [200] * LIMITS["prices"] + [429]
-
-
-def test_the_vendor_fails_twice_or_always_by_the_name() -> None:
-    book = Book()
-    book.take("uploads", "plain", [])
-    assert [book.take("uploads", "flaky-1", []).status for _ in range(3)] == [500, 500, 200]
-    assert [book.take("uploads", "broken-1", []).status for _ in range(3)] == [500, 500, 500]
-    assert book.take("uploads", "gone-1", []).status == 404
-
-
 def test_the_highest_use_is_that_of_the_fullest_window_wherever_it_begins() -> None:
     assert verdict.highest_use([], 1.0) == 0
     assert verdict.highest_use([0.0, 0.9, 1.1, 1.8], 1.0) == 3
@@ -219,27 +200,3 @@ def test_a_call_that_ended_otherwise_or_was_requested_more_often_is_named() -> N
         "plain-prices-001 is failed, not done",
         "plain-prices-001: 1 attempts are recorded, and 2 requests arrived",
     ]
-
-
-def test_some_of_every_rule_s_calls_fail_for_good() -> None:
-    for rule, count in COUNTS.items():
-        names = list(names_of(rule))
-        assert len(set(names)) == count
-        assert sum(expected_status(name) == "failed" for name in names) == 3
-
-
-def test_the_picture_is_sound_with_and_without_calls() -> None:
-    now = time.monotonic()
-    arrivals = [
-        {"at": now, "api": "prices", "name": "a", "counts": ["prices"], "status": 200},
-        {
-            "at": now + 0.5,
-            "api": "messages",
-            "name": "b",
-            "counts": [f"channel:{CHANNELS[0]}", "workspace"],
-            "status": 200,
-        },
-    ]
-    for listed in ([], arrivals):
-        drawn = chart.draw({"window": 1.0, "limits": LIMITS, "arrivals": listed})
-        assert ElementTree.fromstring(drawn).tag.endswith("svg")

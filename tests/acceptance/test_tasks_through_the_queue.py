@@ -14,7 +14,7 @@ from celery import chain, shared_task
 
 import callqueue
 from tests.support.processes import Processes
-from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_none_is_left, verdict
+from tests.support.verdicts import never_over, on_a_quiet_machine, until_none_is_left, verdict
 
 SETTINGS = """
 CELERY_IMPORTS = ["tests.acceptance.test_tasks_through_the_queue"]
@@ -22,7 +22,6 @@ CALLQUEUE = {
     "RULES": {
         "quick": Rule(queues=TASKS, retry=Retry(base=0.1, jitter=False)),
         "ten": Rule(queues=TASKS, limits=[SlidingWindow("10/s")]),
-        "per-customer": Rule(queues=TASKS, limits=[SlidingWindow("2/s", per="key")]),
     },
 }
 """
@@ -34,17 +33,6 @@ def stamp(self: Any, path: str, word: str) -> str:
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{time.time()} {word} {self.request.id} {self.request.retries}\n")
     return word
-
-
-@shared_task(
-    base=callqueue.QueuedTask,
-    rule="per-customer",
-    name="tests.acceptance.of_customer",
-    key=lambda customer, **_: str(customer),
-)
-def of_customer(path: str, customer: int) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{time.time()} {customer} - 0\n")
 
 
 @shared_task(
@@ -90,55 +78,27 @@ def wait_until_all_are_done(seconds: float) -> None:
     )
 
 
-def test_a_tasks_limit_holds_over_all_workers(record: Path) -> None:
-    results = [stamp.delay(str(record), f"w{n}") for n in range(35)]
-    wait_until_all_are_done(30)
+def test_a_limit_holds_over_all_workers_beside_a_retry_and_a_chain(record: Path) -> None:
+    from callqueue.models import CallAttempt, CallQueue
+
+    results = [stamp.delay(str(record), "limited") for _ in range(35)]
+    chained = record.with_name("chained")
+    chained.touch()
+    first = chain(
+        second_time.s(str(chained), "a"), joined.s(str(chained)), joined.s(str(chained))
+    ).apply_async()
+    until_none_is_left(lambda: 4 - len(lines(chained)), 40)
+    wait_until_all_are_done(40)
     ran = lines(record)
     with verdict():
-        assert sorted(task_id for _, _, task_id, _ in ran) == sorted(
-            result.id for result in results
-        )
+        assert sorted(one[2] for one in ran) == sorted(result.id for result in results)
     never_over([at for at, *_ in ran], 10, 1.0)
     with on_a_quiet_machine():
         assert max(ran)[0] - min(ran)[0] < 6
-
-
-def test_a_limit_per_key_from_the_arguments_holds_for_each_customer(record: Path) -> None:
-    for customer in (1, 2, 3):
-        for _ in range(4):
-            of_customer.delay(str(record), customer=customer)
-    wait_until_all_are_done(30)
-    ran = lines(record)
-    with verdict():
-        assert len(ran) == 12
-    for customer in ("1", "2", "3"):
-        never_over(
-            [at for at, who, *_ in ran if who == customer],
-            2,
-            1.0,
-            of=f"the limit of customer {customer}",
-        )
-
-
-def test_a_retry_and_a_chain_go_through_the_table_in_workers(record: Path) -> None:
-    from callqueue.models import CallAttempt, CallQueue
-
-    first = chain(
-        second_time.s(str(record), "a"), joined.s(str(record)), joined.s(str(record))
-    ).apply_async()
-    end = time.monotonic() + 30
-    while len(lines(record)) < 4:
-        if time.monotonic() > end:
-            raise Late(str(list(CallQueue.objects.values_list("status", "error_message"))))
-        time.sleep(0.05)
-    wait_until_all_are_done(10)
-    ran = lines(record)
-    assert [(word, retries) for _, word, _, retries in ran] == [
-        ("a", 0),
-        ("a", 1),
-        ("after-a", 0),
-        ("after-a", 0),
-    ]
+    ran = lines(chained)
+    told = [(word, retries) for _, word, _, retries in ran]
+    assert told == [("a", 0), ("a", 1), ("after-a", 0), ("after-a", 0)]
     assert ran[0][2] == ran[1][2] == first.parent.parent.id
     assert ran[1][0] - ran[0][0] >= 0.2
-    assert list(CallAttempt.objects.order_by("pk").values_list("number", flat=True)) == [1, 2, 1, 1]
+    of_chain = CallAttempt.objects.filter(call__in=CallQueue.objects.filter(rule="quick"))
+    assert list(of_chain.order_by("pk").values_list("number", flat=True)) == [1, 2, 1, 1]
