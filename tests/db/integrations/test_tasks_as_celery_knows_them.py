@@ -102,32 +102,23 @@ def fresh(call: CallQueue | None) -> CallQueue:
 
 
 @pytest.mark.usefixtures("results")
-def test_hold_until_is_a_hold_and_no_failure() -> None:
-    result = outcome.delay("hold")
+def test_an_outcome_is_the_calls_and_the_tasks_end(callqueue_clock: Clock) -> None:
+    given_up = outcome.apply_async(("give up",), link_error=errback.s())
+    later = outcome.delay("later")
     run_callqueue()
-    assert (fresh(result.call).status, Hold.objects.count()) == (Status.ERROR, 1)
-    assert current_app.AsyncResult(result.id).state == "RETRY"
-
-
-@pytest.mark.usefixtures("results")
-def test_give_up_is_the_tasks_failure_with_its_reason() -> None:
-    result = outcome.apply_async(("give up",), link_error=errback.s())
-    run_callqueue()
-    assert fresh(result.call).error_message == "no use"
+    assert fresh(given_up.call).error_message == "no use"
     with pytest.raises(TaskGaveUp, match="no use"):
-        current_app.AsyncResult(result.id).get(timeout=1)
-    assert seen == [("errback", result.id)]
-
-
-@pytest.mark.usefixtures("results")
-def test_retry_later_is_a_retry_and_at_last_the_failure(callqueue_clock: Clock) -> None:
-    result = outcome.delay("later")
-    run_callqueue()
-    assert current_app.AsyncResult(result.id).state == "RETRY"
+        current_app.AsyncResult(given_up.id).get(timeout=1)
+    assert seen == [("errback", given_up.id)]
+    assert current_app.AsyncResult(later.id).state == "RETRY"
     run_callqueue(skip_waits=True)
-    assert fresh(result.call).status == Status.FAILED
+    assert fresh(later.call).status == fresh(given_up.call).status == Status.FAILED
     with pytest.raises(TaskGaveUp, match="not yet"):
-        result.get(timeout=1)
+        later.get(timeout=1)
+    held = outcome.delay("hold")
+    run_callqueue()
+    assert (fresh(held.call).status, Hold.objects.count()) == (Status.ERROR, 1)
+    assert current_app.AsyncResult(held.id).state == "RETRY"
 
 
 @pytest.mark.usefixtures("results")
