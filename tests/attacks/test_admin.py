@@ -174,16 +174,18 @@ WHAT_IS_ALLOWED = {
 
 def test_each_permission_allows_what_it_names_and_nothing_else(there: Scene) -> None:
     """Each with `view_callqueue`, without which there is no page to act on; and the dashboard asks
-    for both.
+    for both. All the others together allow nothing.
     """
-    found = {name: done_by(someone("view_callqueue", name), there) for name in permissions()}
-    assert {name: done for name, done in found.items() if done} == WHAT_IS_ALLOWED
+    others = [name for name in permissions() if name not in WHAT_IS_ALLOWED]
+    assert done_by(someone(*others), there) == set()
+    found = {name: done_by(someone("view_callqueue", name), there) for name in WHAT_IS_ALLOWED}
+    assert found == WHAT_IS_ALLOWED
 
 
 @pytest.mark.slow
 def test_each_permission_alone_is_not_enough(there: Scene) -> None:
     """Only deleting is Django's own, which asks for no view permission."""
-    found = {name: done_by(someone(name), there) for name in permissions()}
+    found = {name: done_by(someone(name), there) for name in WHAT_IS_ALLOWED}
     assert {name: done for name, done in found.items() if done} in (
         {},
         {"delete_callqueue": {"delete"}},
@@ -295,13 +297,16 @@ def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
         path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
         if client.get(path).status_code == 302:  # it leads elsewhere, and reads no row
             continue
+        kinds = {field.get_internal_type(): field for field in made.opts.get_fields()}
         for field in made.opts.get_fields():
-            for lookup in {"", *lookups_of(field)}:
+            # what refuses a lookup knows nothing of the column: all of them on one of each kind
+            is_one = field is kinds[field.get_internal_type()] or field.is_relation
+            for lookup in {"", "exact", *(lookups_of(field) if is_one else ())}:
                 name = f"{field.name}__{lookup}".removesuffix("__")
                 expected = {True: (200, 302), False: (400,)}[name in own_parameters(made)]
                 assert client.get(path, {name: "1"}).status_code in expected, (path, name)
                 tried += 1
-    assert tried > 500
+    assert tried > 250
 
 
 @pytest.mark.parametrize(
@@ -384,7 +389,7 @@ ALL_KINDS = [
     [[], *([limit] for limit in ALL_KINDS), ALL_KINDS],
     ids=lambda limits: str(len(limits)),
 )
-@pytest.mark.parametrize("rate", ["", "1/h", "1000000000/s", "7"])
+@pytest.mark.parametrize("rate", ["", "1000000000/s", "7"])
 def test_a_what_if_costs_no_more_than_so_many_steps(
     rules: Rules, limits: list[Any], rate: str
 ) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from django.db import connection
 
 from callqueue import (
     QueuedTask,
+    Retry,
     RetryLater,
     Rule,
     Secret,
@@ -32,9 +32,9 @@ from callqueue.security.withholding import WITHHELD
 from callqueue.testing import run_callqueue
 from tests.db.commands import run
 from tests.db.conftest import remote, rules  # noqa: F401
-from tests.db.security.test_what_goes_out import Listener, dump, listen  # noqa: F401
+from tests.db.security.test_what_goes_out import dump
 from tests.support import behaviour
-from tests.support.length import AT_LENGTH
+from tests.support.peer import Listener
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -53,7 +53,7 @@ def _secrets(rules: Rules) -> None:  # noqa: F811
 
 def setup(rules: Rules, *, secret: Any = VALUE, **more: Any) -> None:  # noqa: F811
     """One rule, one secret that is named KEY."""
-    rule = more.pop("rule", Rule(limits=[WIDE], total_timeout=5))
+    rule = more.pop("rule", Rule(limits=[WIDE], total_timeout=5, retry=Retry(max_attempts=1)))
     rules(
         default=rule,
         other=Rule(limits=[WIDE]),
@@ -152,19 +152,6 @@ def test_an_error_tells_no_name_but_the_one_that_was_asked_for() -> None:
     assert "KEY" not in str(caught.value)
 
 
-def test_a_call_that_was_stored_before_there_was_a_mark_for_it_keeps_its_secret(
-    remote: behaviour.Vendor,  # noqa: F811
-) -> None:
-    call = CallQueue.objects.send({"method": "post", "params": {"url": URL, "json": {"a": 1}}})
-    stored = json.dumps({"method": "post", "params": {"url": URL, "json": {"a": LOOKS}}})
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE callqueue_callqueue SET call_data = %s WHERE id = %s", [stored, call.pk]
-        )
-    behaviour.run()
-    assert remote.requests[0][2]["json"] == {"a": VALUE}
-
-
 def test_a_dump_of_the_table_brings_back_secrets_and_data_as_they_were(tmp_path: Any) -> None:
     from django.core.management import call_command
 
@@ -182,40 +169,33 @@ def test_a_dump_of_the_table_brings_back_secrets_and_data_as_they_were(tmp_path:
 # --- To have a secret sent elsewhere
 
 
-@pytest.mark.parametrize(
-    ("bound", "why"),
-    [
-        (SecretFor(VALUE, hosts=["api.example"]), "may not go to the host vendor.example:80"),
-        (
-            SecretFor(VALUE, hosts=["vendor.example:443"]),
-            "may not go to the host vendor.example:80",
-        ),
-        (SecretFor(VALUE, hosts=["*.vendor.example"]), "may not go to the host"),
-        (SecretFor(VALUE, rules=["other"]), "not for calls of the rule 'default'"),
-        (
-            SecretFor(lambda: pytest.fail("it was asked for"), rules=["other"]),
-            "not for calls of the rule",
-        ),
-    ],
-)
-@pytest.mark.parametrize("place", ["headers", "json", "auth"])
+NOT_HERE = "may not go to the host vendor.example:80"
+OF_ANOTHER = "not for calls of the rule 'default'"
+ELSEWHERE = {
+    "host": (SecretFor(VALUE, hosts=["api.example"]), NOT_HERE),
+    "port": (SecretFor(VALUE, hosts=["vendor.example:443"]), NOT_HERE),
+    "subdomains": (SecretFor(VALUE, hosts=["*.vendor.example"]), NOT_HERE),
+    "rule": (SecretFor(VALUE, rules=["other"]), OF_ANOTHER),
+    "not asked": (SecretFor(lambda: pytest.fail("it was asked for"), rules=["other"]), OF_ANOTHER),
+}
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
 def test_a_secret_goes_nowhere_but_to_its_places(
     rules: Rules,  # noqa: F811
     remote: behaviour.Vendor,  # noqa: F811
-    bound: SecretFor,
-    why: str,
-    place: str,
+    what: str,
 ) -> None:
+    bound, why = ELSEWHERE[what]
     setup(rules, secret=bound)
-    params = {
-        "headers": {"X-A": Secret("KEY")},
-        "json": [Secret("KEY")],
-        "auth": ["u", Secret("KEY")],
-    }
-    call = made({"url": URL, place: params[place]})
-    assert call.status == Status.FAILED
-    assert why in call.error_message
-    assert "'KEY'" in call.error_message
+    for place in (
+        {"headers": {"X-A": Secret("KEY")}},
+        {"json": [Secret("KEY")]},
+        {"auth": ["u", Secret("KEY")]},
+    ):
+        call = made({"url": URL, **place})
+        assert call.status == Status.FAILED
+        assert why in call.error_message and "'KEY'" in call.error_message
     assert remote.requests == []
 
 
@@ -273,36 +253,26 @@ def test_no_error_tells_the_host_of_a_url_that_is_a_secret(rules: Rules) -> None
         )
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"headers": {"X-Client": Secret("KEY")}},
-        {"json": {"client_secret": Secret("KEY")}},
-        {"data": {"client_secret": Secret("KEY")}},
-        {"auth": ["user", Secret("KEY")]},
-    ],
-)
-@pytest.mark.parametrize("room", [0, 150, 190])
+@pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.parametrize("place", ["headers", "json", "data", "auth"])
 def test_a_redirect_takes_no_secret_anywhere_and_its_reason_names_none(
-    listen: Callable[..., Listener],  # noqa: F811
-    status: int,
-    where: dict[str, Any],
-    room: int,
+    listen: Callable[..., Listener], status: int, place: str
 ) -> None:
     """Its Location may repeat the secret, cut where the reason ends."""
-    other = listen("127.0.0.2")
-    location = f"http://127.0.0.2:{other.port}/{'x' * room}?back={VALUE}&again={VALUE}"
-    head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
-    honest = listen("127.0.0.1", answer=head.encode())
-    call = made({"url": f"http://127.0.0.1:{honest.port}/", **where})
-    attempt = call.attempts.get()
-    assert (call.status, attempt.response_status) == (Status.FAILED, status)
-    assert f"a redirect to http://127.0.0.2:{other.port}/" in call.error_message
-    assert "Location" in attempt.response_headers
-    kept = f"{call.error_message} {attempt.error_message} {attempt.response_headers}"
-    assert longest_part(kept) < 8
-    assert (honest.connections, other.connections) == (1, 0)
+    other, honest = listen("127.0.0.2"), listen("127.0.0.1")
+    value = ["user", Secret("KEY")] if place == "auth" else {"X-Client": Secret("KEY")}
+    for count, room in enumerate((0, 150, 190), start=1):
+        location = f"http://127.0.0.2:{other.port}/{'x' * room}?back={VALUE}&again={VALUE}"
+        head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
+        honest.answer = head.encode()
+        call = made({"url": f"http://127.0.0.1:{honest.port}/", place: value})
+        attempt = call.attempts.get()
+        assert (call.status, attempt.response_status) == (Status.FAILED, status)
+        assert f"a redirect to http://127.0.0.2:{other.port}/" in call.error_message
+        assert "Location" in attempt.response_headers
+        kept = f"{call.error_message} {attempt.error_message} {attempt.response_headers}"
+        assert longest_part(kept) < 8
+        assert (honest.connections, other.connections) == (count, 0)
 
 
 # --- To have a secret kept
@@ -311,7 +281,7 @@ def test_a_redirect_takes_no_secret_anywhere_and_its_reason_names_none(
 @pytest.mark.parametrize(
     "encode", [str, lambda v: base64.encodebytes(v.encode()).decode(), lambda v: v.encode().hex()]
 )
-@pytest.mark.parametrize("keep", [100, 1000, 1001, 1013, 4096])
+@pytest.mark.parametrize("keep", [100, 1001, 4096])
 def test_of_an_answer_that_is_full_of_echoes_no_part_is_kept(
     rules: Rules,  # noqa: F811
     remote: behaviour.Vendor,  # noqa: F811
@@ -322,7 +292,7 @@ def test_of_an_answer_that_is_full_of_echoes_no_part_is_kept(
     body = json.dumps(
         [{"link": f"http://vendor.example/{n}?key={encode(VALUE)}"} for n in range(200)]
     ).encode()
-    for cut in range(0, 40, 3):
+    for cut in range(0, 40, 7):
         remote.answers["/"] = (200, {"X-Echo": encode(VALUE)}, body[: len(body) - cut])
         attempt = made({"url": URL, "json": {"a": Secret("KEY")}}).attempts.get()
         assert longest_part(f"{attempt.response_body}{attempt.response_headers}") < 8
@@ -339,7 +309,7 @@ def leak(token: str, padding: int) -> None:
 
 
 def test_of_a_task_that_fails_no_part_is_kept() -> None:
-    for padding in range(470, 500, 3 if os.environ.get(AT_LENGTH) else 9):
+    for padding in range(470, 500, 3):
         call = leak.delay(Secret("KEY"), padding).call
         run_callqueue()
         call.refresh_from_db()
@@ -471,25 +441,22 @@ def test_an_answer_that_was_moved_to_another_attempt_is_not_read(
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize(
-    "looks", ["$sealed", "$sealed:", "$plain", "$plain:", "$row:1|", "$sealed:gAAAAA", "$row:"]
-)
 def test_no_answer_looks_as_if_it_were_sealed(
     rules: Rules,  # noqa: F811
     remote: behaviour.Vendor,  # noqa: F811
-    looks: str,
     keyed: bool,
 ) -> None:
     from cryptography.fernet import Fernet
 
-    setup(rules)
-    remote.answers["/"] = (200, {looks.strip(":"): "hidden"}, f"{looks}hidden".encode())
-    attempt = made({"url": URL}).attempts.get()
-    if keyed:
-        setup(rules, ENCRYPTION_KEYS=[Fernet.generate_key().decode()])
-        attempt = CallAttempt.objects.get(pk=attempt.pk)
-    assert attempt.response_body == f"{looks}hidden"
-    assert attempt.response_headers == {looks.strip(":"): "hidden"}
+    for looks in ("$sealed", "$sealed:", "$plain", "$plain:", "$row:1|", "$sealed:gAAAAA", "$row:"):
+        setup(rules)
+        remote.answers["/"] = (200, {looks.strip(":"): "hidden"}, f"{looks}hidden".encode())
+        attempt = made({"url": URL}).attempts.get()
+        if keyed:
+            setup(rules, ENCRYPTION_KEYS=[Fernet.generate_key().decode()])
+            attempt = CallAttempt.objects.get(pk=attempt.pk)
+        assert attempt.response_body == f"{looks}hidden"
+        assert attempt.response_headers == {looks.strip(":"): "hidden"}
 
 
 def test_a_secret_is_refused_where_it_is_no_string() -> None:

@@ -27,8 +27,6 @@ TEXTS = {
     "entity": "&lt;script class=attacked&gt;&#x3c;b class=attacked&#x3e;",
     "template": "{{ 7000|add:77000 }}{% load static %}{% debug %}{{ settings.SECRET_KEY }}%(x)s{0.__class__}",
     "formula": "=cmd|' /C calc'!A0",
-    "at": "@SUM(1+1)*cmd|'x'!A0",
-    "plus": "+1+1\t-2+3",
     "escape": "a\x1b[2J\x1b]0;owned\x07\x1b[31m\x9b\x85\u2028b\r\nCRITICAL forged",
     "bidi": "\u202e\u2066txt.exe\u2069\ufeff\u200b",
     "long": "x" * 80 + "<b class=attacked>",

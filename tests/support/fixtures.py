@@ -5,6 +5,7 @@ names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -32,6 +33,23 @@ def announced_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         here = lambda name, args, queue="": tasks.announce(*args)  # noqa: E731
         monkeypatch.setattr(broker, "send_beside", here)
     return sends
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., Any]]:
+    """`listen("127.0.0.2", port=..., answer=...)`: a server there until the test ends, which counts
+    whoever connects.
+    """
+    from tests.support.peer import Listener
+
+    with ExitStack() as stack:
+
+        def at(*where: Any, **options: Any) -> Listener:
+            opened = Listener(*where, **options)
+            stack.callback(opened.close)
+            return opened
+
+        yield at
 
 
 @pytest.fixture(scope="session")

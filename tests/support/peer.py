@@ -103,6 +103,7 @@ class Peer:
     script: Script
     context: ssl.SSLContext | None = None
     address: str = "127.0.0.1"
+    port: int = 0
     seen: list[Seen] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
@@ -111,7 +112,7 @@ class Peer:
 
     def __enter__(self) -> Peer:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-        self.listener = socket.create_server((self.address, 0), family=family)
+        self.listener = socket.create_server((self.address, self.port), family=family)
         self.port = self.listener.getsockname()[1]
         self.threads = [threading.Thread(target=self._accept, daemon=True)]
         self.threads[0].start()
@@ -205,6 +206,32 @@ def once(data: bytes) -> Script:
         line.send(data)
 
     return script
+
+
+class Listener:
+    """A server that counts whoever connects, keeps what it hears, and answers `answer` once."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    ) -> None:
+        self.answer, self.heard = answer, list[bytes]()
+        self.peer = Peer(self._script, address=host, port=port)
+        self.peer.__enter__()
+        self.port = self.peer.port
+
+    def _script(self, line: Line) -> None:
+        self.heard.append(line.sock.recv(65536))
+        line.send(self.answer)
+
+    @property
+    def connections(self) -> int:
+        return len(self.peer.lines)
+
+    def close(self) -> None:
+        self.peer.__exit__()
 
 
 def echo(seen: Seen) -> bytes:
