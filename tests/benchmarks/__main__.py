@@ -1,54 +1,54 @@
-"""`python -m tests.benchmarks [what ...]`: measures, prints tables with ratios, and writes JSON and
-a plot into bench-out/.
+"""`python -m tests.benchmarks [what ...]`: measures, prints tables with ratios, and writes JSON into
+bench-out/.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks import report
 from tests.benchmarks.stage import OUT
 
+Rows = list[list[str]]
+Measured = tuple[str, list[str], Rows, Any]  # title, head, rows, and the figures to keep
+
 
 def main() -> None:
     """Parse, measure what was asked for, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument(
-        "what", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; by default {', '.join(USUAL)}"
-    )
-    parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument(
-        "--sends", type=int, default=100, help="calls sent one at a time for the latency table"
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--waiting", type=int, default=1_000_000, help="calls waiting, for the table of flatness"
-    )
-    parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument(
-        "--counted", type=int, default=300_000, help="attempts in a window of a day"
-    )
-    parser.add_argument(
-        "--rows", type=int, default=1_000_000, help="calls, and as many attempts, for `dashboard`"
-    )
-    parser.add_argument("--share", type=float, default=0.1, help="of the full size of `million`")
-    parser.add_argument(
-        "--drain", type=float, default=20, help="seconds that each backlog of `exact` takes"
-    )
-    parser.add_argument(
-        "--only", nargs="*", help="contestants of the throughput table, rows of `slots`"
-    )
+    usual = f"of {', '.join(EXPERIMENTS)}; by default {', '.join(USUAL)}"
+    parser.add_argument("what", nargs="*", help=usual)
+    for name, value, told in (
+        ("calls", 10_000, "of `throughput` and `parts`"),
+        ("sends", 100, "calls sent one at a time for `latency`"),
+        ("rounds", 3, "of `throughput`"),
+        ("waiting", 1_000_000, "calls waiting, for `flat`"),
+        ("keys", 10_000, "of calls waiting, for `flat`"),
+        ("counted", 300_000, "attempts in a window of a day, for `flat`"),
+        ("rows", 1_000_000, "calls, and as many attempts, for `dashboard`"),
+        ("share", 0.1, "of the full size of `million`"),
+        ("drain", 20.0, "seconds that each backlog of `exact` takes"),
+    ):
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=told)
+    parser.add_argument("--only", nargs="*", help="contestants of `throughput`, rows of `slots`")
     options = parser.parse_args()
     if unknown := set(options.what) - EXPERIMENTS.keys():
-        parser.error(
-            f"there is no {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
-        )
+        parser.error(f"there is no {', '.join(sorted(unknown))}; it is {usual}")
     for what in options.what or USUAL:
-        EXPERIMENTS[what](options)
+        measure, *own = EXPERIMENTS[what]
+        title, head, rows, found = measure(options)
+        given = "".join(f" --{name} {getattr(options, name):g}" for name in own)
+        print(report.table(title, head, rows, f"python -m tests.benchmarks {what}{given}"))
+        report.save(OUT, what, found)
 
 
-def throughput(options: argparse.Namespace) -> None:
+def _of(one: dict[str, Any], **forms: str) -> list[str]:
+    return [format(one[name], form) for name, form in forms.items()]
+
+
+def throughput(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import throughput as room
     from tests.benchmarks.contestants import ALL
 
@@ -66,65 +66,50 @@ def throughput(options: argparse.Namespace) -> None:
         for one in found.values()
     ]
     head = ["", "calls/s", "callqueue is x", "CPU ms a call", "of which", "the API's CPU ms"]
-    _show("throughput", "Throughput", head, rows, found)
-    report.plot(
-        OUT,
-        "throughput",
-        "Calls per second, end to end",
-        [(o["name"], o["rate"]) for o in found.values()],
-        "calls/s",
-    )
+    return "Throughput", head, rows, found
 
 
-def latency(options: argparse.Namespace) -> None:
+def latency(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import latency as room
     from tests.benchmarks.contestants import ALL
 
     found = room.measure(options.sends, options.only or list(ALL))
-    rows = [
-        [one["name"], f"{one['median']:.1f}", f"{one['p95']:.1f}", f"{one['worst']:.1f}"]
-        for one in found.values()
-    ]
+    rows = [_of(one, name="", median=".1f", p95=".1f", worst=".1f") for one in found.values()]
     head = ["from send to the wire, idle", "median ms", "p95 ms", "worst ms"]
-    _show("latency", "Latency", head, rows, found)
+    return "Latency", head, rows, found
 
 
-def flat(options: argparse.Namespace) -> None:
+def flat(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import flat as room
 
     found = room.measure(options.waiting, options.keys, options.counted)
     rows = [
         [
-            one["what"],
-            f"{one['small_ms']:.2f}",
-            f"{one['large_ms']:.2f}",
+            *_of(one, what="", small_ms=".2f", large_ms=".2f"),
             f"{one['large_ms'] / one['small_ms']:.2f}",
-            f"{one['small_statements']:.0f} and {one['large_statements']:.0f}",
+            " and ".join(_of(one, small_statements=".0f", large_statements=".0f")),
         ]
         for one in found.values()
     ]
-    head = ["a pass, median", "small ms", "large ms", "ratio", "statements"]
-    _show("flat", "Flat", head, rows, found)
+    return "Flat", ["a pass, median", "small ms", "large ms", "ratio", "statements"], rows, found
 
 
-def sending(options: argparse.Namespace) -> None:
+def sending(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import sending as room
 
     found = room.measure()
     rows = [
         [
             f"{ours} against {theirs}",
-            f"{found[theirs]:.3f}",
-            f"{found[ours]:.3f}",
+            *_of(found, **{theirs: ".3f", ours: ".3f"}),
             f"{found[ours] / found[theirs]:.2f}",
         ]
         for ours, theirs in (("send", "create"), ("send_many", "bulk_create"))
     ]
-    _show("sending", "Sending", ["", "Django's ms", "ours ms", "ratio"], rows, found)
-    print(f"send_many: {1000 / found['send_many']:,.0f} rows/s\n")
+    return "Sending", ["", "Django's ms", "ours ms", "ratio"], rows, found
 
 
-def parts(options: argparse.Namespace) -> None:
+def parts(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import parts as room
 
     found = room.measure(options.calls)
@@ -135,11 +120,11 @@ def parts(options: argparse.Namespace) -> None:
     ]
     shares = [room.share_of_counting(found, of) for of in list(figures)[:3]]
     rows.append(["counting's share of a call", *(f"{share:.1%}" for share in shares), ""])
-    heads = ["one process, full messages", "CPU ms", "wall ms", "functions called", "modules"]
-    _show("parts", "Parts of a call", heads, rows, found)
+    head = ["one process, full messages", "CPU ms", "wall ms", "functions called", "modules"]
+    return "Parts of a call", head, rows, found
 
 
-def exact(options: argparse.Namespace) -> None:
+def exact(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import exact as room
 
     found = room.measure(options.drain)
@@ -147,167 +132,102 @@ def exact(options: argparse.Namespace) -> None:
         [
             one["name"],
             f"{one['highest']} of {one['limit']}",
-            f"{one['share']:.3f}",
-            f"{one['goal']:.2f}",
-            f"{one['of_bound']:.3f}",
+            *_of(one, share=".3f", goal=".2f", of_bound=".3f"),
             f"{one['requests'] / one['calls']:.3g}",
             f"{one['tasks_per_call']:.2f}",
         ]
         for one in found
     ]
-    head = [
-        "a backlog",
-        "most in a window",
-        "share used",
-        "goal",
-        "of W/(W + jitter)",
-        "requests a call",
-        "messages a call",
-    ]
-    _show("exact", "Exact", head, rows, found, f"--drain {options.drain:g}")
+    head = ["a backlog", "most in a window", "share used", "goal", "of W/(W + jitter)"]
+    return "Exact", [*head, "requests a call", "messages a call"], rows, found
 
 
-def slots(options: argparse.Namespace) -> None:
+def slots(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import slots as room
+
+    def three(values: list[float] | None) -> str:
+        return "" if values is None else ", ".join(f"{value:,.0f}" for value in values)
 
     found = room.measure(options.only)
     rows = [
         [
-            one["name"],
-            f"{one['sent']:,}",
-            f"{one['in_flight']:,}",
-            _three(one["slot_ms"]),
-            _three(one["to_wire_ms"]),
-            f"{one['fast_alone_p95_ms']:,.0f}",
-            f"{one['fast_beside_p95_ms']:,.0f}",
-            str(one["memory_mb"]),
-            str(one["connections"]),
-            f"{one['cpu_share']:.0%}",
+            *_of(one, name="", sent=",", in_flight=","),
+            three(one["slot_ms"]),
+            three(one["to_wire_ms"]),
+            *_of(one, fast_alone_p95_ms=",.0f", fast_beside_p95_ms=",.0f"),
+            *_of(one, memory_mb="", connections="", cpu_share=".0%"),
         ]
         for one in found
     ]
-    head = [
-        "four slots",
-        "slow calls sent",
-        "most in flight",
-        "wait for a slot, ms",
-        "send to wire, ms",
-        "fast alone, p95 ms",
-        "beside, p95 ms",
-        "memory, MB",
-        "connections",
-        "CPU of a core",
-    ]
-    _show("slots", "Slow answers (p50, p95, most)", head, rows, found)
+    head = ["four slots", "slow calls sent", "most in flight", "wait for a slot, ms"]
+    head += ["send to wire, ms", "fast alone, p95 ms", "beside, p95 ms", "memory, MB"]
+    head += ["connections", "CPU of a core"]
+    return "Slow answers (p50, p95, most)", head, rows, found
 
 
-def _three(values: list[float] | None) -> str:
-    return "" if values is None else ", ".join(f"{value:,.0f}" for value in values)
-
-
-def dashboard(options: argparse.Namespace) -> None:
+def dashboard(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import dashboard as room
 
     found = room.measure(options.rows)
     rows = [
         [
-            one["what"],
-            f"{one['median_ms']:.0f}",
-            f"{one['worst_ms']:.0f}",
-            f"{one['database_ms']:.0f}",
-            f"{one['statements']:.0f}",
+            *_of(
+                one, what="", median_ms=".0f", worst_ms=".0f", database_ms=".0f", statements=".0f"
+            ),
             f"{one['bytes'] / 1000:.0f}" if one["bytes"] else "",
         ]
         for one in found.values()
     ]
-    head = [
-        f"{options.rows:,} calls, as many attempts, 250 rules",
-        "median ms",
-        "worst ms",
-        "of it the database",
-        "statements",
-        "kB",
-    ]
-    _show("dashboard", "Dashboard", head, rows, found, f"--rows {options.rows}")
+    size = f"{options.rows:,} calls, as many attempts, 250 rules"
+    head = [size, "median ms", "worst ms", "of it the database", "statements", "kB"]
+    return "Dashboard", head, rows, found
 
 
-def million(options: argparse.Namespace) -> None:
+def million(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import scale
 
     found = scale.million(options.share)
-    size, after, second = (
-        sum(found[name].values()) / 1e6 for name in ("sizes", "sizes_after_cleanup", "sizes_second")
-    )
+    first, cleanup, memory = found["first"], found["cleanup"], found["first"]["memory_mb"]
+    sizes = [sum(found[name].values()) / 1e6 for name in ("sizes", "sizes_after_cleanup", "sizes_second")]  # fmt: skip
+    grown = [f"{name} {memory[0][name]:.0f} to {memory[-1][name]:.0f}" for name in memory[0]] if memory else ["too short"]  # fmt: skip
     rows = [
-        *_of_drain(found["first"]),
-        [
-            "tables, MB: after the run, cleaned and vacuumed, after as many again",
-            f"{size:,.0f}, {after:,.0f}, {second:,.0f}",
-        ],
+        ["seconds, calls a second", f"{first['seconds']:.0f}, {first['rate']:,.0f}"],
+        ["the most calls of a rule in any second", str(first["highest_in_a_second"])],
+        ["CPU ms a call", ", ".join(f"{role} {ms:.2f}" for role, ms in first["cpu_ms"].items())],
+        ["PostgreSQL's share of one core", f"{first['postgresql_cpu_share']:.0%}"],
+        ["memory, MB", ", ".join(grown)],
+        ["tables, MB: after the run, cleaned and vacuumed, after as many again", ", ".join(f"{size:,.0f}" for size in sizes)],
         ["growth by the second run", f"{found['growth']:.2f}"],
-        [
-            "cleanup, rows a second, while calls went on",
-            f"{found['cleanup']['rows_per_second']:,.0f}",
-        ],
-        [
-            "p95 of a call before and during cleanup, ms",
-            "{p95_before_ms:.0f}, {p95_meanwhile_ms:.0f}".format(**found["cleanup"]),
-        ],
-    ]
+        ["cleanup, rows a second, while calls went on", f"{cleanup['rows_per_second']:,.0f}"],
+        ["p95 of a call before and during cleanup, ms", ", ".join(_of(cleanup, p95_before_ms=".0f", p95_meanwhile_ms=".0f"))],
+    ]  # fmt: skip
     title = f"{found['calls']:,} calls through 24 rules of {found['rate']}/s on 24 queues"
-    _show("million", title, ["", ""], rows, found, f"--share {options.share}")
+    return title, ["", ""], rows, found
 
 
-def _show(
-    what: str, title: str, head: list[str], rows: list[list[str]], found: Any, arguments: str = ""
-) -> None:
-    """Print the table, with the command that measures it, and keep the figures."""
-    command = f"python -m tests.benchmarks {what} {arguments}".rstrip()
-    print(report.table(title, head, rows, command))
-    report.save(OUT, what, found)
-
-
-def _of_drain(found: dict[str, Any]) -> list[list[str]]:
-    memory = found["memory_mb"]
-    flat = (
-        ", ".join(f"{name} {memory[0][name]:.0f} to {memory[-1][name]:.0f}" for name in memory[0])
-        if memory
-        else "too short"
-    )
-    return [
-        ["seconds, calls a second", f"{found['seconds']:.0f}, {found['rate']:,.0f}"],
-        ["the most calls of a rule in any second", str(found["highest_in_a_second"])],
-        ["CPU ms a call", ", ".join(f"{role} {ms:.2f}" for role, ms in found["cpu_ms"].items())],
-        ["PostgreSQL's share of one core", f"{found['postgresql_cpu_share']:.0%}"],
-        ["memory, MB", flat],
-    ]
-
-
-def permits(options: argparse.Namespace) -> None:
+def permits(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import permits as room
 
     found, waits = room.measure()
-    rows = [
-        [name, f"{one['median']:.3f}", f"{one['p95']:.3f}", f"{one['worst']:.2f}"]
-        for name, one in found.items()
-    ]
-    _show("permits", "Permits", ["until it may go", "median ms", "p95 ms", "worst ms"], rows, found)
-    rows = [[name, f"{one['asked']:.1f}", f"{one['granted']:.1f}"] for name, one in waits.items()]
-    head = ["", "statements a second of each", "granted a second"]
-    _show("permits", "Permits that wait", head, rows, {**found, "waits": waits})
+    rows = [[name, *_of(one, median=".3f", p95=".3f", worst=".2f")] for name, one in found.items()]
+    rows += [[f"{name}: statements a second of each, granted a second", *_of(one, asked=".1f", granted=".1f"), ""]
+             for name, one in waits.items()]  # fmt: skip
+    head = ["until it may go", "median ms", "p95 ms", "worst ms"]
+    return "Permits", head, rows, {**found, "waits": waits}
 
 
-EXPERIMENTS = {
-    "throughput": throughput,
-    "latency": latency,
-    "flat": flat,
-    "sending": sending,
-    "parts": parts,
-    "exact": exact,
-    "slots": slots,
-    "dashboard": dashboard,
-    "million": million,
-    "permits": permits,
+# each with the options that its command is told with
+EXPERIMENTS: dict[str, tuple[Callable[[argparse.Namespace], Measured], *tuple[str, ...]]] = {
+    "throughput": (throughput,),
+    "latency": (latency,),
+    "flat": (flat,),
+    "sending": (sending,),
+    "parts": (parts,),
+    "exact": (exact, "drain"),
+    "slots": (slots,),
+    "dashboard": (dashboard, "rows"),
+    "million": (million, "share"),
+    "permits": (permits,),
 }
 USUAL = ["throughput", "latency", "flat", "sending"]
 

@@ -17,33 +17,24 @@ from tests.benchmarks.stage import open_stage
 BATCH, PASSES, WARM, SMALL = 20, 50, 15, 1000
 WORKSPACE = """'{"workspace":"w' || i %% %d || '"}'"""
 TOKENS = '{"calls": 1, "tokens": 100}'
-SETTINGS = """
-CALLQUEUE = {
-    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
-    "RULES": {
-        "backlog-small": Rule(limits=[SlidingWindow("100000/s")]),
-        "backlog-large": Rule(limits=[SlidingWindow("100000/s")]),
-        "keys-small": Rule(limits=[SlidingWindow("1000/s", per="key")]),
-        "keys-large": Rule(limits=[SlidingWindow("1000/s", per="key")]),
-        "window-small": Rule(limits=[SlidingWindow("1000000/d")]),
-        "window-large": Rule(limits=[SlidingWindow("1000000/d")]),
-        "named-small": Rule(limits=[SlidingWindow("1000/d", per="workspace")]),
-        "named-large": Rule(limits=[SlidingWindow("1000/d", per="workspace")]),
-        "tokens-small": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")]),
-        "tokens-large": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")]),
-        "settled-small": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")], settle="callqueue.outcome.Succeeded"),
-        "settled-large": Rule(limits=[SlidingWindow("900000000/d", unit="tokens")], settle="callqueue.outcome.Succeeded"),
-        "used-small": Rule(limits=[SlidingWindow("1000/d", per="key")]),
-        "used-large": Rule(limits=[SlidingWindow("1000/d", per="key")]),
-        "many-small": Rule(limits=[SlidingWindow("5000/d", per="workspace")]),
-        "many-large": Rule(limits=[SlidingWindow("5000/d", per="workspace")]),
-        "open-small": Rule(limits=[SlidingWindow("1000000/d")]),
-        "open-large": Rule(limits=[SlidingWindow("1000000/d")]),
-        "batch-small": Rule(limits=[SlidingWindow("100000/s")]),
-        "batch-large": Rule(limits=[SlidingWindow("100000/s")]),
-    },
+LIMITS = {
+    "backlog": 'limits=[SlidingWindow("100000/s")]',
+    "keys": 'limits=[SlidingWindow("1000/s", per="key")]',
+    "window": 'limits=[SlidingWindow("1000000/d")]',
+    "named": 'limits=[SlidingWindow("1000/d", per="workspace")]',
+    "tokens": 'limits=[SlidingWindow("900000000/d", unit="tokens")]',
+    "settled": 'limits=[SlidingWindow("900000000/d", unit="tokens")], settle="callqueue.outcome.Succeeded"',
+    "used": 'limits=[SlidingWindow("1000/d", per="key")]',
+    "many": 'limits=[SlidingWindow("5000/d", per="workspace")]',
+    "open": 'limits=[SlidingWindow("1000000/d")]',
+    "batch": 'limits=[SlidingWindow("100000/s")]',
 }
-"""
+RULES = "".join(
+    f'"{name}-{size}": Rule({limits}), '
+    for name, limits in LIMITS.items()
+    for size in ("small", "large")
+)
+SETTINGS = f'CALLQUEUE = {{"ALLOWED_NETWORKS": ["127.0.0.0/8"], "RULES": {{{RULES}}}}}'
 
 
 def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
@@ -79,49 +70,22 @@ def measure(waiting: int, keys: int, counted: int) -> dict[str, Any]:
             _make_attempts(rule, attempts, is_open=True)
             make_calls(rule, 70 * BATCH, "''")
         _sql("VACUUM ANALYZE callqueue_callqueue, callqueue_callattempt")
-        found = {
-            "waiting": {
-                "what": f"{waiting:,} calls waiting, against {SMALL:,}",
-                **_pair("backlog", BATCH, BATCH),
-            },
-            "keys": {
-                "what": f"{keys:,} keys with calls waiting, against 300",
-                **_pair("keys", BATCH, BATCH),
-            },
-            "window": {
-                "what": f"{counted:,} attempts in a day's window, against {SMALL:,}",
-                **_pair("window", BATCH, BATCH),
-            },
-            "named": {
-                "what": f"{counted:,} attempts under 1000/d per workspace, against {SMALL:,}",
-                **_pair("named", BATCH, BATCH),
-            },
-            "tokens": {
-                "what": f"{counted:,} attempts under 900M tokens/d, against {SMALL:,}",
-                **_pair("tokens", BATCH, BATCH),
-            },
-            "settled": {
-                "what": f"{counted:,} attempts under settled tokens, against {SMALL:,}",
-                **_pair("settled", BATCH, BATCH),
-            },
-            "used": {
-                "what": f"{counted // 1000} keys that used up 1000/d, calls waiting, against 1",
-                **_pair("used", BATCH, BATCH),
-            },
-            "many": {
-                "what": "4,000 workspaces under 5000/d, against 1,000",
-                **_pair("many", BATCH, BATCH),
-            },
-            "open": {
-                "what": f"{counted:,} open attempts, against {SMALL:,}",
-                **_pair("open", BATCH, BATCH),
-            },
-            "batch": {
-                "what": "500 calls released, against 20 (statements)",
-                **_pair("batch", BATCH, 500),
-            },
+        told = {
+            "backlog": f"{waiting:,} calls waiting, against {SMALL:,}",
+            "keys": f"{keys:,} keys with calls waiting, against 300",
+            "window": f"{counted:,} attempts in a day's window, against {SMALL:,}",
+            "named": f"{counted:,} attempts under 1000/d per workspace, against {SMALL:,}",
+            "tokens": f"{counted:,} attempts under 900M tokens/d, against {SMALL:,}",
+            "settled": f"{counted:,} attempts under settled tokens, against {SMALL:,}",
+            "used": f"{counted // 1000} keys that used up 1000/d, calls waiting, against 1",
+            "many": "4,000 workspaces under 5000/d, against 1,000",
+            "open": f"{counted:,} open attempts, against {SMALL:,}",
+            "batch": "500 calls released, against 20 (statements)",
         }
-    return found
+        return {
+            name: {"what": what, **_pair(name, BATCH, 500 if name == "batch" else BATCH)}
+            for name, what in told.items()
+        }
 
 
 def _pair(name: str, small: int, large: int) -> dict[str, Any]:

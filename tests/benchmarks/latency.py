@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.benchmarks import contestants, machine
 from tests.benchmarks.contestants import Callqueue, Contestant
-from tests.benchmarks.report import say
+from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import Stage, open_stage
 
 WITH_BEAT = """
@@ -65,7 +65,7 @@ def measure(calls: int, names: list[str]) -> dict[str, Any]:
         found[system.__name__] = {
             "name": system.name,
             "ms": [round(one, 2) for one in waits],
-            **_quantiles(waits),
+            **dict(zip(("median", "p95", "worst"), quantiles(waits, 0.5, 0.95, 1.0), strict=True)),
         }
         say(
             "  median {median:.1f} ms, p95 {p95:.1f} ms, worst {worst:.1f} ms".format(
@@ -94,11 +94,3 @@ def _send(contestant: Contestant, on: Stage, calls: int) -> list[float]:
         sent.append(time.monotonic())
         contestant.send()
     return sent
-
-
-def _quantiles(waits: list[float]) -> dict[str, float]:
-    return {
-        "median": waits[len(waits) // 2],
-        "p95": waits[int(len(waits) * 0.95)],
-        "worst": waits[-1],
-    }

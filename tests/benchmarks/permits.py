@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import heapq
 import os
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks.flat import make_calls
-from tests.benchmarks.report import say
+from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import open_stage
 from tests.support import servers
 
@@ -162,9 +161,5 @@ def _timed(name: str, take: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _of(spent: list[float]) -> dict[str, Any]:
-    ordered = sorted(spent)
-    return {
-        "median": statistics.median(ordered),
-        "p95": ordered[int(0.95 * (len(ordered) - 1))],
-        "worst": ordered[-1],
-    }
+    found = quantiles(spent, 0.5, 0.95, 1.0)
+    return dict(zip(("median", "p95", "worst"), found, strict=True))

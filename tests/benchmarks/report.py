@@ -1,6 +1,4 @@
-"""What a benchmark says: progress while it runs, a table at the end, and files beside it (JSON and
-an SVG plot).
-"""
+"""What a benchmark says: progress while it runs, a table at the end, and its figures as JSON."""
 
 from __future__ import annotations
 
@@ -43,20 +41,7 @@ def save(folder: Path, name: str, found: Any) -> Path:
     return path
 
 
-def plot(folder: Path, name: str, title: str, bars: Sequence[tuple[str, float]], unit: str) -> Path:
-    """Horizontal bars as SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    most, height = max((value for _, value in bars), default=1.0), 40 + 34 * len(bars)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" font-size="14">',
-        f'<rect width="720" height="{height}" fill="white"/><text x="12" y="24" font-weight="bold">{title}</text>',
-    ]
-    for place, (label, value) in enumerate(bars):
-        y, width = 40 + 34 * place, 400 * value / most
-        colour = "#0b6e4f" if place == 0 else "#9aa5b1"
-        parts.append(f'<text x="190" y="{y + 18}" text-anchor="end">{label}</text>')
-        parts.append(f'<rect x="200" y="{y + 2}" width="{width:.1f}" height="24" fill="{colour}"/>')
-        parts.append(f'<text x="{206 + width:.1f}" y="{y + 18}">{value:,.4g} {unit}</text>')
-    path = folder / f"{name}.svg"
-    path.write_text("\n".join([*parts, "</svg>", ""]))
-    return path
+def quantiles(waits: Sequence[float], *shares: float) -> list[float]:
+    """The waits that so large shares of them do not exceed; none of none."""
+    ordered = sorted(waits)
+    return [ordered[min(len(ordered) - 1, int(len(ordered) * one))] for one in shares if ordered]

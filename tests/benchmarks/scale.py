@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.benchmarks import machine
-from tests.benchmarks.report import say
+from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import Stage, open_stage
 from tests.support.recorder import highest_in_window
 
@@ -192,7 +192,10 @@ def _clean_while_calls_go_on(on: Stage, count: int) -> dict[str, Any]:
     if calls < count or attempts < count:
         raise AssertionError(f"there were {count} calls with an attempt each: {said}")
     found = {"seconds": seconds, "rows_per_second": (calls + attempts) / seconds, "said": said}
-    found |= {"p95_before_ms": _p95(before), "p95_meanwhile_ms": _p95(meanwhile)}
+    found |= {
+        "p95_before_ms": quantiles(before, 0.95)[0],
+        "p95_meanwhile_ms": quantiles(meanwhile, 0.95)[0],
+    }
     say(f"  cleanup: {calls:,} calls and {attempts:,} attempts in {seconds:.1f} s, {found['rows_per_second']:,.0f} rows/s; "
         f"p95 of a call {found['p95_before_ms']:.0f} ms before, {found['p95_meanwhile_ms']:.0f} ms meanwhile")  # fmt: skip
     return found
@@ -226,7 +229,3 @@ def _probes(on: Stage) -> Iterator[list[float]]:
     arrivals = on.api.arrivals()
     waits += sorted((arrivals[f"/probe{i}"][0] - at) * 1000 for i, at in enumerate(sent, start=1))
     machine.wait_until(_all_ended, 60, every=0.1)
-
-
-def _p95(waits: list[float]) -> float:
-    return waits[int(len(waits) * 0.95)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks import machine
-from tests.benchmarks.report import say
+from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import Stage, open_stage
 from tests.support.recorder import Arrival, Recorder
 
@@ -107,10 +107,10 @@ def _run(contestant: _Contestant, scene: Scene) -> dict[str, Any]:
     return {
         "sent": len(slow),
         "in_flight": _most_at_once(arrived),
-        "to_wire_ms": _quantiles(_waits(slow, arrived)),
+        "to_wire_ms": _rounded(_waits(slow, arrived)),
         "slot_ms": contestant.slot_waits(),
-        "fast_alone_p95_ms": _quantile(alone, 0.95),
-        "fast_beside_p95_ms": _quantile(_waits(fast, quick), 0.95),
+        "fast_alone_p95_ms": quantiles(alone, 0.95)[0],
+        "fast_beside_p95_ms": quantiles(_waits(fast, quick), 0.95)[0],
         "fast_made": f"{len(quick)} of {len(fast)}",
         **watch.found,
     }
@@ -168,7 +168,7 @@ class _Callqueue(_Contestant):
 
         rows = CallAttempt.objects.filter(rule="slow").values_list("released_at", "started_at")
         waits = [(began - released).total_seconds() for released, began in rows if began]
-        return _quantiles([wait * 1000 for wait in waits])
+        return _rounded([wait * 1000 for wait in waits])
 
 
 class _Raw(_Contestant):
@@ -253,10 +253,6 @@ def _most_at_once(arrivals: list[Arrival]) -> int:
     return most
 
 
-def _quantiles(waits: list[float]) -> list[float]:
+def _rounded(waits: list[float]) -> list[float]:
     """The median, the 95th of a hundred, and the most."""
-    return [_quantile(waits, share) for share in (0.5, 0.95, 1.0)] if waits else []
-
-
-def _quantile(waits: list[float], share: float) -> float:
-    return round(sorted(waits)[min(len(waits) - 1, int(len(waits) * share))], 1)
+    return [round(one, 1) for one in quantiles(waits, 0.5, 0.95, 1.0)]

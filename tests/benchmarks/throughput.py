@@ -44,14 +44,7 @@ def measure(calls: int, rounds: int, names: list[str]) -> dict[str, Any]:
         for number in range(rounds):
             for name in names:
                 say(f"throughput: round {number + 1} of {rounds}, {contestants.ALL[name].name}")
-                slow = name in ("procrastinate", "django-tasks")
-                found[name].append(
-                    _round(
-                        stage,
-                        contestants.ALL[name](stage),
-                        max(1000, calls // 4) if slow else calls,
-                    )
-                )
+                found[name].append(_round(stage, contestants.ALL[name](stage), calls))
                 one = found[name][-1]
                 parts = ", ".join(
                     f"{role} {cpu * 1000 / one.count:.2f}" for role, cpu in one.cpu.items()
