@@ -29,7 +29,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from callqueue import conf, database, states
 from callqueue.admin.base import CallPermissions, user_id
-from callqueue.admin.filters import CREATED, RULE, STATUS
+from callqueue.admin.lists import RuleFilter, StatusFilter
 from callqueue.admin.rule_page import ends
 from callqueue.control import bulk
 from callqueue.history import errors
@@ -187,9 +187,10 @@ class CallActions(CallPermissions):
         if form["select_across"] == "0" or form["only"]:
             return []
         labels = {str(status.value): str(status.label) for status in CallQueue.Status}
-        titles = {"q": _("search"), RULE: _("rule"), STATUS: _("status"), CREATED: _("created")}
+        status = StatusFilter.parameter_name
+        titles = {"q": _("search"), RuleFilter.parameter_name: _("rule"), status: _("status")}
         return [
-            f"{titles.get(name, name)} = {labels.get(text, text) if name == STATUS else text}"
+            f"{titles.get(name, name)} = {labels.get(text, text) if name == status else text}"
             for name, text in request.GET.dict().items()
             if name == "q" or self.lookup_allowed(name, text, request)
         ]

@@ -6,27 +6,63 @@ into the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import Q
-from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
-from callqueue.admin import dashboard, rule_page
-from callqueue.admin.base import for_viewers
+from callqueue import states
+from callqueue.admin import call_page, dashboard, edit_call, rule_page
+from callqueue.admin.base import View, for_viewers, log_change, user_id
 from callqueue.admin.call_actions import CallActions
-from callqueue.admin.call_columns import CallColumns
-from callqueue.admin.call_views import CallViews
-from callqueue.admin.changelist import LongAdmin
-from callqueue.admin.filters import CreatedFilter, RuleFilter, StatusFilter
+from callqueue.admin.lists import LongAdmin, RuleFilter, StatusFilter
+from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.search import places
+from callqueue.exceptions import CallQueueError, IllegalTransition
+from callqueue.look import words
+from callqueue.models import CallQueue
+from callqueue.security.redaction import redact_text
+
+# does something to a call, and says what it did
+Act = Callable[[HttpRequest, CallQueue], str]
 
 
-class CallQueueAdmin(LongAdmin, CallColumns, CallActions, CallViews):
+def of_call(view: View) -> View:
+    """A view of one call, for those who may view calls: it gets the call in place of its number. A
+    number that no call has leads back to the index.
+    """
+
+    @for_viewers
+    @wraps(view)
+    def found(
+        self: Any, request: HttpRequest, object_id: str, *args: Any, **more: Any
+    ) -> HttpResponse:
+        call = _call_of(object_id)
+        if call is None:
+            gone: HttpResponse = self._get_obj_does_not_exist_redirect(
+                request, self.opts, object_id
+            )
+            return gone
+        return view(self, request, call, *args, **more)
+
+    return found
+
+
+class CallQueueAdmin(LongAdmin, CallActions):
     """The admin of calls."""
 
     list_display = (
@@ -41,7 +77,7 @@ class CallQueueAdmin(LongAdmin, CallColumns, CallActions, CallViews):
         "last_attempt",
     )
     list_display_links = ("id",)
-    list_filter = (StatusFilter, RuleFilter, CreatedFilter)
+    list_filter = (StatusFilter, RuleFilter)
     search_fields = ("=id",)  # what is searched is in the module `search`
     search_help_text = gettext_lazy(
         "A number, a unique or idempotency key, how a key begins, a host, a path or a URL."
@@ -90,3 +126,193 @@ class CallQueueAdmin(LongAdmin, CallColumns, CallActions, CallViews):
     def rule_view(self, request: HttpRequest) -> HttpResponse:
         """One rule: its limits, its history, its keys, what failed."""
         return rule_page.page(request, self)
+
+    # --- columns of the list
+
+    @admin.display(description=gettext_lazy("status"))
+    def shown_status(self, call: CallQueue) -> str:
+        return format_html(
+            '<span class="cq-status cq-{}">{}</span>',
+            call_page.kind_of(call.status),
+            call.get_status_display(),
+        )
+
+    @admin.display(description=gettext_lazy("key"))
+    def shown_key(self, call: CallQueue) -> str:
+        return format_html('<span class="cq-value">{}</span>', Truncator(call.key).chars(40))
+
+    @admin.display(description=gettext_lazy("request"))
+    def request_line(self, call: CallQueue) -> str:
+        path, target = call.path or call.host, f"{call.host}{call.path}"
+        shown = Truncator(path).chars(80), Truncator(target).chars(200)
+        return format_html('<span title="{2}">{0} {1}</span>', call.method, *shown)
+
+    @admin.display(description=gettext_lazy("due"))
+    def due(self, call: CallQueue) -> str:
+        if call.status not in states.WAITING:
+            return ""
+        seconds = (call.due_at_dt - timezone.now()).total_seconds()
+        return format_html('<span class="cq-time">{}</span>', _ago_or_in(seconds))
+
+    @admin.display(description=gettext_lazy("age"))
+    def age(self, call: CallQueue) -> str:
+        made = call.created_dt
+        made = timezone.localtime(made) if timezone.is_aware(made) else made
+        age = words.short(max(0.0, (timezone.now() - call.created_dt).total_seconds()))
+        return format_html(
+            '<time class="cq-time" datetime="{0}" title="{0}">{1}</time>',
+            made.isoformat(" ", "seconds"),
+            age,
+        )
+
+    @admin.display(description=gettext_lazy("last error"))
+    def last_error(self, call: CallQueue) -> str:
+        shown = Truncator(redact_text(call.error_message[:2000])).chars(80)
+        return format_html("<span>{}</span>", shown) if shown else ""
+
+    # --- the pages of one call
+
+    @of_call
+    def change_view(
+        self,
+        request: HttpRequest,
+        call: CallQueue,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """The call and its attempts, to read. Nothing is changed by Django's form."""
+        if request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        context = {
+            **call_page.context_of(call, may_see_holds=may_see_holds(request)),
+            **self._offered(request, call),
+            **(extra_context or {}),
+        }
+        return self.page(request, "callqueue/call.html", _("Call %d") % call.pk, context)
+
+    def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
+        """What the user may do to the call."""
+        requeuable = states.Move.REQUEUE_AGAIN.sources
+        cancellable = states.Move.CANCEL.sources
+        return {
+            "original": call,
+            "has_view_permission": True,
+            "is_asked": call.status in states.MADE_PERHAPS,
+            "is_live": call.status in states.UNFINISHED,
+            "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
+            "can_edit": self.has_edit_call_permission(request) and call.status == states.FAILED,
+            "can_cancel": self.has_cancel_call_permission(request) and call.status in cancellable,
+            "can_delete": self.has_delete_permission(request, call) and call.status in states.FINAL,
+        }
+
+    @method_decorator(csrf_protect)
+    @of_call
+    def requeue_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """POST: requeue one call; one that may have been made already needs "again". Whoever comes
+        here otherwise, as after logging in once more, is led back to the call.
+        """
+        return self._act(request, call, self.has_requeue_call_permission(request), _requeue)
+
+    @method_decorator(csrf_protect)
+    @of_call
+    def cancel_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """POST: cancel one call, once that was confirmed."""
+        is_allowed = self.has_cancel_call_permission(request)
+        if request.method == "POST" and is_allowed and "confirm" not in request.POST:
+            context = {"call": call, "original": call, "has_view_permission": True}
+            title = _("Cancel call %d?") % call.pk
+            return self.page(request, "callqueue/confirm_cancel.html", title, context)
+        return self._act(request, call, is_allowed, _cancel)
+
+    def _act(
+        self, request: HttpRequest, call: CallQueue, is_allowed: bool, act: Act
+    ) -> HttpResponse:
+        if not is_allowed:
+            raise PermissionDenied
+        if request.method != "POST":
+            self.message_user(request, _("Nothing was done yet: press the button."), messages.INFO)
+            return HttpResponseRedirect(_page_of(call))
+        try:
+            what = act(request, call)
+        except CallQueueError as error:
+            self.message_user(request, f"{str(error)[:1].upper()}{str(error)[1:]}.", messages.ERROR)
+        else:
+            log_change(user_id(request), call, what)
+            said = _("Call %(number)d: %(what)s") % {"number": call.pk, "what": what}
+            self.message_user(request, said, messages.SUCCESS)
+        return HttpResponseRedirect(_page_of(call))
+
+    @method_decorator(csrf_protect)
+    @of_call
+    def edit_view(self, request: HttpRequest, call: CallQueue) -> HttpResponse:
+        """Change the request of a call that failed, and requeue it."""
+        if not self.has_edit_call_permission(request):
+            raise PermissionDenied
+        if call.status != states.FAILED:
+            why = _("Call %(number)d is %(status)s and cannot be edited.")
+            said = why % {"number": call.pk, "status": call.get_status_display()}
+            self.message_user(request, said, messages.ERROR)
+            return HttpResponseRedirect(_page_of(call))
+        text, problem = edit_call.as_text(edit_call.shown(call.call_data)), ""
+        if request.method == "POST":
+            text = request.POST.get("call_data", "")
+            problem = self._edit(request, call, text)
+            if not problem:
+                return HttpResponseRedirect(_page_of(call))
+        title = _("Edit and requeue call %d") % call.pk
+        context = {
+            "call": call,
+            "original": call,
+            "text": text,
+            "problem": problem,
+            "has_view_permission": True,
+        }
+        status = 400 if problem else 200
+        return self.page(request, "callqueue/edit.html", title, context, status=status)
+
+    def _edit(self, request: HttpRequest, call: CallQueue, text: str) -> str:
+        """What is wrong; empty once it is saved."""
+        was = call.get_status_display()
+        try:
+            changed = edit_call.save(call, edit_call.read(text, call.call_data))
+        except CallQueueError as error:
+            call.refresh_from_db()
+            return str(error)
+        said = _("Edited and requeued. Status before: %(status)s. Changed: %(paths)s.")
+        log_change(user_id(request), call, said % {"status": was, "paths": changed or _("nothing")})
+        self.message_user(request, _("Call %d edited and requeued.") % call.pk, messages.SUCCESS)
+        return ""
+
+
+def _requeue(request: HttpRequest, call: CallQueue) -> str:
+    if call.status in states.MADE_PERHAPS and "again" not in request.POST:
+        raise IllegalTransition(
+            _("this call may have been made already: say that it may be made again")
+        )
+    was = call.get_status_display()
+    call.requeue(again=call.status == states.DONE)
+    return _("Requeued. Status before: %s.") % was
+
+
+def _cancel(request: HttpRequest, call: CallQueue) -> str:
+    was = call.get_status_display()
+    call.cancel()
+    return _("Cancelled. Status before: %s.") % was
+
+
+def _call_of(object_id: str) -> CallQueue | None:
+    """The call of this number, as an address has it."""
+    text = unquote(object_id)
+    if not text.isdecimal() or len(text) > 18:
+        return None
+    return CallQueue.objects.using(router.db_for_write(CallQueue)).filter(pk=int(text)).first()
+
+
+def _page_of(call: CallQueue) -> str:
+    return reverse("admin:callqueue_callqueue_change", args=[call.pk])
+
+
+def _ago_or_in(seconds: float) -> str:
+    """ "4 min ago", "in 2 h": shorter than elsewhere, in a narrow column."""
+    taken = words.short(abs(seconds))
+    return (_("in %s") if seconds > 0 else _("%s ago")) % taken

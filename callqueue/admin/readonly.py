@@ -19,14 +19,12 @@ from django.utils.translation import gettext_lazy as _
 from callqueue import database
 from callqueue.admin import call_page
 from callqueue.admin.base import OwnAdmin, may
-from callqueue.admin.changelist import LongAdmin
-from callqueue.admin.filters import (
-    AnswerFilter,
+from callqueue.admin.lists import (
     AttemptRuleFilter,
     EndedFilter,
+    LongAdmin,
     OutcomeFilter,
     RuleFilter,
-    SourceFilter,
     of_any_rule,
 )
 from callqueue.look import words
@@ -57,7 +55,7 @@ class HoldAdmin(_ViewOnly):
     list_display = ("rule", "per", "value", "state", "since", "ends", "source", "reason")
     ordering = (F("until").desc(nulls_first=True), "rule", "per", "value")
     sortable_by = ()
-    list_filter = (RuleFilter, SourceFilter)
+    list_filter = (RuleFilter,)
     fields = ("rule", "per", "value", "state", "since", "ends", "source", "reason")
     readonly_fields = fields
 
@@ -97,7 +95,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
         "took",
     )
     list_display_links = ("id",)
-    list_filter = (OutcomeFilter, AnswerFilter, AttemptRuleFilter, EndedFilter)
+    list_filter = (OutcomeFilter, AttemptRuleFilter, EndedFilter)
     search_fields = ("=key",)  # what is searched is in `places`
     search_help_text = _("The number of a call, or a key in full.")
     not_listed = ("response_headers", "response_body")

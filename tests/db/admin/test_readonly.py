@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 
-import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -39,21 +38,11 @@ def test_holds_in_force_come_first_with_their_times(rules: Rules, root: Client) 
     assert "an operator" in text
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("rule__exact=pay", {"mine"}),
-        ("source__exact=provider", {"theirs"}),
-        ("rule__exact=pay&source__exact=provider", set()),
-    ],
-)
-def test_holds_are_filtered_by_rule_and_by_who_laid_them(
-    rules: Rules, root: Client, query: str, found: set[str]
-) -> None:
+def test_holds_are_filtered_by_rule(rules: Rules, root: Client) -> None:
     Hold.objects.create(rule="pay", reason="mine")
     Hold.objects.create(rule="ship", reason="theirs", source=Hold.Source.PROVIDER)
-    page = root.get(f"{reverse('admin:callqueue_hold_changelist')}?{query}").content.decode()
-    assert {reason for reason in ("mine", "theirs") if reason in page} == found
+    page = root.get(f"{reverse('admin:callqueue_hold_changelist')}?rule__exact=pay")
+    assert {reason for reason in ("mine", "theirs") if reason in page.content.decode()} == {"mine"}
 
 
 def test_holds_and_attempts_can_only_be_looked_at(rules: Rules, root: Client) -> None:

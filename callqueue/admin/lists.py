@@ -1,0 +1,217 @@
+"""Lists of many rows: Django's change list, newest first, page after page by number, counted up to
+COUNTED; and its filters.
+
+What matches fewer rows than that is read whole, by the index of its filter. Of what matches more,
+a page is looked for among the next rows first, and only then among all of them.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import F, Q, QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from callqueue import conf, database, states
+from callqueue.admin.base import OwnAdmin, OwnList
+from callqueue.look.words import count
+from callqueue.models import CallAttempt, CallQueue
+
+COUNTED = 1000
+NEAR = (5_000, 50_000)
+BEFORE = "before"  # in an address: the number that a page goes on from
+RULES = 1000  # that are looked up one by one
+NOTHING = Q(pk=None)
+
+
+class LongList(OwnList):
+    """A change list that turns its pages by number, however many rows there are.
+
+    `older`, `newest`: the addresses of the next page and of the first, empty where that is this
+    one.
+    """
+
+    model_admin: LongAdmin
+    older = newest = ""
+
+    def __init__(self, request: HttpRequest, *args: Any) -> None:
+        self.before = _number(request.GET.get(BEFORE))
+        super().__init__(request, *args)
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        # no filter, and no link of one begins at a later page
+        self.params.pop(BEFORE, None)
+        self.filter_params.pop(BEFORE, None)
+        query, self.query = self.query, ""
+        rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
+        self.query = query
+        # each place by itself, since each has an index of its own
+        places = self.model_admin.places(rows.db, query) or [Q()]
+        self.places = [rows.filter(place).order_by() for place in places]
+        every = Q()
+        for place in places:
+            every |= place
+        return rows.filter(every)
+
+    def get_results(self, request: HttpRequest) -> None:
+        matching, size = set[int](), self.list_per_page
+        for rows in self.places:
+            if len(matching) <= COUNTED:
+                matching.update(rows.values_list("pk", flat=True)[: COUNTED + 1])
+        is_more = len(matching) > COUNTED
+        pks = self._next(None if is_more else matching)
+        if len(pks) > size:
+            self.older = self.get_query_string({BEFORE: pks[size - 1]})
+        self.newest = "" if self.before is None else self.get_query_string({})
+        by_pk = self.root_queryset.defer(*self.model_admin.not_listed).in_bulk(pks[:size])
+        self.result_list = [by_pk[pk] for pk in pks[:size] if pk in by_pk]
+        # what Django's templates ask a list for
+        shown = count(min(len(matching), COUNTED))
+        self.count_text = _("more than %s") % shown if is_more else shown
+        self.result_count = min(len(matching), COUNTED + 1)
+        # Beside the search, Django says how many there are as if that were all.
+        self.full_result_count = self.result_count if is_more or not self.query else None
+        self.show_full_result_count = self.can_show_all = self.multi_page = False
+        self.show_admin_actions = True
+        self.paginator = self.model_admin.get_paginator(request, self.queryset, size)
+
+    def _next(self, matching: set[int] | None) -> list[int]:
+        """The numbers of the page's rows, newest first, and one more. `matching`: all there are, if
+        few.
+        """
+        start, most = self.before, self.list_per_page + 1
+        if start is None:
+            pks = self.root_queryset.order_by("-pk").values_list("pk", flat=True)
+            start = (pks.first() or 0) + 1
+        if matching is not None:
+            return sorted((pk for pk in matching if pk < start), reverse=True)[:most]
+        for width in NEAR:
+            found = self._newest(Q(pk__lt=start, pk__gte=start - width), F("pk"), most)
+            if len(found) == most:
+                return found
+        # As a sum: else databases go through all the rows there are until enough match.
+        return self._newest(Q(pk__lt=start), F("pk") + 0, most)
+
+    def _newest(self, where: Q, number: Any, most: int) -> list[int]:
+        found = set[int]()
+        for rows in self.places:
+            ordered = rows.filter(where).order_by(number.desc())
+            found.update(ordered.values_list("pk", flat=True)[:most])
+        return sorted(found, reverse=True)[:most]
+
+
+class LongAdmin(OwnAdmin):
+    """An admin class with such a list. `not_listed`: columns that the list has no use for."""
+
+    ordering = ("-id",)
+    sortable_by = ()
+    list_per_page = 50
+    not_listed: tuple[str, ...] = ()
+
+    def places(self, using: str, term: str) -> list[Q]:
+        """What a word that is searched for may stand for; nothing where there is no word."""
+        raise NotImplementedError
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LongList]:
+        return LongList
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and len(text) <= 18 else None
+
+
+# --- filters
+
+
+class _Filter(admin.SimpleListFilter):
+    """A filter that narrows the rows by the condition that its value means."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        return queryset if value is None else queryset.filter(self.condition(value, queryset.db))
+
+    def condition(self, value: str, using: str) -> Q:
+        """What a row is that the value picks."""
+        raise NotImplementedError
+
+
+class StatusFilter(_Filter):
+    """By status."""
+
+    title = gettext_lazy("status")
+    parameter_name = "status__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(str(status.value), status.label) for status in CallQueue.Status]
+
+    def condition(self, value: str, using: str) -> Q:
+        if value not in map(str, CallQueue.Status.values):
+            return NOTHING
+        status = Q(status=int(value))
+        # New calls are in two indexes: those that wait for their turn only, and those due later.
+        return status & (Q(ready=True) | Q(ready=False)) if int(value) == states.NEW else status
+
+
+class RuleFilter(_Filter):
+    """By the rules of the settings."""
+
+    title = gettext_lazy("rule")
+    parameter_name = "rule__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in conf.current().rules]
+
+    def condition(self, value: str, using: str) -> Q:
+        return Q(rule=value)
+
+
+class AttemptRuleFilter(RuleFilter):
+    """By the rules of the settings. What is open and what has ended is in an index each."""
+
+    def condition(self, value: str, using: str) -> Q:
+        return Q(rule=value) & (Q(finished_at__isnull=True) | Q(finished_at__isnull=False))
+
+
+class OutcomeFilter(_Filter):
+    """By how attempts ended."""
+
+    title = gettext_lazy("outcome")
+    parameter_name = "outcome__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(one.value or "open", one.label) for one in CallAttempt.Outcome]
+
+    def condition(self, value: str, using: str) -> Q:
+        return Q(finished_at__isnull=True) if value == "open" else Q(outcome=value)
+
+
+class EndedFilter(_Filter):
+    """By how long ago attempts ended; what is open has not."""
+
+    title = gettext_lazy("ended")
+    parameter_name = "ended"
+    hours = {"1h": 1, "24h": 24, "7d": 7 * 24}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        said = (_("within an hour"), _("within 24 hours"), _("within 7 days"))
+        return list(zip(self.hours, said, strict=True))
+
+    def condition(self, value: str, using: str) -> Q:
+        if value not in self.hours:
+            return NOTHING
+        since = database.clock(using) - timedelta(hours=self.hours[value])
+        ended = Q(finished_at__isnull=False, finished_at__gte=since)
+        return of_any_rule(using, "finished_at IS NOT NULL") & ended
+
+
+def of_any_rule(using: str, where: str) -> Q:
+    """The rules that such attempts have, each: indexes begin by the rule. `where`: SQL."""
+    table = CallAttempt._meta.db_table
+    rules = database.distinct_next(
+        using, table, "rule", where, [], after="", down=False, count=RULES
+    )
+    return Q(rule__in=rules) if len(rules) < RULES else Q()
