@@ -9,7 +9,6 @@ Names rules and limits; never a key, a call or a secret.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,15 +17,12 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 
-from callqueue import database, states, tables
+from callqueue import states, tables
 from callqueue.database import from_us
-from callqueue.execution.judging import rate_limit_headers
 from callqueue.history import sums
 from callqueue.history.sums import Sums
 from callqueue.look import Look, RuleLook, alive, look
 from callqueue.look.limits import LimitLook
-
-SAID_LATELY = timedelta(minutes=10)  # for which a provider's word on what is left is shown
 
 Value = float | None  # None: there is none, and no sample
 
@@ -120,8 +116,6 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
     for name, status in KEPT.items():
         text = "Calls that ended so and wait for a decision"
         yield _gauge(name, text, {(rule,): kept.get((rule, status), 0) for rule in names}, "rule")
-    text = "What the provider said is left of its limit, in its last answer"
-    yield _gauge("provider_remaining", text, _left_at_providers(using, seen), "rule")
     text = "Since the last sign of life of any dispenser"
     silent = alive.silence_s(seen.signs, from_us(seen.now))
     yield _gauge("dispenser_silent_seconds", text, {(): silent})
@@ -155,25 +149,6 @@ def _kept(using: str, names: Iterable[str]) -> dict[tuple[str, int], int]:
     rows = tables.calls(using).filter(rule__in=names, status__in=KEPT.values()).order_by()
     counted = rows.values_list("rule", "status").annotate(Count("pk"))
     return {(rule, status): count for rule, status, count in counted}
-
-
-def _left_at_providers(using: str, seen: Look) -> dict[tuple[str, ...], Value]:
-    """Of rules whose newest answer says what is left of the provider's limit: that count. Reads an
-    index entry of each rule.
-    """
-    now = from_us(seen.now)
-    since = database.as_parameter(using, now - SAID_LATELY)
-    newest = (
-        f"SELECT id FROM (SELECT id FROM {tables.name(using, 'CallAttempt')} "
-        "WHERE rule = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT 1) AS newest"
-    )
-    selects = [(newest, (rule.name, since)) for rule in seen.rules]
-    ids = [pk for (pk,) in database.of_each(using, selects)]
-    answers = tables.attempts(using).filter(pk__in=ids).order_by("rule")
-    return {
-        (rule,): rate_limit_headers(headers or {}, now=now, max_hold=0.0).remaining
-        for rule, headers in answers.values_list("rule", "response_headers")
-    }
 
 
 def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], Value], *labels: str) -> Any:

@@ -1,8 +1,7 @@
 """What may be done to the calls that are selected in the list: requeue, cancel.
 
-One page says what would be done, and asks. What takes long is done in steps of a few seconds, each
-a request: its page says how far it is, and goes on by itself, or by a button where there are no
-scripts. How far it is stands in the page's form, signed.
+One page says what would be done, and asks. One request works for some seconds: of more calls than
+that, it says that some are left.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.core import signing
 from django.core.exceptions import EmptyResultSet
 from django.db import router
 from django.db.models import QuerySet
@@ -42,28 +40,8 @@ LISTED = 30  # rules and statuses that the page names
 LOOKED_AT = 1000  # calls whose reasons are looked at
 NAMED = 5  # of these that the page names
 LOGGED = 1000  # calls that get a log entry each; of more there is one for each batch
-STEP = 2.0  # seconds that one request works; then its page says how far it is, and goes on
+WORKS_S = 10.0  # seconds that one request works; servers give up a request after 30
 REQUEUE, CANCEL = "requeue_calls", "cancel_calls"
-
-
-class Job(NamedTuple):
-    """How far an action is: it looks at calls numbered after `last`, up to `until`."""
-
-    until: int
-    able: int = 0
-    last: int = 0
-    changed: int = 0
-    left: int = 0
-
-    @property
-    def signed(self) -> str:
-        """For a form to bring back."""
-        return signing.dumps(self, salt=__name__)
-
-    @property
-    def seen(self) -> int:
-        """How many calls were looked at; for a bar."""
-        return min(self.changed + self.left, self.able)
 
 
 class CallActions(CallPermissions):
@@ -118,39 +96,44 @@ class CallActions(CallPermissions):
         choice = request.POST.get("confirm")
         if choice is None:
             return self._ask(request, calls, action, form)
-        return self._step(request, calls, action, {**form, "choice": choice})
+        self._work(request, calls, action, choice)
+        return None
 
-    def _step(
-        self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, form: dict[str, Any]
-    ) -> HttpResponse | None:
-        """Go on with what was confirmed, for STEP seconds; None once it is done."""
-        job, began = _job_of(request) or Job(_newest(calls.db)), time.monotonic()
+    def _work(
+        self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, choice: str
+    ) -> None:
+        """Do what was confirmed, for WORKS_S seconds, with the calls that were there when it was
+        asked.
+        """
+        until, began = request.POST.get("until", ""), time.monotonic()
         move, word = Move.CANCEL, _("Cancelled")
         if action == REQUEUE:
-            is_safe = form["choice"] == "safe"
+            is_safe = choice == "safe"
             move, word = Move.REQUEUE if is_safe else Move.REQUEUE_AGAIN, _("Requeued")
             calls = calls.exclude(status__in=MADE_PERHAPS) if is_safe else calls
-        rest = calls.filter(pk__lte=job.until)
+        rest = calls.filter(pk__lte=int(until) if _is_number(until) else _newest(calls.db))
         log = partial(_log, user_id(request), word)
-        while done := bulk.batch(
-            rest, move, after=job.last, log=partial(log, job.changed >= LOGGED)
+        changed = left = last = 0
+        is_over = False
+        while not is_over and (
+            done := bulk.batch(rest, move, after=last, log=partial(log, changed >= LOGGED))
         ):
-            changed, left = job.changed + done.changed, job.left + done.seen - done.changed
-            job = job._replace(last=done.last, changed=changed, left=left)
-            if time.monotonic() - began > STEP:
-                title = _("Requeueing calls") if action == REQUEUE else _("Cancelling calls")
-                context = {**form, "job": job, "action": action, "shown": words.count(changed)}
-                return self.page(request, "callqueue/acting.html", title, context)
-        self._say(request, job, action)
-        return None
+            last, changed = done.last, changed + done.changed
+            left += done.seen - done.changed
+            is_over = time.monotonic() - began > WORKS_S
+        self._say(request, action, changed, left)
+        if is_over and rest.filter(status__in=move.sources, pk__gt=last).exists():
+            said = _("Some calls are left: choose the action again, or run callqueue_%s.")
+            command = action.partition("_")[0]
+            self.message_user(request, said % command, messages.WARNING)
 
     def _ask(
         self, request: HttpRequest, calls: QuerySet[CallQueue], action: str, form: dict[str, Any]
     ) -> HttpResponse:
         """The page that says which calls these are, and asks."""
         move = Move.REQUEUE_AGAIN if action == REQUEUE else Move.CANCEL
-        job = Job(_newest(calls.db))
-        picked = calls.filter(status__in=move.sources, pk__lte=job.until)
+        until = _newest(calls.db)
+        picked = calls.filter(status__in=move.sources, pk__lte=until)
         counts = _counts(picked)
         able, found = sum(counts.values()), {status for _, status in counts}
         if able > COUNTED:  # what must be asked about is not left to those that were counted
@@ -165,7 +148,8 @@ class CallActions(CallPermissions):
         context = {
             **form,
             "action": action,
-            "job": job._replace(able=able),
+            "until": until,
+            "able": able,
             "counts": [
                 (rule, CallQueue.Status(status).label, words.count(count))
                 for (rule, status), count in counts.most_common(LISTED)
@@ -195,22 +179,21 @@ class CallActions(CallPermissions):
             if name == "q" or self.lookup_allowed(name, text, request)
         ]
 
-    def _say(self, request: HttpRequest, job: Job, action: str) -> None:
+    def _say(self, request: HttpRequest, action: str, count: int, left: int) -> None:
         """What came of it."""
         if action == REQUEUE:
-            changed = ngettext("%d call requeued.", "%d calls requeued.", job.changed)
+            changed = ngettext("%d call requeued.", "%d calls requeued.", count)
         else:
-            changed = ngettext("%d call cancelled.", "%d calls cancelled.", job.changed)
-        level = messages.SUCCESS if job.changed else messages.WARNING
-        self.message_user(request, changed % job.changed, level)
-        if job.left:
-            left = ngettext(
+            changed = ngettext("%d call cancelled.", "%d calls cancelled.", count)
+        self.message_user(request, changed % count, messages.SUCCESS if count else messages.WARNING)
+        if left:
+            said = ngettext(
                 "%d call was left as it is: it has gone on meanwhile, or a worker has begun it.",
                 "%d calls were left as they are: they have gone on meanwhile, or workers have "
                 "begun them.",
-                job.left,
+                left,
             )
-            self.message_user(request, left % job.left, messages.WARNING)
+            self.message_user(request, said % left, messages.WARNING)
 
 
 def _log(
@@ -237,14 +220,6 @@ def _log(
         what %= {"done": word, "status": CallQueue.Status(status).label}
         same = [call for call in calls if before[call.pk] == status]
         LogEntry.objects.log_actions(user_id, same, CHANGE, what)
-
-
-def _job_of(request: HttpRequest) -> Job | None:
-    """How far the form says that it is; None where it says nothing that we have signed."""
-    try:
-        return Job(*signing.loads(request.POST.get("job", ""), salt=__name__))
-    except signing.BadSignature:
-        return None
 
 
 def _is_number(text: str) -> bool:

@@ -10,7 +10,7 @@ or write to somebody else by editing. Pure but for `save`.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,8 +34,7 @@ FREE = {  # what of a call's params may be edited, where that is not all but a U
     "celery_task": ("args", "kwargs"),
     "django_task": ("args", "kwargs"),
 }
-NAMED = 20  # changed paths that the log names
-PATH = 100  # characters of each
+NAMED = 20  # changed params that the log names
 
 
 def shown(call_data: Any) -> Any:
@@ -69,7 +68,7 @@ def read(text: str, stored: Any) -> Any:
 
 
 def save(call: CallQueue, call_data: Any) -> str:
-    """Give the call this request and requeue it; the paths that changed. CallQueueError says what
+    """Give the call this request and requeue it; the params that changed. CallQueueError says what
     is wrong, as `send` does.
 
     A changed request gets an idempotency key of its own: an API would take the old key for the old
@@ -191,24 +190,9 @@ def _differs(one: Any, other: Any) -> bool:
 
 
 def _changed(before: Any, after: Any) -> str:
-    """The paths that differ, never a value; empty where none does."""
-    paths = sorted(_differing(before, after, ""))
-    named = [path if len(path) <= PATH else f"{path[:PATH]}…" for path in paths[:NAMED]]
-    return ", ".join([*named, "…"] if len(paths) > NAMED else named)
-
-
-def _differing(before: Any, after: Any, path: str) -> Iterator[str]:
-    if not _differs(before, after):
-        return
-    if not (isinstance(before, dict) and isinstance(after, dict)):
-        yield path or "call_data"
-        return
-    none, found = object(), False
-    for name in dict.fromkeys([*before, *after]):
-        # a name may tell of somebody, and the log is in clear
-        own = f"{path}.{name if is_plain(name) else '[…]'}".lstrip(".")
-        for place in _differing(before.get(name, none), after.get(name, none), own):
-            found = True
-            yield place
-    if not found:  # their order differs
-        yield path or "call_data"
+    """The params that differ, by name, never a value; empty where none does."""
+    old, new = before["params"], after["params"]
+    differ = [n for n in dict.fromkeys([*old, *new]) if _differs(old.get(n), new.get(n))]
+    # a name may tell of somebody, and the log is in clear
+    named = [f"params.{name}" if is_plain(name) else "params.[…]" for name in differ[:NAMED]]
+    return ", ".join([*named, "…"] if len(differ) > NAMED else named)

@@ -191,15 +191,11 @@ def test_all_unknown_calls_are_requeued_after_one_question(
     assert CallQueue.objects.unknown().count() == 0
 
 
-def test_an_action_that_takes_long_goes_on_by_itself_to_its_end(
-    logged_in: Any, site: str, scene: Any, wait: Wait, monkeypatch: pytest.MonkeyPatch
+def test_all_that_match_are_chosen_and_requeued(
+    logged_in: Any, site: str, scene: Any, wait: Wait
 ) -> None:
-    from callqueue.admin import call_actions
-    from callqueue.control import bulk
     from callqueue.models import CallQueue
 
-    monkeypatch.setattr(call_actions, "STEP", -1.0)
-    monkeypatch.setattr(bulk, "BATCH", 30)
     scene.play()
     count = CallQueue.objects.failed().count()
     assert count > 60

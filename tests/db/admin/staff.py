@@ -67,16 +67,14 @@ def do(client: Client, action: str, *calls: CallQueue, **more: Any) -> Any:
 
 
 def answer(client: Client, asked: Any, **more: str) -> Any:
-    """Send the form of a page that asks, or that is to go on, by its first button; `more` is
-    filled in.
-    """
+    """Send the form of a page that asks by its first button; `more` is filled in."""
     text = text_of(asked).partition('<div id="content-main"')[2]
     fields: dict[str, Any] = {}
     for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text):
         fields.setdefault(name, []).append(value)
     fields |= dict(re.findall(r'<button type="submit" name="(\w+)" value="(\w+)"', text)[:1])
     to = re.search(r'<form method="post" action="([^"]+)"', text)
-    assert to and "job" in fields, "there is no form"
+    assert to and "until" in fields, "there is no form"
     return client.post(html.unescape(to[1]), {**fields, **more}, follow=True)
 
 

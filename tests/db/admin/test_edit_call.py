@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from callqueue import Rule
 from callqueue.admin import edit_call
-from callqueue.admin.edit_call import _changed
 from callqueue.handlers import BUILT_IN
 from callqueue.models import CallQueue
 from callqueue.security.secrets import Secret
@@ -65,7 +64,7 @@ def test_an_edited_call_keeps_what_was_not_shown(with_secret: None, root: Client
     expected["params"]["json"]["of"]["n"] = 5
     assert fresh.call_data == expected
     assert fresh.idempotency_key != call.idempotency_key
-    changed = "params.headers.X-Plain, params.json.of.n"
+    changed = "params.headers, params.json"
     assert (
         LogEntry.objects.get().change_message
         == f"Edited and requeued. Status before: failed. Changed: {changed}."
@@ -270,15 +269,15 @@ def test_an_edit_never_makes_another_kind_of_call(
     ("method", "name", "value", "path"),
     [
         ("get", "url", "https://vendor.example/v2?page=2", "params.url"),
-        ("get", "params", {"page": True}, "params.params.page"),
+        ("get", "params", {"page": True}, "params.params"),
         ("get", "json", {"a": 1}, "params.json"),
         ("send_email", "message", "Many thanks", "params.message"),
         ("celery_task", "args", [2], "params.args"),
-        ("celery_task", "kwargs", {"fast": 1}, "params.kwargs.fast"),
+        ("celery_task", "kwargs", {"fast": 1}, "params.kwargs"),
         ("django_task", "args", [2, 3], "params.args"),
     ],
 )
-def test_the_rest_of_a_call_may_be_edited_and_the_log_names_its_path(
+def test_the_rest_of_a_call_may_be_edited_and_the_log_names_it(
     rules: Rules, root: Client, method: str, name: str, value: Any, path: str
 ) -> None:
     rules(default=Rule())
@@ -375,23 +374,20 @@ def test_what_only_a_handler_understands_is_not_edited_where_something_is_hidden
 
 
 def test_the_log_of_an_edit_is_short_and_holds_no_value(rules: Rules, root: Client) -> None:
-    rules(default=Rule())
-    body = {f"name{i}\n\x1b[2J": f"v4lue-{i}" for i in range(30)} | {"n" * 500: "v4lue"}
-    call = stored("post", {"url": "https://vendor.example/", "json": body})
-    edit(root, call, lambda data: put("json", dict.fromkeys(body, "0ther"))(data))
+    """And no name that tells of somebody."""
+    rules({"HANDLERS": {"own": f"{__name__}.page_of"}}, default=Rule())
+    params = {f"name{i}": f"v4lue-{i}" for i in range(30)}
+    params = {"zero.patient@clinic.example": "v4lue", "n\n\x1b[2J": "v4lue", **params}
+    edit(root, stored("own", params), lambda data: {**data, "params": dict.fromkeys(params, "0")})
     said = LogEntry.objects.get().change_message
     assert said.isprintable()
-    assert len(said) < 3000
-    assert "v4lue" not in said
-    assert "0ther" not in said
+    assert said.endswith(
+        "Changed: params.[…], params.[…], "
+        + ", ".join(f"params.name{i}" for i in range(18))
+        + ", …."
+    )
 
 
 def test_every_method_that_comes_with_the_app_says_what_an_edit_may_change() -> None:
     """Without a row, all of its params may."""
     assert set(BUILT_IN) == set(edit_call.FREE)
-
-
-def test_the_log_names_no_field_whose_name_tells_of_somebody() -> None:
-    before = {"params": {"json": {"zero.patient@clinic.example": 1, "to": 1, "a b": 1}}}
-    after = {"params": {"json": {"zero.patient@clinic.example": 2, "to": 2, "a b": 2}}}
-    assert _changed(before, after) == "params.json.[…], params.json.[…], params.json.to"

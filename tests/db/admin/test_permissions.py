@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
 
-from django.contrib.admin.models import LogEntry
-from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
@@ -19,8 +16,6 @@ from tests.db.admin.staff import (
     CHANGELIST,
     DASHBOARD,
     act,
-    do,
-    edit,
     ended,
     log_in,
     page_of,
@@ -32,64 +27,17 @@ Rules = Callable[..., None]
 Status = CallQueue.Status
 
 
-def test_staff_who_may_view_see_everything_and_can_do_nothing(rules: Rules) -> None:
-    viewer = log_in("view_callqueue")
-    failed, waiting = ended(Status.FAILED), send()
+def test_staff_who_may_only_view_are_offered_nothing(rules: Rules) -> None:
+    """That they can do nothing, whatever they send, is tried at every address in tests/attacks."""
+    viewer, failed = log_in("view_callqueue"), ended(Status.FAILED)
     for path in (reverse(CHANGELIST), page_of(failed), reverse(DASHBOARD)):
-        response = viewer.get(path)
-        assert response.status_code == 200
-        main = text_of(response).partition('id="content-main"')[2]
+        main = text_of(viewer.get(path)).partition('id="content-main"')[2]
         assert not re.search(r'<form[^>]*method="post"[^>]*action="[^"]*callqueue', main)
         assert 'name="action"' not in main
-    do(viewer, "requeue_calls", failed)
-    do(viewer, "cancel_calls", waiting)
-    do(viewer, "delete_selected", waiting, post="yes")
-    for name, call in (("requeue", failed), ("cancel", waiting), ("edit", failed)):
-        assert (
-            viewer.post(reverse(f"admin:callqueue_callqueue_{name}", args=[call.pk])).status_code
-            == 403
-        )
-    assert viewer.post(reverse(DASHBOARD), {"do": "pause", "rule": "default"}).status_code == 403
-    assert (
-        viewer.post(
-            reverse("admin:callqueue_callqueue_delete", args=[failed.pk]), {"post": "yes"}
-        ).status_code
-        == 403
-    )
-    assert dict(CallQueue.objects.values_list("pk", "status")) == {
-        failed.pk: Status.FAILED,
-        waiting.pk: Status.NEW,
-    }
-    assert not Hold.objects.exists()
-    assert not LogEntry.objects.exists()
-
-
-def test_each_permission_allows_its_own_act_and_no_other(rules: Rules) -> None:
-    requeuer, canceller = (
-        log_in("view_callqueue", "requeue_call"),
-        log_in("view_callqueue", "cancel_call"),
-    )
-    editor = log_in("view_callqueue", "edit_call")
-    failed, waiting = ended(Status.FAILED), send()
     editing = reverse("admin:callqueue_callqueue_edit", args=[failed.pk])
-    for client in (requeuer, canceller):
-        assert client.get(editing).status_code == 403
-        assert client.post(editing, {"call_data": json.dumps(failed.call_data)}).status_code == 403
-        assert editing not in text_of(client.get(page_of(failed)))
-    assert editing in text_of(editor.get(page_of(failed)))
-    do(editor, "requeue_calls", failed)
-    do(editor, "cancel_calls", waiting)
-    do(canceller, "requeue_calls", failed)
-    do(requeuer, "cancel_calls", waiting)
-    assert CallQueue.objects.get(pk=failed.pk).status == Status.FAILED
-    assert CallQueue.objects.get(pk=waiting.pk).status == Status.NEW
-    do(requeuer, "requeue_calls", failed)
-    do(canceller, "cancel_calls", waiting)
-    assert CallQueue.objects.get(pk=failed.pk).status == Status.NEW
-    assert CallQueue.objects.get(pk=waiting.pk).status == Status.CANCELLED
-    again = ended(Status.FAILED)
-    edit(editor, again, lambda data: None)
-    assert CallQueue.objects.get(pk=again.pk).status == Status.NEW
+    for permission, is_offered in (("edit_call", True), ("requeue_call", False)):
+        client = log_in("view_callqueue", permission)
+        assert (editing in text_of(client.get(page_of(failed)))) == is_offered
 
 
 def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_holds(
@@ -141,16 +89,3 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
     history = "What was done"
     assert history in text_of(root.get(rule_url("pay")))
     assert history not in text_of(viewer.get(rule_url("pay")))
-
-
-def test_staff_without_permissions_see_nothing(rules: Rules) -> None:
-    call = send()
-    nobody = log_in()
-    for path in (
-        reverse(CHANGELIST),
-        page_of(call),
-        reverse(DASHBOARD),
-        rule_url("default"),
-    ):
-        assert nobody.get(path).status_code == 403
-    assert Client().get(reverse(DASHBOARD)).status_code == 302
