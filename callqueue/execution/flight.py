@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -62,13 +62,14 @@ class Message:
 
 class Flight:
     """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
-    All but `board` and `land` is done by its own thread.
+    All but `board`, `take_off` and `land` is done by its own thread.
     """
 
     def __init__(self, using: str, most: Callable[[], int]) -> None:
         self.using, self.most, self.pid = using, most, os.getpid()
         self.bell: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.boarding: list[Message] = []
+        self.begun: deque[list[Job]] = deque()  # handed over, and not under way yet
         self.batches: list[Batch] = []
         # those that may have news, in order: a slow answer costs no looks
         self.live: dict[Batch, None] = {}
@@ -95,6 +96,20 @@ class Flight:
             self._void(message)
             raise
         return message
+
+    def take_off(self, jobs: Sequence[Job]) -> None:
+        """Hand over jobs that this process has begun, whatever their methods; returns at once. Room
+        for them is the caller's to see to: see `room`.
+        """
+        with self.landing:
+            self.landed.clear()
+            self.begun.append(list(jobs))
+        self.bell.put(None)
+
+    def room(self) -> int:
+        """How many more calls may be handed over now."""
+        waiting = sum(map(len, list(self.begun)))
+        return 0 if starvation.pause.is_on else max(0, self.most() - self._count() - waiting)
 
     def _leave(self, message: Message, seconds: float | None) -> None:
         """Begin no more of it. What its task was to make, and does not know of, is given back."""
@@ -125,6 +140,8 @@ class Flight:
         self._wait()
         self._record(self._ended())
         self.batches = [batch for batch in self.batches if not batch.is_over]
+        while self.begun:
+            self._launch(self.begun.popleft())
         self._begin_waiting()
         self._settle()
         if self.batches and time.monotonic() - self.told >= TELL:
@@ -134,7 +151,7 @@ class Flight:
 
     def _wait(self) -> None:
         is_restless = self.live or any(map(self._may_go_on, self.boarding))
-        is_waited_for = self.batches or self.boarding
+        is_waited_for = self.batches or self.boarding or self.begun
         timeout = STALL if is_restless else TELL if is_waited_for else IDLE_SECONDS
         with suppress(queue.Empty):
             self._hear(self._next(timeout, is_idle=not is_waited_for))
@@ -206,17 +223,22 @@ class Flight:
             message.queue = begun[0].queue if begun else message.queue
             self._start(message, begun)
 
-    def _start(self, message: Message, jobs: Iterable[Job]) -> None:
+    def _start(self, message: Message, jobs: Sequence[Job]) -> None:
         """Send HTTP calls on their way, and leave the others to the message's task."""
+        flown = [job for job in jobs if job.unfit is not None or job.method in HTTP_METHODS]
+        here = [job for job in jobs if job.unfit is None and job.method not in HTTP_METHODS]
+        message.here += here
+        self._launch(flown)
+
+    def _launch(self, jobs: Sequence[Job]) -> None:
+        """Send jobs on their way, and record those that cannot be made any more."""
         sound = [job for job in jobs if job.unfit is None]
-        wired = [job for job in sound if job.method in HTTP_METHODS]
-        message.here += [job for job in sound if job.method not in HTTP_METHODS]
-        if wired:
+        if sound:
             make = telemetry.traced(request.make)
-            batch = Batch(wired, make, self.bell)
+            batch = Batch(sound, make, self.bell)
             self.batches.append(batch)
             self.live[batch] = None
-            batch.begin(_threads_for(wired))
+            batch.begin(_threads_for(sound))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 
     def _settle(self) -> None:
@@ -235,7 +257,7 @@ class Flight:
                 self._void(message)
             message.settled.set()
         with self.landing:
-            if not self.batches and not self.boarding:
+            if not self.batches and not self.boarding and not self.begun:
                 self.landed.set()
 
     @staticmethod

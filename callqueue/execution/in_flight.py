@@ -41,7 +41,7 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
     of the task is given back, and so is all where the process has no thread for its calls.
     """
     try:
-        flight = _flight(using)
+        flight = flight_of(using)
     except (RuntimeError, MemoryError) as error:
         starvation.pause.begin(str(error))
         with database.kept_connection(using):
@@ -109,7 +109,7 @@ def most() -> int:
     return int(min(wanted, starvation.most(), flight.most()))
 
 
-def _flight(using: str) -> Flight:
+def flight_of(using: str) -> Flight:
     """This process's flight; a forked child has one of its own."""
     with _lock:
         flight = _flights.get(using)

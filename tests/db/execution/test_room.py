@@ -12,7 +12,7 @@ import pytest
 
 from callqueue import Rule, SlidingWindow
 from callqueue.database.connections import kept as kept_connections
-from callqueue.execution import in_flight
+from callqueue.execution import claim, in_flight
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
 from tests.support.behaviour import Vendor, release, send
@@ -110,3 +110,21 @@ def test_what_room_is_soon_found_for_stays(remote: Vendor, monkeypatch: pytest.M
         assert pool.submit(in_flight.take, "default", ids, make_api_call).result(20) == 40
     in_flight.land(seconds=20)
     assert CallQueue.objects.done().count() == 40
+
+
+def test_jobs_that_are_begun_already_take_off(remote: Vendor) -> None:
+    """A process that releases calls may make them itself; what cannot be made is recorded too."""
+    slow, ids = Slow(remote), _released(2)
+    jobs = claim.begin("default", ids)
+    jobs[1].unfit = "no more"
+    flight = in_flight.flight_of("default")
+    assert flight.room() == ROOM
+    flight.take_off(jobs)
+    while not CallQueue.objects.failed().exists():
+        threading.Event().wait(0.01)
+    assert flight.room() == ROOM - 1
+    assert not flight.landed.is_set()
+    slow.answers.set()
+    in_flight.land(seconds=20)
+    assert CallQueue.objects.done().count() == 1
+    assert flight.room() == ROOM
