@@ -26,15 +26,17 @@ _dispensers: dict[str, Dispenser] = {}
     serializer="json",
     max_retries=0,
 )
-def make_api_call(attempt_ids: Sequence[int] | int, using: str = "default", **newer: Any) -> int:
-    """Make the calls of these attempts; the count of those that this worker began. What a newer
-    release adds is ignored.
+def make_api_call(
+    attempt_ids: Sequence[int] | int, using: str = "default", here: bool = False, **newer: Any
+) -> int:
+    """Make the calls of these attempts; the count of those that this worker began. `here`: none of
+    them is an HTTP call, and this task makes them itself. What a newer release adds is ignored.
     """
     ids = _ids([attempt_ids] if isinstance(attempt_ids, int) else attempt_ids)
     request = make_api_call.request
     if request.is_eager or request.called_directly:
         return executor.execute(using, ids)
-    return in_flight.take(using, ids, make_api_call)
+    return (in_flight.make_here if here else in_flight.take)(using, ids, make_api_call)
 
 
 def _ids(given: Sequence[Any]) -> list[int]:

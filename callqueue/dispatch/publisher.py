@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from celery import current_app
 
@@ -47,12 +48,17 @@ def pack(released: Iterable[Released]) -> list[Message]:
         # what waits for its slot does so side by side; what waits for a worker wants no second
         spread = 1 if waits else SPREAD
         size = 1 if alone else max(1, min(MESSAGE_SIZE, -(-len(ids) // spread)))
-        packed += [(queue, ids[i : i + size]) for i in range(0, len(ids), size)]
+        kind = Here if alone else list
+        packed += [(queue, kind(ids[i : i + size])) for i in range(0, len(ids), size)]
     return packed
 
 
 def _kind(released: Released) -> tuple[str, bool, bool]:
     return released.queue, released.method not in HTTP_METHODS, released.waits
+
+
+class Here(list[int]):
+    """The id of an attempt that the message's task makes itself, since it is no HTTP call."""
 
 
 class BrokerAway(Exception):
@@ -63,13 +69,12 @@ def publish(using: str, batch: Sequence[Message]) -> None:
     """Send the messages. BrokerAway where the broker refuses one: the rest is undone."""
     task = current_app.tasks[MAKE_API_CALL]
     for position, (queue, ids) in enumerate(batch):
+        options = {**_options(using), **({"here": True} if isinstance(ids, Here) else {})}
         try:
             if current_app.conf.task_always_eager:
-                task.apply_async((ids,), _options(using))
+                task.apply_async((ids,), options)
                 continue
-            broker.send(
-                task, (ids,), _options(using), queue=queue, lasts=conf.current().release_lease
-            )
+            broker.send(task, (ids,), options, queue=queue, lasts=conf.current().release_lease)
         except Exception as error:
             why = broker.why_away(current_app, error)
             events.emit("publish_failed", queue=queue, messages=len(batch) - position, error=why)
@@ -89,7 +94,7 @@ def ask_to_recover(using: str, queues: Iterable[str]) -> None:
             return
 
 
-def _options(using: str) -> dict[str, str]:
+def _options(using: str) -> dict[str, Any]:
     return {} if using == "default" else {"using": using}
 
 

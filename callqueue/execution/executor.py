@@ -1,9 +1,9 @@
 """Makes calls in this thread, one after the other: claim, make, record.
 
-In: the ids of released attempts, or the jobs that this thread has begun. Out: their ends, in the
-database. Here run the calls that are not HTTP, and all calls of tasks that run eagerly and of the
-testing kit; a worker's HTTP calls are made by its flight. An attempt is begun by one worker only,
-and what a worker records counts only while the attempt is still its own. Never retries by itself.
+In: the ids of released attempts. Out: their ends, in the database. Here run the calls that are not
+HTTP, and all calls of tasks that run eagerly and of the testing kit; a worker's HTTP calls are made
+by its flight. An attempt is begun by one worker only, and what a worker records counts only while
+the attempt is still its own. Never retries by itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from callqueue.transitions import Job, Result
 LOCKED = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between looks at attempts that somebody has locked
 
 
-def execute(using: str, attempt_ids: Sequence[int], begun: Sequence[Job] | None = None) -> int:
-    """Make the calls of these attempts, those that are still to be begun or are `begun` for this
-    thread; the count of them, once all are recorded.
+def execute(using: str, attempt_ids: Sequence[int]) -> int:
+    """Make the calls of these attempts, those that are still to be begun; the count of them, once
+    all are recorded.
 
     Whatever is raised in this thread, what has been sent is recorded and what has not is given
     back; then it is raised again.
     """
-    message = _Message(using, attempt_ids, begun)
+    message = _Message(using, attempt_ids)
     try:
         return message.make()
     except BaseException as struck:
@@ -43,15 +43,14 @@ def execute(using: str, attempt_ids: Sequence[int], begun: Sequence[Job] | None 
 class _Message:
     """The calls of one message, and the results that are still to be recorded."""
 
-    def __init__(self, using: str, attempt_ids: Sequence[int], begun: Sequence[Job] | None) -> None:
+    def __init__(self, using: str, attempt_ids: Sequence[int]) -> None:
         self.using, self.attempt_ids, self.worker = using, attempt_ids, claim.name_worker()
-        self.jobs = begun
+        self.jobs: list[Job] | None = None
         self.owed: list[Result] = []
 
     def make(self) -> int:
         """Begin, make and record them; the count of those begun."""
-        if self.jobs is None:
-            self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
+        self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
         make = telemetry.traced(request.make)
         self._record([judging.unfit(job) for job in self.jobs if job.unfit is not None])
         for job in self.jobs:

@@ -1,15 +1,15 @@
 """The flight: the thread of a process that begins, looks after and records its HTTP calls, however
 many messages they came in; and the threads that make them.
 
-In: messages that board. Out: the ends of their calls, in the database. It alone uses the database
-for them, so a process has one connection for its calls, whatever its pool. What is not HTTP is
-begun here, and left to the message's task. Never has more calls under way than it may.
+In: messages that board, and jobs that are begun already. Out: the ends of their calls, in the
+database. It alone uses the database for them, so a process has one connection for its calls,
+whatever its pool. Never has more calls under way than it may.
 
-The calls of a message run side by side, in as few threads as keep them moving. A thread costs more
-than a fast call, so the first does one call after the other; another joins when nothing has ended
-for a few milliseconds, and where calls are known to be slow all have a thread from the start. What
-has ended is handed over soon: the limits wait for it. A thread ends when no job is left, and so
-does a connection to a database that a hook opened in it.
+Calls run side by side, in as few threads as keep them moving. A thread costs more than a fast call,
+so one does call after call; another joins when nothing has ended for a few milliseconds, and where
+calls are known to be slow all have a thread from the start. What has ended is handed over soon: the
+limits wait for it. A thread without a job is kept for a moment; a connection to a database that a
+hook opened in it is not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -28,7 +28,6 @@ from callqueue import clocks, database, events, telemetry, transitions
 from callqueue.execution import claim, judging, recorder, request, starvation, telling, wire
 from callqueue.execution.connection import IDLE_SECONDS
 from callqueue.execution.telling import TELL
-from callqueue.handlers import HTTP_METHODS
 from callqueue.transitions import Job, Result
 
 RECORDED = 2.0  # seconds past the last lease that a process which leaves waits for the last record
@@ -40,6 +39,17 @@ SOON = 0.02  # seconds within which the calls of a message should all be sent, t
 OWN = 0.002
 # seconds for which a message waits for room before what is left of it goes on to another process
 HELD = 0.03
+STALL = 0.003  # seconds without an end after which another thread joins
+# seconds without an end after which what has ended is handed over, when all jobs are begun
+QUIET = 0.004
+AGE = 0.012  # seconds after which what has ended is handed over in any case
+# seconds after which it is while jobs are still to begin: fast calls are best recorded together
+PENDING_AGE = 0.05
+LINGER = 1.0  # seconds for which a thread without a job is kept
+UNSERVED_S = 1.0  # seconds after which a job that no thread can be had for is handed back
+# seconds between two lines that say that there are no more threads, and for which that is believed
+MINUTE = 60.0
+NAME = "callqueue-calls"  # of each thread that makes calls
 UNSERVED = "nothing was sent: this worker's process may have no more threads"
 
 T = TypeVar("T")
@@ -54,46 +64,48 @@ class Message:
         self.left: list[int] = []  # those for which there was no room: others may have some
         self.queue = ""  # that it came by, once one of them was begun
         self.moved = 0.0  # when one was begun last, in monotonic seconds
-        self.here: list[Job] = []  # what its task makes
         self.error: Exception | None = None
         self.is_left = False  # its task went away
         self.settled = threading.Event()
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a part of it was begun here, and the rest may be begun elsewhere."""
+        return bool(self.waiting and self.count)
+
 
 class Flight:
     """What this process has in flight; `most` says how many calls may be, 0 where the process goes.
-    All but `board`, `take_off` and `land` is done by its own thread.
+
+    Whoever calls its public methods puts something into its inbox: a message that boards, jobs that
+    take off, an event to be set when nothing is in flight, or None, for a look. All else is done by
+    its own thread.
     """
 
     def __init__(self, using: str, most: Callable[[], int]) -> None:
         self.using, self.most, self.pid = using, most, os.getpid()
-        self.bell: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Message | list[Job] | threading.Event | None]
+        self.inbox = queue.SimpleQueue()
         self.boarding: list[Message] = []
-        self.begun: deque[list[Job]] = deque()  # handed over, and not under way yet
-        self.batches: list[Batch] = []
-        # those that may have news, in order: a slow answer costs no looks
-        self.live: dict[Batch, None] = {}
+        self.landings: list[threading.Event] = []
+        self.under_way: dict[int, Job] = {}  # by attempt, until it is taken to be recorded
+        self.crew = Crew(lambda job: telemetry.traced(request.make)(job), self._ring)
+        self.is_watching = True  # it looks every few milliseconds, without being rung for
+        self.seen, self.first, self.last, self.moved = 0, 0.0, 0.0, 0.0
         self.told = 0.0  # when the ledger was told last, in monotonic seconds
-        self.landed = threading.Event()
-        self.landing = threading.Lock()  # whether it has landed is decided by one at a time
-        thread = threading.Thread(target=self._fly, name="callqueue-flight", daemon=True)
-        thread.start()
+        threading.Thread(target=self._fly, name="callqueue-flight", daemon=True).start()
 
     def board(self, attempt_ids: Sequence[int], seconds: float | None) -> Message:
         """Hand over attempts, and wait until they are under way and there is room for more, or it
-        shows that there is none for some of them.
+        shows that there is none for some of them. After so many seconds no more are begun.
         """
         message = Message(attempt_ids)
-        with self.landing:
-            self.landed.clear()
-            self.boarding.append(message)
-        self.bell.put(None)
+        self.inbox.put(message)
         try:
             if not message.settled.wait(seconds):
                 self._leave(message, seconds)
         except BaseException:  # a time limit strikes the task, or the process ends
             self._leave(message, LEAVING)
-            self._void(message)
             raise
         return message
 
@@ -101,29 +113,36 @@ class Flight:
         """Hand over jobs that this process has begun, whatever their methods; returns at once. Room
         for them is the caller's to see to: see `room`.
         """
-        with self.landing:
-            self.landed.clear()
-            self.begun.append(list(jobs))
-        self.bell.put(None)
+        self.under_way.update((job.attempt_id, job) for job in jobs if job.unfit is None)
+        self.inbox.put(list(jobs))
 
     def room(self) -> int:
-        """How many more calls may be handed over now."""
-        waiting = sum(map(len, list(self.begun)))
-        return 0 if starvation.pause.is_on else max(0, self.most() - self._count() - waiting)
-
-    def _leave(self, message: Message, seconds: float | None) -> None:
-        """Begin no more of it. What its task was to make, and does not know of, is given back."""
-        message.is_left = True
-        self.bell.put(None)
-        message.settled.wait(seconds)
+        """How many more calls there is room for now; none for a while where this process lacks what
+        they need.
+        """
+        most = min(self.most(), self.crew.most())
+        return 0 if starvation.pause.is_on else int(max(0, most - len(self.under_way)))
 
     def land(self, *, seconds: float | None) -> None:
         """Wait until nothing is in flight, or nothing can be any more."""
+        landed = threading.Event()
+        self.inbox.put(landed)
         now = latest = clocks.monotonic()
         end = now + (math.inf if seconds is None else seconds)
-        while not self.landed.wait(TELL) and now < min(end, latest + RECORDED):
-            leases = [job.lease_ends for batch in list(self.batches) for job in batch.jobs]
+        while not landed.wait(TELL) and now < min(end, latest + RECORDED):
+            leases = [job.lease_ends for job in list(self.under_way.values())]
             now, latest = clocks.monotonic(), max([latest, *leases])
+
+    def _leave(self, message: Message, seconds: float | None) -> None:
+        """Begin no more of it."""
+        message.is_left = True
+        self.inbox.put(None)
+        message.settled.wait(seconds)
+
+    def _ring(self) -> None:
+        """What a thread does that has no job left: waking costs, so no end does."""
+        if not self.is_watching or len(self.crew.ended) >= len(self.under_way):
+            self.inbox.put(None)
 
     # --- What its thread does
 
@@ -139,53 +158,63 @@ class Flight:
         """Wait for news; record what has ended, begin what has room, and look after the rest."""
         self._wait()
         self._record(self._ended())
-        self.batches = [batch for batch in self.batches if not batch.is_over]
-        while self.begun:
-            self._launch(self.begun.popleft())
         self._begin_waiting()
         self._settle()
-        if self.batches and time.monotonic() - self.told >= TELL:
+        if self.under_way and time.monotonic() - self.told >= TELL:
             self.told = time.monotonic()
-            if self._connected(lambda: telling.tell(self.using, self._under_way())) is None:
+            ended = {job.attempt_id for job, _ in list(self.crew.ended)}
+            open_ = [job for pk, job in list(self.under_way.items()) if pk not in ended]
+            if self._connected(lambda: telling.tell(self.using, open_)) is None:
                 self.told += telling.AWAY
 
     def _wait(self) -> None:
-        is_restless = self.live or any(map(self._may_go_on, self.boarding))
-        is_waited_for = self.batches or self.boarding or self.begun
-        timeout = STALL if is_restless else TELL if is_waited_for else IDLE_SECONDS
-        with suppress(queue.Empty):
-            self._hear(self._next(timeout, is_idle=not is_waited_for))
-            while True:
-                self._hear(self.bell.get_nowait())
-
-    def _next(self, timeout: float, *, is_idle: bool) -> Batch | None:
-        """What rings next. Once nothing has been in flight for a while, connections are closed that
-        no call takes any more: each is a descriptor.
-        """
+        self.is_watching = False
+        has_news = self.crew.pending or self.crew.ended  # after it: whoever sees it does not ring
+        self.is_watching = bool(has_news or any(one.may_go_on for one in self.boarding))
+        is_waited_for = self.under_way or self.boarding
+        timeout = STALL if self.is_watching else TELL if is_waited_for else IDLE_SECONDS
         try:
-            return self.bell.get(timeout=timeout)
+            self._hear(self.inbox.get(timeout=timeout))
         except queue.Empty:
-            if not is_idle:
-                raise
-        wire.close_idle()
-        return self.bell.get()
+            if not is_waited_for:  # for a while: no call takes what is open, and it costs
+                wire.close_idle()
+                self._hear(self.inbox.get())
+        with suppress(queue.Empty):
+            while True:
+                self._hear(self.inbox.get_nowait())
 
-    def _hear(self, batch: Batch | None) -> None:
-        if batch is not None:
-            self.live[batch] = None
+    def _hear(self, what: Message | list[Job] | threading.Event | None) -> None:
+        if isinstance(what, Message):
+            self.boarding.append(what)
+        elif isinstance(what, threading.Event):
+            self.landings.append(what)
+        elif what is not None:
+            self._launch(what)
 
     def _ended(self) -> list[Result]:
-        """What has ended, of all messages together, and is taken herewith."""
-        ended: list[Result] = []
-        for batch in list(self.live):
-            unserved = batch.unserved()
-            batch.ended += [transitions.after_void(job, UNSERVED) for job in unserved]
-            some = batch.look()
-            batch.taken += len(some)
-            ended += some
-            if not batch.is_restless:
-                self.live.pop(batch)  # until a thread of it rings
-        return ended
+        """What has ended, once it is time to hand it over. Where jobs are pending and none has
+        ended of late, another thread joins.
+        """
+        crew, now = self.crew, time.monotonic()
+        if len(crew.ended) > self.seen:
+            self.first = self.first if self.seen else now
+            self.last = self.moved = now
+            self.seen = len(crew.ended)
+        elif crew.pending and now - self.moved >= STALL:
+            crew.join()
+            self.moved = now
+        is_due = (
+            self.seen >= len(self.under_way)
+            or (not crew.pending and now - self.last >= QUIET)
+            or now - self.first >= (PENDING_AGE if crew.pending else AGE)
+        )
+        taken = [crew.ended.popleft() for _ in range(self.seen)] if is_due else []
+        self.seen -= len(taken)
+        results = [result for _, result in taken if result is not None]
+        unserved = crew.unserved()
+        for job in [*(job for job, _ in taken), *unserved]:
+            self.under_way.pop(job.attempt_id, None)
+        return [*results, *(transitions.after_void(job, UNSERVED) for job in unserved)]
 
     def _record(self, results: Sequence[Result]) -> None:
         """Record. What cannot be recorded before its lease ends is left to recovery."""
@@ -200,9 +229,8 @@ class Flight:
     def _begin_waiting(self) -> None:
         """Begin what messages have waiting, as far as there is room, in one statement."""
         wanted: dict[int, Message] = {}
-        most = self.most()
-        room = 0 if starvation.pause.is_on else most - self._count()
-        for message in list(self.boarding):
+        most, room = self.most(), self.room()
+        for message in self.boarding:
             if message.is_left or not most:
                 message.waiting = []
             for pk in message.waiting[: max(0, room - len(wanted))]:
@@ -221,62 +249,30 @@ class Flight:
             message.count += len(begun)
             message.moved = time.monotonic()
             message.queue = begun[0].queue if begun else message.queue
-            self._start(message, begun)
-
-    def _start(self, message: Message, jobs: Sequence[Job]) -> None:
-        """Send HTTP calls on their way, and leave the others to the message's task."""
-        flown = [job for job in jobs if job.unfit is not None or job.method in HTTP_METHODS]
-        here = [job for job in jobs if job.unfit is None and job.method not in HTTP_METHODS]
-        message.here += here
-        self._launch(flown)
+        self._launch(jobs)
 
     def _launch(self, jobs: Sequence[Job]) -> None:
         """Send jobs on their way, and record those that cannot be made any more."""
         sound = [job for job in jobs if job.unfit is None]
-        if sound:
-            make = telemetry.traced(request.make)
-            batch = Batch(sound, make, self.bell)
-            self.batches.append(batch)
-            self.live[batch] = None
-            batch.begin(_threads_for(sound))
+        self.under_way.update((job.attempt_id, job) for job in sound)
+        self.moved = time.monotonic()
+        self.crew.add(sound, _threads_for(sound))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
 
     def _settle(self) -> None:
         """Let the tasks go whose calls are under way, if there is room for others, and those that
-        wait for room in vain. What a task that went away was to make is given back.
+        wait for room in vain; and whoever waits for nothing to be in flight.
         """
-        most = self.most()
-        has_room = not most or (self._count() < most and not starvation.pause.is_on)
+        has_room = not self.most() or self.room() > 0
         for message in list(self.boarding):
-            if self._may_go_on(message) and time.monotonic() - message.moved >= HELD:
+            if message.may_go_on and time.monotonic() - message.moved >= HELD:
                 message.left, message.waiting = message.waiting, []
-            elif message.waiting or not (has_room or message.here or message.is_left):
+            elif message.waiting or not (has_room or message.is_left):
                 continue
             self.boarding.remove(message)
-            if message.is_left:
-                self._void(message)
             message.settled.set()
-        with self.landing:
-            if not self.batches and not self.boarding and not self.begun:
-                self.landed.set()
-
-    @staticmethod
-    def _may_go_on(message: Message) -> bool:
-        """Whether a part of it was begun here, and the rest may be begun elsewhere."""
-        return bool(message.waiting and message.count)
-
-    def _void(self, message: Message) -> None:
-        """Record that what its task was to make was not sent."""
-        left, message.here = message.here, []
-        self._record([transitions.after_void(job, request.LEFT) for job in left])
-
-    def _count(self) -> int:
-        return sum(batch.count - batch.taken - len(batch.raised) for batch in self.batches)
-
-    def _under_way(self) -> list[Job]:
-        """The jobs whose ends are not recorded."""
-        ended = {id(result.job) for batch in self.batches for result in batch.ended}
-        return [job for batch in self.batches for job in batch.jobs if id(job) not in ended]
+        while self.landings and not self.under_way and not self.boarding:
+            self.landings.pop().set()
 
     def _connected(self, work: Callable[[], T]) -> T:
         """What `work` returns, done with the connection that this process keeps."""
@@ -287,7 +283,7 @@ class Flight:
             database.close_all()  # what a listener opened
 
 
-def _threads_for(jobs: Sequence[Job]) -> int:
+def _threads_for(jobs: Collection[Job]) -> int:
     """How many threads begin: one for each call that has an instant of its own, connected and
     waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
     as answers take as long as the last ones.
@@ -297,68 +293,58 @@ def _threads_for(jobs: Sequence[Job]) -> int:
     return len(jobs) - len(untimed) + round(waits / SOON)
 
 
-STALL = 0.003  # seconds without an end after which another thread joins
-# seconds without an end after which what has ended is handed over, when all jobs are begun
-QUIET = 0.004
-AGE = 0.012  # seconds after which what has ended is handed over in any case
-# seconds after which it is while jobs are still to begin: fast calls are best recorded together
-PENDING_AGE = 0.05
-# seconds between two lines that say that there are no more threads, and for which that is believed
-MINUTE = 60.0
-NAME = "callqueue-calls"  # of each thread
-UNSERVED_S = 1.0  # seconds after which a job that no thread can be had for is handed back
-
-
-def most() -> float:
-    """How many jobs this process has threads for, as far as is known: as many as it had when no
-    other was to be had, for a minute.
-    """
-    is_full = time.monotonic() - refusal.at < MINUTE
-    return max(1, refusal.count) if is_full else math.inf
-
-
-class Batch:
-    """The jobs of one message and what came of them. Each thread that leaves puts the batch into
-    `bell`; no end does, since waking costs.
+class Crew:
+    """The threads of a process that make its calls: `pending` jobs in, what has `ended` out, None
+    where `work` raised. `ring` is called by each thread that finds no more to do.
     """
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        work: Callable[[Job], Result],
-        bell: queue.SimpleQueue[Batch | None],
-    ) -> None:
-        self.jobs, self.pending, self.work, self.bell = jobs, deque(jobs), work, bell
-        self.ended: list[Result] = []
-        self.raised: list[BaseException] = []
-        self.count, self.seen, self.taken, self.threads = len(jobs), 0, 0, 0
-        self.first = self.last = self.moved = 0.0
-        self.refused_at = math.inf  # when no thread was to be had for it first
+    def __init__(self, work: Callable[[Job], Result], ring: Callable[[], None]) -> None:
+        self.work, self.ring = work, ring
+        self.pending: deque[Job] = deque()
+        self.ended: deque[tuple[Job, Result | None]] = deque()
+        # what wakes each thread that has no job; who takes one out of here decides what it does
+        self.resting: dict[queue.SimpleQueue[None], None] = {}
+        self.threads: set[threading.Thread] = set()
+        self.refused_at = math.inf  # when no thread was to be had first, while jobs are pending
+        self.full_at = self.said_at = -math.inf  # when that was so last, and when it was said
+        self.full = 0  # how many threads there were then
 
-    def begin(self, threads: int) -> None:
-        """Have `threads` more begin; others join while jobs are pending and none end."""
+    def add(self, jobs: Iterable[Job], threads: int) -> None:
+        """Have these made, by so many more threads, one at least."""
+        self.pending.extend(jobs)
         for _ in range(min(max(1, threads), len(self.pending))):
-            if not self._join():
+            if not self.join():
                 break
-        self.moved = time.monotonic()
 
-    def _join(self) -> bool:
-        """Let one more thread work on it; False where the system gives this process no more. One
-        that is done may be followed by another.
+    def join(self) -> bool:
+        """Let one more thread work; False where the system gives this process no more. One that is
+        done may be followed by another.
         """
+        with suppress(KeyError):
+            self.resting.popitem()[0].put(None)
+            return True
         try:
-            threading.Thread(target=self.drain, name=NAME, daemon=True).start()
+            thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            self.threads.add(thread)
+            thread.start()
         except (RuntimeError, MemoryError) as error:
-            refusal.note(len(self.pending), error)
-            self.refused_at = min(self.refused_at, time.monotonic())
+            self.threads.discard(thread)
+            self._note_refusal(error)
             return False
-        self.threads += 1
         return True
+
+    def most(self) -> float:
+        """How many jobs there are threads for, as far as is known: as many as there were when no
+        other was to be had, for a minute.
+        """
+        return max(1, self.full) if time.monotonic() - self.full_at < MINUTE else math.inf
 
     def unserved(self) -> list[Job]:
         """The jobs that have waited in vain for a thread, taken herewith: another process may have
         one, and their leases run.
         """
+        if not self.pending:
+            self.refused_at = math.inf
         taken: list[Job] = []
         if time.monotonic() - self.refused_at >= UNSERVED_S:
             with suppress(IndexError):
@@ -366,66 +352,39 @@ class Batch:
                     taken.append(self.pending.popleft())
         return taken
 
-    def look(self) -> list[Result]:
-        """What has ended and was not taken, once it is time to hand it over: whoever takes it says
-        so in `taken`. Where jobs are pending and none has ended of late, another thread joins.
-        """
-        now, count = time.monotonic(), len(self.ended)
-        if count > self.seen:
-            self.first = self.first if self.seen > self.taken else now
-            self.last = self.moved = now
-            self.seen = count
-        elif self.pending and self.threads < self.count and now - self.moved >= STALL:
-            self._join()
-            self.moved = now
-        is_due = (
-            self.seen + len(self.raised) == self.count
-            or (not self.pending and now - self.last >= QUIET)
-            or now - self.first >= (PENDING_AGE if self.pending else AGE)
-        )
-        return self.ended[self.taken : self.seen] if is_due else []
+    def _note_refusal(self, error: Exception) -> None:
+        self.full_at, self.full = time.monotonic(), len(self.threads)
+        self.refused_at = min(self.refused_at, self.full_at)
+        if self.full_at - self.said_at >= MINUTE:
+            self.said_at = self.full_at
+            events.emit("threads_exhausted", waiting=len(self.pending), error=str(error))
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all has been taken, but for what raised."""
-        return self.taken + len(self.raised) >= self.count
+    def _work(self) -> None:
+        """What a thread does: jobs, until there are none for a while."""
+        wake = queue.SimpleQueue[None]()
+        while True:
+            self._drain()
+            self.resting[wake] = None
+            self.ring()
+            try:
+                wake.get(timeout=LINGER)
+            except queue.Empty:
+                if self.resting.pop(wake, self) is None:
+                    self.threads.discard(threading.current_thread())
+                    return
+                # somebody has taken it, to wake this thread
 
-    @property
-    def is_restless(self) -> bool:
-        """Whether to look again within `STALL`, though no thread may have left by then."""
-        return bool(self.pending) or len(self.ended) > self.taken
-
-    def drain(self) -> None:
-        """Do pending jobs until there are none: what a thread does."""
+    def _drain(self) -> None:
         while True:
             try:
                 job = self.pending.popleft()
             except IndexError:
                 database.close_all()
-                self.bell.put(self)
                 return
+            result = None
             try:
                 database.close_failed()
-                self.ended.append(self.work(job))
-            except BaseException as error:  # else the job would never seem to have ended
-                self.raised.append(error)
-
-
-class _Refusal:
-    """That this process was given no more threads: when, how many had calls then, and when it was
-    said last.
-    """
-
-    def __init__(self) -> None:
-        self.at = self.said_at = -math.inf
-        self.count = 0
-
-    def note(self, waiting: int, error: Exception) -> None:
-        self.at = time.monotonic()
-        self.count = sum(one.name == NAME for one in threading.enumerate())
-        if self.at - self.said_at >= MINUTE:
-            self.said_at = self.at
-            events.emit("threads_exhausted", waiting=waiting, error=str(error))
-
-
-refusal = _Refusal()
+                result = self.work(job)
+            except BaseException:  # its lease decides
+                pass
+            self.ended.append((job, result))

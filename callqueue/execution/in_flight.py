@@ -21,7 +21,7 @@ from billiard.compat import mem_rss
 from celery import current_app, signals
 
 from callqueue import broker, conf, database, events
-from callqueue.execution import executor, flight, starvation
+from callqueue.execution import executor, starvation
 from callqueue.execution.flight import LEAVING, Flight, Message
 
 _flights: dict[str, Flight] = {}
@@ -33,8 +33,8 @@ _tasks = 0  # that this process has run
 
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
-    """Begin these attempts, those that are still to be begun; the count of them. HTTP calls are
-    under way then, others made and recorded.
+    """Begin these attempts, those that are still to be begun; the count of them. Their calls are
+    under way then.
 
     Returns when this process has room for another call: a slot is busy while it is full. What there
     is no room for goes on to a process that has some; what was not begun well before a time limit
@@ -44,24 +44,36 @@ def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
         flight = flight_of(using)
     except (RuntimeError, MemoryError) as error:
         starvation.pause.begin(str(error))
-        with database.kept_connection(using):
-            executor.give_back(using, attempt_ids)
+        _give_back(using, attempt_ids)
         starvation.pause.rest(patience(task))  # others have its messages meanwhile
         return 0
     message = flight.board(attempt_ids, patience(task))
     if message.error is not None:
         raise message.error
-    with database.kept_connection(using):
-        if message.here:
-            begun = message.here
-            executor.execute(using, [job.attempt_id for job in begun], begun=begun)
-        if message.left:
-            _hand_on(using, message, task)
-        elif message.count < len(attempt_ids):
-            executor.give_back(using, attempt_ids)
     if message.left:
+        with database.kept_connection(using):
+            _hand_on(using, message, task)
         flight.board([], patience(task))
+    elif message.count < len(attempt_ids):
+        _give_back(using, attempt_ids)
     return message.count
+
+
+def make_here(using: str, attempt_ids: Sequence[int], task: Any) -> int:
+    """Make these calls in the task itself, whose time limits may strike them; the count of those
+    begun. Where the worker was told to go they are given back.
+    """
+    starvation.pause.rest(patience(task))
+    if not most():
+        _give_back(using, attempt_ids)
+        return 0
+    with database.kept_connection(using):
+        return executor.execute(using, attempt_ids)
+
+
+def _give_back(using: str, attempt_ids: Sequence[int]) -> None:
+    with database.kept_connection(using):
+        executor.give_back(using, attempt_ids)
 
 
 def _hand_on(using: str, message: Message, task: Any) -> None:
@@ -99,14 +111,14 @@ def patience(task: Any) -> float | None:
 def most() -> int:
     """How many calls this process may have in flight: CALLS_PER_SLOT for each of its slots; none
     where the worker was told to go. A child of the prefork pool is one slot; the process of any
-    other pool has them all. No more than it has descriptors and threads for.
+    other pool has them all. No more than it has descriptors for.
     """
     if _told[0]:
         return 0
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
     wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
-    return int(min(wanted, starvation.most(), flight.most()))
+    return int(min(wanted, starvation.most()))
 
 
 def flight_of(using: str) -> Flight:

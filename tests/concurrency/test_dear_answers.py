@@ -37,7 +37,7 @@ class Flown(Flight):
     """A flight in a thread of the test's own, which ends, and its connection with it."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over, self.ended = False, threading.Event()
         super().__init__("default", lambda: 2 * HOOKS)
 
     def _fly(self) -> None:
@@ -45,13 +45,12 @@ class Flown(Flight):
             self._turn()
         for connection in kept.pop((os.getpid(), "default"), []):
             connection.close()
-        self.landed.set()
+        self.ended.set()
 
     def end(self) -> None:
         self.is_over = True
-        self.landed.clear()
-        self.bell.put(None)
-        assert self.landed.wait(30)
+        self.inbox.put(None)
+        assert self.ended.wait(30)
 
 
 @pytest.mark.parametrize("what", DEAREST)

@@ -10,6 +10,7 @@ import pytest
 from callqueue import Rule, broker, tasks
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.models import CallQueue
 from tests.celery_app import app
 from tests.support.behaviour import send
 
@@ -33,6 +34,20 @@ def test_a_message_lasts_as_long_as_its_release_by_the_brokers_own_clock(
     assert [(options["expiration"], options.get("expires")) for options in sent] == [
         (2.0, None)
     ] * 2
+
+
+def test_the_task_of_a_message_knows_whether_it_makes_the_call_itself(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no HTTP call is made in the task: its time limits may strike, and it may use the ORM."""
+    rules(r=Rule())
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(broker, "send", lambda task, args, given, **_: sent.append(given))
+    send("r")
+    email = {"subject": "s", "message": "b", "to": ["a@example.com"]}
+    CallQueue.objects.send({"method": "send_email", "params": email}, rule="r")
+    Dispenser().run_once()
+    assert sorted(sent, key=len) == [{}, {"here": True}]
 
 
 def test_a_broker_that_refuses_is_named_with_its_address_and_what_it_said(

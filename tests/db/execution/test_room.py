@@ -123,8 +123,22 @@ def test_jobs_that_are_begun_already_take_off(remote: Vendor) -> None:
     while not CallQueue.objects.failed().exists():
         threading.Event().wait(0.01)
     assert flight.room() == ROOM - 1
-    assert not flight.landed.is_set()
     slow.answers.set()
     in_flight.land(seconds=20)
     assert CallQueue.objects.done().count() == 1
     assert flight.room() == ROOM
+
+
+def test_what_a_task_makes_itself_is_made_when_it_returns_or_goes_to_another_worker(
+    rules: Callable[..., None], remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> int:
+        with ThreadPoolExecutor() as pool:
+            ids = _released(1)[-1:]
+            return pool.submit(in_flight.make_here, "default", ids, make_api_call).result(20)
+
+    assert make() == 1
+    assert CallQueue.objects.done().count() == 1
+    monkeypatch.setattr(in_flight, "most", lambda: 0)  # it was told to go
+    assert make() == 0
+    assert CallQueue.objects.new().count() == 1

@@ -150,7 +150,6 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(flight, "refusal", flight._Refusal())
     monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
     for _ in range(3):
         send("r")
@@ -162,7 +161,7 @@ def test_calls_that_no_thread_is_to_be_had_for_go_back_and_are_not_unknown(
     assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"voided"}
     assert CallQueue.objects.new().count() == 3
     assert remote.requests == []
-    assert in_flight.most() == 1
+    assert in_flight.flight_of("default").crew.most() == 1
 
 
 @pytest.mark.usefixtures("process")
@@ -218,7 +217,6 @@ def test_a_process_has_no_more_in_flight_than_it_has_descriptors_for(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules({"CALLS_PER_SLOT": 100})
-    monkeypatch.setattr(flight, "refusal", flight._Refusal())
     monkeypatch.setattr(starvation, "most", lambda: 40)
     assert in_flight.most() == 40
     monkeypatch.setattr(starvation, "most", lambda: 4000)

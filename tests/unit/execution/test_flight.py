@@ -14,21 +14,6 @@ from callqueue import broker
 from callqueue.execution import flight, in_flight, request
 
 
-class _Boarding(list[Any]):
-    """While somebody asks whether anyone boards, somebody does."""
-
-    def __init__(self, boards: threading.Thread) -> None:
-        super().__init__()
-        self.boards = boards
-
-    def __bool__(self) -> bool:
-        if not self.boards.ident:
-            self.boards.start()
-            self.boards.join(0.2)  # it cannot, or is through with all but the waiting
-            return False
-        return len(self) > 0
-
-
 def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "_waits", {"fast": 0.001, "slow": 0.1})
     jobs: dict[str, Any] = {
@@ -39,26 +24,29 @@ def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.Monk
     assert flight._threads_for([jobs["new"]]) > 1  # nobody knows yet
 
 
-def test_a_flight_that_is_boarded_as_it_lands_has_not_landed(
+def test_a_flight_that_was_boarded_before_it_lands_has_not_landed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a process that is told to go would not wait for that message's calls."""
-    monkeypatch.setattr(threading.Thread, "start", _unless_of_a_flight(threading.Thread.start))
+    began, goes = threading.Event(), threading.Event()
+
+    def begin(*_: Any) -> list[Any]:
+        began.set()
+        goes.wait(20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", begin)
     one = flight.Flight("default", lambda: 1)
-    boards = threading.Thread(target=one.board, args=([1], 0.5), daemon=True)
-    one.boarding = _Boarding(boards)
-    one._settle()
-    while not len(one.boarding):
-        threading.Event().wait(0.01)
-    assert not one.landed.is_set()
-
-
-def _unless_of_a_flight(start: Any) -> Any:
-    def start_it(thread: threading.Thread) -> None:
-        if thread.name != "callqueue-flight":
-            start(thread)
-
-    return start_it
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
+    assert began.wait(20)
+    lands = threading.Thread(target=one.land, kwargs={"seconds": None}, daemon=True)
+    lands.start()
+    lands.join(0.3)
+    assert lands.is_alive()
+    goes.set()
+    lands.join(20)
+    assert not lands.is_alive()
 
 
 def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would_take(
