@@ -170,7 +170,7 @@ def test_the_database_is_read_only_for_a_while(
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
     )
     connection.close()
-    dispenser.wait_for_log("database_away")
+    dispenser.wait_for_log("cannot execute UPDATE in a read-only transaction")
     seen = stage.vendor.count()
     with pytest.raises(Exception, match="read-only"):
         stage.send(1)
