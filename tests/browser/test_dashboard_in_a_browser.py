@@ -50,16 +50,6 @@ def waiting(browser: Any, rule: str) -> str:
     return row(browser, rule)[1].partition(" ")[0]
 
 
-
-
-
-
-
-
-
-
-
-
 def test_the_focus_stays_and_the_page_goes_on(
     logged_in: Any, site: str, scene: Any, wait: Wait, shoot: Callable[..., None]
 ) -> None:
@@ -141,7 +131,3 @@ def test_a_rule_is_paused_and_resumed_and_its_limit_changed(
     wait(lambda: "changed from" in messages(browser))
     assert "changed from 100/h" in text(browser, ".cq-proof")
     assert LogEntry.objects.count() == 3
-
-
-
-

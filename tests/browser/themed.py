@@ -86,8 +86,6 @@ def test_calls_are_selected_and_requeued(logged_in: Any, site: str, scene: Any, 
     assert CallQueue.objects.failed().count() == failed - 50
 
 
-
-
 def test_a_rule_is_watched_paused_and_resumed(
     logged_in: Any, site: str, scene: Any, wait: Wait
 ) -> None:
@@ -113,8 +111,6 @@ def test_a_rule_is_watched_paused_and_resumed(
     assert colours[0] != colours[1]
     press(browser, "Resume", within=".cq-forms")
     wait(lambda: not Hold.objects.filter(rule="chat").exists())
-
-
 
 
 def _is_there(browser: Any, label: str) -> bool:
