@@ -106,6 +106,7 @@ def test_redis_is_killed_and_forgets_everything(staged: Any, redis_server: priva
         stage.judge(recovery=10)
 
 
+@pytest.mark.slow
 def test_a_visibility_timeout_shorter_than_a_call(staged: Any, redis_server: private.Redis) -> None:
     """Redis hands the message of a call under way, whose task waits for a free slot, to another
     worker, which finds it begun and leaves it.
@@ -196,9 +197,8 @@ def test_a_broker_that_takes_no_more_messages(staged: Any, rabbitmq_node: privat
     assert stage.judge(unknown_allowed=False, recovery=15) == {"DONE": 25}
 
 
-@pytest.mark.parametrize(
-    "broker", ["rabbitmq", pytest.param("redis", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["rabbitmq", "redis"], indirect=True)
 def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Length) -> None:
     """RabbitMQ drops messages whose attempts were taken back; Redis keeps one a lease. Whoever
     comes back has it all at once.
@@ -221,6 +221,7 @@ def test_workers_are_away_for_many_leases(stage: Stage, broker: Any, length: Len
     assert stage.judge(unknown_allowed=False) == {"DONE": 400}
 
 
+@pytest.mark.slow
 def test_redis_is_frozen(staged: Any, redis_server: private.Redis) -> None:
     """It takes connections, and says nothing. A message is given up; the dispenser gives signs of
     life and lets calls expire meanwhile, and all goes on when Redis does.

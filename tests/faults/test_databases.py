@@ -122,7 +122,7 @@ def test_postgresql_crashes_and_comes_back(
     """`stop -m immediate` under load: workers and dispensers reconnect by themselves."""
     stage.worker(concurrency=2)
     dispenser = stage.dispenser()
-    for _ in range(length(2, 8)):
+    for _ in range(length(1, 8)):
         for method in ("post", "put", "get"):
             stage.send(20, path="/delay?s=0.1", method=method)
         seen = stage.vendor.count()

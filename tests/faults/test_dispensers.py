@@ -73,6 +73,7 @@ def test_a_frozen_dispenser_holds_up_nobody(stage: Stage) -> None:
     assert stage.judge(unknown_allowed=False) == {"DONE": 40}
 
 
+@pytest.mark.slow
 def test_sums_go_on_after_a_kill(stage: Stage) -> None:
     """Under load: what the last dispenser had added up stays, and the next one adds what it had
     not, each attempt once.

@@ -134,7 +134,7 @@ LINES = st.tuples(
                            for status in ("200 OK", "204", "304  No", "101 S", "404 Not  found")]),
     lines=st.lists(LINES, max_size=5), end=st.sampled_from(["\r\n", "\n", ""]), method=st.sampled_from(["GET", "HEAD"]),
 )  # fmt: skip
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_the_head_of_an_answer_is_read_as_http_client_reads_it(
     start: str, lines: list[str], end: str, method: str
 ) -> None:
@@ -329,7 +329,7 @@ def test_garbage_is_a_sent_call_without_an_answer(garbage: bytes) -> None:
     assert SECRET not in answer.error
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.one_of(
         st.binary(max_size=300),

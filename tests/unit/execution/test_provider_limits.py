@@ -133,7 +133,7 @@ HEADERS = st.dictionaries(NAMES, VALUES)
 MOMENTS = st.datetimes(timezones=st.one_of(st.none(), st.just(UTC)))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     status=st.integers(-1, 1000),
     headers=HEADERS,
