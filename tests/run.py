@@ -72,6 +72,10 @@ OWN_THREADS = [
     "tests/db/execution/test_restarts.py",
     *(f"tests/db/permits/test_{name}.py" for name in ("misuse", "permit", "settling", "waiting")),
 ]
+# of those, what says the same to every database
+ALIKE = [
+    f"tests/concurrency/test_{name}.py" for name in ("beside_the_loop", "dear_answers", "slow_api")
+]
 BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
 FEW = 3  # more than these are no accident of a busy machine
 INTERRUPTED = 130
@@ -150,7 +154,7 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Sessi
         return sessions + [Session(name, BEHAVIOUR) for name in others]
     sessions += [Session(name, OWN_SQL, computes=True) for name in reversed(others)]
     sessions.append(Session("postgresql", ["tests/db"], without=computing))
-    sessions += [Session(name, OWN_THREADS) for name in reversed(others)]
+    sessions += [Session(name, OWN_THREADS, without=ALIKE) for name in reversed(others)]
     return [*sessions, Session("postgresql", ["tests/concurrency"])]
 
 

@@ -397,13 +397,6 @@ def test_a_server_that_answers_well_and_reads_on_gets_the_whole_request() -> Non
 # --- Connections that are kept
 
 
-def test_a_connection_is_used_again() -> None:
-    with Peer(answering(echo)) as peer:
-        for word in ("one", "two", "three"):
-            assert body_of(call(peer.url(), data=word)) == word.encode()
-        assert len(peer.lines) == 1
-
-
 def test_as_many_connections_are_kept_as_were_used_at_once() -> None:
     together = threading.Barrier(40, timeout=20)
 

@@ -25,7 +25,6 @@ from tests.support.peer import (
     echo,
     is_lost,
     nothing_was_sent,
-    once,
     within,
 )
 
@@ -127,14 +126,6 @@ def test_slow_tls_servers_are_bounded_too(certificate: Certificate) -> None:
             assert is_lost(call(peer.url(), data="x" * size, **own))
 
 
-def test_large_requests_and_answers_pass_through_tls(
-    secure: Peer, certificate: Certificate
-) -> None:
-    data = "x" * 3_000_000
-    policy = trusting(certificate)._replace(max_response_bytes=5_000_000)
-    assert body_of(call(secure.url(), data=data, policy=policy)) == data.encode()
-
-
 def test_an_early_answer_over_tls_counts(certificate: Certificate) -> None:
     def script(line: Line) -> None:
         line.read_head()
@@ -146,14 +137,6 @@ def test_an_early_answer_over_tls_counts(certificate: Certificate) -> None:
         answer = call(peer.url(), data="x" * 20_000_000, **own)
     assert answer.response is not None
     assert answer.response.status_code == 413
-
-
-def test_a_tls_connection_closed_by_the_server_is_not_used_again(certificate: Certificate) -> None:
-    with Peer(once(answer_bytes()), context=certificate.server) as peer:
-        for expected in (1, 2):
-            assert body_of(call(peer.url(), policy=trusting(certificate))) == b"ok"
-            assert peer.has_closed(expected)
-            assert len(peer.lines) == expected
 
 
 def test_a_tls_connection_with_more_than_its_answer_in_it_is_not_used_again(
