@@ -210,7 +210,7 @@ def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
     first = min(int(yesterday.timestamp()), now - sums.DAY_S)
-    every = sums.series(using(), rule.name, first, now + 1, sums.QUARTER_S)
+    every = sums.series(using(), rule.name, first, now + 1)
     stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
     drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
     shown = [

@@ -1,7 +1,7 @@
-"""Sums: how many attempts ended, and how, by minutes, quarters of an hour, days, and since ever.
+"""Sums: how many attempts ended, and how, by minutes, quarters of an hour, and since ever.
 
 Added up by the database, a few seconds after the attempts ended; nothing is counted as they end.
-Minutes are kept for two hours, quarters for ten days, and those since ever only grow. A quarter is
+Minutes are kept for two hours, quarters for a month, and those since ever only grow. A quarter is
 counted once more when all that is recorded late is there. Any number of processes may add up: who
 has the row of `Summed` does. Seconds since the epoch, UTC, but for `until` (microseconds).
 """
@@ -33,8 +33,7 @@ STEP_S = 300  # that one transaction adds up at most
 SPENT_S = 0.25  # that bringing the sums up to now may take, but for the step that it is at
 SETTLED_S = 3 * HOUR_S  # after its end a quarter of an hour is counted once more
 # for how long each is kept
-MINUTES_KEPT_S, QUARTERS_KEPT_S, DAYS_KEPT_S = 2 * HOUR_S, 10 * DAY_S, 400 * DAY_S
-FORGOTTEN = 1000  # quarters of rules that one transaction puts into days
+MINUTES_KEPT_S, QUARTERS_KEPT_S = 2 * HOUR_S, 32 * DAY_S
 # upper bounds of the buckets of waits and answer times, in seconds; one more has what took longer
 BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 FAILED = (states.ERRORED, states.GAVE_UP, states.LOST)
@@ -177,17 +176,9 @@ def settle(using: str) -> bool:
 
 
 def _forget(using: str, now: int) -> None:
-    """Put quarters that are old into days, and delete what is older: what it came to stays in the
-    sums since ever.
-    """
-    stored = tables.sums(using)
-    stored.filter(width=MINUTE_S, start__lt=now - MINUTES_KEPT_S).delete()
-    quarters = stored.filter(width=QUARTER_S, start__lt=now - QUARTERS_KEPT_S).order_by("start")
-    old = list(quarters[:FORGOTTEN])
-    of_old = {(row.rule, QUARTER_S, row.start): _of_row(row) for row in old}
-    _add(using, _longer(of_old, DAY_S))
-    stored.filter(pk__in=[row.pk for row in old]).delete()
-    stored.filter(width=DAY_S, start__lt=now - DAYS_KEPT_S).delete()
+    """Delete what is old: what it came to stays in the sums since ever."""
+    for width, kept in ((MINUTE_S, MINUTES_KEPT_S), (QUARTER_S, QUARTERS_KEPT_S)):
+        tables.sums(using).filter(width=width, start__lt=now - kept).delete()
 
 
 def _locked(using: str) -> Any:
@@ -312,17 +303,13 @@ def _of_counts(counts: Sequence[Any]) -> Sums:
     return Sums(sent, done, failed, throttled, lost)
 
 
-def series(using: str, rule: str, start: int, end: int, width: int) -> list[tuple[int, Sums]]:
-    """What a rule came to from `start` to `end`, by stretches of `width`, the oldest first."""
-    first = start // width * width
-    found = {at: Sums() for at in range(first, end, width)}
-    kept = (
-        (QUARTER_S, DAY_S) if width >= DAY_S else (QUARTER_S if width >= QUARTER_S else MINUTE_S,)
-    )
-    of_rule = tables.sums(using).filter(rule=rule, width__in=kept)
-    stretches = of_rule.filter(start__gte=first, start__lt=end)
-    for at, *counts in stretches.values_list("start", *COLUMNS):
-        found[at // width * width].add(Sums(*counts))
+def series(using: str, rule: str, start: int, end: int) -> list[tuple[int, Sums]]:
+    """What a rule came to from `start` to `end`, by quarters of an hour, the oldest first."""
+    first = start // QUARTER_S * QUARTER_S
+    found = {at: Sums() for at in range(first, end, QUARTER_S)}
+    quarters = tables.sums(using).filter(rule=rule, width=QUARTER_S)
+    kept = quarters.filter(start__gte=first, start__lt=end)
+    found |= {at: Sums(*counts) for at, *counts in kept.values_list("start", *COLUMNS)}
     return sorted(found.items())
 
 

@@ -314,13 +314,12 @@ def _spread(using: str, budgets: Sequence[Budget], now: int) -> dict[str, list[t
     widths = {budget.id: _width(budget.limit.window_us) for budget in budgets}
     first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
     rules = {rule for budget in budgets for rule in _charging(budget)}
-    # of long windows the end is in quarters of an hour, and what is older in days
-    stored = tables.sums(using).filter(rule__in=rules, width__in={*widths.values(), sums.DAY_S})
+    stored = tables.sums(using).filter(rule__in=rules, width__in=widths.values())
     by_rule: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    columns = stored.filter(start__gt=first - sums.DAY_S).order_by("start")
+    columns = stored.filter(start__gt=first - sums.QUARTER_S).order_by("start")
     for rule, width, start, sent in columns.values_list("rule", "width", "start", "sent"):
         at = min(now, (start + width) * SECOND)
-        by_rule.setdefault((rule, min(width, sums.QUARTER_S)), []).append((at, sent))
+        by_rule.setdefault((rule, width), []).append((at, sent))
     return {
         budget.id: sorted(
             one

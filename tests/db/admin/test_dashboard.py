@@ -14,11 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Concurrency, Rule, SlidingWindow, control
+from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.history import sums
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, Sum, Summed
 from tests.db.admin.staff import CHANGELIST, DASHBOARD, log_in, text_of
-from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
 
@@ -110,62 +109,12 @@ def test_a_rule_is_a_row_the_worst_first(
     assert '<path class="w" d="M0 0H60v8' in bar, "nothing of it is answered yet"
 
 
-def test_a_rule_shows_all_its_troubles(
-    rules: Rules, root: Client, dispenser: DispenserState
-) -> None:
-    """The one that is mended first does not hide the next."""
-    rules(pay=Rule(queues="money"))
-    control.pause("default", "pay", reason="maintenance")
-    in_flight("pay", 3, seconds=60, queue="money")
-    came_to("pay", sent=10, failed=10)
-    summed()
-    assert states(rows(root)["pay"]) == ["no workers", "held", "failing"]
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(hours=1))
-    assert states(rows(root)["pay"]) == ["no dispenser", "no workers", "held", "failing"]
-    assert [kind for kind, _ in sentences(root)][:4] == ["bad"] * 4
-
-
 def test_more_than_a_limit_allows_is_told_apart(rules: Rules, root: Client) -> None:
     rules(pay=Rule(limits=[Concurrency(5)]))
     in_flight("pay", 7, started_at=timezone.now())
     ((_, bar, _),) = rows(root)["pay"]["limits"]
     assert '<path class="x" d="M0 0H60v8' in bar
     assert "7 of 5" in bar
-
-
-def test_the_longest_limit_is_shown_too_once_it_is_nearly_used_up(
-    rules: Rules, root: Client
-) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("2/s"), SlidingWindow("10/d", name="plan")]))
-    for count, shown in ((1, ["2/s"]), (8, ["2/s", "plan 10/d"])):
-        in_flight("pay", count, started_at=timezone.now())
-        assert [name for name, *_ in rows(root)["pay"]["limits"]] == shown
-
-
-def test_without_a_dispenser_nothing_is_promised(
-    rules: Rules, root: Client, dispenser: DispenserState
-) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("60/m")]))
-    wait("pay", 120)
-    assert re.search(r"\d\d:\d\d", rows(root)["pay"]["done"])
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=11))
-    row = rows(root)["pay"]
-    assert (row["done"], states(row)) == ("–", ["no dispenser"])
-    said = sentences(root)
-    assert said[0][0] == "bad"
-    assert re.fullmatch(
-        r"No dispenser runs: the last one was seen 11 minutes ago, at \d\d:\d\d:\d\d UTC, on "
-        r"egress-1 \(pid 7\)\. Nothing is sent until one runs\.",
-        said[0][1],
-    )
-    assert not any("done by" in text for _, text in said)
-
-
-def test_where_none_ever_ran_it_says_so(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    wait("pay")
-    assert sentences(root)[0][1].startswith("No dispenser has been seen yet: nothing is sent")
-    assert states(rows(root)["pay"]) == ["no dispenser"]
 
 
 def test_it_says_what_is_held_failed_and_throttled(
@@ -196,22 +145,6 @@ def test_it_does_not_say_that_nothing_failed_where_nobody_has_looked(
     said = sentences(root)
     assert nothing not in [text for _, text in said]
     assert any(kind == "odd" and "is counted up to" in text for kind, text in said)
-
-
-def test_workers_that_never_come_are_missed(
-    rules: Rules, root: Client, dispenser: DispenserState
-) -> None:
-    """One cause, however many rules it concerns."""
-    rules(pay=Rule(limits=[SlidingWindow("5/m")], queues="q"), ship=Rule(queues="q"))
-    send("pay")
-    send("ship")
-    release()
-    CallAttempt.objects.update(released_at=timezone.now() - timedelta(minutes=1))
-    found = rows(root)
-    assert (states(found["pay"]), states(found["ship"])) == (["no workers"], ["no workers"])
-    (missed,) = [text for _, text in sentences(root) if text.startswith("Nobody takes calls")]
-    assert missed.startswith("Nobody takes calls from q since ")
-    assert missed.endswith(": 2 calls of pay, ship are released, and no worker has begun them.")
 
 
 def test_the_table_is_sorted_by_numbers(rules: Rules, root: Client) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
 from callqueue.admin.rule_actions import rule_url
@@ -20,36 +18,6 @@ from tests.db.admin.staff import DASHBOARD, act, log_in, text_of
 from tests.support.behaviour import send
 
 Rules = Callable[..., None]
-
-
-def test_a_rule_is_paused_and_resumed(rules: Rules) -> None:
-    rules(pay=Rule())
-    operator = log_in("view_callqueue", "view_hold", "control_rule")
-    assert "Paused until" in act(
-        operator, do="pause", rule="pay", **{"for": "10m"}, reason="maintenance", confirm="yes"
-    )
-    hold = Hold.objects.get()
-    assert hold.reason == "maintenance"
-    assert timedelta(minutes=9) < hold.until - timezone.now() <= timedelta(minutes=10)
-    assert "maintenance" in text_of(operator.get(rule_url("pay")))
-    assert "1 hold ended" in act(operator, do="resume", rule="pay")
-    assert not Hold.objects.exists()
-    assert [entry.object_id for entry in LogEntry.objects.all()] == ["pay", "pay"]
-
-
-def test_a_rule_is_held_until_it_is_resumed_where_that_is_chosen(
-    rules: Rules, root: Client
-) -> None:
-    rules(pay=Rule())
-    act(root, do="pause", rule="pay", how="resumed", confirm="yes")
-    assert Hold.objects.get().until is None
-
-
-def test_one_key_is_paused(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    act(root, do="pause", rule="pay", key="tenant-1", **{"for": "10m"}, confirm="yes")
-    hold = Hold.objects.get()
-    assert (hold.per, hold.value) == ("key", "tenant-1")
 
 
 def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rules) -> None:
@@ -105,22 +73,6 @@ def test_what_makes_no_sense_changes_nothing_and_says_why(
     assert not LogEntry.objects.exists()
 
 
-def test_a_pause_asks_first_and_says_what_waits(rules: Rules, root: Client) -> None:
-    """Nothing that was left empty pauses a rule for ever."""
-    rules(pay=Rule(), ship=Rule())
-    for key in ("a", "a", "b"):
-        send("pay", key=key)
-    send("ship")
-    asked = root.post(reverse(DASHBOARD), {"do": "pause", "rule": "pay"})
-    assert "3 calls wait" in text_of(asked)
-    assert '<input name="for" value="30m"' in text_of(asked)
-    assert 'value="for" checked' in text_of(asked)
-    asked = root.post(reverse(DASHBOARD), {"do": "pause", "rule": "pay", "key": "b"})
-    assert "1 call waits" in text_of(asked)
-    assert not Hold.objects.exists()
-    assert not LogEntry.objects.exists()
-
-
 @pytest.mark.parametrize(("rate", "more"), [("ten/s", "70"), ("1000/h", "many"), ("5/s", "-1")])
 def test_what_was_typed_is_kept_after_a_bad_rate(
     rules: Rules, root: Client, rate: str, more: str
@@ -147,14 +99,6 @@ def test_what_was_typed_is_kept_after_a_bad_duration(rules: Rules, root: Client)
     for name, value in {**typed, "key": "k&quot;1", "reason": "they &lt;asked&gt;"}.items():
         assert name == "how" or f'name="{name}"' in shown
         assert f'value="{value}"' in shown
-
-
-def test_a_message_begins_with_no_name_that_would_be_altered(rules: Rules, root: Client) -> None:
-    """Django begins each message with a capital."""
-    rules(**{"stripe-read": Rule()})
-    shown = act(root, do="pause", rule="stripe-read", **{"for": "10m"}, confirm="yes")
-    assert "Rule stripe-read: Paused until" in shown
-    assert "Stripe-read" not in shown
 
 
 def test_the_hold_after_a_restored_backup_is_ended_on_purpose(rules: Rules, root: Client) -> None:

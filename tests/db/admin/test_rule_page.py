@@ -4,7 +4,6 @@ drains.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,8 +14,8 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, control
-from callqueue.history import audit, errors, sums
+from callqueue import Concurrency, Rule, SlidingWindow, control
+from callqueue.history import errors, sums
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.db.admin.staff import DASHBOARD, act, answer, ended, log_in, text_of
 
@@ -56,20 +55,6 @@ def keep() -> None:
         pass
 
 
-def test_the_highest_use_is_what_an_audit_finds(rules: Rules, root: Client) -> None:
-    """It is looked for where it is asked for."""
-    rules(pay=Rule(limits=[SlidingWindow("20/s", name="account"), SlidingWindow("9/m", per="key")]))
-    answered("pay", 17, key="a")
-    answered("pay", 3, 1000, "throttled", key="b")
-    findings = audit.audit("default", since=timedelta(hours=1), tell=False).findings
-    shown = page(root, "pay", audit="1")
-    told = [(one["highest"], one["allowed"], one["is_over"]) for one in shown.context["audited"]]
-    of_rule = [one for one in findings if one.rule == "pay"]
-    assert told == [(str(one.highest), str(one.allowed), one.exceeded) for one in of_rule]
-    assert told[1] == ("17", "9", True)
-    assert page(root, "pay").context["audited"] is None
-
-
 def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client) -> None:
     rules(pay=Rule())
     answered("pay", 17)
@@ -83,13 +68,6 @@ def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client) -> 
     assert [int(one) + int(other) for one, other in both] == [20, 17, 0, 3]
     assert shown.context["waits"] == "at most 2.5 s"
     assert shown.context["answers"] == "at most 50 ms"
-
-
-def test_up_to_when_it_is_counted_is_told(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    assert "Nothing is counted yet" in text_of(page(root, "pay"))
-    keep()
-    assert re.search(r"Counted up to \d\d:\d\d:\d\d UTC\.", text_of(page(root, "pay")))
 
 
 def test_the_last_day_is_drawn_and_written(rules: Rules, root: Client) -> None:
@@ -125,18 +103,6 @@ def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client)
         assert bool(limit["note"]) == bool(limit["opens"]) == (number == 2)
     assert limit["note"].startswith("used up by 2 calls in flight, which take ")
     assert limit["opens"] == "with an answer"
-
-
-def test_what_is_used_now_is_told_with_the_key_that_uses_most(rules: Rules, root: Client) -> None:
-    rules(chat=Rule(limits=[SlidingWindow("9/m", per="key"), SlidingWindow("100/h")]))
-    answered("chat", 5, key="a")
-    answered("chat", 9, key="hog")
-    per_key, whole = page(root, "chat").context["limits"]
-    assert "9 of 9" in per_key["use"]
-    assert per_key["value"] == "hog"
-    assert re.fullmatch(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d UTC", per_key["opens"])
-    assert "14 of 100" in whole["use"]
-    assert (whole["value"], whole["opens"]) == ("", "")
 
 
 def test_it_says_what_is_wrong_and_nothing_of_other_rules(rules: Rules, root: Client) -> None:
@@ -190,53 +156,6 @@ def test_a_key_that_is_held_is_marked_however_many_are(rules: Rules, root: Clien
     )
     keys = {key: is_held for key, _, _, is_held in page(root, "chat").context["keys"]}
     assert keys == {"free": False} | dict.fromkeys(names, True)
-
-
-def test_a_key_is_paused_and_resumed_in_its_row(rules: Rules, root: Client) -> None:
-    rules(chat=Rule())
-    CallQueue.objects.create(rule="chat", key='{"a":"1"}', ready=True, call_data={})
-    for do, held in (("pause", ['{"a":"1"}']), ("resume", [])):
-        keys = text_of(page(root, "chat")).partition('aria-labelledby="keys"')[2]
-        form = keys.partition("<form")[2].partition("</form>")[0]
-        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)">', form))
-        del fields["csrfmiddlewaretoken"]
-        assert fields == {"rule": "chat", "do": do, "key": "{&quot;a&quot;:&quot;1&quot;}"}
-        asked = {**fields, "key": html.unescape(fields["key"])}
-        root.post(reverse(DASHBOARD), {**asked, "how": "resumed", "confirm": "yes"})
-        assert [hold.value for hold in Hold.objects.all()] == held
-
-
-def test_what_failed_alike_is_one_line_and_is_requeued(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    for number in range(4):
-        ended(Status.FAILED, rule="pay", error_message=f"HTTP 402: card 1000{number} declined")
-    ended(Status.UNKNOWN, rule="pay", error_message="no answer within 27 s")
-    groups = page(root, "pay").context["groups"]
-    assert [(g["status"], g["text"], g["count"]) for g in groups] == [
-        ("failed", "HTTP 402: card … declined", "4"),
-        ("unknown", "no answer within 27 s", "1"),
-    ]
-    group = {"do": "requeue", "rule": "pay", "group": groups[0]["name"]}
-    asked = root.post(reverse(DASHBOARD), group)
-    assert "Requeue 4 calls" in text_of(asked)
-    assert CallQueue.objects.failed().count() == 4
-    later = ended(Status.FAILED, rule="pay", error_message="HTTP 402: card 10009 declined")
-    other = ended(Status.FAILED, error_message="HTTP 402: card 10009 declined")
-    assert "4 calls requeued" in text_of(answer(root, asked)), "what the page said is what goes"
-    assert set(CallQueue.objects.failed()) == {later, other}
-    CallQueue.objects.failed().delete()
-    assert "Nothing was changed" in text_of(root.post(reverse(DASHBOARD), group, follow=True))
-
-
-def test_what_is_retried_is_among_what_failed(rules: Rules, root: Client) -> None:
-    rules(pay=Rule())
-    ended(Status.ERROR, rule="pay", error_message="HTTP 503")
-    ended(Status.FAILED, rule="pay", error_message="HTTP 503")
-    groups = page(root, "pay").context["groups"]
-    assert {(one["status"], one["text"]) for one in groups} == {
-        ("will be retried", "HTTP 503"),
-        ("failed", "HTTP 503"),
-    }
 
 
 def test_a_group_of_thousands_is_requeued_as_one(rules: Rules, root: Client) -> None:
@@ -332,20 +251,6 @@ def test_a_secret_is_redacted_before_its_text_is_cut(rules: Rules, root: Client)
     assert "h1dd3n" not in group["text"]
 
 
-def test_a_rule_with_a_thousand_held_keys_shows_some_of_them(rules: Rules) -> None:
-    rules(chat=Rule())
-    Hold.objects.bulk_create(
-        [Hold(rule="chat", per="key", value=f"k{n}", reason="slow down") for n in range(1000)]
-    )
-    control.pause("default", "chat", reason="all of it")
-    sees = log_in("view_callqueue", "view_hold")
-    shown = text_of(page(sees, "chat"))
-    assert shown.count('class="cq-hold"') == 6
-    assert "all of it" in shown
-    assert "995 more keys are held" in shown
-    assert text_of(page(log_in("view_callqueue"), "chat")).count('class="cq-hold"') == 1
-
-
 def test_requeueing_needs_its_permission_and_no_other(rules: Rules) -> None:
     rules(pay=Rule())
     ended(Status.FAILED, rule="pay", error_message="no")
@@ -405,23 +310,3 @@ def test_a_what_if_that_makes_no_sense_says_why(
     (said,) = [str(one) for one in shown.context["messages"]] or [shown.context["problem"]]
     assert said.startswith("Nothing was changed: ")
     assert len(said) < 200
-
-
-def test_what_a_long_window_holds_is_waited_for(rules: Rules, root: Client) -> None:
-    """A day's limit that is used up lets nothing go before midnight; one that is free, all."""
-    rules(maps=Rule(limits=[FixedWindow("100/d")]))
-    wait("maps", 40)
-    assert "in 0 seconds" in page(root, "maps").context["ends"]
-    now = timezone.now()
-    CallAttempt.objects.bulk_create(
-        [
-            CallAttempt(
-                call_id=i + 1, number=1, rule="maps", released_at=now, started_at=now,
-                sent_at=now, finished_at=now, outcome="succeeded",
-            )
-            for i in range(100)
-        ]
-    )  # fmt: skip
-    shown = page(root, "maps").context
-    assert "in 0 seconds" not in shown["ends"]
-    assert "100 of 100" in shown["limits"][0]["use"]

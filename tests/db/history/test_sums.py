@@ -346,44 +346,16 @@ def test_after_a_long_silence_it_goes_on_in_steps(
     ).exists()
 
 
-def test_quarters_become_days_and_days_go_while_counters_stay(clock: Clock) -> None:
+def test_what_is_old_goes_while_counters_stay(clock: Clock) -> None:
     keep()
-    first = clock.seconds
     for _ in range(12):
         attempt(clock.go_on(20 * 60))
         keep()
     add_nothing_for(clock, sums.SETTLED_S)
+    assert (of("pay", MINUTE_S).sent, of("pay", QUARTER_S).sent) == (0, 12)
     add_nothing_for(clock, sums.QUARTERS_KEPT_S)
     assert ever().sent == 12
     assert not Sum.objects.filter(width__in=(MINUTE_S, QUARTER_S)).exists()
-    assert of("pay", DAY_S) == ever()
-    by_days = sums.series("default", "pay", first, clock.seconds, DAY_S)
-    assert sum(one.sent for _, one in by_days) == 12
-    add_nothing_for(clock, sums.DAYS_KEPT_S)
-    assert not Sum.objects.filter(width=DAY_S).exists()
-    assert ever().sent == 12
-
-
-def test_a_day_is_its_days_and_its_quarters(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While only some of its quarters of an hour are put into days."""
-    monkeypatch.setattr(sums, "FORGOTTEN", 1)
-    keep()
-    first = clock.seconds
-    for _ in range(6):
-        attempt(clock.go_on(20 * 60))
-        keep()
-    clock.go_on(sums.LATE_S)
-    keep()
-    clock.go_on(sums.QUARTERS_KEPT_S)
-    quarter = clock.seconds // QUARTER_S * QUARTER_S
-    Summed.objects.update(
-        until=clock.us - 60_000_000, settled=quarter - sums.SETTLED_S - 2 * QUARTER_S
-    )
-    keep()
-    assert of("pay", DAY_S).sent == 2
-    assert of("pay", QUARTER_S).sent == 4
-    ((_, day),) = sums.series("default", "pay", first, first + 3 * HOUR_S, DAY_S)
-    assert (day.sent, ever().sent) == (6, 6)
 
 
 def test_what_fails_is_undone_and_tried_again(clock: Clock, monkeypatch: Any) -> None:
@@ -404,7 +376,7 @@ def test_what_fails_is_undone_and_tried_again(clock: Clock, monkeypatch: Any) ->
 
 
 def test_reading_gives_what_was_added(clock: Clock) -> None:
-    """By minutes, quarters of an hour and days, and of the last hour."""
+    """By quarters of an hour, and of the last hour."""
     keep()
     ended: list[datetime] = []
     chance = random.Random(5)
@@ -427,14 +399,12 @@ def test_reading_gives_what_was_added(clock: Clock) -> None:
     assert recent["pay"].quarter.sent == since(minute - QUARTER_S) > 0
     assert recent["pay"].hour.sent == since(minute - HOUR_S) > recent["pay"].quarter.sent
     assert recent["chat"].hour == Sums()
-    for width, length in ((MINUTE_S, HOUR_S), (QUARTER_S, DAY_S), (DAY_S, 3 * DAY_S)):
-        found = sums.series("default", "pay", now - length, now + 1, width)
-        assert [start for start, _ in found] == list(
-            range((now - length) // width * width, now + 1, width)
-        )
-        for start, one in found:
-            assert one.sent == sum(start <= end < start + width for end in at)
-            assert one.done + one.throttled == one.sent
+    found = sums.series("default", "pay", now - DAY_S, now + 1)
+    first = (now - DAY_S) // QUARTER_S * QUARTER_S
+    assert [start for start, _ in found] == list(range(first, now + 1, QUARTER_S))
+    for start, one in found:
+        assert one.sent == sum(start <= end < start + QUARTER_S for end in at)
+        assert one.done + one.throttled == one.sent
     assert ever() == counted("pay")
 
 
