@@ -54,13 +54,17 @@ class LeftBehind(Exception):
     """Work took longer than it may. It may still be done, some time."""
 
 
+class TooMany(LeftBehind):
+    """MOST_LEFT of this name have not ended: this one was not begun."""
+
+
 def within(seconds: float, name: str, work: Callable[[], Any]) -> Any:
     """What `work` returned, or raised. LeftBehind where it takes longer, and its thread ends
-    whenever it does; and at once while MOST_LEFT of this name have not ended.
+    whenever it does; TooMany at once while MOST_LEFT of this name have not ended.
     """
     _left[:] = [errand for errand in _left if errand.is_under_way]
     if sum(errand.name == name for errand in _left) >= MOST_LEFT:
-        raise LeftBehind(f"{MOST_LEFT} before this one have had no answer yet")
+        raise TooMany(f"{MOST_LEFT} before this one have had no answer yet")
     errand = Errand(name, work)
     if not errand.done.wait(seconds):
         _left.append(errand)

@@ -4,17 +4,22 @@ seconds.
 In: a Celery task and its arguments. Raises whatever the broker said, or that it said nothing. Never
 retries, and never waits for a connection that blocks to say goodbye. Only some transports know of
 a time within which to answer, so each message is sent in a thread that can be left behind.
+
+A process that makes its calls itself asks no broker: `in_this_process`, what would be sent is run.
 """
 
 from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
+
+from django.utils.module_loading import autodiscover_modules
 
 from callqueue import aside, database, events
 from callqueue.texts import in_one_line
@@ -30,6 +35,8 @@ MOST_UNSENT = 1000
 # worker does, whose clock may be ten minutes off, for brokers that drop nothing
 BESIDE_LASTS, BESIDE_EXPIRES = 60.0, 3600.0
 LEAVING = 1.0  # seconds for which a process that ends waits for its messages
+# threads that send beside at once; and that run it where no broker is asked
+SENDERS, RUNNERS = 1, 4
 
 
 def send(
@@ -60,31 +67,32 @@ def send_beside(name: str, args: tuple[Any, ...], *, queue: str = "") -> None:
     """
     from celery import current_app
 
-    if current_app.conf.task_always_eager:
+    if current_app.conf.task_always_eager and not is_in_this_process():
         current_app.tasks[name].apply_async(args)
         return
     with _sending:
         _unsent.append((name, args, queue))
-        if _senders and _senders[-1].is_under_way:
-            return
-        try:
-            _senders[:] = [aside.Errand("messages", _send_all)]
-        except (RuntimeError, MemoryError):  # no more threads: the next one tries again
-            _senders.clear()
+        most = RUNNERS if is_in_this_process() else SENDERS
+        idle = [i for i in range(most) if i not in _senders or not _senders[i].is_under_way]
+        if idle:
+            number = idle[0]
+            with suppress(RuntimeError, MemoryError):  # no more threads: the next one tries again
+                _senders[number] = aside.Errand("messages", lambda: _send_all(number))
 
 
-def leave() -> None:
+def leave(seconds: float = LEAVING) -> None:
     """Wait a moment for what is sent beside: a process that ends takes its threads along."""
-    for sender in list(_senders):
+    end = time.monotonic() + seconds
+    for sender in list(_senders.values()):
         if sender.is_under_way:
-            sender.done.wait(LEAVING)
+            sender.done.wait(max(0.0, end - time.monotonic()))
 
 
-def _send_all() -> None:
+def _send_all(number: int) -> None:
     while True:
         with _sending:
             if not _unsent:
-                _senders.clear()
+                _senders.pop(number, None)
                 return
             message = _unsent.popleft()
         _send_or_drop(*message)
@@ -95,10 +103,33 @@ def _send_or_drop(name: str, args: tuple[Any, ...], queue: str) -> None:
 
     try:
         task = current_app.tasks[name]
-        send(task, args, queue=queue, lasts=BESIDE_LASTS, expires=BESIDE_EXPIRES)
+        if is_in_this_process():
+            task(*args)
+        else:
+            send(task, args, queue=queue, lasts=BESIDE_LASTS, expires=BESIDE_EXPIRES)
     except Exception as error:
+        if is_in_this_process():  # what it was to announce is still owed
+            events.emit("listener_failed", receiver=name, error=type(error).__name__)
+            return
         why = why_away(current_app, error)
         events.emit("broker_away", during="announce", error=why)
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """Within, no broker is asked: what would be sent beside, and callbacks, run in this process, in
+    threads.
+    """
+    _here.append(True)
+    try:
+        yield
+    finally:
+        _here.pop()
+
+
+def is_in_this_process() -> bool:
+    """Whether this process runs itself what others would send."""
+    return bool(_here)
 
 
 def is_set_up() -> bool:
@@ -176,14 +207,37 @@ def registered(app: Any, name: str) -> Any:
     project's tasks are imported first where no worker has done so.
     """
     if name not in app.tasks:
-        _import_tasks(app)
+        import_tasks(app)
     return app.tasks.get(name)
 
 
 @cache
-def _import_tasks(app: Any) -> None:
-    """Import what the application imports and discovers, as its workers do when they start."""
+def import_tasks(app: Any) -> None:
+    """Import what the application imports and discovers, as its workers do when they start; the
+    apps' `tasks` modules where the project has no application of its own.
+    """
     app.loader.import_default_modules()
+    if not is_set_up():
+        autodiscover_modules("tasks")
+
+
+def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -> None:
+    """Run the task of this name here, by Celery's tracer; a QueuedTask is queued. LookupError where
+    the project has none. What takes longer is left to itself, and taken as sent: who takes a
+    message from a broker does so before he runs it.
+    """
+    task = registered(app, name)
+    if task is None:
+        raise LookupError(f"there is no task {name!r} in this process")
+    try:
+        if hasattr(task, "is_queued"):
+            aside.within(PATIENCE_WITH_OWN, name, lambda: task.apply_async(args))
+        else:
+            aside.within(seconds, name, lambda: task.apply(args, throw=False))
+    except aside.TooMany:
+        raise
+    except aside.LeftBehind as error:
+        events.emit("listener_failed", receiver=name, error=str(error))
 
 
 def is_its_own(app: Any, name: str) -> bool:
@@ -223,5 +277,6 @@ def _drop(producer: Any) -> None:
 
 _sending = threading.Lock()
 _unsent: deque[tuple[str, tuple[Any, ...], str]] = deque(maxlen=MOST_UNSENT)
-_senders: list[aside.Errand] = []  # the one that is at it
+_senders: dict[int, aside.Errand] = {}  # those that are at it
+_here: list[bool] = []  # not empty where no broker is asked
 atexit.register(leave)

@@ -17,6 +17,7 @@ from celery import current_app
 from django.db.models import Q
 
 from callqueue import aside, broker, conf, database, events, states, tables
+from callqueue.texts import in_one_line
 
 if TYPE_CHECKING:
     from callqueue.managers import CallQueueQuerySet
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 LEFT = timedelta(seconds=10)
 CLAIMED = timedelta(seconds=60)  # for which what a task announces is let be
 SENDING = 20.0  # seconds after which no more of what is claimed is announced
+# seconds after which a callback that runs in this process is left to itself
+RUNNING = 5.0
 MOST = 500  # calls that are claimed at once
+FEW = 20  # and where their callbacks run in this process
 MOST_OWED = 5000  # calls that a dispenser asks for at once
 ASKED = timedelta(minutes=10)  # for which what was asked for is let be at most
 AHEAD = 2 * ASKED  # an instant that is further ahead was written before the clock was set back
@@ -63,9 +67,10 @@ def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
     config, by_queue = conf.current(), dict[str, list[int]]()
     for pk, rule in ended:
         by_queue.setdefault(config.queue_of(rule), []).append(pk)
+    most = FEW if broker.is_in_this_process() else MOST
     for queue, pks in by_queue.items():
-        for at in range(0, len(pks), MOST):
-            broker.send_beside(broker.ANNOUNCE, (pks[at : at + MOST], using), queue=queue)
+        for at in range(0, len(pks), most):
+            broker.send_beside(broker.ANNOUNCE, (pks[at : at + most], using), queue=queue)
 
 
 def ask_for_owed(using: str) -> None:
@@ -240,12 +245,24 @@ def _are_told(using: str, call_ids: Sequence[int], tell_results: TellResults) ->
 
 
 def _is_sent(task: str, args: tuple[Any, ...]) -> bool:
-    """Whether the broker has taken the message."""
+    """Whether the broker has taken the message, or the task has run in this process."""
+    if broker.is_in_this_process():
+        return _has_run(task, args)
     try:
         broker.send_by_name(current_app, task, args)
     except BaseException as error:
         is_own = broker.is_its_own(current_app, task)
         why = type(error).__name__ if is_own else broker.why_away(current_app, error)
         events.emit("broker_away", during="callback", error=why)
+        return False
+    return True
+
+
+def _has_run(task: str, args: tuple[Any, ...]) -> bool:
+    """Whether the task was run. One that is not known here is tried again, perhaps by others."""
+    try:
+        broker.run_by_name(current_app, task, args, seconds=RUNNING)
+    except Exception as error:
+        events.emit("listener_failed", receiver=task, error=in_one_line(error))
         return False
     return True

@@ -20,6 +20,7 @@ from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning, turns
 from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.planning import Choice, Plan
+from callqueue.dispatch.room import ROOMY, Room
 from callqueue.dispatch.turns import FEWEST, NOBODY, Asking, KeysInTurn
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ready_calls
@@ -208,9 +209,10 @@ def choose(
     served: Mapping[str, int],
     batch: int,
     asking: Asking = NOBODY,
+    room: Room = ROOMY,
 ) -> Choice:
     """Choose at most about `batch` releases of each rule; `served`: when each rule was served last;
-    `asking`: the permits that wait.
+    `asking`: the permits that wait; `room`: of whoever makes the calls.
 
     The same number of statements whatever waits.
     """
@@ -226,7 +228,7 @@ def choose(
     candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
     held_or_full, is_short = with_full_queues(account, candidates, held)
     in_turn, misfits, left_out = _with_permits(account, candidates, found, asking, batch)
-    made = planning.plan(account, in_turn, held_or_full, served)
+    made = planning.plan(account, in_turn, held_or_full, served, room)
     if asking.alone:
         made = made.of_permits(account)
         return Choice(made.releases, unfit, Wait(), misfits, made.blocked)

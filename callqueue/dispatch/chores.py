@@ -10,8 +10,9 @@ them itself, one after the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 
 from django.db import DatabaseError, InterfaceError
@@ -21,18 +22,24 @@ from callqueue.aside import Errand
 from callqueue.dispatch import publisher
 from callqueue.history import sums
 from callqueue.ledger import clock_jumps, ready_calls
-from callqueue.maintenance import reconcile, recovery
+from callqueue.maintenance import cleanup, reconcile, recovery
 
 ROUND = 0.5  # seconds between two rounds, at most
 HEARTBEAT = 5.0  # seconds between two signs of life
 ADD_UP = 3.0  # seconds between two times that sums are added up
 OWED = 10.0  # seconds between two looks for ends that nobody has announced
 WATCH = 30.0  # seconds between two looks at what is to be reconciled
+CLEAN = 600.0  # seconds between two looks whether it is time to clean up
+DAY = timedelta(days=1)  # after which it is
 ALWAYS = 0.0  # a chore of every round
 # times as long as it took until the next look for what is overdue, which reads all that is open
 REST = 4.0
 AGAIN = 5.0  # seconds until one is tried again that has failed
 TELL = 60.0  # seconds between two events of one chore; and after which one that goes on is told of
+
+
+# asks, or has asked, what became of the unknown calls of the rules that have these queues
+Reconcile = Callable[[str, Sequence[str]], object]
 
 
 @dataclass
@@ -71,11 +78,18 @@ class Chore:
 
 class Chores:
     """The chores of one dispenser, in the order in which a round does them. `is_loop`: of a loop
-    that must go round.
+    that must go round. `cleans`: nobody else is there to clean up.
     """
 
-    def __init__(self, using: str, heartbeat: Callable[[], object]) -> None:
-        self.using = using
+    def __init__(
+        self,
+        using: str,
+        heartbeat: Callable[[], object],
+        reconcile: Reconcile = publisher.ask_to_recover,
+        *,
+        cleans: bool = False,
+    ) -> None:
+        self.using, self._reconcile = using, reconcile
         self.is_loop = False
         self.next_round_at = 0.0
         self._pause = ROUND  # seconds until the next round
@@ -93,6 +107,9 @@ class Chores:
             Chore("history", ADD_UP, self._add_up),
             Chore("reconcile", WATCH, self._ask_to_reconcile),
         )
+        if cleans:
+            self.table += (Chore("cleanup", CLEAN, self._clean_up),)
+            self._cleaned_at = time.monotonic()
 
     def maintain_if_due(self) -> None:
         """A round of chores, where it is time for one."""
@@ -182,4 +199,11 @@ class Chores:
             self._pause = min(ROUND, max(0.0, due_in))
 
     def _ask_to_reconcile(self) -> None:
-        publisher.ask_to_recover(self.using, reconcile.queues_wanted(self.using))
+        self._reconcile(self.using, reconcile.queues_wanted(self.using))
+
+    def _clean_up(self) -> None:
+        """Once a day, by whoever of many finds first that it is time."""
+        is_late = time.monotonic() - self._cleaned_at >= DAY.total_seconds()
+        if is_late or cleanup.overdue_for(self.using) >= DAY:
+            self._cleaned_at = time.monotonic()
+            cleanup.clean(self.using, vacuum=True)

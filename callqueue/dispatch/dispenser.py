@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from celery import current_app
 from django.db import DatabaseError, InterfaceError, connections
@@ -27,6 +27,7 @@ from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
 from callqueue.dispatch.release_pass import Pass, release
+from callqueue.dispatch.room import ROOMY, Room
 from callqueue.ledger import account, clock_jumps, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
@@ -111,11 +112,26 @@ class Listener:
         return self._connection is not None
 
 
+class Maker(Protocol):
+    """Who makes in this process what is released: see callqueue.maker."""
+
+    kind: str  # as DispenserState has it
+
+    def publish(self, using: str, messages: Sequence[publisher.Message]) -> None:
+        """Take released attempts."""
+
+    def room(self) -> Room:
+        """How many it can take now."""
+
+    def reconcile(self, using: str, queues: Sequence[str]) -> None:
+        """Reconcile what is unknown, where there is a queue that wants it."""
+
+
 class Dispenser:
     """A dispenser of one process. `run` until told to stop, or `run_once`, then `leave`.
 
-    `publish` is where released attempts go, `settings` gives the book of its settings, and `name`
-    is what others know it by.
+    Released attempts go to `publish`; or to the `maker`, and then no more are released than it has
+    room for. `settings` gives the book of its settings, and `name` is what others know it by.
     """
 
     def __init__(
@@ -124,10 +140,12 @@ class Dispenser:
         *,
         rules: Sequence[str] = (),
         publish: publisher.Publish = publisher.publish,
+        maker: Maker | None = None,
         settings: Callable[[], Book] = lambda: conf.current().book,
         name: str = "",
     ) -> None:
-        self.using, self.only = using, frozenset(rules)
+        self.using, self.only, self.maker = using, frozenset(rules), maker
+        publish = maker.publish if maker else publish
         self.outbox = Outbox(using, publish, self._broker_refused)
         self.settings = settings
         self.name = name or _name_of_process(os.getpid())
@@ -135,7 +153,8 @@ class Dispenser:
         self.membership = Membership(using, self.name, settings)
         if publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
-        self.chores = Chores(using, self.membership.heartbeat)
+        ask = maker.reconcile if maker else publisher.ask_to_recover
+        self.chores = Chores(using, self.membership.heartbeat, ask, cleans=maker is not None)
         self._listener = Listener(using)
         self._poll_at = 0.0  # when to look for calls that are ready
         self._emitted: dict[str, float] = {}
@@ -145,7 +164,9 @@ class Dispenser:
         stop, self.membership.runs = stop or threading.Event(), True
         # Of somebody's transaction, a thread beside this one would see nothing.
         self.chores.is_loop = not database.in_transaction(self.using)
-        if seconds is None and not self.only:
+        if self.maker is not None:
+            self.membership.kind = self.maker.kind
+        elif seconds is None and not self.only:
             self.membership.kind = "steady"
         end, pause = math.inf if seconds is None else time.monotonic() + seconds, 0.0
         try:
@@ -208,9 +229,19 @@ class Dispenser:
         self._poll_answers()
         for group in self.groups.values():
             self._apart(group, self.outbox.look)
-            if group.is_due(time.monotonic()) and not is_full(self.groups.values()):
+            if self._wants_pass(group) and not is_full(self.groups.values()):
                 self._apart(group, self._release)
         return self._pause()
+
+    def _wants_pass(self, group: RuleGroup) -> bool:
+        """Whether it is due, or has left calls for want of room and there is more of it; and there
+        is any.
+        """
+        if self.maker is None:
+            return group.is_due(time.monotonic())
+        if group.next_look.on_room and self.maker.room().is_more_than(group.left):
+            group.has_room()
+        return group.is_due(time.monotonic()) and self.maker.room().most >= 1
 
     def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
         """Do it. A fault in one group stops no other; a database that is away stops all."""
@@ -227,7 +258,9 @@ class Dispenser:
         """Run a pass over the group's rules and have published what it released."""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
         last = group.next_look.streak
-        done = release(self.using, group.rules, self.membership.book, last=last)
+        room = ROOMY if self.maker is None else self.maker.room()
+        done = release(self.using, group.rules, self.membership.book, last=last, room=room)
+        group.left = room.without(one.method for one in done.released)
         self.membership.is_outdated |= done.next_look.joins
         group.obey(done.next_look, time.monotonic())
         if done.released:
@@ -291,10 +324,12 @@ class Dispenser:
         now = time.monotonic()
         wakes = [self._poll_at, self.chores.next_round_at]
         sending = [group for group in self.groups.values() if group.sending is not None]
-        if not is_full(sending):
+        has_room = self.maker is None or self.maker.room().most >= 1
+        if has_room and not is_full(sending):
             idle = [group for group in self.groups.values() if group.sending is None]
             wakes += [group.look_at for group in idle if not group.rests]
-        if self._waiting_for_answers():
+        is_short = any(group.next_look.on_room for group in self.groups.values())
+        if is_short or not has_room or self._waiting_for_answers():
             wakes.append(now + ANSWERS)
         if sending:
             wakes.append(now + SENT)

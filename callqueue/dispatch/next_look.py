@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from callqueue.aside import Errand
+from callqueue.dispatch.room import ROOMY, Room
 from callqueue.ledger.account import GLANCED, Glance
 
 # seconds until the next try where another pass has the rules: at first, and at most, growing. Who
@@ -20,6 +21,7 @@ AGREE = 0.02  # seconds between two tries to agree with the other dispensers, at
 # seconds after which a blocked group is looked at again whatever it waits for: limits and holds may
 # change
 REVIEW = 0.5
+TOGETHER = 0.01  # seconds between two passes that each release what there was room for
 FRUITLESS = 2  # rounds that go on at once though they release nothing
 
 
@@ -29,13 +31,15 @@ class Wait:
 
     `until`: the first instant at which one of them may go, in microseconds of the database's clock.
     `is_unfinished`: nothing, for all that is known, since the pass did not come to look at them.
-    `is_mid_round`: it did not come to the last of the keys that take turns.
+    `is_mid_round`: it did not come to the last of the keys that take turns. `on_room`: for whoever
+    makes them to have made some.
     """
 
     until: int | None = None
     on_answer: bool = False
     is_unfinished: bool = False
     is_mid_round: bool = False
+    on_room: bool = False
 
     @classmethod
     def for_room(cls, instant: int | None) -> Wait:
@@ -51,6 +55,7 @@ class Wait:
             self.on_answer or other.on_answer,
             self.is_unfinished or other.is_unfinished,
             self.is_mid_round or other.is_mid_round,
+            self.on_room or other.on_room,
         )
 
 
@@ -73,6 +78,7 @@ class NextLook:
     `on_ready`: only once one of the rules has a call that is ready then, or is sent; `on_answer`:
     earlier, if an attempt of the group ends, or the ledger is told that one was sent, so that not
     so many are open as `open_attempts`, or untold as `untold_attempts` (None: too many to count);
+    `on_room`: earlier, if whoever makes the calls has more room than at the pass;
     `goes_on`: at once, since calls are left that this pass did not look at;
     `joins`: after the dispenser has agreed with the others on what is in force.
     """
@@ -84,6 +90,7 @@ class NextLook:
     untold_attempts: int | None = None
     goes_on: bool = False
     joins: bool = False
+    on_room: bool = False
     streak: Streak = NO_STREAK
 
 
@@ -124,9 +131,9 @@ def when_passed(
     """
     fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
     streak = replace(last, locked=0, fruitless=fruitless)
-    if wait.is_unfinished and fruitless < FRUITLESS:
+    if wait.is_unfinished and fruitless < FRUITLESS and not wait.on_room:
         look = NextLook(goes_on=True)
-    elif opens_in is not None or wait.on_answer:
+    elif opens_in is not None or wait.on_answer or wait.on_room:
         look = NextLook(after=REVIEW if opens_in is None else min(REVIEW, opens_in))
     else:
         rest = _growing(poll, last.in_vain) if last.in_vain else 0.0
@@ -135,6 +142,7 @@ def when_passed(
     return replace(
         look,
         on_answer=wait.on_answer,
+        on_room=wait.on_room,
         open_attempts=open_attempts if open_attempts < GLANCED else None,
         untold_attempts=untold_attempts if untold_attempts < GLANCED else None,
         streak=streak,
@@ -156,6 +164,8 @@ class RuleGroup:
     # when the pass began whose releases may be unpublished; 0: all are
     unpublished_from: float = 0.0
     sending: Errand | None = None  # what publishes them
+    passed_at: float = 0.0  # when a pass was made last
+    left: Room = ROOMY  # that it left with whoever makes the calls
     _newest_end: int = 0  # when the last attempt ended, as far as is known
 
     @property
@@ -174,11 +184,15 @@ class RuleGroup:
 
     def obey(self, look: NextLook, now: float) -> None:
         """A pass has ended: the next one is when it says."""
-        self.next_look, self.look_at = look, now + look.after
+        self.next_look, self.look_at, self.passed_at = look, now + look.after, now
 
     def wake(self) -> None:
         """A call is ready: a pass is wanted at once."""
         self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
+
+    def has_room(self) -> None:
+        """Whoever makes the calls has made some: a pass is wanted soon, for several together."""
+        self.look_at = min(self.look_at, self.passed_at + TOGETHER)
 
     def put_off(self, until: float) -> None:
         """Something went wrong: no pass before `until`. A group that rests goes on resting."""

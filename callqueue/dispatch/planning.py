@@ -8,12 +8,14 @@ No statement is made here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from callqueue.dispatch.next_look import Wait
+from callqueue.dispatch.room import ROOMY, Room
+from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.ready_calls import Candidate
@@ -97,14 +99,16 @@ def plan(
     candidates: Mapping[str, Iterable[Candidate]],
     held: Held,
     served: Mapping[str, int],
+    room: Room = ROOMY,
 ) -> Plan:
     """Choose releases up to the instant `account.until`: rules by priority, equals in turns, each
     rule's candidates in order.
 
     `served` says when each rule was served last (a running number). A call that waits for a budget
-    shuts it for those behind it, so that a costly call is not starved by cheap ones.
+    shuts it for those behind it, so that a costly call is not starved by cheap ones; one for which
+    whoever makes the calls has no room shuts nothing: another process may have some.
     """
-    planner = _Planner(account, held)
+    planner = _Planner(account, held, room)
     queues = {rule: deque(listed) for rule, listed in candidates.items()}
     turn = {rule: served.get(rule, 0) for rule in queues}
     clock = max(turn.values(), default=0)
@@ -218,9 +222,10 @@ class _Way(NamedTuple):
 class _Planner:
     """Takes room in the budgets, candidate by candidate."""
 
-    def __init__(self, account: Account, held: Held) -> None:
-        self.account, self.held = account, held
+    def __init__(self, account: Account, held: Held, room: Room = ROOMY) -> None:
+        self.account, self.held, self.room = account, held, room
         self.made = Plan()
+        self._count = Counter[bool]()  # of releases, by whether they are HTTP calls
         self._shut: set[Scope] = set()  # what a call waits for that goes before those behind it
 
     def release_next(self, waiting: deque[Candidate]) -> bool:
@@ -228,6 +233,9 @@ class _Planner:
         while waiting:
             candidate = waiting.popleft()
             if self.held.blocking(candidate.rule, candidate.key):
+                continue
+            if not self._has_room(candidate):
+                self.made.wait |= Wait(on_room=True)
                 continue
             way = self._best_way(candidate)
             if way is None:
@@ -239,11 +247,18 @@ class _Planner:
                 return False
         return False
 
+    def _has_room(self, candidate: Candidate) -> bool:
+        """Whether whoever makes these calls can make one more of its kind. A permit takes none."""
+        is_http = candidate.method in HTTP_METHODS
+        has_room = self.room.has(self._count[is_http], is_http=is_http)
+        return candidate.asked is not None or has_room
+
     def _release(self, candidate: Candidate, way: _Way, instant: int) -> None:
         send_at = instant if instant > self.account.now else None
         self.made.releases.append(Release(candidate, way.queue, send_at))
         if candidate.asked is None:
             self.account.open_by_queue[way.queue] += 1
+            self._count[candidate.method in HTTP_METHODS] += 1
         for meter, cost in way.charges:
             meter.take(cost)
 

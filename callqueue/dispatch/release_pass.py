@@ -24,6 +24,7 @@ from callqueue.dispatch import next_look, turns
 from callqueue.dispatch.choosing import choose
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.planning import Choice, Release
+from callqueue.dispatch.room import ROOMY, Room
 from callqueue.dispatch.turns import Answer, Asking
 from callqueue.ledger import account as ledger
 from callqueue.ledger import clock_jumps, holds, ready_calls, rule_rows, settings
@@ -250,16 +251,17 @@ def release(
     *,
     batch: int = BATCH,
     last: Streak = NO_STREAK,
+    room: Room = ROOMY,
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing.
 
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
-    `last`: how many passes before this one had no success. Makes the same number of statements
-    whatever it releases. Where another dispenser holds the group, or the book is not what is in
-    force, nothing is released.
+    `last`: how many passes before this one had no success; `room`: of whoever makes the calls.
+    Makes the same number of statements whatever it releases. Where another dispenser holds the
+    group, or the book is not what is in force, nothing is released.
     """
     book = book or settings.book_in_force(using)
-    watch = _watch(using)
+    watch, batch = _watch(using), int(min(batch, room.most))
     try:
         with database.writing(using):
             locked = _lock(using, book, group, watch)
@@ -267,7 +269,7 @@ def release(
                 return Pass(next_look=next_look.when_locked(last))
             if not _are_moved(locked):
                 return Pass(next_look=next_look.when_moving(last))
-            made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch)
+            made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch, room)
             transitions.fail(using, made.choice.unfit)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
@@ -443,12 +445,12 @@ def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
     return Asking([*others, own], alone=True, rules_with_calls=calls)
 
 
-def _make(locked: _Locked, asking: Asking, lead: float, batch: int) -> _Made:
+def _make(locked: _Locked, asking: Asking, lead: float, batch: int, room: Room = ROOMY) -> _Made:
     """Count, choose, charge and remember; up to `lead` seconds ahead."""
     account = _count(locked, lead)
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
     served = {rule: row.served for rule, row in locked.rows.items()}
-    choice = choose(account, held, served, batch, asking)
+    choice = choose(account, held, served, batch, asking, room)
     charged = charge(account, choice.releases)
     if not asking.alone:
         account.memo.binding = dict(choice.binding)
@@ -476,10 +478,12 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
     """
     account, released = made.account, made.charged.released
     wait, opens_in = made.choice.wait, None
+    if len(released) >= batch:
+        wait |= Wait(is_unfinished=True, on_room=batch < BATCH)
     if wait.until is not None:
         opens_in = max(0.0, (wait.until - account.now) / 1_000_000 - LEAD / 2)
     look = next_look.when_passed(
-        wait | Wait(is_unfinished=len(released) >= batch),
+        wait,
         next_look.REVIEW if opens_in is None and made.held.by_rule else opens_in,
         last,
         has_released=bool(released),

@@ -140,13 +140,14 @@ def _when(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 @_when(signals.worker_init)
-def _know_worker(sender: Any, **_: Any) -> None:
+def know_worker(sender: Any, **_: Any) -> None:
+    """Its `concurrency` says how many slots this process has; it is not told to go."""
     global _worker, _told
     _worker, _told = (os.getpid(), sender), mmap.mmap(-1, 1)
 
 
 @_when(signals.worker_shutting_down)
-def _tell_to_go(**_: Any) -> None:
+def tell_to_go(**_: Any) -> None:
     """Celery may hand over a message or two after this: they are given back."""
     _told[0] = 1
 

@@ -169,7 +169,7 @@ class DispenserState(models.Model):
     started_at = models.DateTimeField()
     seen_at = models.DateTimeField()
     # "steady": it dispenses all rules until it is told to stop, and beat's task leaves the work to
-    # it. "beat": that task, in a worker. Empty: any other.
+    # it. "beat": that task, in a worker. "run": it makes calls itself. Empty: any other.
     kind = models.CharField(max_length=16, default="", db_default="", editable=False)
     # Where it publishes to, without user and password; empty where it makes calls itself.
     broker = models.CharField(max_length=255, default="", db_default="", editable=False)

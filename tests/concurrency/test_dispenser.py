@@ -94,7 +94,9 @@ def test_a_dispenser_looks_ever_less_often_at_a_rule_whose_row_is_locked(
     running._follow_settings()
     group = running.groups[("r",)]
     with monkeypatch.context() as patch:
-        patch.setattr(dispenser, "release", lambda *_, last: Pass(next_look=when_locked(last)))
+        patch.setattr(
+            dispenser, "release", lambda *_, last, **__: Pass(next_look=when_locked(last))
+        )
         pauses = []
         for _ in range(TRIES + 1):
             before = time.monotonic()

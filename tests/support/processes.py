@@ -180,6 +180,10 @@ class Processes:
             "dispenser", [sys.executable, "-m", "django", "callqueue_dispenser", *arguments]
         )
 
+    def run(self, *arguments: str) -> Running:
+        """Releases calls, and makes them itself."""
+        return self.start("run", [sys.executable, "-m", "django", "callqueue_run", *arguments])
+
     def beat(self, *arguments: str) -> Running:
         schedule = ["--schedule", str(self.folder / "schedule"), "--pidfile", "", "--loglevel=INFO"]
         celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]

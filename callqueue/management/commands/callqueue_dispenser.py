@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import conf, database
+from callqueue import database
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.look import alive, doctor
-from callqueue.management.base import CallQueueCommand, counted, problem, wrong_use
+from callqueue.management import loop
+from callqueue.management.base import CallQueueCommand, counted, problem
 from callqueue.texts import host, in_one_line
 
 
@@ -29,8 +29,7 @@ class Command(CallQueueCommand):
         super().add_arguments(parser)
         add = parser.add_argument
         add("--once", action="store_true", help="release what may go now, and end")
-        add("--for", dest="seconds", type=float, metavar="SECONDS", help="end after this time")
-        add("--rule", dest="rules", nargs="+", action="extend", metavar="R", help="only these")
+        loop.add_options(parser)
         add(
             "--alive",
             action="store_true",
@@ -41,15 +40,11 @@ class Command(CallQueueCommand):
         if options["alive"]:
             self._check(using)
             return
-        rules = options["rules"] or []
-        if options["seconds"] is not None and not options["seconds"] >= 0:
-            raise wrong_use(f"--for: {options['seconds']:g} is not a number of seconds")
-        for rule in rules:
-            conf.current().rule(rule)
+        rules, seconds = loop.chosen(options)
         if options["once"]:
             self._once(using, rules)
         else:
-            self._until_told(using, rules, options["seconds"])
+            self._until_told(using, rules, seconds)
 
     def _check(self, using: str) -> None:
         """A database that is away says nothing about the dispenser, which waits for it."""
@@ -91,20 +86,11 @@ class Command(CallQueueCommand):
         self.say(f"released {counted(count)}")
 
     def _until_told(self, using: str, rules: Sequence[str], seconds: float | None) -> None:
-        stop = threading.Event()
         dispenser = Dispenser(using, rules=rules)
-
-        def end(*_: Any) -> None:
-            # in a thread: the signal may come while this one holds the event's lock
-            threading.Thread(target=stop.set, daemon=True).start()
-
-        numbers = signal.SIGTERM, signal.SIGINT
-        before = [(number, signal.signal(number, end)) for number in numbers]
-        self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")
-        try:
-            dispenser.run(stop=stop, seconds=seconds)
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
-            dispenser.leave()
+        with loop.told_to_end() as stop:
+            self.say(f"dispensing {', '.join(rules) or 'all rules'} as {dispenser.name}")
+            try:
+                dispenser.run(stop=stop, seconds=seconds)
+            finally:
+                dispenser.leave()
         self.say("ended")

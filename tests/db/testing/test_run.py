@@ -201,7 +201,7 @@ def test_tasks_that_nobody_but_a_worker_has_imported_run_here_too(
     name = f"tasks_imported_late_{is_eager}".lower()
     (tmp_path / f"{name}.py").write_text(LATE.format(name=name))
     monkeypatch.syspath_prepend(tmp_path)
-    broker._import_tasks.cache_clear()
+    broker.import_tasks.cache_clear()
     data = {"method": "celery_task", "params": {"name": f"{name}.add", "args": [1, 2]}}
     call = CallQueue.objects.send(data, callback=f"{name}.ended")
     with _discovered_by_workers(name, is_eager):

@@ -1,0 +1,226 @@
+"""callqueue_run: everything in one process, and no broker asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import shared_task
+
+from callqueue import Rule, SlidingWindow, broker, callbacks, maker
+from callqueue.database.connections import kept as kept_connections
+from callqueue.dispatch import publisher
+from callqueue.execution import in_flight
+from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.outcome import RetryLater, Succeeded
+from tests.db.commands import run
+from tests.support.behaviour import Vendor, send
+from tests.support.processes import Processes
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+pytestmark = [pytest.mark.django_db(transaction=True)]
+heard: list[Any] = []
+released = threading.Event()
+
+
+@shared_task(name="tests.hear")
+def hear(call_id: int, status: str) -> None:
+    heard.append((call_id, status, threading.current_thread().name))
+
+
+@shared_task(name="tests.hang")
+def hang(*_: Any) -> None:
+    heard.append("hangs")
+    released.wait(20)
+
+
+@shared_task(name="tests.add")
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, announced_here: Any) -> Iterator[None]:
+    """A process of its own, whose broker is nowhere: whoever asks it is told so."""
+    heard.clear()
+    released.clear()
+    monkeypatch.setattr(in_flight, "_flights", {})
+    monkeypatch.setattr(broker, "send_beside", announced_here)
+
+    def asked(*_: Any, **__: Any) -> None:
+        raise AssertionError("the broker was asked")
+
+    for module, name in ((broker, "_within_patience"), (publisher, "publish")):
+        monkeypatch.setattr(module, name, asked)
+    yield
+    released.set()
+    for kept in kept_connections.pop((os.getpid(), "default"), []):
+        kept.close()
+
+
+def run_until(done: Callable[[], bool], *arguments: str, seconds: float = 20.0) -> str:
+    """Run it in this process until that is so; what it said."""
+    end = time.monotonic() + seconds
+
+    def watch() -> None:
+        try:
+            while not done() and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            from django.db import connections
+
+            connections.close_all()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ran = run("run", *arguments, "--for", "60")
+    watcher.join()
+    assert ran.code == 0
+    return ran.out
+
+
+def ended(count: int) -> Callable[[], bool]:
+    return lambda: CallQueue.objects.filter(finished_at_dt__isnull=False).count() == count
+
+
+def task(name: str, **options: Any) -> CallQueue:
+    data = {"method": "celery_task", "params": {"name": name, "args": [1, 2]}}
+    call = CallQueue.objects.send(data, rule="r", **options)
+    assert call is not None
+    return call
+
+
+def test_it_makes_what_it_releases_and_tells_of_the_end(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    calls = [send("r", callback="tests.hear") for _ in range(5)]
+    said = run_until(lambda: len(heard) == 5)
+    assert "running all rules as " in said
+    assert "ended" in said
+    assert len(remote.requests) == 5
+    assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
+    assert sorted(heard)[0][:2] == (calls[0].pk, "done")
+    assert not any(thread == "callqueue-flight" for *_, thread in heard)
+    assert not CallQueue.objects.filter(callback_pending=True).exists()
+    state = DispenserState.objects.get()
+    assert (state.kind, state.broker, state.digest) == ("run", "", "")
+
+
+def test_it_runs_tasks_and_a_name_that_nobody_has_fails_its_call(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    known, unknown = task("tests.add"), task("tests.nobody-has-it")
+    run_until(ended(2))
+    assert CallQueue.objects.get(pk=known.pk).answer.json() == 3
+    unknown.refresh_from_db()
+    assert unknown.status == Status.FAILED
+    assert "has no task 'tests.nobody-has-it'" in unknown.error_message
+
+
+def test_only_the_rules_named(rules: Rules, remote: Vendor) -> None:
+    rules(a=Rule(), b=Rule())
+    send("a"), send("b")
+    run_until(ended(1), "--rule", "a")
+    assert CallQueue.objects.get(rule="b").status == Status.NEW
+    assert run("run", "--rule", "c").code == 2
+    assert run("run", "--for", "-1").code == 2
+
+
+def test_a_callback_that_nobody_has_here_is_owed_to_others(rules: Rules, remote: Vendor) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    send("r", callback="tests.somebody-elses")
+    owed = CallQueue.objects.filter(callback_heard=True, callback_pending=True)
+    run_until(owed.exists)
+    assert owed.exists()
+
+
+def test_a_callback_that_hangs_keeps_back_nobody_and_is_not_run_twice(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "RUNNING", 0.3)
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    send("r", callback="tests.hang")
+    for _ in range(3):
+        send("r", callback="tests.hear")
+    none_owed = lambda: not CallQueue.objects.filter(callback_pending=True).exists()  # noqa: E731
+    run_until(lambda: ended(4)() and none_owed())
+    assert none_owed()
+    assert heard.count("hangs") == 1
+    assert len(heard) == 4
+
+
+def test_no_more_is_released_than_there_is_room_for(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have some."""
+    monkeypatch.setattr(maker, "HANDLED", 2)
+    rules({"CALLS_PER_SLOT": 1}, r=Rule(limits=[SlidingWindow("1000/s")]))
+    remote.answers["/slow"] = lambda: released.wait(20) and 200
+    for _ in range(6):
+        task("tests.hang")
+        send("r", "/slow")
+    most: list[int] = []
+
+    def full() -> bool:
+        if not released.is_set():  # what has ended then is open until it is recorded
+            most.append(CallAttempt.objects.open().count())
+        if most.count(4) == 20:
+            released.set()
+        return ended(12)()
+
+    run_until(full)
+    assert max(most) == 4
+    assert CallQueue.objects.done().count() == 12
+
+
+def test_unknown_calls_are_reconciled_beside(
+    rules: Rules, remote: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(reconcile=lambda call: Succeeded()))
+    call = send("r")
+    CallQueue.objects.filter(pk=call.pk).update(status=Status.UNKNOWN)
+    run_until(lambda: CallQueue.objects.done().exists())
+    assert CallQueue.objects.done().exists()
+
+
+def test_a_signal_lets_what_is_in_flight_end_and_releases_no_more(
+    rules: Rules, remote: Vendor
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/m")]))
+    remote.answers["/"] = lambda: released.wait(20) and 200
+    for _ in range(3):
+        send("r")
+    threading.Timer(1.0, released.set).start()
+    run_until(lambda: len(remote.requests) == 2)
+    states = list(CallQueue.objects.order_by("pk").values_list("status", flat=True))
+    assert states == [Status.DONE, Status.DONE, Status.NEW]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_cleanly(processes: Processes, number: signal.Signals) -> None:
+    running = processes.run()
+    running.wait_for_log("running all rules as ")
+    running.process.send_signal(number)
+    assert running.wait() == 0
+    assert "ended" in running.log
+    assert "Traceback" not in running.log
+
+
+def test_a_task_asks_for_a_retry_and_has_it(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("100/s")]))
+    tried: list[int] = []
+
+    @shared_task(name="tests.try_again")
+    def try_again(*_: Any) -> Any:
+        tried.append(1)
+        return RetryLater("once more", after=0) if len(tried) == 1 else "well"
+
+    call = task("tests.try_again")
+    run_until(ended(1))
+    call.refresh_from_db()
+    assert (call.status, len(tried)) == (Status.DONE, 2)
