@@ -10,27 +10,32 @@ none of the others from it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, InterfaceError, connections
 
-from callqueue import callbacks, clocks, database, events, states, transitions
+from callqueue import answers, callbacks, clocks, database, events, states, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.execution import kept_answer
 from callqueue.execution.starvation import starved
 from callqueue.ledger import clock_jumps, holds, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
-from callqueue.security.withholding import clean, payload_of
 from callqueue.transitions import LONGEST_MESSAGE, Job, Result, astray
 
 # An end that is recorded later may have left a tallied window by then: those are a second or more.
 LATE = timedelta(seconds=0.5)
+NOTHING: Mapping[str, Any] = {
+    "response_status": None,
+    "response_headers": None,
+    "response_body": "",
+    "response_form": "",
+    "response_size": None,
+}
 
 
 def record(using: str, ended: Sequence[Result]) -> None:
@@ -125,9 +130,21 @@ def _record_apart(using: str, ended: Sequence[Result], error: Exception) -> None
 
 def _without_texts(result: Result, error: Exception) -> Result:
     """The result without its texts, which this error kept from being stored."""
-    kept_answer.unstorable(result, error)
+    unstorable(result, error)
     result.cost, result.is_bare = None, True
     return result
+
+
+def unstorable(result: Result, error: Exception) -> None:
+    """Keep nothing of the answer but its status, since this error kept it from being stored."""
+    status = getattr(result.response, "status_code", None)
+    why = f"what it said could not be stored ({type(error).__name__})"
+    result.kept, result.error, result.why = NOTHING, why, why if result.why else ""
+    if isinstance(status, int) and 100 <= status < 1000:
+        was_there = {"response_headers": {}, "response_form": answers.WITHHELD, "response_size": 0}
+        result.kept = {**NOTHING, "response_status": status, **was_there}
+    if result.hold is not None:
+        result.hold["reason"] = why
 
 
 def interruption(raised: BaseException | None) -> BaseException | None:
@@ -137,19 +154,6 @@ def interruption(raised: BaseException | None) -> BaseException | None:
     while isinstance(raised, Exception) and not isinstance(raised, SoftTimeLimitExceeded):
         raised = raised.__context__
     return raised
-
-
-def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
-    """The result with nothing secret in its texts, nor in what is kept of its answer: these values,
-    and whatever looks like a credential.
-
-    What a hook, a handler or a provider said may repeat what it was given, so its texts lose the
-    call's own strings too: they are logged, and are not encrypted.
-    """
-    says = result.error or result.why or result.hold
-    payload = payload_of(result.job.method, result.job.params) if says else []
-    kept_answer.keep(result, values, lambda text: clean(text, values, payload))
-    return result
 
 
 def correction(job: Job, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
@@ -187,7 +191,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
         "sent_at": sent_at,
         "finished_at": finished_at,
         "outcome": result.outcome,
-        **(result.kept or kept_answer.NOTHING),
+        **(result.kept or NOTHING),
         "error_message": result.error[:LONGEST_MESSAGE],
         "cost": cost,
         "calls": cost_of(cost, "calls"),

@@ -1,24 +1,32 @@
 """Makes one call: its HTTP request, or what its method's handler does, once its slot has opened.
+And says what is kept of the answer, with nothing secret in it.
 
-In: a job that is fit. Out: its result, with nothing secret in its texts. Never retries by itself,
+In: a job that is fit. Out: its result, which whoever records only writes. Never retries by itself,
 and never raises: whatever a hook or a handler raises is that call's failure.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
-from callqueue import clocks, conf, texts, transitions
+from celery.exceptions import SoftTimeLimitExceeded
+
+from callqueue import answers, clocks, conf, states, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
 from callqueue.execution import judging, starvation, wire
-from callqueue.execution.recorder import scrubbed
+from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
 from callqueue.execution.trip import Starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
-from callqueue.security.withholding import at_work
+from callqueue.security.redaction import REDACTED, redact_headers
+from callqueue.security.withholding import WITHHELD, at_work, clean, holds, payload_of, withhold
 from callqueue.sending import disclosure
 from callqueue.sending.disclosure import Disclosed
 from callqueue.transitions import Job, Result
@@ -26,6 +34,15 @@ from callqueue.transitions import Job, Result
 # seconds that the first answer of a rule is expected to take, before this process knows better
 SLOW = 1.0
 LEFT = "the worker was stopped before the first byte was sent"
+MOST_HEADERS, LONGEST_NAME, LONGEST_VALUE = 100, 200, 2000
+MOST_OF_HEADERS = 32768  # characters of all headers that are looked at
+EDGE = 1024  # characters, the end of which may be half of what redaction takes out
+LONGEST_SIZE = 2**31 - 1
+_WIDE = ("utf-16", "utf-32")
+# characters of an answer from which on it is cleaned in its rule's turn
+LARGE = 8192
+NOT_KEPT = "[not kept: many answers of this rule are being cleaned]"
+_turns: dict[str, threading.Lock] = {}
 # by rule: seconds from the last request of this process to its answer
 _waits: dict[str, float] = {}
 
@@ -162,3 +179,143 @@ def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     if job.first_sent_dt is None:
         job.first_sent_dt = job.now()
     return handler(params, context)
+
+
+# --- What is kept of an answer: cut before it is looked at, so that the work has a bound, and after
+# it, so that no half of a secret or of a credential is left
+
+
+def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
+    """The result with nothing secret in its texts, nor in what is kept of its answer: these values,
+    and whatever looks like a credential.
+
+    What a hook, a handler or a provider said may repeat what it was given, so its texts lose the
+    call's own strings too: they are logged, and are not encrypted.
+    """
+    hold = result.hold or {"reason": ""}
+    said = {result.error, result.why, hold["reason"]} - {""}
+    payload = payload_of(result.job.method, result.job.params) if said else []
+    with _turn(result) as is_had:
+        cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
+        result.error, result.why = cleaned[result.error], cleaned[result.why]
+        hold["reason"] = cleaned[hold["reason"]]
+        try:
+            result.kept = _columns(result, values) if is_had else _withheld(result)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # of a response that a hook has changed
+            unstorable(result, error)
+    return result
+
+
+@contextmanager
+def _turn(result: Result) -> Iterator[bool]:
+    """Clean a large answer in its rule's turn: all threads of a process share one interpreter, and
+    whoever wrote an answer decides what it costs to clean. False where the turn does not come while
+    there is time.
+    """
+    job, response, size = result.job, result.response, 0
+    with suppress(Exception):  # a hook may have changed it
+        size = len(response.content or b"") + len(str(response.headers)) if response else 0
+    if size < LARGE:
+        yield True
+        return
+    turn = _turns.setdefault(job.rule_name, threading.Lock())
+    is_had = turn.acquire(timeout=max(0.0, (job.lease_ends - clocks.monotonic()) / 2))
+    try:
+        yield is_had
+    finally:
+        if is_had:
+            turn.release()
+
+
+def _withheld(result: Result) -> Mapping[str, Any]:
+    size = min(len(result.response.content or b""), LONGEST_SIZE)
+    return {
+        **NOTHING,
+        "response_status": result.response.status_code,
+        "response_headers": {},
+        "response_body": NOT_KEPT,
+        "response_form": answers.WITHHELD,
+        "response_size": size,
+    }
+
+
+def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
+    response = result.response
+    if response is None:
+        if result.outcome != states.SUCCEEDED:
+            return NOTHING
+        return {**NOTHING, **_body(_as_json(result.value), "utf-8", result, values)}
+    return {
+        "response_status": response.status_code,
+        "response_headers": _headers(response.headers, values),
+        **_body(response.content or b"", response.encoding, result, values),
+    }
+
+
+def _headers(given: Mapping[str, Any], values: tuple[str, ...]) -> dict[str, str]:
+    """The headers: cut, cleaned, and cut again."""
+    kept, long, size = dict[str, str](), set[str](), 0
+    for name, value in islice(given.items(), MOST_HEADERS):
+        name, text = str(name)[: LONGEST_NAME + EDGE], str(value)
+        is_long, text = len(text) > LONGEST_VALUE + EDGE, text[: LONGEST_VALUE + EDGE]
+        if size + len(name) + len(text) > MOST_OF_HEADERS:
+            continue
+        size += len(name) + len(text)
+        kept[name] = text
+        if is_long:
+            long.add(name)
+    if values and holds("\n".join([*kept, *kept.values()]), values):
+        long = {withhold(name, values) for name in long}
+        kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
+    kept = redact_headers(kept)
+    for name in long & {name for name, text in kept.items() if text not in (REDACTED, WITHHELD)}:
+        kept[name] = kept[name][:-EDGE]
+    return {name[:LONGEST_NAME]: text[:LONGEST_VALUE] for name, text in kept.items()}
+
+
+def _body(
+    content: bytes, charset: str | None, result: Result, values: tuple[str, ...]
+) -> dict[str, Any]:
+    """The columns of a body. One that is cut is told of in the attempt's text."""
+    most = conf.current().keep(result.job.rule)
+    size = min(len(content) + (not result.is_whole), LONGEST_SIZE)
+    text = _without_secrets(content, charset, most, values)
+    is_cut = len(content) > most or not result.is_whole
+    if text is None:
+        text, form = answers.packed(content[:most], charset, is_cut=is_cut)
+    else:
+        text = text.encode()[:most].decode("utf-8", "ignore")
+        form = answers.SCRUBBED_CUT if is_cut else answers.SCRUBBED
+    if len(content) > most > 0:
+        note = f"{most} of {size} bytes of the answer are kept"
+        result.error = f"{result.error}; {note}" if result.error else note
+    return {"response_size": size, "response_body": text, "response_form": form}
+
+
+def _without_secrets(
+    content: bytes, charset: str | None, most: int, values: tuple[str, ...]
+) -> str | None:
+    """The beginning of the body as text without secrets; None where there is none in it."""
+    if not values:
+        return None
+    start = content[: most + EDGE]
+    text = texts.decoded(start, charset)
+    is_told = holds(text, values)
+    # letters of a charset that is falsely claimed would be the secret's bytes, two or four in one
+    if not text.isascii() and (not is_told or texts.charset(charset).startswith(_WIDE)):
+        as_it_stands = texts.storable(start.decode("latin-1"))
+        if holds(as_it_stands, values):
+            text, is_told = as_it_stands, True
+    return withhold(text, values) if is_told else None
+
+
+def _as_json(value: Any) -> bytes:
+    """What a handler returned, as JSON, or its repr where it has no such form (a loop)."""
+    if value is None:
+        return b""
+    try:
+        return json.dumps(value, default=str).encode()
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(repr(value)).encode()

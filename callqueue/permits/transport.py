@@ -17,7 +17,7 @@ from requests.structures import CaseInsensitiveDict
 from callqueue import conf
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.execution import judging
-from callqueue.execution.recorder import scrubbed
+from callqueue.execution.request import scrubbed
 from callqueue.execution.wire import Answer
 from callqueue.permits.asking import Options, Wanted, rule_of
 from callqueue.permits.granted import Permit

@@ -5,10 +5,6 @@ withheld: a JSON string, a word with its neighbours, a line with its neighbours,
 text tells a value if it holds 8 ASCII letters or digits of it in a row, in any encoding listed in
 SECURITY.md; a value that has fewer is looked for whole. Whatever leaves was asked again as a whole.
 
-Whoever wrote an answer decides what it costs to clean, and all threads of a process share one
-interpreter. So it takes CPU time of an `Allowance`, most of it in its rule's turn: of a rule at
-most one answer at a time takes long, others wait for it, and no other rule does.
-
 While a call is made, log records of Celery and urllib3 that tell one of its secrets, tracebacks
 included, are dropped. Each thread has its own call.
 """
@@ -19,8 +15,6 @@ import html
 import json
 import logging
 import re
-import threading
-import time
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,13 +37,6 @@ LONGEST = 16384  # characters at each end of an error's text that are looked at
 _PAYLOAD_PART = 24  # as many characters of a payload in a row are taken out: common words are not
 _LEAST_PIECE = 6  # a part of a value that is told on its own, such as a URL's path
 _LEAST_BASE64 = 6  # characters of base64 that a short value must decide to be known by them
-
-FREE = 0.002  # CPU seconds that any answer may take at once
-MOST = 0.25  # and that it may take in its rule's turn
-LARGE = 8192  # characters from which on a text is cleaned in its rule's turn from the start
-
-clock = time.thread_time
-_turns: dict[str, threading.Lock] = {}
 
 _NESTED = re.compile(r"%(?:25)+(?=[0-9A-Fa-f]{2})|&(?:amp;|#0{0,4}38;|#[xX]0{0,4}26;)+")
 _ESCAPE = re.compile(
@@ -193,7 +180,6 @@ def _meant(escape: re.Match[str]) -> str:
 
 def _folded(text: str) -> str:
     """UTF-8, UTF-8 that was read as Latin-1, and Latin-1 come to the same."""
-    spend(len(text))
     if text.isascii():
         return text
     return _UTF_8.sub(_as_latin_1, _WIDE.sub(_as_bytes, text))
@@ -225,7 +211,6 @@ class _Wanted(NamedTuple):
         flat = reading.translate(_FLAT)
         heads = self.heads
         for at in [at for at in range(len(flat) - PART + 1) if flat[at : at + PART] in heads]:
-            spend()
             for size, form in self.forms:
                 if at + size <= len(flat) and flat[at : at + size] in form:
                     return True
@@ -315,7 +300,6 @@ def _without_payload(text: str, strings: Sequence[str]) -> str:
     text = "".join(_runs(text, long)) if long else text
     for form in forms:
         if len(form) <= _PAYLOAD_PART:
-            spend()
             text = text.replace(form, PAYLOAD)
     return text
 
@@ -326,7 +310,6 @@ def _runs(text: str, long: str) -> Iterator[str]:
     """
     step, done, at = _PAYLOAD_PART // 2, 0, 0
     while at + step <= len(text):
-        spend()
         begin, end = at, at + step
         if text[begin:end] in long:
             while begin > done and text[begin - 1 : end] in long:
@@ -348,54 +331,7 @@ def _spelled(string: str) -> Iterator[str]:
     yield from (quote(string, safe, errors="replace") for safe in ("/", ""))
 
 
-# --- What it may cost
-
-
-class TooDear(Exception):
-    """What there is to be cleaned takes more time than it may."""
-
-
-_in_force: ContextVar[Allowance | None] = ContextVar("callqueue_allowance", default=None)
-
-
-class Allowance:
-    """While the block runs, this thread cleans an answer of this rule. It waits for its turn for at
-    most `patience` seconds.
-    """
-
-    def __init__(self, rule: str, patience: float) -> None:
-        self.rule, self.patience, self.began = rule, patience, clock()
-        self.turn: threading.Lock | None = None
-
-    def __enter__(self) -> None:
-        self.token = _in_force.set(self)
-
-    def __exit__(self, *raised: object) -> None:
-        _in_force.reset(self.token)
-        if self.turn is not None:
-            self.turn.release()
-
-    def spend(self, size: int) -> None:
-        """Go on; see `spend` below."""
-        used = clock() - self.began
-        if used > MOST:
-            raise TooDear
-        if self.turn is not None or (used <= FREE and size < LARGE):
-            return
-        turn = _turns.setdefault(self.rule, threading.Lock())
-        if not turn.acquire(timeout=max(0.0, self.patience)):
-            self.patience = 0.0
-            raise TooDear
-        self.turn = turn
-
-
-def spend(size: int = 0) -> None:
-    """Go on with a step of cleaning, over a text of so many characters. TooDear where this thread's
-    allowance is used up; without one, a step costs nothing.
-    """
-    if (own := _in_force.get()) is not None:
-        own.spend(size)
-
+# --- While a call is made
 
 _LOGGERS = (
     "celery.app.trace",

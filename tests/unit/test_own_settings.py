@@ -38,7 +38,7 @@ REASONS = {
     "maintenance/reconcile.py:_hooks": "rules whose hook it has",
     "maintenance/cleanup.py:_cuts": "how long ended calls are kept; what counts, the ledger says",
     "execution/judging.py:_cut": OWN,
-    "execution/kept_answer.py:_body": OWN,
+    "execution/request.py:_body": OWN,
     "execution/in_flight.py:most": OWN,
     "ledger/holds.py:_tell": "which queue's workers tell of it",
     "execution/in_flight.py:_hand_on": OWN,
