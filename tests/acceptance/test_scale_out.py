@@ -20,12 +20,18 @@ from typing import Any
 import pytest
 
 from callqueue.models import CallQueue
-from tests.faults.stage import Keeper, wait_until
+from tests.faults.stage import Keeper
 from tests.support import servers
 from tests.support.hosts import Host, Network, NotPermitted
 from tests.support.processes import ROOT, Processes, Running
 from tests.support.recorder import Arrival, Recorder
-from tests.support.verdicts import never_over, on_a_quiet_machine, until_none_is_left, verdict
+from tests.support.verdicts import (
+    never_over,
+    on_a_quiet_machine,
+    until_none_is_left,
+    verdict,
+    wait_until,
+)
 
 Status = CallQueue.Status
 HOSTS = 4

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +34,7 @@ from callqueue.dispatch.dispenser import Dispenser
 from callqueue.models import CallQueue, DispenserState
 from callqueue.testing import travel
 from tests.support.behaviour import send
+from tests.support.verdicts import wait_until
 
 Rules = Callable[..., None]
 PATIENCE = 60  # seconds that anything may take on a busy machine
@@ -111,13 +111,6 @@ def all_go(released: Released, strike: Strike) -> None:
         send("fast")
     assert released.all.wait(PATIENCE), released.count
     assert not strike.over.is_set()
-
-
-def wait_until(is_so: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from callqueue import Rule, SlidingWindow, TokenBucket
 from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import Pass, ensure_states, release
-from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, make_together
 
@@ -40,13 +39,6 @@ def rules(settings: Any) -> None:
         RULES
     ):  # the first pass of a process looks at the clock, and what a pass remembers is written once
         release("default", [rule])
-
-
-@pytest.fixture
-def vendor(monkeypatch: pytest.MonkeyPatch) -> Vendor:
-    vendor = Vendor()
-    monkeypatch.setattr(wire, "request", vendor.request)
-    return vendor
 
 
 def send(count: int, rule: str = "plain") -> None:
@@ -92,7 +84,7 @@ def test_a_pass_is_no_dearer_where_much_waits() -> None:
 
 
 def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries(
-    vendor: Vendor,
+    remote: Vendor,
 ) -> None:
     def a_message(count: int) -> int:
         send(count)
@@ -120,7 +112,7 @@ def test_attempts_share_messages_once_there_are_enough_of_them(
     assert sum(len(ids) for _, ids in packed) == attempts
 
 
-def test_workers_that_are_behind_get_full_messages(vendor: Vendor) -> None:
+def test_workers_that_are_behind_get_full_messages(remote: Vendor) -> None:
     """Where attempts wait for a worker already, a message more for the same queue only costs
     more.
     """

@@ -10,7 +10,6 @@ lease and one round of recovery.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,13 @@ from callqueue.models import CallAttempt, CallQueue
 from tests.faults import sabotage
 from tests.support.processes import Processes, Running
 from tests.support.recorder import Arrival, Recorder
-from tests.support.verdicts import Late, never_over, on_a_quiet_machine, until_none_is_left, verdict
+from tests.support.verdicts import (
+    never_over,
+    on_a_quiet_machine,
+    until_none_is_left,
+    verdict,
+    wait_until,
+)
 
 Status = CallQueue.Status
 FINAL = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.UNKNOWN)
@@ -300,14 +305,3 @@ def children_of(pid: int) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def wait_until(
-    is_so: Callable[[], bool], seconds: float, story: Callable[[], str] = lambda: "it never came"
-) -> None:
-    """Look every twentieth of a second; Late, with the story, when the time is up."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise Late(story())
-        time.sleep(0.05)

@@ -16,11 +16,11 @@ from django.utils import timezone
 from callqueue.dispatch import choosing
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.faults import private
-from tests.faults.stage import Stage, Status, wait_until
+from tests.faults.stage import Stage, Status
 from tests.support.brokers import Broker
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder
-from tests.support.verdicts import on_a_quiet_machine
+from tests.support.verdicts import on_a_quiet_machine, wait_until
 
 Length = Callable[[Any, Any], Any]
 

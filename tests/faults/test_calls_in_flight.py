@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.celery_app import app
-from tests.faults.stage import Stage, Status, children_of, wait_until
+from tests.faults.stage import Stage, Status, children_of
 from tests.support.recorder import Arrival
-from tests.support.verdicts import verdict
+from tests.support.verdicts import verdict, wait_until
 
 LONG = 20.0  # seconds of a total timeout that no test waits for
 SLOW = pytest.mark.slow  # prefork is what most run; the other pools are for `make faults`

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults import private
-from tests.faults.stage import Stage, wait_until
+from tests.faults.stage import Stage
 from tests.faults.test_databases import at, database, migrated  # noqa: F401
-from tests.support.verdicts import on_a_quiet_machine
+from tests.support.verdicts import on_a_quiet_machine, wait_until
 
 LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/local/lib/faketime/libfaketimeMT.so.1")
 HOUR, DAY = 3600, 86400

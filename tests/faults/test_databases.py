@@ -18,11 +18,11 @@ from django.db import connection
 
 from callqueue.models import CallAttempt
 from tests.faults import private
-from tests.faults.stage import Stage, Status, wait_until
+from tests.faults.stage import Stage, Status
 from tests.support.brokers import Broker
 from tests.support.processes import ROOT, Processes
 from tests.support.recorder import Recorder
-from tests.support.verdicts import never_over, verdict
+from tests.support.verdicts import never_over, verdict, wait_until
 
 Length = Callable[[Any, Any], Any]
 TEMPLATE = "callqueue_template"

@@ -11,8 +11,8 @@ import pytest
 
 from callqueue.history.sums import counters
 from callqueue.models import CallAttempt
-from tests.faults.stage import Stage, Status, wait_until
-from tests.support.verdicts import on_a_quiet_machine
+from tests.faults.stage import Stage, Status
+from tests.support.verdicts import on_a_quiet_machine, wait_until
 
 Length = Callable[[Any, Any], Any]
 POINTS = ["inside-release", "before-publish", "inside-publish", "after-publish"]

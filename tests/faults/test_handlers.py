@@ -8,8 +8,8 @@ from typing import Any
 
 from callqueue.models import CallQueue
 from tests.celery_app import app
-from tests.faults.stage import Stage, Status, wait_until
-from tests.support.verdicts import verdict
+from tests.faults.stage import Stage, Status
+from tests.support.verdicts import verdict, wait_until
 
 Length = Callable[[Any, Any], Any]
 

@@ -18,8 +18,9 @@ from callqueue.execution import wire
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security.secrets import Secret
 from callqueue.texts import decoded
-from tests.faults.stage import Stage, wait_until
+from tests.faults.stage import Stage
 from tests.support.peer import Peer, Seen, answer_bytes, answering
+from tests.support.verdicts import wait_until
 
 FLAT = (
     24 << 20

@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from callqueue.models import CallAttempt, CallQueue, DispenserState
-from tests.faults.stage import wait_until
 from tests.support.length import examples
 from tests.support.processes import Processes, Running
 from tests.support.recorder import Recorder, used_share
-from tests.support.verdicts import never_over, on_a_quiet_machine, verdict
+from tests.support.verdicts import never_over, on_a_quiet_machine, verdict, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 PEERS = 8

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from callqueue.models import CallQueue
-from tests.faults.stage import GRACE, Keeper, Stage, Status, children_of, wait_until
-from tests.support.verdicts import verdict
+from tests.faults.stage import GRACE, Keeper, Stage, Status, children_of
+from tests.support.verdicts import verdict, wait_until
 
 Length = Callable[[Any, Any], Any]
 POINTS = ["before-begin", "before-socket", "before-record", "inside-record", "after-record"]

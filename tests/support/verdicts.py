@@ -54,6 +54,19 @@ def _asserted_as(kind: type[AssertionError]) -> Iterator[None]:
         raise kind(str(error)) from None
 
 
+def wait_until(
+    is_so: Callable[[], Any],
+    seconds: float = 60.0,
+    story: Callable[[], str] = lambda: "it never came",
+) -> None:
+    """Look every fiftieth of a second; Late, with the story, when the time is up."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise Late(story())
+        time.sleep(0.02)
+
+
 def until_none_is_left(left: Callable[[], Any], seconds: float, *, stuck: float = 30.0) -> None:
     """Return once `left()` is false. A Verdict if that has not changed for `stuck` seconds, Late if
     it goes on changing.
