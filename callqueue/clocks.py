@@ -1,7 +1,8 @@
 """Clocks: a reading of the database's, between two instants of this process's own.
 
-The database's clock is the only one that is compared. Instants on it are microseconds since the
-epoch; monotonic instants, of this process alone, are seconds.
+The database's clock is the only one that is compared. Ledger time is what it shows less how far the
+ledger was moved (`ledger.ledger_time`): microseconds since the epoch. Monotonic instants, of this
+process alone, are seconds.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ def monotonic() -> float:
 
 @dataclass(frozen=True)
 class Reading:
-    """The database's clock, read between two instants of this process's monotonic time, and how far
-    the ledger was moved by then.
+    """Ledger time `at` some moment between two instants of this process's monotonic time, and how
+    far the ledger was `moved` by then.
 
-    Without a jump that nobody has dealt with, `at` less `moved` goes on as time does, whoever reads
-    it.
+    Without a jump that nobody has dealt with, ledger time goes on as time does, whoever reads it.
     """
 
     at: int
@@ -43,14 +43,19 @@ class Reading:
     after: float
     moved: int = 0
 
-    def jump_to(self, later: Reading) -> int:
-        """By how much the clock went further (or less far) until `later` than time and the ledger
-        did; 0 within the tolerance.
+    @property
+    def wall(self) -> int:
+        """What the database's clock showed."""
+        return self.at + self.moved
 
-        Errs upwards, by no more than the readings took: what is moved along by it ages late, never
-        early.
+    def jump_to(self, later: Reading) -> int:
+        """By how much ledger time went further (or less far) until `later` than time did; 0 within
+        the tolerance.
+
+        Errs upwards, by no more than the readings took: ledger time that is set back by it is late,
+        never early.
         """
-        went = (later.at - later.moved) - (self.at - self.moved)
+        went = later.at - self.at
         least, most, slack = self._bounds(later)
         return 0 if least - slack <= went <= most + slack else went - least
 
@@ -59,14 +64,14 @@ class Reading:
         than time surely went by.
         """
         least, _, slack = self._bounds(later)
-        return min(later.at, self.at + (later.moved - self.moved) + least + slack)
+        return min(later.at, self.at + least + slack)
 
     def latest(self, instant: float) -> int:
-        """The latest that the database's clock can have shown at this monotonic instant."""
+        """The latest that ledger time can have been at this monotonic instant."""
         return self.at + round((instant - self.before) * 1_000_000)
 
     def monotonic_at(self, instant: int) -> float:
-        """A monotonic instant at which the database's clock has certainly reached `instant`."""
+        """A monotonic instant at which ledger time has certainly reached `instant`."""
         return self.after + (instant - self.at) / 1_000_000
 
     def _bounds(self, later: Reading) -> tuple[int, int, int]:

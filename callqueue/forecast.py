@@ -19,9 +19,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf, database, states, tables
-from callqueue.database import ClockNow, clock, from_us, quoted, rows, to_us
+from callqueue.database import from_us, quoted, rows
 from callqueue.ledger import account as ledger
-from callqueue.ledger import holds, rule_rows, settings
+from callqueue.ledger import holds, ledger_time, rule_rows, settings
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.ready_calls import READY
 from callqueue.limits.budgets import Book, cost_of, key_part
 from callqueue.look import LimitLook, RuleLook, alive, look, words
@@ -57,8 +58,8 @@ def has_room(using: str, rule: str, key: Any = "") -> bool:
     text = check_key(key)
     config.rule(rule)
     with database.one_view(using):
-        now = to_us(clock(using))
-        book = settings.book_in_force(using)
+        reading = ledger_time.read(using)
+        now, book = reading.at, settings.book_in_force(using).moved_by(reading.moved)
         group = book.groups[rule]
         account = _account(using, book, group, now, text)
         is_held = holds.in_force(using, group, from_us(now)).blocking(rule, text)
@@ -85,7 +86,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     if call.rule not in conf.current().rules:
         return Forecast(_("the rule %r is not in CALLQUEUE['RULES'] any more") % call.rule)
     seen = look(using, rules=[call.rule], key=call.key)
-    now, rule = from_us(seen.now), seen.rule(call.rule)
+    now, rule = seen.time, seen.rule(call.rule)
     hold = rule.hold_on(call.key)
     why = f": {hold.reason}" if hold is not None and tells_why_held else ""
     ahead = _count_ahead(call, seen.book, using)
@@ -143,7 +144,7 @@ def _dispatched(call: CallQueue, using: str) -> str:
     queue = call.queue or _("the default queue")
     if attempt is None or attempt.finished_at is not None:
         return str(_("it is %s") % call.get_status_display())
-    now = clock(using)
+    now = ledger_time.now(using)
     values = {
         "queue": queue,
         "since": _ago(now - (attempt.started_at or attempt.released_at)),
@@ -309,7 +310,7 @@ def _in_order(call: CallQueue, using: str) -> int:
 def _permits(call: CallQueue, using: str) -> Counter[str]:
     """The permits of the rule that wait, and go before it: how many each key has."""
     waiting = tables.permit_requests(using).filter(
-        rule=call.rule, attempt_id__isnull=True, alive_until__gt=ClockNow()
+        rule=call.rule, attempt_id__isnull=True, alive_until__gt=LedgerNow()
     )
     earlier = Q(priority=call.priority, due_at_dt__lt=call.due_at_dt)
     found = waiting.filter(Q(priority__gt=call.priority) | earlier)

@@ -18,7 +18,6 @@ from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 
 from callqueue import states, tables
-from callqueue.database import from_us
 from callqueue.history import sums
 from callqueue.history.sums import Sums
 from callqueue.look import Look, RuleLook, alive, look
@@ -117,7 +116,7 @@ def _families(using: str, seen: Look) -> Iterator[Any]:
         text = "Calls that ended so and wait for a decision"
         yield _gauge(name, text, {(rule,): kept.get((rule, status), 0) for rule in names}, "rule")
     text = "Since the last sign of life of any dispenser"
-    silent = alive.silence_s(seen.signs, from_us(seen.now))
+    silent = alive.silence_s(seen.signs, seen.time)
     yield _gauge("dispenser_silent_seconds", text, {(): silent})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
@@ -19,8 +19,10 @@ from callqueue import conf, states
 from callqueue.admin.curl import as_curl
 from callqueue.admin.edit_call import as_text, shown
 from callqueue.answers import answer_of
+from callqueue.database import MICROSECOND
 from callqueue.fields import UNREADABLE
 from callqueue.forecast import forecast
+from callqueue.ledger import ledger_time
 from callqueue.look import words
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.security.redaction import redact_headers, redact_text
@@ -132,9 +134,12 @@ def _events(call: CallQueue, attempts: list[CallAttempt], bodies: Mapping[int, s
     ]
     if call.status in states.WAITING and call.due_at_dt > call.created_dt:
         found.append((call.due_at_dt, _("due"), "new", None))
+    using = call._state.db or "default"
+    moved = ledger_time.moved(using) * MICROSECOND if attempts else timedelta(0)
     for one in attempts:
         title, kind = _("Attempt %d") % one.number, OUTCOMES.get(one.outcome, "other")
-        found.append((one.released_at, title, kind, _shown(one, has_body=one.pk in bodies)))
+        released_at = one.released_at + moved
+        found.append((released_at, title, kind, _shown(one, has_body=one.pk in bodies)))
     if call.expires_at_dt and call.status in states.WAITING:
         found.append((call.expires_at_dt, _("expires"), "expired", None))
     if call.finished_at_dt:

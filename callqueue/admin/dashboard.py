@@ -21,7 +21,6 @@ from callqueue.admin import rule_actions
 from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import rule_url, using
-from callqueue.database import from_us
 from callqueue.look import LimitLook, Look, Note, RuleLook, look, notes, words
 from callqueue.look.notes import ODD, WELL
 
@@ -72,7 +71,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     if request.method == "POST":
         return rule_actions.act(request, admin)
     seen, order = look(using()), request.GET.get("o", "")
-    now, told = from_us(seen.now), [(one, note_url(one)) for one in notes(seen)]
+    now, told = seen.time, [(one, note_url(one)) for one in notes(seen)]
     context = {
         "troubles": [one for one in told if one[0].kind != WELL],
         "said": [one for one in told if one[0].kind == WELL],
@@ -136,7 +135,7 @@ def _row(seen: Look, rule: RuleLook, sees_holds: bool) -> dict[str, Any]:
         if hour.throttled
         else "",
         "failed": words.count(hour.failed) if hour.failed else "",
-        "done": done_of(seen.now, rule),
+        "done": done_of(rule),
     }
 
 
@@ -152,7 +151,7 @@ def flow(rule: RuleLook) -> str:
     return f"{words.rate(rule.incoming)} → {words.rate(rule.pace.per_second)}"
 
 
-def done_of(now: int, rule: RuleLook) -> str:
+def done_of(rule: RuleLook) -> str:
     """When what is due is done: a clock time, "–" where nobody can say, nothing where there is
     nothing; and of a backlog that grows, that it does.
     """
@@ -160,7 +159,7 @@ def done_of(now: int, rule: RuleLook) -> str:
         return ""
     if (seconds := rule.seconds()) is None:
         return "–"
-    return _("grows") if rule.is_growing else words.in_so_long(from_us(now), seconds)
+    return _("grows") if rule.is_growing else words.in_so_long(rule.shown(rule.now), seconds)
 
 
 def _shown(rule: RuleLook) -> list[LimitLook]:

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy
 
 from callqueue import conf, database, states
 from callqueue.admin.base import OwnAdmin, OwnList
+from callqueue.ledger import ledger_time
 from callqueue.look.words import count
 from callqueue.models import CallAttempt, CallQueue
 
@@ -203,7 +204,7 @@ class EndedFilter(_Filter):
     def condition(self, value: str, using: str) -> Q:
         if value not in self.hours:
             return NOTHING
-        since = database.clock(using) - timedelta(hours=self.hours[value])
+        since = ledger_time.now(using) - timedelta(hours=self.hours[value])
         ended = Q(finished_at__isnull=False, finished_at__gte=since)
         return of_any_rule(using, "finished_at IS NOT NULL") & ended
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
@@ -27,8 +27,10 @@ from callqueue.admin.lists import (
     RuleFilter,
     of_any_rule,
 )
+from callqueue.ledger.ledger_time import LedgerNow
+from callqueue.ledger.rule_rows import FRAME
 from callqueue.look import words
-from callqueue.models import CallAttempt, Hold
+from callqueue.models import CallAttempt, Hold, RuleState
 from callqueue.security.redaction import redact_headers, redact_text
 
 
@@ -59,24 +61,33 @@ class HoldAdmin(_ViewOnly):
     fields = ("rule", "per", "value", "state", "since", "ends", "source", "reason")
     readonly_fields = fields
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Hold]:
+        """With ledger time, and by how much what is shown lies behind the database's clock."""
+        rows = super().get_queryset(request)
+        frame = RuleState.objects.using(rows.db).filter(rule=FRAME).values("served")
+        found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(frame), 0))
+        return found
+
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         return super().changelist_view(request, {"title": _("Holds"), **(extra_context or {})})
 
     @admin.display(description=_("state"))
-    def state(self, hold: Hold) -> str:
-        is_over = hold.until is not None and hold.until <= timezone.now()
+    def state(self, hold: Any) -> str:
+        is_over = hold.until is not None and hold.until <= hold.now
         kind, said = ("done", _("over")) if is_over else ("unknown", _("in force"))
         return format_html('<span class="cq-status cq-{}">{}</span>', kind, said)
 
     @admin.display(description=_("since"))
-    def since(self, hold: Hold) -> str:
-        return words.instant(hold.began_at)
+    def since(self, hold: Any) -> str:
+        return words.instant(hold.began_at + hold.moved * database.MICROSECOND)
 
     @admin.display(description=_("until"))
-    def ends(self, hold: Hold) -> str:
-        return words.instant(hold.until) if hold.until else str(_("until it is resumed"))
+    def ends(self, hold: Any) -> str:
+        if not hold.until:
+            return str(_("until it is resumed"))
+        return words.instant(hold.until + hold.moved * database.MICROSECOND)
 
 
 class CallAttemptAdmin(LongAdmin, _ViewOnly):

@@ -22,7 +22,6 @@ from callqueue.admin import charts, dashboard, rule_actions
 from callqueue.admin.base import OwnAdmin, may
 from callqueue.admin.readonly import may_see_holds
 from callqueue.admin.rule_actions import using
-from callqueue.database import from_us
 from callqueue.history import errors, sums
 from callqueue.history.audit import audit
 from callqueue.history.sums import Sums
@@ -58,7 +57,7 @@ def page(request: HttpRequest, admin: OwnAdmin) -> HttpResponse:
     if "limit" in request.GET:
         return rule_actions.preview(request, admin, name)
     seen = look(using(), rules=[name])
-    rule, now, sees_holds = seen.rule(name), from_us(seen.now), may_see_holds(request)
+    rule, now, sees_holds = seen.rule(name), seen.time, may_see_holds(request)
     context = {
         "rule": rule,
         "states": dashboard.states(rule),
@@ -96,7 +95,7 @@ def _figures(rule: RuleLook) -> list[tuple[str, str]]:
         (_("Oldest waiting"), "–" if oldest is None else words.duration(oldest)),
         (_("In flight"), flight),
         (_("In → out a second"), dashboard.flow(rule) or "–"),
-        (_("Done by"), dashboard.done_of(rule.now, rule) or "–"),
+        (_("Done by"), dashboard.done_of(rule) or "–"),
     ]
 
 
@@ -105,7 +104,7 @@ def ends(rule: RuleLook, seconds: float | None) -> str:
     if seconds is None:
         why = WHY.get(rule.why_unknown)
         return str(why or _("no estimate: calls that go before its own take all of a limit"))
-    at = words.in_so_long(from_us(rule.now), seconds)
+    at = words.in_so_long(rule.shown(rule.now), seconds)
     return _("done by %(at)s, in %(in)s") % {"at": at, "in": words.duration(seconds)}
 
 
@@ -116,7 +115,7 @@ def _limit(seen: Look, rule: RuleLook, limit: LimitLook) -> dict[str, Any]:
         soonest = seen.now + SECOND
         opens = (
             _("with an answer") if at is None
-            else words.clock_time(from_us(max(at, soonest)), from_us(seen.now))
+            else words.clock_time(seen.shown(max(at, soonest)), seen.time)
         )  # fmt: skip
     return {
         "id": limit.budget.known_as,
@@ -172,7 +171,7 @@ def _keys(rule: RuleLook) -> dict[str, Any]:
             for key, count, is_held in shown
         ],
         "keys_count": words.count(count_of_keys),
-        "others_done": "" if others is None else words.in_so_long(from_us(rule.now), others),
+        "others_done": "" if others is None else words.in_so_long(rule.shown(rule.now), others),
     }
 
 
@@ -205,7 +204,7 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 
 def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
     """The sums, by calendar days and lately, and a chart of the last 24 hours."""
-    now, here = seen.now // SECOND, from_us(seen.now)
+    now, here = seen.now // SECOND, seen.time
     zone = _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
@@ -229,7 +228,7 @@ def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
         "chart_rows": [
             (charts.time_of(start), _counts(one)) for start, one in stretches[::-1] if one.sent
         ],
-        "summed": words.clock_time(from_us(seen.summed_until), here) if seen.summed_until else "",
+        "summed": seen.summed_until and words.clock_time(seen.shown(seen.summed_until), here),
     }
 
 

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 
 from callqueue import conf, database, events, tables, texts
 from callqueue.exceptions import InvalidCall
-from callqueue.ledger import holds, settings
+from callqueue.ledger import holds, ledger_time, settings
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.durations import LONGEST
 from callqueue.sending.validation import check_instant, check_key
 
@@ -29,19 +30,19 @@ def pause(
     UnknownRule suggests; InvalidCall where the pause would be over at once.
     """
     conf.current().rule(rule)
-    text, end = check_key(key), check_instant("until", until)
+    text, end, lasts = check_key(key), check_instant("until", until), None
     if seconds is not None:
         if not 0 < seconds <= LONGEST.total_seconds():
             raise InvalidCall("for", "must be longer than 0 seconds, and ten years at most")
-        end = database.clock(using) + timedelta(seconds=seconds)
-    elif end is not None and end <= database.clock(using):
+        lasts = timedelta(seconds=seconds)
+    elif end is not None and (lasts := end - database.clock(using)) <= timedelta(0):
         raise InvalidCall("until", "is in the past")
     holds.lay(
         using,
         [rule],
         "key" if text else "rule",
         text,
-        end,
+        lasts,
         reason or "paused by an operator",
         source="operator",
         replace=True,
@@ -66,8 +67,9 @@ def resume(
 
 def kept_after_restore(using: str, rule: str) -> datetime | None:
     """Until when a rule is held because the database went back in time; None where it is not."""
-    kept = tables.holds(using).filter(rule=rule, source="restored", until__gt=database.ClockNow())
-    return kept.values_list("until", flat=True).first()
+    kept = tables.holds(using).filter(rule=rule, source="restored", until__gt=LedgerNow())
+    until = kept.values_list("until", flat=True).first()
+    return None if until is None else ledger_time.to_wall(using, until)
 
 
 def change_limit(using: str, rule: str, budget_id: str, rate: str | None) -> str:

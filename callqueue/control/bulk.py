@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, states, tables, texts, transitions
+from callqueue.database import from_us
+from callqueue.ledger import ledger_time
 from callqueue.ledger.transaction import untimed
 from callqueue.sending import validation
 from callqueue.states import Move
@@ -119,7 +121,7 @@ def picked(using: str, pick: Pick) -> Any:
     if text := validation.check_key(pick.key):
         rows = rows.filter(key=text)
     if pick.since is not None:
-        rows = rows.filter(_since(using, database.clock(using) - pick.since))
+        rows = rows.filter(_since(using, pick.since))
     return rows
 
 
@@ -135,9 +137,12 @@ def _all_batches(using: str, pick: Pick, move: Move, progress: Progress | None) 
     return changed
 
 
-def _since(using: str, cut: datetime) -> Q:
-    """Calls whose end, or whose last failure, is no earlier than `cut`."""
-    attempts = tables.attempts(using).charged().filter(call_id=OuterRef("pk"), finished_at__gte=cut)
+def _since(using: str, ago: timedelta) -> Q:
+    """Calls whose end, or whose last failure, is no longer ago than that."""
+    reading = ledger_time.read(using)
+    cut, since = from_us(reading.wall) - ago, from_us(reading.at) - ago
+    of_call = tables.attempts(using).charged().filter(call_id=OuterRef("pk"))
+    attempts = of_call.filter(finished_at__gte=since)
     ended = Q(status__in=states.FINAL, finished_at_dt__gte=cut)
     failed = Q(status=states.ERROR) & Q(Exists(attempts))
     return ended | failed | Q(status__in=BY_CREATION, created_dt__gte=cut)

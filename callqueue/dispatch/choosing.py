@@ -320,7 +320,7 @@ class _Finder:
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
-        args = self.account.using, rule, self.keys.due_by, 1, self.asking.least(rule)
+        args = self.account.using, rule, 1, self.asking.least(rule)
         first = ready_calls.first(*args, locks=False)
         if not first or _unfitness(first[0], rule, self.account.book):
             return count
@@ -354,7 +354,7 @@ class _Finder:
         using, asking = self.account.using, self.asking
         if asking.alone and rule not in asking.rules_with_calls:
             return [], Wait()
-        args = using, rule, self.keys.due_by, count, asking.least(rule)
+        args = using, rule, count, asking.least(rule)
         return ready_calls.first(*args, locks=not asking.alone), Wait()
 
 

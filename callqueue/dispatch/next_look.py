@@ -103,11 +103,6 @@ def when_locked(last: Streak) -> NextLook:
     return NextLook(after=after, streak=streak)
 
 
-def when_moving(last: Streak) -> NextLook:
-    """Attempts are still to be moved along with the clock, some with each pass."""
-    return NextLook(after=LOCKED, streak=replace(last, locked=0))
-
-
 def when_outdated(last: Streak) -> NextLook:
     """The book is not what all dispensers agree on, or not all of them know yet."""
     streak = replace(last, locked=0, fruitless=last.fruitless + 1)

@@ -19,6 +19,7 @@ from callqueue import aside, broker, clocks, conf, database, events, transitions
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.release_pass import Released
 from callqueue.handlers import HTTP_METHODS
+from callqueue.ledger import ledger_time
 
 # attempts in a message at most: larger ones save little more, and all of one share its fate when a
 # worker dies
@@ -149,7 +150,7 @@ class Outbox:
         """
         for group in groups:
             if group.unpublished_from and group.sending is None:
-                now = database.clock(self.using)
+                now = ledger_time.now(self.using)
                 since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)
                 transitions.undo_released(self.using, group.rules, since)
                 group.unpublished_from = 0.0

@@ -27,7 +27,7 @@ from callqueue.dispatch.planning import Choice, Release
 from callqueue.dispatch.room import ROOMY, Room
 from callqueue.dispatch.turns import Answer, Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import clock_jumps, holds, ready_calls, rule_rows, settings
+from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, name_of
@@ -85,16 +85,17 @@ class LockedRule:
     has_calls: bool = True
 
 
-def charge(account: Account, releases: Sequence[Release]) -> Charged:
-    """Write the releases: the calls are DISPATCHED, and an open attempt of each stands in the
-    ledger, and of each permit. A statement for each queue, and one or two for the attempts.
+def charge(account: Account, releases: Sequence[Release], wall: datetime) -> Charged:
+    """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
+    attempt of each stands in the ledger, and of each permit. A statement for each queue, and one or
+    two for the attempts.
     """
     calls = [made for made in releases if made.candidate.asked is None]
     permits = [made for made in releases if made.candidate.asked is not None]
     by_queue: dict[str, list[int]] = {}
     for made in calls:
         by_queue.setdefault(made.queue, []).append(made.candidate.id)
-    transitions.release(account.using, by_queue, account.now)
+    transitions.release(account.using, by_queue, wall)
     ids = _insert_attempts(account, calls + permits) if releases else []
     granted = {
         made.candidate.asked.owner: attempt_id
@@ -267,8 +268,6 @@ def release(
             locked = _lock(using, book, group, watch)
             if locked is None:
                 return Pass(next_look=next_look.when_locked(last))
-            if not _are_moved(locked):
-                return Pass(next_look=next_look.when_moving(last))
             made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch, room)
             transitions.fail(using, made.choice.unfit)
     except Outdated:
@@ -290,9 +289,9 @@ def permit(using: str, book: Book, own: Candidate, lead: float, within: float | 
     try:
         with database.writing(using):
             locked = _lock(using, book, book.groups[own.rule], watch, looks_for_calls=True)
-            if locked is None or not _are_moved(locked):
+            if locked is None:
                 return Answer()
-            own = _as_asked(own, locked.now, within)
+            own = _as_asked(own, locked, within)
             asking = _asking(locked, own)
             if asking is None:
                 return Answer(is_gone=True)
@@ -311,16 +310,14 @@ def _left(asking: Asking, choice: Choice) -> Asking:
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
-    """Make the row of every rule that has none yet, and the one of the clock's jumps."""
-    clock_jumps.make_frame(using)
+    """Make the row of every rule that has none yet, and the one of ledger time's frame."""
+    ledger_time.make_frame(using)
     rule_rows.ensure(using, rules)
 
 
 @dataclass(frozen=True)
 class _Locked:
-    """The rows of a group's rules, locked at `now`, the instant that `reading` may be taken for.
-    `moving`: the rules with attempts that are still to be moved along with the clock.
-    """
+    """The rows of a group's rules, locked at `now`, the instant that `reading` may be taken for."""
 
     using: str
     book: Book
@@ -328,7 +325,11 @@ class _Locked:
     rows: Mapping[str, LockedRule]
     now: int
     reading: Reading
-    moving: frozenset[str]
+
+    @property
+    def wall(self) -> datetime:
+        """That instant as the database's clock shows it."""
+        return from_us(self.now + self.reading.moved)
 
 
 @dataclass(frozen=True)
@@ -368,25 +369,25 @@ def _lock(
     found = database.rows(using, sql, group)
     if len(found) < len(group):
         return None
-    reading = clock_jumps.brought(using, before, *found[0][:2])
+    reading = ledger_time.brought(using, before, *found[0][:2])
     rows = {
         rule: LockedRule(
             passes, served, database.loaded(memo), *map(bool, (corrected, permits, calls))
         )
-        for _, _, _, _, rule, passes, served, memo, corrected, permits, calls, *_ in found
+        for _, _, _, rule, passes, served, memo, corrected, permits, calls, *_ in found
     }
     now = watch.credited(reading)
     if now is None:
         return None
-    if found[0][3] != book.version:
+    if found[0][2] != book.version:
         raise Outdated
+    book = book.moved_by(reading.moved)
     # What such a pass has charged is not to be seen before it is committed, and perhaps it has no
     # other row in common with this one.
     former = book.left_lately(group, now).difference(group)
     if former and not rule_rows.are_free(using, former):
         return None
-    moving = frozenset(database.loaded(found[0][2]) or ())
-    return _Locked(using, book, group, rows, now, reading, moving)
+    return _Locked(using, book, group, rows, now, reading)
 
 
 def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str:
@@ -406,8 +407,8 @@ def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str
     of_rule = ready_calls.of_rule_sql(f"{rules}.rule")
     has_calls = f"EXISTS (SELECT 1 FROM {calls} c WHERE {of_rule})" if looks_for_calls else "1"
     return (
-        f"SELECT {database.clock_sql(using)}, {clock_jumps.moved_sql(using)}, "
-        f"{clock_jumps.moving_sql(using)}, {settings.version_sql(using)}, "
+        f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
+        f"{settings.version_sql(using)}, "
         f"rule, passes, served, memo, {is_corrected}, {has_permits}, {has_calls}"
         f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
@@ -415,19 +416,11 @@ def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str
     )
 
 
-def _are_moved(locked: _Locked) -> bool:
-    """Whether all that counts for the group has been moved along with the clock; if not, some more
-    is now.
-    """
-    wanted = locked.moving and locked.moving & locked.book.counted_rules(locked.group)
-    return not wanted or clock_jumps.move_on(locked.using, wanted)
-
-
-def _as_asked(own: Candidate, now: int, within: float | None) -> Candidate:
-    """The permit as of now, by the database's clock."""
-    until = None if within is None else now + round(within * 1_000_000)
+def _as_asked(own: Candidate, locked: _Locked, within: float | None) -> Candidate:
+    """The permit as of now."""
+    until = None if within is None else locked.now + round(within * 1_000_000)
     asked = None if own.asked is None else replace(own.asked, until=until)
-    return replace(own, due_at=own.due_at or from_us(now), asked=asked)
+    return replace(own, due_at=own.due_at or locked.wall, asked=asked)
 
 
 def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
@@ -451,7 +444,7 @@ def _make(locked: _Locked, asking: Asking, lead: float, batch: int, room: Room =
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
     served = {rule: row.served for rule, row in locked.rows.items()}
     choice = choose(account, held, served, batch, asking, room)
-    charged = charge(account, choice.releases)
+    charged = charge(account, choice.releases, locked.wall)
     if not asking.alone:
         account.memo.binding = dict(choice.binding)
     remember(account, locked.rows, choice.releases)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from callqueue import database, tables
 from callqueue.clocks import Reading
@@ -35,7 +36,6 @@ class KeysInTurn:
     def __init__(self, account: Account, held: holds.Held, batch: int) -> None:
         self.account, self.held, self.batch = account, held, batch
         self.using, self.now = account.using, account.now
-        self.due_by = from_us(max(account.now, account.memo.was))
         self.rules: list[str] = []  # those whose keys take turns
         self._turns: dict[Place, Turn] = {}  # those looked at
         self._blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
@@ -132,7 +132,7 @@ class KeysInTurn:
     def _fetch(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
         """Calls of each key, and the keys without any: they have none, or it is locked."""
         wanted = {turn.pair: n for turn, n in counts.items()}
-        found, last = ready_calls.first_of_pairs(self.using, rule, self.due_by, wanted)
+        found, last = ready_calls.first_of_pairs(self.using, rule, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
         self._last.update({(rule, *pair): found_of[pair] for pair in last})
         without = [turn for turn in counts if not found_of[turn.pair]]
@@ -306,6 +306,12 @@ class Answer:
     is_misfit: bool = False
     is_outdated: bool = False
     is_gone: bool = False
+
+    @property
+    def instant(self) -> datetime | None:
+        """`until`, as the database's clock shows it."""
+        moved = 0 if self.reading is None else self.reading.moved
+        return None if self.until is None else from_us(self.until + moved)
 
 
 def answer(

@@ -27,7 +27,7 @@ from callqueue.database import from_us
 from callqueue.execution.starvation import starved
 from callqueue.fields import UNREADABLE
 from callqueue.handlers import HTTP_METHODS, methods
-from callqueue.ledger import clock_jumps, settings
+from callqueue.ledger import clock_jumps, ledger_time, settings
 from callqueue.transitions import Job
 
 # what is read of an attempt and of its call, by the name that a job has for it
@@ -87,8 +87,7 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
     jobs = [_job(row, worker, clock, steady_from) for row in rows]
     taken = set[int]()
     if jobs:
-        begun = [_begun(job, row["a.released_at"]) for job, row in zip(jobs, rows, strict=True)]
-        taken = transitions.begin(using, begun, worker)
+        taken = transitions.begin(using, [_begun(job) for job in jobs], worker, clock.moved)
     jobs = [job for job in jobs if job.attempt_id in taken]
     _leave_to_others(using, jobs)
     if len(jobs) < len(attempt_ids):
@@ -130,7 +129,7 @@ def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
     """These attempts that have a call, with it and the clock."""
     columns, attempts, calls = _columns(using)
     sql = (
-        f"SELECT {columns.sql}, {database.clock_sql(using)}, {clock_jumps.moved_sql(using)} "
+        f"SELECT {columns.sql}, {database.clock_sql(using)}, {ledger_time.moved_sql(using)} "
         f"FROM {attempts} a JOIN {calls} c ON c.id = a.call_id "
         f"WHERE a.id IN ({database.listed(attempt_ids)}) ORDER BY a.id"
     )
@@ -163,9 +162,9 @@ def _read_clock(
     """
     if rows:
         shown, moved = (rows[0][name] for name in _READING)
-        reading = clock_jumps.brought(using, before, shown, moved)
+        reading = ledger_time.brought(using, before, shown, moved)
     else:
-        reading = clock_jumps.read(using)
+        reading = ledger_time.read(using)
     narrowed, steady_from = clock_jumps.watch(using).take(reading)
     return narrowed, from_us(steady_from)
 
@@ -207,13 +206,12 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
     return job
 
 
-def _begun(job: Job, released_at: datetime) -> dict[str, Any]:
+def _begun(job: Job) -> dict[str, Any]:
     """The columns of an attempt that is begun; its lease ends no earlier than the worker's own."""
     started_at = from_us(job.clock.at)
     seconds = max(0.0, job.lease_ends - job.clock.before)
     return {
         "pk": job.attempt_id,
-        "released_at": released_at,
         "started_at": started_at,
         "worker": job.worker,
         "lease_until": started_at + timedelta(seconds=seconds),
@@ -225,11 +223,11 @@ def _begun(job: Job, released_at: datetime) -> dict[str, Any]:
 
 def _reason_against(job: Job, readable: bool, expires_at: datetime | None) -> str | None:
     """Why the call cannot be made any more, if so."""
-    if expires_at is not None and expires_at <= from_us(job.clock.at):
+    if expires_at is not None and expires_at <= from_us(job.clock.wall):
         return EXPIRED
     if job.rule is None:
         return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
-    if job.failed_count and transitions.is_key_stale(job, job.rule, from_us(job.clock.at)):
+    if job.failed_count and transitions.is_key_stale(job, job.rule, from_us(job.clock.wall)):
         return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
     if not readable:
         return (

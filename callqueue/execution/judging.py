@@ -40,27 +40,29 @@ def of_answer(job: Job, answer: Answer) -> Result:
     if answer.sent_at is not None:
         sent_at = min(ended_at, job.shown_at(job.arrived_by(answer.sent_at, ended_mono)))
     if answer.sent and job.first_sent_dt is None:
-        job.first_sent_dt = sent_at or ended_at
-    return _of_answer(job, answer, ended_at).at(ended_at, ended_mono, sent_at)
+        job.first_sent_dt = job.wall(sent_at or ended_at)
+    return _of_answer(job, answer, job.wall(ended_at)).at(ended_at, ended_mono, sent_at)
 
 
 def of_value(job: Job, value: object) -> Result:
     """The result of what a handler returned: an outcome, or what is kept of a success."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     verdict = value if isinstance(value, outcome.OUTCOMES) else Succeeded(value)
-    return _judged(job, verdict, ended_at).at(ended_at, ended_mono)
+    return _judged(job, verdict, job.wall(ended_at)).at(ended_at, ended_mono)
 
 
 def failed(job: Job, why: str) -> Result:
     """Nothing was sent, or a handler failed: retried under the rule's Retry."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_failure(job, job.rule, why, ended_at).at(ended_at, ended_mono)
+    now = job.wall(ended_at)
+    return transitions.after_failure(job, job.rule, why, now).at(ended_at, ended_mono)
 
 
 def lost(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    return transitions.after_loss(job, job.sound_rule, why, ended_at).at(ended_at, ended_mono)
+    now = job.wall(ended_at)
+    return transitions.after_loss(job, job.sound_rule, why, now).at(ended_at, ended_mono)
 
 
 def unfit(job: Job) -> Result:
@@ -68,7 +70,7 @@ def unfit(job: Job) -> Result:
     if job.unfit == claim.EXPIRED:
         return transitions.after_expiry(job).at(job.now(), 0.0)
     if job.unfit == claim.NEWER:
-        return transitions.after_void(job, job.unfit, job.now() + ELSEWHERE)
+        return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
     if job.unfit == claim.STARVED:
         starvation.pause.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
@@ -129,7 +131,7 @@ def _default(job: Job, response: Any) -> Outcome:
         response.status_code,
         response.headers,
         retry_statuses=retry.statuses,
-        now=job.now(),
+        now=job.wall(job.now()),
         max_hold=retry.max_hold,
     )
 

@@ -21,7 +21,7 @@ from callqueue import answers, callbacks, clocks, database, events, states, tran
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
-from callqueue.ledger import clock_jumps, holds, settings
+from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
@@ -85,12 +85,11 @@ def write(using: str, results: Sequence[Result]) -> int:
 def lay(using: str, result: Result) -> None:
     """Lay the hold that an answer asked for, as long as it asked, whatever the clock has done."""
     assert result.hold is not None
-    if not database.in_transaction(using):
-        # What follows a jump is not to be moved along with what was before it.
-        clock_jumps.watch(using).settle()
-    until = result.hold["until"] + astray(result, clock_jumps.read(using))
-    rules = _sharers(using, result.job.rule_name, result.hold["per"])
-    holds.lay(using, rules, **{**result.hold, "until": until}, source="provider")
+    hold, reading = dict(result.hold), ledger_time.read(using)
+    ends = hold.pop("until") - timedelta(microseconds=result.job.clock.moved)
+    lasts = ends + astray(result, reading) - from_us(reading.at)
+    rules = _sharers(using, result.job.rule_name, hold["per"])
+    holds.lay(using, rules, **hold, lasts=lasts, source="provider")
     result.hold = None
 
 
@@ -199,7 +198,7 @@ def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
 
 
 def _instants(result: Result, reading: Reading) -> tuple[datetime | None, datetime]:
-    """When it was sent and answered, on the database's clock as it is now."""
+    """When it was sent and answered, in ledger time as it is now."""
     if result.ended_at is None:
         return result.sent_at, from_us(reading.at)
     by = astray(result, reading)

@@ -177,7 +177,7 @@ def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
         is_last=job.failed_count + 1 >= job.sound_rule.retry.max_attempts,
     )
     if job.first_sent_dt is None:
-        job.first_sent_dt = job.now()
+        job.first_sent_dt = job.wall(job.now())
     return handler(params, context)
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from callqueue import conf, database, events, states, tables
+from callqueue import conf, events, states, tables
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
-from callqueue.ledger import settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.limits.kinds import SECOND, Limit
 
@@ -85,11 +85,12 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
 
     Tells `limit_exceeded` of each limit that was, unless `tell` is false.
     """
-    book = settings.book_in_force(using)
+    reading = ledger_time.read(using)
+    book = settings.book_in_force(using).moved_by(reading.moved)
     if rules:
         group = {other for rule in rules for other in book.groups[rule]}
         book = replace(book, budgets={name: book.budgets[name] for name in group})
-    now = database.clock(using)
+    now = from_us(reading.at)
     cut = now - since
     result = judge(book, _attempts(using, book, to_us(cut), to_us(now)), to_us(now), cut)
     for found in result.exceeded if tell else ():

@@ -21,9 +21,8 @@ from callqueue.database import (
     places,
     rows,
     slot_sql,
-    to_us,
 )
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import ledger_time
 from callqueue.limits.kinds import SECOND
 
 MINUTE_S, QUARTER_S, HOUR_S, DAY_S = 60, 900, 3600, 86400
@@ -137,9 +136,7 @@ def add_up(using: str) -> bool:
         summed = _locked(using)
         if summed is None:
             return False
-        if clock_jumps.lag(using):  # what ended before `until` may come after it
-            return clock_jumps.move_on(using)
-        last = to_us(database.clock(using)) - LATE_S * SECOND
+        last = ledger_time.read(using).at - LATE_S * SECOND
         until = min(last, summed.until + STEP_S * SECOND)
         if until <= summed.until:
             return False
@@ -159,10 +156,10 @@ def settle(using: str) -> bool:
         summed = _locked(using)
         if summed is None:
             return False
-        now = to_us(database.clock(using)) // SECOND
+        now = ledger_time.read(using).at // SECOND
         start = -(-max(summed.settled, now - DAY_S) // QUARTER_S) * QUARTER_S
         end = start + QUARTER_S
-        if end > now - SETTLED_S or end * SECOND > summed.until or clock_jumps.lag(using):
+        if end > now - SETTLED_S or end * SECOND > summed.until:
             return False
         before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
         counted = _longer(_counted(using, start * SECOND - 1, end * SECOND - 1), QUARTER_S)
@@ -185,7 +182,7 @@ def _locked(using: str) -> Any:
     """The row that says how far sums are; None where somebody else has it."""
     row = database.locked(tables.summed(using).all()).first()
     if row is None and not tables.summed(using).exists():
-        now = to_us(database.clock(using))
+        now = ledger_time.read(using).at
         quarter = now // SECOND // QUARTER_S * QUARTER_S
         first = tables.Summed(pk=1, until=now - HOUR_S * SECOND, settled=quarter - HOUR_S)
         tables.summed(using).bulk_create([first], ignore_conflicts=True)

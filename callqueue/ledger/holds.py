@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Q
 
-from callqueue import broker, conf, database, events, tables
+from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import ready_calls
+from callqueue.ledger import ledger_time, ready_calls
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import key_part
 
@@ -104,32 +105,33 @@ def lay(
     rules: Sequence[str],
     per: str,
     value: str,
-    until: datetime | None,
+    lasts: timedelta | None,
     reason: str,
     *,
     source: str,
     extend: bool = True,
     replace: bool = False,
 ) -> bool:
-    """Hold a scope of these rules. True if it was not held before by the same source; a hold in
-    force only ever gets longer.
+    """Hold a scope of these rules for so long, or until it is lifted. True if it was not held
+    before by the same source; a hold in force only ever gets longer.
 
     With `extend=False` a hold in force stays as it is; with `replace=True` it is as if it was laid
     now, and may get shorter.
     """
     scope = {"per": per, "value": value, "source": source}
 
-    def work(locked: Locked) -> bool:
+    def work(locked: Locked) -> tuple[bool, datetime | None]:
         ready_calls.lock(using, rules)
+        until = None if lasts is None else locked.now + lasts
         laid = [
             _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)
             for rule in sorted(rules)
         ]
         if replace:
             ready_calls.wake_all(using, rules)
-        return any(laid)
+        return any(laid), None if lasts is None else locked.wall + lasts
 
-    laid = transaction(using, work)
+    laid, until = transaction(using, work)
     if laid:
         _tell(rules, scope, until, reason)
     return laid
@@ -145,7 +147,7 @@ def lay_in_pass(
     """
     scope = {"per": "rule", "value": "", "source": source}
     if _lay(using, {"rule": rule, **scope}, until, reason, now, extend=False, replace=False):
-        _tell([rule], scope, until, reason)
+        _tell([rule], scope, ledger_time.to_wall(using, until), reason)
 
 
 def _tell(
@@ -203,7 +205,7 @@ def lift(
 
     def work() -> int:
         ready_calls.wake_all(using, [rule])
-        now = Q(until__isnull=True) | Q(until__gt=database.ClockNow())
+        now = Q(until__isnull=True) | Q(until__gt=LedgerNow())
         count = stored.filter(now).count()
         stored.delete()
         return count

@@ -23,16 +23,14 @@ class Memo:
     void; and so has a rule that shared a budget by another version, and has no row in the group.
 
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
-    their `Kept` says. `places`: by rule, where the look for keys stopped. `was`: what the clock
-    showed before it jumped, so that what was due then still is. `keys_of`: the version by which
-    keys were last found to be blocked; None: not known. `binding`: by rule, the budget that kept
-    its next call back, by id; for who looks.
+    their `Kept` says. `places`: by rule, where the look for keys stopped. `keys_of`: the version by
+    which keys were last found to be blocked; None: not known. `binding`: by rule, the budget that
+    kept its next call back, by id; for who looks.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
     tallies: dict[str, Any] = field(default_factory=dict)
     places: dict[str, list[Any]] = field(default_factory=dict)
-    was: int = 0
     keys_of: int | None = None
     binding: dict[str, str] = field(default_factory=dict)
 
@@ -47,7 +45,6 @@ class Memo:
         version in force.
         """
         stored = kept[min(group)][1] if min(group) in kept else {}
-        was = int(stored.get("was", 0))
         version = {rule: passes for rule, (passes, _) in kept.items()}
         own = name_of(group, settings)
         if (
@@ -55,12 +52,11 @@ class Memo:
             or set(kept) != set(group)
             or any(memo.get("group") != own for _, memo in kept.values())
         ):
-            return cls(was=was)
+            return cls()
         return cls(
             dict(stored["levels"]),
             dict(stored["tallies"]),
             dict(stored["places"]),
-            was,
             stored.get("keys_of"),
             dict(stored.get("binding", {})),
         )

@@ -125,12 +125,12 @@ def of_rule_sql(rule: str) -> str:
 
 
 def first(
-    using: str, rule: str, now: datetime, count: int, least: int = -TOP, *, locks: bool = True
+    using: str, rule: str, count: int, least: int = -TOP, *, locks: bool = True
 ) -> list[Candidate]:
     """The next `count` calls of a rule, of priority `least` or higher, locked; calls that someone
     else has locked are passed over. Without `locks`, for who will not release them, all.
     """
-    where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
+    where, params = READY, list[Any]([rule])
     if least > -TOP:
         where, params = f"{where} AND priority >= %s", [*params, least]
     where += f" ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"
@@ -180,17 +180,16 @@ def without_ready(using: str, rule: str, wanted: Sequence[tuple[int, str]]) -> s
 
 
 def first_of_pairs(
-    using: str, rule: str, now: datetime, counts: dict[tuple[int, str], int]
+    using: str, rule: str, counts: dict[tuple[int, str], int]
 ) -> tuple[list[Candidate], set[tuple[int, str]]]:
     """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
     before any key's second.
 
     And the keys that have no more ready calls than those.
     """
-    where, params = f"{READY} AND due_at_dt <= %s", [rule, database.as_parameter(using, now)]
     wanted = {pair: count + 1 for pair, count in counts.items()}
     found = database.first_of_each(
-        using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
+        using, TABLE, ("priority", "key"), READY, [rule], "due_at_dt, id", wanted
     )
     place: dict[int, tuple[int, int, int]] = {}
     seen = dict.fromkeys(counts, 0)
@@ -291,12 +290,6 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
     with database.writing(using):
         lock(using, rules)
         _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
-
-
-def set_back(using: str, now: int) -> None:
-    """The clock has jumped: wake keys that wait for an instant, and set turns back to now."""
-    _turns(using).exclude(blocked_on="").update(blocked_on="")
-    _turns(using).filter(served__gt=now).update(served=now)
 
 
 def discover(using: str, rule: str, now: int, places: dict[str, list[Any]]) -> bool:

@@ -7,11 +7,10 @@ from typing import Any
 
 from callqueue import database, tables
 
-# Rows that are no rule's, since no rule has these names: the one in which the clock's jumps are
-# written down (`passes`: how many, `served`: their sum), and the one of the attempts that are still
-# to be moved along (`memo`: by rule).
-FRAME, MOVING = "\njumps", "\nmoving"
-OF_NO_RULE = (FRAME, MOVING)
+# The row that is no rule's, since no rule has this name: of the frame of ledger time (`served`: how
+# far it was moved, `passes`: how often).
+FRAME = "\njumps"
+OF_NO_RULE = (FRAME,)
 # seconds without a statement after which the server ends a transaction for which others wait: its
 # process is frozen, or gone
 SILENT = 5

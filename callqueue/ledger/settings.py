@@ -15,11 +15,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import F
-
 from callqueue import conf, database, events, tables
-from callqueue.database import MICROSECOND, from_us, to_us
-from callqueue.ledger import rule_rows
+from callqueue.database import from_us, to_us
+from callqueue.ledger import ledger_time, rule_rows
 from callqueue.limits.budgets import Book
 from callqueue.limits.in_force import (
     LATE,
@@ -65,7 +63,7 @@ class Party:
         digest = digest_of(opinion)
         with database.writing(self.using):
             before = _locked(self.using)
-            now = database.clock(self.using)
+            now = ledger_time.now(self.using)
             gone = self._silent(now)
             if self.digest != digest and not _is_held(self.using, self.digest, now):
                 gone.add(self.digest)  # the settings have changed
@@ -82,7 +80,7 @@ class Party:
         join anew, since others' have changed, or one has fallen silent. Five statements.
         """
         rule_rows.ensure(self.using, self.book.rules if self.book else ())
-        now = database.clock(self.using)
+        now = ledger_time.now(self.using)
         mine = tables.opinions(self.using).filter(pk=self.digest, lapsed_at=None)
         is_held = bool(mine.update(seen_at=now))
         is_silent = bool(self._silent(now) - {self.digest})
@@ -111,7 +109,7 @@ class Party:
             return
         with database.writing(self.using):
             before = after = _locked(self.using)
-            now = database.clock(self.using)
+            now = ledger_time.now(self.using)
             if not _is_held(self.using, self.digest, now):
                 after = _changed(self.using, before, {}, {self.digest}, now)
         self.book = None
@@ -173,7 +171,8 @@ def book_in_force(using: str, own: Book | None = None, *, at: int | None = None)
     at = version(using) if at is None else at
     kept = _books.get(using)
     if kept is None or kept[0] != at or kept[1] is not own:
-        book = read(using).book(own, to_us(database.clock(using))) if at else Stated().book(own, 0)
+        now = to_us(ledger_time.now(using)) if at else 0
+        book = (read(using) if at else Stated()).book(own, now)
         kept = _books[using] = (at, own, book)
     return kept[2]
 
@@ -232,7 +231,7 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
         rates = {name: old for name, old in before.rates.items() if name != limit}
         rates |= {} if rate is None else {limit: rate}
         if rates != before.rates:
-            _raise_version(using, before.version, database.clock(using), rates=rates)
+            _raise_version(using, before.version, ledger_time.now(using), rates=rates)
     states = tables.rule_states(using).exclude(rule__in=rule_rows.OF_NO_RULE)
     busy = set(states.values_list("rule", flat=True))
     end = time.monotonic() + PATIENCE
@@ -241,14 +240,6 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
             rows = states.filter(rule__in=busy).order_by("rule")
             busy -= set(database.locked(rows).values_list("rule", flat=True))
         time.sleep(PAUSE if busy else 0.0)
-
-
-def shift(using: str, by: int) -> None:
-    """Move the instants of opinions along with a clock that jumped. In a transaction."""
-    if version(using):
-        before, jump = _locked(using), by * MICROSECOND
-        tables.opinions(using).update(seen_at=F("seen_at") + jump, lapsed_at=F("lapsed_at") + jump)
-        _raise_version(using, before.version, database.clock(using))
 
 
 def _locked(using: str) -> Stated:

@@ -30,7 +30,7 @@ from django.db import OperationalError
 from callqueue import clocks, database, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.states import Move
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ LOOKS = 20  # at a clock that jumps again and again, before it is taken for a da
 
 @dataclass(frozen=True)
 class Locked:
-    """What a transaction has in hand: the clock, and by primary key the status and the last attempt
+    """What a transaction has in hand: the time, and by primary key the status and the last attempt
     of the calls that it has locked.
     """
 
@@ -51,8 +51,13 @@ class Locked:
 
     @property
     def now(self) -> datetime:
-        """The database's clock."""
+        """Ledger time."""
         return from_us(self.reading.at)
+
+    @property
+    def wall(self) -> datetime:
+        """What the database's clock shows."""
+        return from_us(self.reading.wall)
 
 
 def transaction(
@@ -70,7 +75,7 @@ def transaction(
     def once() -> T:
         with database.writing(using):
             if calls is None:
-                locked = Locked(clock_jumps.held(using, lazily=lazily), {})
+                locked = Locked(ledger_time.held(using, lazily=lazily), {})
             else:
                 free, reading = calls_to_end(using, calls)
                 locked = Locked(reading, free)
@@ -131,7 +136,7 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
 
 def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, int]], Reading]:
     """Lock these calls, those that nobody else has locked: by primary key (status, last attempt);
-    and the clock, as `clock_jumps.held` reads it. One statement, where any of them is free.
+    and the clock, as `ledger_time.held` reads it. One statement, where any of them is free.
 
     To be called in a transaction.
     """
@@ -139,15 +144,15 @@ def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, i
     found = database.rows(
         using,
         "SELECT id, status, last_attempt, "
-        f"{clock_jumps.moved_sql(using, held=True)}, {database.clock_sql(using)} "
+        f"{ledger_time.moved_sql(using, held=True)}, {database.clock_sql(using)} "
         f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) "
         f"ORDER BY id{database.skip_locked(using)}",
     )
     if found:
         moved, shown = found[0][3:]
-        reading = clock_jumps.brought_held(using, before, shown, moved)
+        reading = ledger_time.brought_held(using, before, shown, moved)
     else:
-        reading = clock_jumps.held(using)
+        reading = ledger_time.held(using)
     return {pk: (status, last_attempt) for pk, status, last_attempt, _, _ in found}, reading
 
 

@@ -92,12 +92,6 @@ class Book:
         """Every budget of a group once."""
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
-    def counted_rules(self, group: Iterable[str]) -> set[str]:
-        """The rules whose attempts some budget of a group counts, former ones too; and its own."""
-        budgets = self.group_budgets(group)
-        former = {name for budget in budgets for name, _ in budget.former}
-        return {*group, *former, *(rule for budget in budgets for rule in budget.rules)}
-
     def left_lately(self, group: Iterable[str], now: int) -> set[str]:
         """The former rules of a group of which a pass by older settings may still be under way."""
         budgets = self.group_budgets(group)
@@ -110,6 +104,16 @@ class Book:
     def distinct_groups(self) -> tuple[tuple[str, ...], ...]:
         """Every group once, in the order of its first rule's name."""
         return tuple(sorted(set(self.groups.values())))
+
+    def moved_by(self, moved: int) -> Book:
+        """This book for a ledger that was moved so far: its calendars are in ledger time."""
+        if not moved or not any(b.limit.is_calendar for one in self.budgets.values() for b in one):
+            return self
+        budgets = {
+            rule: tuple(replace(b, limit=b.limit.moved_by(moved)) for b in listed)
+            for rule, listed in self.budgets.items()
+        }
+        return replace(self, budgets=budgets)
 
     def with_rates(self, rates: Mapping[str, str]) -> Book:
         """This book with rates that operators changed, by limit. Unknown limits are passed over."""

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from callqueue import conf, database, tables
+from callqueue import conf, tables
+from callqueue.ledger import ledger_time
 from callqueue.ledger.settings import SILENCE  # after which its opinion counts no more, either
 
 BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken to run
@@ -33,7 +34,9 @@ class Sign:
 
 
 def signs(using: str, now: datetime) -> list[Sign]:
-    """Every dispenser of the last day or so, the newest sign first. One statement."""
+    """Every dispenser of the last day or so, the newest sign first, in ledger time. One
+    statement.
+    """
     rows = tables.dispensers(using).order_by("-seen_at")
     columns = rows.values_list("name", "seen_at", "kind", "digest", "broker")
     return judged((Sign(*row) for row in columns), now)
@@ -48,9 +51,9 @@ def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
     return [replace(one, is_alive=one.is_alive and one.kind != "beat") for one in found]
 
 
-def alive(using: str, now: datetime | None = None) -> list[Sign]:
+def alive(using: str) -> list[Sign]:
     """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
-    return [one for one in signs(using, now or database.clock(using)) if one.is_alive]
+    return [one for one in signs(using, ledger_time.now(using)) if one.is_alive]
 
 
 def has_fallen_silent(found: Sequence[Sign]) -> bool:

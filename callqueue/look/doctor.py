@@ -21,9 +21,9 @@ from django.db import connections
 
 from callqueue import broker as the_broker
 from callqueue import conf, database, states, tables
-from callqueue.database import from_us
-from callqueue.ledger import ready_calls
+from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger import settings as in_force
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.in_force import opinion_of
 from callqueue.look import Look, alive, look, notes
 from callqueue.look.notes import BAD
@@ -256,7 +256,7 @@ def _schedule(facts: Facts) -> str:
             )
         return "none: dispensers release calls; cleanup is not late"
     place = places[0].partition(":")[0]
-    if not _is_eager() and not alive.has_beat(facts.look.signs, from_us(facts.look.now)):
+    if not _is_eager() and not alive.has_beat(facts.look.signs, facts.look.time):
         raise Wrong(
             f"in {place}, but no task of beat has run lately: nothing deletes old calls",
             "run `celery -A <project> beat`, and a worker on the queue of its tasks; or take the "
@@ -269,7 +269,7 @@ def _schedule(facts: Facts) -> str:
 
 
 def _dispenser(facts: Facts) -> str:
-    seen, now = facts.look.signs, from_us(facts.look.now)
+    seen, now = facts.look.signs, facts.look.time
     if running := [one.name for one in seen if one.is_alive]:
         return f"running: {', '.join(running)}"
     if not seen:
@@ -350,11 +350,11 @@ def _ledger(facts: Facts) -> str:
     does not know the latest calls, and would make their slots, and some of them, a second time.
     """
     signs, using = [], facts.using
-    ahead = database.clock(using) + timedelta(seconds=SKEW_S)
+    ahead = ledger_time.now(using) + timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]
     if any(at > ahead for at in [*newest, *(one.at for one in facts.look.signs)]):
         signs.append("it has rows from the future: the database's clock has been set back")
-    lately = database.ClockNow() - timedelta(hours=1)
+    lately = LedgerNow() - timedelta(hours=1)
     if held := tables.holds(using).filter(source="restored", until__gt=lately).count():
         signs.append(
             f"a dispenser found its last sign of life gone and held {held} rules: "

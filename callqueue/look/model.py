@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
 
-from callqueue.database import to_us
+from callqueue.database import from_us, to_us
 from callqueue.history.sums import Recent
 from callqueue.limits.budgets import Book, key_part
 from callqueue.limits.in_force import Difference
@@ -55,9 +55,9 @@ class HoldLook:
         """Whether it keeps back the calls of this key."""
         return self.is_on_keys and key is not None and key_part(key, self.per) == self.value
 
-    def seconds(self, now: int) -> float:
-        """Seconds until it ends; infinite where it does not by itself."""
-        return FOREVER if self.until is None else max(0.0, (to_us(self.until) - now) / SECOND)
+    def seconds(self, wall: int) -> float:
+        """Seconds until it ends, by what the clock shows; infinite where it does not by itself."""
+        return FOREVER if self.until is None else max(0.0, (to_us(self.until) - wall) / SECOND)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class RuleLook:
     name: str
     rule: Rule
     now: int
+    moved: int
     is_dispensing: bool
     has_fallen_silent: bool
     waits: Waiting
@@ -109,27 +110,32 @@ class RuleLook:
         """
         binding = [one for one in self.holds if one.per == "rule" or one.is_on_key(key)]
         on_queues: dict[str, HoldLook] = {}
-        for one in sorted(self.holds, key=self._ends_in):
+        for one in sorted(self.holds, key=self.ends_in):
             if one.per == "queue":
                 on_queues[one.value] = one
         if all(queue in on_queues for queue in self.rule.queue_names):
             of_queues = [on_queues[queue] for queue in self.rule.queue_names]
-            binding.append(min(of_queues, key=self._ends_in))
-        return max(binding, key=self._ends_in, default=None)
+            binding.append(min(of_queues, key=self.ends_in))
+        return max(binding, key=self.ends_in, default=None)
 
-    def _ends_in(self, hold: HoldLook) -> float:
-        return hold.seconds(self.now)
+    def ends_in(self, hold: HoldLook) -> float:
+        """Seconds until a hold ends."""
+        return hold.seconds(self.now + self.moved)
+
+    def shown(self, instant: int) -> datetime:
+        """An instant of ledger time as the database's clock shows it."""
+        return from_us(instant + self.moved)
 
     @property
     def held_s(self) -> float:
         """Seconds until the whole rule is not held any more."""
-        return 0.0 if self.hold is None else self.hold.seconds(self.now)
+        return 0.0 if self.hold is None else self.ends_in(self.hold)
 
     @property
     def oldest_due_s(self) -> float | None:
         """For how long the oldest call has been due; None where none is."""
-        due = self.waits.oldest_due
-        return None if due is None or due > self.now else (self.now - due) / SECOND
+        due, wall = self.waits.oldest_due, self.now + self.moved
+        return None if due is None or due > wall else (wall - due) / SECOND
 
     @property
     def binding(self) -> LimitLook | None:
@@ -267,11 +273,14 @@ def explains_pace(gate: Gate) -> bool:
 class Look:
     """All rules at one moment, in the settings' order, and what concerns them all.
 
+    `now`, and whatever is a number of microseconds, is ledger time that was `moved` so far; what is
+    a datetime is as the clock shows it.
     `signs`: of every dispenser, the newest first. `summed_until`: up to when sums are added up.
     `before`: of a look at other rates, the same moment with those in force.
     """
 
     now: int
+    moved: int
     book: Book
     rules: Sequence[RuleLook]
     signs: Sequence[Sign]
@@ -280,6 +289,15 @@ class Look:
     summed_until: int
     differences: Sequence[Difference]
     before: Look | None = None
+
+    @property
+    def time(self) -> datetime:
+        """The moment, as the database's clock shows it."""
+        return self.shown(self.now)
+
+    def shown(self, instant: int) -> datetime:
+        """An instant of ledger time as the database's clock shows it."""
+        return from_us(instant + self.moved)
 
     @property
     def dispensers(self) -> list[Sign]:

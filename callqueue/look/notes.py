@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from callqueue.database import from_us
 from callqueue.limits.kinds import SECOND
 from callqueue.look import words
 from callqueue.look.model import Look, RuleLook
@@ -69,7 +68,7 @@ def _notes(look: Look) -> Iterator[Note]:
 
 
 def _dispensers(look: Look) -> Note:
-    now = from_us(look.now)
+    now = look.time
     if running := look.dispensers:
         text = ngettext(
             "%(count)d dispenser, seen %(when)s.",
@@ -105,7 +104,7 @@ def _stalls(look: Look) -> Iterator[Note]:
         return
     rules = sorted({rule for one in stalls for rule in one.rules})
     calls = sum(one.calls for one in stalls)
-    since = from_us(min(one.since for one in stalls))
+    since = look.shown(min(one.since for one in stalls))
     text = ngettext(
         "Nobody takes calls from %(queues)s since %(since)s: %(count)s call of %(rules)s is "
         "released, and no worker has begun it.",
@@ -115,7 +114,7 @@ def _stalls(look: Look) -> Iterator[Note]:
     )
     values = {
         "queues": words.names([one.queue or _("the default queue") for one in stalls], 10),
-        "since": words.clock_time(since, from_us(look.now)),
+        "since": words.clock_time(since, look.time),
         "count": words.count(calls),
         "rules": words.names(rules),
     }
@@ -175,7 +174,7 @@ def _limits(look: Look) -> Iterator[Note]:
         told.add(limit.budget.id)
         if limit.opens_at is None or limit.opens_at - look.now < LONG_S * SECOND:
             continue
-        at = words.clock_time(from_us(limit.opens_at), from_us(look.now))
+        at = words.clock_time(look.shown(limit.opens_at), look.time)
         text = _("%(rule)s: %(limit)s is used up, and opens at %(at)s.")
         values = {"rule": rule.name, "limit": limit.name, "at": at}
         yield Note(ODD, "limit", text % values, rule.name)
@@ -187,7 +186,7 @@ def _failures(look: Look) -> Iterator[Note]:
     throttled = sum(rule.recent.hour.throttled for rule in look.rules)
     is_behind = 0 < look.summed_until < look.now - BEHIND_S * SECOND
     if is_behind:
-        at = words.clock_time(from_us(look.summed_until), from_us(look.now))
+        at = words.clock_time(look.shown(look.summed_until), look.time)
         yield Note(ODD, "behind", _("What was sent is counted up to %s.") % at)
     if failed or throttled:
         values = {"failed": words.count(failed), "throttled": words.count(throttled)}
@@ -205,7 +204,7 @@ def _workers(look: Look) -> Iterator[Note]:
             "%(count)d processes took calls in the last 5 minutes, the last %(when)s.",
             count,
         )
-        when = words.ago(from_us(look.workers[0].seen), from_us(look.now))
+        when = words.ago(look.shown(look.workers[0].seen), look.time)
         yield Note(WELL, "workers", text % {"count": count, "when": when})
 
 
@@ -218,6 +217,6 @@ def _end(look: Look) -> Note:
         text = _("When all is done cannot be said: %s.") % words.names(unknown)
         return Note(ODD, "done", text.replace("….", "…"), unknown[0])
     last = max(ends, key=lambda name: ends[name] or 0.0)
-    values = {"at": words.in_so_long(from_us(look.now), ends[last] or 0.0), "rule": last}
+    values = {"at": words.in_so_long(look.time, ends[last] or 0.0), "rule": last}
     text = _("All that is due is done by %(at)s (%(rule)s last).")
     return Note(WELL, "done", text % values, last)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from callqueue import conf, database, tables
+from callqueue import clocks, conf, database, tables
 from callqueue.database import (
     as_parameter,
     from_us,
@@ -21,7 +21,7 @@ from callqueue.database import (
     rows,
 )
 from callqueue.history import sums
-from callqueue.ledger import settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.ready_calls import READY, WAITING
 from callqueue.ledger.tallies import is_tallied
 from callqueue.limits.budgets import Book, Cost, cost_of, key_parts
@@ -51,16 +51,17 @@ def look(
     answered lately.
     """
     with database.one_view(using):
-        now, summed_until, version, signs = _moment(using)
-        book = settings.book_in_force(using, at=version)
+        now, moved, summed_until, version, signs = _moment(using)
+        book = settings.book_in_force(using, at=version).moved_by(moved)
         names = tuple(conf.current().rules if rules is None else rules)
         is_whole = rules is None and not rates
-        known = _Known.read(using, book, names, now, key, signs, is_whole=is_whole)
+        known = _Known.read(using, book, names, now, moved, key, signs, is_whole=is_whole)
         differences: Sequence[Difference] = ()
         if len(digests := {one.digest for one in known.signs if one.is_alive and one.digest}) > 1:
             differences = settings.disagreements(using, digests)
         seen = Look(
             now=now,
+            moved=moved,
             book=book,
             rules=[_rule(known, name) for name in names],
             signs=known.signs,
@@ -87,12 +88,12 @@ def idle(
     """The rule as if nothing had ever been sent, workers were plenty, each call took `latency`
     seconds and cost so much, and so many waited, spread over so many keys.
     """
-    now, _, version, _ = _moment(using)
-    book = settings.book_in_force(using, at=version)
+    now, moved, _, version, _ = _moment(using)
+    book = settings.book_in_force(using, at=version).moved_by(moved)
     waits = Waiting(ready=calls, sizes=[(-(-calls // keys), keys)])
     charged = [one for one in book.budgets[name] if one.charge_of(cost)]
     known = _Known(
-        using, book, now, [], Attempts({}, {name: Pace(latency=latency)}, [], []),
+        using, book, now, moved, [], Attempts({}, {name: Pace(latency=latency)}, [], []),
         {name: waits}, {}, {name: [limits.unused(book, one, now) for one in charged]},
     )  # fmt: skip
     costs = {(name, one.limit.unit): float(one.charge_of(cost)) for one in charged}
@@ -107,6 +108,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
         name=name,
         rule=known.book.rules[name],
         now=known.now,
+        moved=known.moved,
         is_dispensing=any(one.is_alive for one in known.signs),
         has_fallen_silent=alive.has_fallen_silent(known.signs),
         waits=known.waits[name],
@@ -126,27 +128,28 @@ def _rule(known: _Known, name: str) -> RuleLook:
     )
 
 
-def _moment(using: str) -> tuple[int, int, int, list[alive.Sign]]:
-    """The instant that it is now, up to when everything that had ended is added up (0 where nothing
-    ever was), the version of the settings in force, and every dispenser's last sign of life. One
-    statement.
+def _moment(using: str) -> tuple[int, int, int, int, list[alive.Sign]]:
+    """The instant that it is now, how far the ledger was moved, up to when everything that had
+    ended is added up (0 where nothing ever was), the version of the settings in force, and every
+    dispenser's last sign of life. One statement.
     """
     sql = (
-        f"SELECT {database.clock_sql(using)}, "
+        f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
         f"(SELECT MAX(until) FROM {tables.name(using, 'Summed')}), {settings.version_sql(using)}, "
         "name, seen_at, kind, digest, broker "
         f"FROM (SELECT 1 AS here) AS moment LEFT JOIN {tables.name(using, 'DispenserState')} "
         "ON here = 1 ORDER BY seen_at DESC"
     )
-    found = rows(using, sql)
-    shown, until, version = found[0][:3]
-    now = database.to_us(database.clock(using)) if shown is None else instant_us(shown)
+    before, found = clocks.monotonic(), rows(using, sql)
+    *shown, until, version = found[0][:4]
+    reading = ledger_time.brought(using, before, *shown)
     signs = [
-        alive.Sign(name, from_us(instant_us(at)), kind, digest, broker)
+        alive.Sign(name, from_us(instant_us(at) + reading.moved), kind, digest, broker)
         for *_, name, at, kind, digest, broker in found
         if name is not None
     ]
-    return now, int(until or 0), int(version), alive.judged(signs, from_us(now))
+    judged = alive.judged(signs, from_us(reading.wall))
+    return reading.at, reading.moved, int(until or 0), int(version), judged
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class _Known:
     using: str
     book: Book
     now: int
+    moved: int
     signs: Sequence[alive.Sign]
     attempts: Attempts
     waits: Mapping[str, Waiting]
@@ -175,6 +179,7 @@ class _Known:
         book: Book,
         names: Sequence[str],
         now: int,
+        moved: int,
         key: str | None,
         signs: Sequence[alive.Sign],
         *,
@@ -187,12 +192,12 @@ class _Known:
         if key is not None:
             found = replace(found, paces=_newest_paces(using, found.paces, names))
         keyed = {name for name in shown if any(one.limit.is_keyed for one in book.budgets[name])}
-        waits, incoming = waiting.read(using, shown, keyed, now)
+        waits, incoming = waiting.read(using, shown, keyed, now, moved)
         # of all rules, nobody asks what more calls than wait would take
         backlog = {name: one.ready for name, one in waits.items()} if is_whole else None
         listed, binding = limits.read(using, book, shown, now, key=key, backlog=backlog)
-        known = cls(using, book, now, signs, found, waits, incoming, listed, binding)
-        held, keys_held = _holds(using, now, key)
+        known = cls(using, book, now, moved, signs, found, waits, incoming, listed, binding)
+        held, keys_held = _holds(using, now, moved, key)
         return replace(
             known,
             costs=_mean_costs(known),
@@ -263,7 +268,7 @@ class _KeysHeld:
 
 
 def _holds(
-    using: str, now: int, key: str | None
+    using: str, now: int, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
     """By rule, the holds in force on the whole rule and on queues, a few of those on keys, the last
     to end first, and those on this key; and what all on keys come to. One statement.
@@ -279,7 +284,7 @@ def _holds(
     ):
         ends = None if until is None else instant_us(until)
         if per:
-            instant = None if ends is None else from_us(ends)
+            instant = None if ends is None else from_us(ends + moved)
             held.setdefault(rule, []).append(HoldLook(rule, per, value, instant, reason, source))
         else:
             seconds = FOREVER if is_endless else 0.0 if ends is None else (ends - now) / SECOND

@@ -12,7 +12,6 @@ from typing import Any
 from callqueue import tables
 from callqueue.database import (
     as_parameter,
-    clock_sql,
     from_us,
     instant_us,
     places,
@@ -49,16 +48,18 @@ class Waiting:
 
 
 def read(
-    using: str, names: Sequence[str], keyed: Collection[str], now: int
+    using: str, names: Sequence[str], keyed: Collection[str], now: int, moved: int
 ) -> tuple[dict[str, Waiting], Mapping[str, float]]:
     """What waits of each of these rules; of `keyed` ones also how it is spread over keys, which
     takes thrice as long to count. And by rule, calls that come in each second, over the last
-    minute before `now`: a burst that is over is none.
+    minute before now: a burst that is over is none.
     """
     found = {name: Waiting() for name in names}
     created: list[tuple[str, int, int, int]] = []
     later = 0
-    for kind, rule, calls, keys, first in rows(using, *_counts_sql(using, names, keyed, now)):
+    for kind, rule, calls, keys, first in rows(
+        using, *_counts_sql(using, names, keyed, now, moved)
+    ):
         if kind == _CREATED:
             created.append((rule, int(calls), int(keys), instant_us(first)))
             continue
@@ -80,14 +81,14 @@ def read(
     if later > LATER:
         for rule, waiting in _all(using, names):
             found[rule].later = max(0, waiting - found[rule].ready)
-    return found, _incoming(created, now)
+    return found, _incoming(created, now + moved)
 
 
 _LATER, _READY, _PERMITS, _CREATED = range(4)
 
 
 def _counts_sql(
-    using: str, names: Sequence[str], keyed: Collection[str], now: int
+    using: str, names: Sequence[str], keyed: Collection[str], now: int, moved: int
 ) -> tuple[str, Sequence[Any]]:
     """The statement and its parameters. Its rows: what waits, a rule, so many calls, of how many
     keys each, and when the oldest was due. Of the newest calls: in which part of the last minute so
@@ -98,11 +99,11 @@ def _counts_sql(
         f"SELECT rule, due_at_dt FROM {table} WHERE {WAITING} AND NOT ready "
         f"ORDER BY due_at_dt LIMIT {LATER + 1}"
     )
-    permits = tables.name(using, "PermitRequest")
+    permits, alive = tables.name(using, "PermitRequest"), as_parameter(using, from_us(now))
     parts = [
         f"SELECT {_LATER}, rule, COUNT(*), 1, MIN(due_at_dt) FROM ({later}) AS later GROUP BY rule",
         f"SELECT {_PERMITS}, rule, COUNT(*), 1, MIN(due_at_dt) FROM {permits} "
-        f"WHERE attempt_id IS NULL AND alive_until > {clock_sql(using)} GROUP BY rule",
+        f"WHERE attempt_id IS NULL AND alive_until > %s GROUP BY rule",
     ]
     by_key, plain = [n for n in names if n in keyed], [n for n in names if n not in keyed]
     ready = f"FROM {table} WHERE {WAITING} AND ready AND rule IN"
@@ -120,14 +121,14 @@ def _counts_sql(
             f"SELECT {_READY}, rule, calls, COUNT(*), MIN(first_due) "
             f"FROM ({of_keys}) AS of_keys GROUP BY rule, calls"
         )
-    since = now - RECENT_S * SECOND
+    since = now + moved - RECENT_S * SECOND
     part = slot_sql(using, "created_dt", since, RECENT_S * SECOND // PARTS)
     newest = f"SELECT rule, created_dt FROM {table} ORDER BY id DESC LIMIT {NEWEST}"
     parts.append(
         f"SELECT {_CREATED}, rule, COUNT(*), {part}, MIN(created_dt) FROM ({newest}) AS newest "
         f"WHERE created_dt > %s GROUP BY rule, {part}"
     )
-    return " UNION ALL ".join(parts), [*plain, *by_key, as_parameter(using, from_us(since))]
+    return " UNION ALL ".join(parts), [alive, *plain, *by_key, as_parameter(using, from_us(since))]
 
 
 def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:

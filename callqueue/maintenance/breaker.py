@@ -14,8 +14,8 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import conf, database, events, states, tables
-from callqueue.ledger import holds
+from callqueue import conf, events, states, tables
+from callqueue.ledger import holds, ledger_time
 from callqueue.limits.rules import Breaker
 from callqueue.transitions import Result
 
@@ -71,7 +71,7 @@ def _settle(using: str, name: str, *, may_trip: bool, in_pass_at: datetime | Non
     if rule is None or rule.breaker is None:
         return "closed"
     hold = _stored(using, name).first()
-    now = in_pass_at or database.clock(using)
+    now = in_pass_at or ledger_time.now(using)
     if hold is not None and hold.until > now:
         return "held"
     if hold is not None and hold.until > hold.began_at:
@@ -81,7 +81,7 @@ def _settle(using: str, name: str, *, may_trip: bool, in_pass_at: datetime | Non
         since = max(since, hold.until) if hold else since
         why = _why(rule.breaker, _ended(using, name, MOST, finished_at__gt=since))
         if why:
-            _hold(using, name, now + timedelta(seconds=rule.breaker.hold), why)
+            _hold(using, name, timedelta(seconds=rule.breaker.hold), why)
             return "held"
     return "closed"
 
@@ -100,7 +100,7 @@ def _judge_probe(
         if in_pass:
             holds.lay_in_pass(using, name, now + longer, why, now, source=SOURCE)
         else:
-            _hold(using, name, now + longer, why)
+            _hold(using, name, longer, why)
         return "held"
     mine = _stored(using, name).filter(pk=hold.pk, until=hold.until)
     if mine.update(until=now, began_at=now):
@@ -121,8 +121,8 @@ def _why(breaker: Breaker, ended: Sequence[Ended]) -> str | None:
     return None
 
 
-def _hold(using: str, name: str, until: datetime, why: str) -> None:
-    holds.lay(using, [name], "rule", "", until, why, source=SOURCE, extend=False)
+def _hold(using: str, name: str, lasts: timedelta, why: str) -> None:
+    holds.lay(using, [name], "rule", "", lasts, why, source=SOURCE, extend=False)
 
 
 def _stored(using: str, name: str) -> Any:

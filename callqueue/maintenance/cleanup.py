@@ -16,7 +16,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from callqueue import conf, database, events, states, tables
 from callqueue.database import from_us
-from callqueue.ledger import clock_jumps, settings, tallies
+from callqueue.ledger import clock_jumps, ledger_time, settings, tallies
 from callqueue.ledger.transaction import untimed
 
 BATCH = 2000
@@ -177,8 +177,9 @@ def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[in
     """
     calls = tables.calls(using).filter(pk=OuterRef("call_id"))
     cut = dict(_cuts(using, older_than)).get(states.DONE)
-    is_permit = Q(call__isnull=True)
-    kept = is_permit if cut is None else is_permit & Q(finished_at__gte=cut)
+    kept = Q(call__isnull=True)
+    if cut is not None:
+        kept &= Q(finished_at__gte=ledger_time.of_wall(using, cut))
     spent = tables.attempts(using).filter(_spent(using), ~Exists(calls)).exclude(kept)
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
@@ -189,7 +190,7 @@ def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[in
 
 
 def _ended_holds(using: str) -> Any:
-    return tables.holds(using).filter(until__lt=database.clock(using) - timedelta(days=1))
+    return tables.holds(using).filter(until__lt=ledger_time.now(using) - timedelta(days=1))
 
 
 def _delete_turns(using: str) -> None:
@@ -226,12 +227,9 @@ def _spent(using: str) -> Q:
 
 
 def _credited(using: str) -> datetime:
-    """The database's clock, no further on than time went by since this began, nor than attempts
-    have been moved along with it.
-    """
-    watch, reading = clock_jumps.watch(using), clock_jumps.read(using)
-    at = reading.at if watch.last is None else watch.last.credit(reading)
-    return from_us(at - clock_jumps.lag(using))
+    """Ledger time, no further on than time went by since this began."""
+    last, reading = clock_jumps.watch(using).last, ledger_time.read(using)
+    return from_us(reading.at if last is None else last.credit(reading))
 
 
 def _table_names() -> list[str]:

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
-from callqueue.ledger import holds, ready_calls, settings, tallies
+from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
 from callqueue.states import Move
 from callqueue.transitions import Result, after_loss
@@ -32,7 +33,7 @@ def recover(using: str) -> int:
 
 def void_unbegun(using: str) -> int:
     """Undo attempts that no worker began in time: the message was lost, or nobody listens."""
-    overdue = tables.attempts(using).unbegun().filter(lease_until__lt=database.ClockNow())
+    overdue = tables.attempts(using).unbegun().filter(lease_until__lt=LedgerNow())
     ids = list(overdue.order_by("lease_until").values_list("pk", flat=True)[:MOST])
     return transitions.undo(using, ids) if ids else 0
 
@@ -40,16 +41,16 @@ def void_unbegun(using: str) -> int:
 def end_lost(using: str) -> int:
     """End attempts that were begun and never answered, as their rules' `on_lost` says."""
     begun = tables.attempts(using).open().filter(started_at__isnull=False)
-    overdue = begun.filter(lease_until__lt=database.ClockNow()).order_by("lease_until")
+    overdue = begun.filter(lease_until__lt=LedgerNow()).order_by("lease_until")
     ids = _to_end_here(using, overdue)
     if not ids:
         return 0
 
     def work(locked: Locked) -> tuple[int, list[Result]]:
         pairs = _overdue_pairs(using, ids, locked.now)
-        results = [_lost(pair.call, locked.now) for pair in pairs if pair.call]
+        results = [_lost(pair.call, locked.wall) for pair in pairs if pair.call]
         attempt_ids = [pair.attempt.pk for pair in pairs]
-        return transitions.lose(using, attempt_ids, results, SILENT, locked.now), results
+        return transitions.lose(using, attempt_ids, results, SILENT, locked), results
 
     # Where leases seem to have ended because the clock has jumped, it looks again.
     changed, results = transaction(using, work)
@@ -77,7 +78,7 @@ def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
 
 
 def _lost(call: Any, now: datetime) -> Result:
-    """What becomes of a call whose worker fell silent."""
+    """What becomes of a call whose worker fell silent; `now` is wall time."""
     rule = conf.current().rules.get(call.rule)
     why = SILENT if rule is not None else f"{SILENT}; the rule {call.rule!r} is gone"
     return after_loss(call, rule, why, now)
@@ -139,7 +140,7 @@ def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = 
     """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState); forgets
     those that have been silent for longer than anything counts.
     """
-    now = database.clock(using)
+    now = ledger_time.now(using)
     rows = tables.dispensers(using)
     said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
     if not rows.filter(pk=name).update(**said):
@@ -177,7 +178,9 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
     if seen is not None:
         return bool(seen < last.at)
-    return not _has_attempt(using, last.newest) and database.clock(using) - last.at < _memory(using)
+    return not _has_attempt(using, last.newest) and ledger_time.now(using) - last.at < _memory(
+        using
+    )
 
 
 def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:
@@ -200,10 +203,10 @@ def hold_everything(using: str) -> None:
 
     No pause makes this shorter, and only who asks for it ends it: `control.resume(restored=True)`.
     """
-    now, config, book = database.clock(using), conf.current(), settings.book_in_force(using)
+    config, book = conf.current(), settings.book_in_force(using)
     for name, rule in config.rules.items():
         windows = [budget.limit.window_us for budget in book.budgets[name]]
         seconds = max(max(windows, default=0) / 1_000_000, rule.total_timeout + config.grace)
-        until = now + timedelta(seconds=seconds)
-        holds.lay(using, [name], "rule", "", until, WENT_BACK, source="restored")
+        lasts = timedelta(seconds=seconds)
+        holds.lay(using, [name], "rule", "", lasts, WENT_BACK, source="restored")
     events.emit("ledger_went_back", rules=len(config.rules), reason=WENT_BACK)

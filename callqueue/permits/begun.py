@@ -51,7 +51,7 @@ def job_of(wanted: Wanted, owner: str, granted: Granted, due_at: datetime | None
         unique_key=None,
         callback=None,
         first_sent_dt=None,
-        due_at_dt=due_at or from_us(granted.reading.at),
+        due_at_dt=due_at or from_us(granted.reading.wall),
         idempotency_key="",
         worker=owner,
         clock=granted.reading,

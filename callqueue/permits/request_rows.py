@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from callqueue import database, tables, transitions
 from callqueue.database import from_us
 from callqueue.execution import claim
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.ledger.transaction import untimed
 from callqueue.permits.begun import Granted
@@ -24,7 +24,7 @@ ALIVE, BEAT = 8.0, 2.0
 def insert(using: str, own: Candidate, due_at: datetime | None, within: float | None) -> int:
     """Let passes see a permit, that is due since then (None: now); its row's primary key."""
     assert own.asked is not None
-    now = database.clock(using)
+    reading = ledger_time.read(using)
     row = tables.permit_requests(using).create(
         rule=own.rule,
         key=own.key,
@@ -32,8 +32,8 @@ def insert(using: str, own: Candidate, due_at: datetime | None, within: float | 
         cost=own.cost,
         label=own.asked.label,
         owner=own.asked.owner,
-        due_at_dt=due_at or now,
-        **_lives(now, within),
+        due_at_dt=due_at or from_us(reading.wall),
+        **_lives(from_us(reading.at), within),
     )
     return row.pk
 
@@ -44,7 +44,7 @@ def beat(using: str, pk: int, within: float | None) -> bool:
     """
     row = tables.permit_requests(using).filter(pk=pk)
     waiting = row.filter(attempt_id__isnull=True)
-    return bool(waiting.update(**_lives(database.clock(using), within))) or row.exists()
+    return bool(waiting.update(**_lives(ledger_time.now(using), within))) or row.exists()
 
 
 def look(using: str, pk: int, now: int) -> tuple[int | None, bool]:
@@ -71,7 +71,7 @@ def take_up(using: str, pk: int, attempt_id: int, owner: str, lease: float) -> G
     requests = tables.permit_requests(using).filter(pk=pk)
 
     def work() -> Granted | None:
-        reading = clock_jumps.held(using)
+        reading = ledger_time.held(using)
         rows = tables.attempts(using).filter(pk=attempt_id, worker=owner).unbegun()
         found = database.locked(rows, wait=True).values_list("send_at", "released_at", "queue")
         row = found.first()

@@ -147,7 +147,7 @@ class Waiter:
             self._put_off(answer)
             return None
         self.last, self.in_vain, self.is_outdated = answer, 0, False
-        self.due_at = self.due_at or from_us(answer.reading.at)
+        self.due_at = self.due_at or from_us(answer.reading.wall)
         if answer.is_misfit:
             self._withdraw()
             self.has_given_up = True
@@ -252,8 +252,9 @@ class Waiter:
         last = self.last
         if last is None:
             return None, "other passes over the rule were in the way"
+        until = last.instant
         if not last.is_behind:
-            return (None if last.until is None else from_us(last.until)), last.reason
+            return until, last.reason
         call = tables.CallQueue(
             pk=LAST,
             rule=self.wanted.rule_name,
@@ -264,8 +265,8 @@ class Waiter:
         )
         call._state.db = self.using
         found = forecast.forecast(call)
-        if found.position == 1 and last.until is not None:
-            return from_us(last.until), last.reason
+        if found.position == 1 and until is not None:
+            return until, last.reason
         return found.release_at, found.reason or last.reason
 
     def _job(self, granted: Granted) -> Job:

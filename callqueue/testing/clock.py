@@ -77,7 +77,7 @@ def forget_readings() -> None:
     """The database's clock did not jump: a test moved it, or its time begins just now."""
     from callqueue.ledger import clock_jumps
 
-    clock_jumps.forget_readings()
+    clock_jumps.forget_readings(is_new=False)
 
 
 def _set_ahead(ahead: timedelta) -> None:

@@ -83,11 +83,15 @@ class Job:
         return {"call_id": self.pk, "rule": self.rule_name, "attempt": self.number}
 
     def now(self) -> datetime:
-        """The latest that the database's clock can show now."""
+        """The latest that ledger time can be now."""
         return self.shown_at(clocks.monotonic())
 
+    def wall(self, instant: datetime) -> datetime:
+        """What the database's clock showed at an instant of ledger time, as of begin."""
+        return instant + timedelta(microseconds=self.clock.moved)
+
     def shown_at(self, instant: float) -> datetime:
-        """The latest that the database's clock can have shown at this monotonic instant."""
+        """The latest that ledger time can have been at this monotonic instant."""
         return from_us(self.clock.latest(instant))
 
     def arrived_by(self, sent: float, answered: float) -> float:
@@ -108,13 +112,13 @@ class Result:
     """What came of a job: what its call becomes, how its attempt ended, and what is kept of both.
 
     `status` and `due_at`: the call's state, and when it may go again (or was due, where it has
-    ended). `why` is the call's text, `error` the attempt's; `value` is what a handler returned.
-    `sent_at` and `ended_at` are by the database's clock as it was read at begin, `ended_mono` by
-    this process's own; None and 0 where there is no instant but that of the record. `hold`: the
-    arguments of `holds.lay`, where the provider asked for a hold. `is_whole`: whether all of the
-    response's body was read; `kept`: the columns of what is kept of the answer, with nothing secret
-    in them. `is_bare`: its texts were left
-    out, since they could not be stored.
+    ended), by the clock as it was set at begin. `why` is the call's text, `error` the attempt's;
+    `value` is what a handler returned. `sent_at` and `ended_at` are ledger time as it was read at
+    begin, `ended_mono` by this process's own clock; None and 0 where there is no instant but that
+    of the record. `hold`: the arguments of `holds.lay`, where the provider asked for a hold.
+    `is_whole`: whether all of the response's body was read; `kept`: the columns of what is kept of
+    the answer, with nothing secret in them. `is_bare`: its texts were left out, since they could
+    not be stored.
     """
 
     job: Job

@@ -24,6 +24,7 @@ from django.db.models import Case, F, Q, Value, When
 from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
+from callqueue.ledger.ledger_time import LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
     calls_to_change,
@@ -42,8 +43,8 @@ TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
 Row = Mapping[str, Any]
 
 
-def release(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> None:
-    """Release calls, by the queue that each goes by, at an instant in microseconds. To be called in
+def release(using: str, by_queue: Mapping[str, Sequence[int]], now: datetime) -> None:
+    """Release calls, by the queue that each goes by, at an instant of wall time. To be called in
     the transaction that charges them, and has them locked in a state that may be released.
 
     A release may be lost in a crash of the database: its call then waits as before, and its
@@ -52,7 +53,7 @@ def release(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> None
     """
     lazily = database.without_waiting_for_disk(using)
     table = tables.name(using, "CallQueue")
-    at = database.as_parameter(using, database.from_us(now))
+    at = database.as_parameter(using, now)
     for queue, ids in by_queue.items():
         database.run(
             using,
@@ -63,18 +64,19 @@ def release(using: str, by_queue: Mapping[str, Sequence[int]], now: int) -> None
         )
 
 
-def begin(using: str, rows: Sequence[Row], worker: str) -> set[int]:
+def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
     """Take attempts that were read to be free, or this worker's; the ids of those that it has now.
     One that somebody has locked is passed over.
 
-    When they were released is part of the fence: a lease is by a clock that may have jumped since
-    they were read, and the ledger moved. Each row has "pk" and "released_at" first.
+    `moved`: how far the ledger was when the clock was read for them, which is part of the fence:
+    who finds that it jumped mends the leases that are there by then. Each row has "pk" first.
     """
     fence = (
-        "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL AND t.released_at = v.v1"
+        "(t.started_at IS NULL OR t.worker = %s) AND t.finished_at IS NULL "
+        f"AND COALESCE({moved_sql(using, held=True)}, 0) = %s"
     )
     ids = {row["pk"] for row in rows}
-    if database.update_free(tables.CallAttempt, using, rows, fence, [worker]) == len(ids):
+    if database.update_free(tables.CallAttempt, using, rows, fence, [worker, moved]) == len(ids):
         return ids
     mine = tables.attempts(using).filter(pk__in=ids, worker=worker, finished_at__isnull=True)
     return set(mine.values_list("pk", flat=True))
@@ -100,11 +102,11 @@ def record(
     if count < len(rows):
         results = _standing(using, results, rows)
     results = [_with_due_at(result, locked.reading) for result in results]
-    ended = [columns_of_call(one, locked.now) for one in results if _is_out(one, locked.calls)]
+    ended = [columns_of_call(one, locked.wall) for one in results if _is_out(one, locked.calls)]
     database.update_each(tables.CallQueue, using, ended)
     others = [one for one in results if one.job.pk not in locked.calls]
     if others:
-        columns = [columns_of_call(one, locked.now) for one in others]
+        columns = [columns_of_call(one, locked.wall) for one in others]
         ends.keep(using, [one.job for one in others], columns)
     return results
 
@@ -125,12 +127,12 @@ def _standing(using: str, results: Sequence[Result], rows: Sequence[Row]) -> Seq
 
 
 def lose(
-    using: str, attempt_ids: Sequence[int], results: Sequence[Result], why: str, now: datetime
+    using: str, attempt_ids: Sequence[int], results: Sequence[Result], why: str, locked: Locked
 ) -> int:
     """End these locked attempts as lost, and write what their calls become; the count of calls."""
     lost = tables.attempts(using).filter(pk__in=attempt_ids)
-    lost.update(finished_at=now, outcome=LOST, error_message=why)
-    rows = [columns_of_call(result, now) for result in results]
+    lost.update(finished_at=locked.now, outcome=LOST, error_message=why)
+    rows = [columns_of_call(result, locked.wall) for result in results]
     fence = f"t.status IN ({database.listed(Move.LOSE.sources)})"
     return database.update_each(tables.CallQueue, using, rows, where=fence)
 
@@ -363,7 +365,7 @@ def _cancelled(using: str, pks: Sequence[int]) -> list[int]:
 def _void_locked(using: str, ids: Sequence[int]) -> None:
     """Void attempts that are locked, and of which nothing was sent."""
     tables.attempts(using).filter(pk__in=ids).update(
-        finished_at=database.ClockNow(),
+        finished_at=LedgerNow(),
         outcome=states.VOIDED,
         charged=F("cost"),
         correction_pending=True,
@@ -377,7 +379,7 @@ def _unsettled(using: str, call: CallQueue) -> Any:
 
 
 def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
-    """The columns that a result gives its call, for one bulk update."""
+    """The columns that a result gives its call, for one bulk update; `now` is wall time."""
     final = result.status in FINAL
     return {
         "pk": result.job.pk,
@@ -421,9 +423,10 @@ def astray(result: Result, reading: Reading) -> timedelta:
 
 def _with_due_at(result: Result, reading: Reading) -> Result:
     """A retry waits as long as it was to, whatever the clock has done since."""
-    if result.ended_at is None or result.due_at <= result.ended_at:
+    if result.ended_at is None or result.due_at <= result.job.wall(result.ended_at):
         return result
-    return replace(result, due_at=result.due_at + astray(result, reading))
+    moved = timedelta(microseconds=reading.moved - result.job.clock.moved)
+    return replace(result, due_at=result.due_at + astray(result, reading) + moved)
 
 
 def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -77,14 +78,14 @@ class Cluster(RuleBasedStateMachine):
         self.messages: list[list[int]] = []
         self.processes: list[Process] = []
 
-    @initialize(count=st.sampled_from([2, 4]), at_once=st.sampled_from([1, 3, 1000]))
-    def start(self, count: int, at_once: int) -> None:
+    @initialize(count=st.sampled_from([2, 4]))
+    def start(self, count: int) -> None:
         for model in (CallAttempt, CallQueue, Hold, RuleState):
             model.objects.all().delete()
         enter = self.patches.enter_context
         enter(patch.object(clock_jumps, "watch", lambda using: self.current.watch))
         enter(patch.object(clocks, "monotonic", self.own_clock))
-        enter(patch.object(clock_jumps, "AT_ONCE", at_once))
+        enter(patch.object(clock_jumps, "time", SimpleNamespace(sleep=self.time_passes_by)))
         enter(patch.object(database, "clock", lambda using: self.wall()))
         enter(patch.object(database, "clock_sql", self.wall_sql))
         ensure_states("default", list(conf.current().rules))
@@ -106,6 +107,9 @@ class Cluster(RuleBasedStateMachine):
     def own_clock(self) -> float:
         self.mono += READING
         return self.mono
+
+    def time_passes_by(self, seconds: float) -> None:
+        self.mono += seconds
 
     def wall(self) -> datetime:
         return self.epoch + timedelta(seconds=self.mono + self.offset)
@@ -293,9 +297,6 @@ class Cluster(RuleBasedStateMachine):
             self.one_records(0)
         assert any(self.all_agree() for _ in range(4)), "the processes go on moving the ledger"
         self.chosen(0)
-        while clock_jumps.lag("default"):
-            with database.writing("default"):
-                clock_jumps.move_on("default")
         self.mono += WINDOW + JITTER + 0.01
         count = sum(
             len(release("default", ["r"]).released) for _ in range(2)

@@ -14,6 +14,7 @@ import callqueue
 from callqueue import GiveUp, Retry, Rule, SlidingWindow
 from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, release, run, send
@@ -265,7 +266,7 @@ def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vend
     rules(r=Rule(limits=[SlidingWindow("1/m")]))
     call = send("r")
     release()
-    CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
     assert recovery.recover("default") == 1
     assert fresh(call).status == Status.NEW
     assert run() == 1
@@ -280,7 +281,8 @@ def test_what_was_begun_and_fell_silent_is_retried_or_unknown(
     call = send("r", method=method)
     release()
     CallAttempt.objects.update(
-        started_at=timezone.now(), lease_until=timezone.now() - timedelta(seconds=1)
+        started_at=ledger_time.now("default"),
+        lease_until=ledger_time.now("default") - timedelta(seconds=1),
     )
     assert recovery.recover("default") == 1
     call = fresh(call)
@@ -298,7 +300,7 @@ def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> Non
     release()
 
     def too_late() -> int:
-        CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+        CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
         recovery.recover("default")
         return 200
 

@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from callqueue import Rule, SlidingWindow, control, database, metrics, states
 from callqueue.history import sums
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Sum
 from tests.support.behaviour import release, send
 
@@ -119,6 +120,8 @@ def end(outcome: str, status: int, *, waited: float, took: float | None, **colum
         last_attempt=1,
         due_at_dt=(sent or now) - timedelta(seconds=waited),
     )
+    now = ledger_time.of_wall("default", now)
+    sent = sent and ledger_time.of_wall("default", sent)
     values = {"released_at": now, "sent_at": sent, "finished_at": now, "outcome": outcome}
     CallAttempt.objects.create(call=call, number=1, rule="r", **values, **columns)
 

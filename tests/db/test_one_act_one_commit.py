@@ -26,6 +26,7 @@ from callqueue.control import bulk
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.outcome import HoldUntil
@@ -76,12 +77,12 @@ def begun() -> list[Job]:
 
 def silent() -> None:
     begun()
-    CallAttempt.objects.update(lease_until=database.clock("default") - PAST)
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - PAST)
 
 
 def unbegun() -> None:
     released()
-    CallAttempt.objects.update(lease_until=database.clock("default") - PAST)
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - PAST)
 
 
 def expired() -> None:

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from callqueue import Retry, Rule, SlidingWindow, database
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import ready_calls
+from callqueue.ledger import ledger_time, ready_calls
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, Hold
 from tests.support.behaviour import Vendor, make_together, release, run, send
@@ -44,7 +44,7 @@ def fell_silent(rule: str = "default", method: str = "post") -> CallQueue:
     """A call that a worker has begun and will never answer."""
     call = send(rule, method=method)
     assert call in release()
-    long_ago = database.clock("default") - timedelta(seconds=60)
+    long_ago = ledger_time.now("default") - timedelta(seconds=60)
     CallAttempt.objects.filter(call=call).update(
         started_at=long_ago, lease_until=long_ago, worker="gone:1:x"
     )

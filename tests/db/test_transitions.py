@@ -15,6 +15,7 @@ from callqueue import Retry, Rule, states, transitions
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition
 from callqueue.execution import claim, executor, recorder
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.states import Move
@@ -85,7 +86,7 @@ def unsent(job: Job) -> Result:
 
 def silent(rule: Rule, call: CallQueue, rules: Rules) -> None:
     begun(call)
-    CallAttempt.objects.update(lease_until=timezone.now() - LATE)
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - LATE)
     rules(r=rule)
     recovery.end_lost("default")
 
@@ -213,7 +214,7 @@ def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
     release()
     released.cancel()
     assert released.status == Status.CANCELLED
-    begun.attempts.update(started_at=timezone.now())
+    begun.attempts.update(started_at=ledger_time.now("default"))
     for call in (begun, new):
         with pytest.raises(IllegalTransition):
             call.cancel()

@@ -178,8 +178,6 @@ def wipe() -> None:
     with transaction.atomic():
         rules = tables.rule_states("default").exclude(rule__in=OF_NO_RULE).order_by("rule")
         for row in rules.select_for_update():
-            # What was due before a clock was set is no cache: nothing else knows it.
-            kept = {name: row.memo[name] for name in ("was",) if name in (row.memo or {})}
-            rules.filter(pk=row.pk).update(memo=kept)
+            rules.filter(pk=row.pk).update(memo={})
         tables.Tally.objects.using("default").all().delete()
         tables.KeyTurn.objects.using("default").all().delete()

@@ -111,7 +111,7 @@ FAULTS = {
     "recovery minds no lease": Fault(
         Change(
             "maintenance.recovery",
-            "overdue = begun.filter(lease_until__lt=database.ClockNow())",
+            "overdue = begun.filter(lease_until__lt=LedgerNow())",
             "overdue = begun",
         ),
         Change("maintenance.recovery", "if lease_until is not None and lease_until < now]", "]"),
@@ -130,8 +130,8 @@ FAULTS = {
     ),
     "a jump of the clock moves nothing": fault(
         "ledger.clock_jumps",
-        "count = _shift_open(using, jump)",
-        "return 0",
+        "by = self._unfollowed(last, reading)",
+        "by = 0",
     ),
     "nobody watches the clock": fault(
         "clocks",

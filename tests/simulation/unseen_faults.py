@@ -8,10 +8,11 @@ from __future__ import annotations
 from tests.simulation.fault_table import Change, Fault, fault
 
 UNSEEN = {
-    "calls go while attempts are still to be moved": fault(
-        "dispatch.release_pass",
-        "return not wanted or clock_jumps.move_on(locked.using, wanted)",
-        "return True",
+    "ledger time that was late is put forward": fault(
+        "ledger.clock_jumps", "return AGREED if -MISSED <= by < 0 else by", "return by"
+    ),
+    "who has just begun writes what counts": fault(
+        "ledger.clock_jumps", " and not found.settles_in()", ""
     ),
     "what is recorded after its window stays in the tallies": fault(
         "execution.recorder",
@@ -156,10 +157,8 @@ UNSEEN = {
     "a hold on one queue is on all": fault(
         "ledger.holds", "queue is not None and hold.value == queue", "queue is not None"
     ),
-    "holds are not moved along with the clock": fault(
-        "ledger.clock_jumps",
-        "    _shift_holds(using, jump)\n    _shift_retries",
-        "    _shift_retries",
+    "a lease that was written by the wrong time stays": fault(
+        "ledger.clock_jumps", '.open(), "started_at", "lease_until")', '.none(), "started_at")'
     ),
     "the loss of an older attempt ends a call": fault(
         "ledger.transaction",
@@ -203,8 +202,8 @@ UNSEEN = {
     ),
     "begin minds no jump": fault(
         "transitions.verbs",
-        "t.finished_at IS NULL AND t.released_at = v.v1",
-        "t.finished_at IS NULL",
+        "AND COALESCE({moved_sql(using, held=True)}, 0) = %s",
+        "AND %s IS NOT NULL",
     ),
     "a correction of a correction": fault(
         "permits.ending",

@@ -115,18 +115,17 @@ class World:
 
     @contextmanager
     def _tallied(self) -> Iterator[None]:
-        """What is large is the same: few attempts are moved along with the clock at once, and small
-        windows and buckets are tallied too, where the scene says so; in some runs they are counted
-        anew every few seconds, as they are each hour. And no period is a multiple of a review's.
+        """Small windows and buckets are tallied too, where the scene says so; in some runs they are
+        counted anew every few seconds, as they are each hour. And no period is a multiple of a
+        review's.
         """
         from callqueue.dispatch import next_look
-        from callqueue.ledger import clock_jumps, tallies
+        from callqueue.ledger import tallies
 
         small = {"COARSE": self.scene.coarse, "ROOMY": 0, "SHORT": 0, "SHORT_UNITS": 0}
         if self.scheduler.stream("recounts").random() < 0.3:
             small["RECOUNT"] = 3 * MICRO
         with ExitStack() as patches:
-            patches.enter_context(patch.object(clock_jumps, "AT_ONCE", 3))
             patches.enter_context(patch.object(next_look, "REVIEW", judged_use.REVIEW))
             if self.scene.is_tallied:
                 patches.enter_context(patch.multiple(tallies, **small, LATE=LATE_BUCKETS))

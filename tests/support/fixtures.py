@@ -4,6 +4,7 @@ names.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -50,6 +51,30 @@ def listen() -> Iterator[Callable[..., Any]]:
             return opened
 
         yield at
+
+
+# By how many minutes the clock of the ledger's database was set before each test: where that is not
+# 0, whatever takes ledger time for wall time, or wall time for ledger time, is wrong by as much.
+SET_BY = {"postgresql": 0, "mariadb": 37, "sqlite": -37}
+
+
+@pytest.fixture(autouse=True)
+def clock_set_before(request: pytest.FixtureRequest) -> None:
+    """The ledger has been moved before each test of tests/db, on the databases of SET_BY, or by
+    CALLQUEUE_TEST_SET_BY minutes.
+    """
+    default = SET_BY[request.config.getoption("database")]
+    minutes = float(os.environ.get("CALLQUEUE_TEST_SET_BY", default))
+    has_database = bool({"db", "transactional_db"} & set(request.fixturenames))
+    has_database |= request.node.get_closest_marker("django_db") is not None
+    if not minutes or not has_database or "db" not in request.path.parts:
+        return
+    request.getfixturevalue("_django_db_helper")
+    from callqueue import tables
+    from callqueue.ledger.rule_rows import FRAME
+
+    moved = round(minutes * 60_000_000)
+    tables.rule_states("default").update_or_create(rule=FRAME, defaults={"served": moved})
 
 
 @pytest.fixture(scope="session")

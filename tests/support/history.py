@@ -8,6 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from callqueue import states
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import send
 
@@ -29,7 +30,7 @@ def failing(hours_ago: float, outcome: str = states.ERRORED) -> CallQueue:
     CallQueue.objects.filter(pk=call.pk).update(
         status=states.ERROR, ready=False, due_at_dt=timezone.now() + timedelta(days=1)
     )
-    at = timezone.now() - timedelta(hours=hours_ago)
+    at = ledger_time.now("default") - timedelta(hours=hours_ago)
     CallAttempt.objects.create(
         call=call, number=1, rule="r", released_at=at, finished_at=at, outcome=outcome
     )

@@ -51,13 +51,13 @@ WRITERS = {
         "transitions/verbs.py",
         "execution/recorder.py",
         "permits/ending.py",
+        "ledger/clock_jumps.py",
     },
-    # A release gives a lease, and whoever begins gives the next; a clock that jumped moves them.
+    # A release gives a lease, and whoever begins gives the next.
     "lease_until": {
         "dispatch/release_pass.py",
         "execution/claim.py",
         "transitions/verbs.py",
-        "ledger/clock_jumps.py",
     },
     # What an attempt was charged, where it costs something else; tallies forget it once they know.
     "charged": {

@@ -285,6 +285,10 @@ class Limit:
         """The time zone of its calendar; None where it has none."""
         return None
 
+    def moved_by(self, moved: int) -> Self:
+        """The limit in ledger time that was moved so far: another one where it has a calendar."""
+        return self
+
     def with_rate(self, rate: str) -> Self:
         """This limit with another rate: what an operator's override makes."""
         raise NotImplementedError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import ClassVar, Self
@@ -126,6 +127,8 @@ class FixedWindow(RateLimit):
     """
 
     timezone: str = "UTC"
+    # by how much its instants, which are ledger time, are behind its calendar's; no setting
+    moved: int = field(default=0, init=False)
 
     is_calendar: ClassVar[bool] = True
 
@@ -137,6 +140,17 @@ class FixedWindow(RateLimit):
             raise ImproperlyConfigured(
                 f"FixedWindow.timezone: {self.timezone!r} is not a time zone's name"
             ) from None
+
+    def moved_by(self, moved: int) -> Self:
+        other = copy(self)
+        object.__setattr__(other, "moved", moved)
+        return other
+
+    def with_rate(self, rate: str) -> Self:
+        return super().with_rate(rate).moved_by(self.moved)
+
+    def times(self, count: int) -> Self:
+        return super().times(count).moved_by(self.moved)
 
     @property
     def zone(self) -> ZoneInfo:
@@ -162,6 +176,10 @@ class FixedWindow(RateLimit):
 
     def window(self, instant: int) -> tuple[int, int]:
         """The calendar window around `instant`: its first instant, and the first after it."""
+        begin, end = self._on_the_wall(instant + self.moved)
+        return begin - self.moved, end - self.moved
+
+    def _on_the_wall(self, instant: int) -> tuple[int, int]:
         zone = self.zone
         day = datetime.fromtimestamp(instant // SECOND, zone).date()
         if self.period_us % DAY == 0:

@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import database
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.ledger import ledger_time
 from callqueue.look import alive, doctor
 from callqueue.management import loop
 from callqueue.management.base import CallQueueCommand, counted, problem
@@ -49,7 +49,7 @@ class Command(CallQueueCommand):
     def _check(self, using: str) -> None:
         """A database that is away says nothing about the dispenser, which waits for it."""
         try:
-            now = database.clock(using)
+            now = ledger_time.now(using)
             signs = alive.signs(using, now)
         except (DatabaseError, InterfaceError) as error:
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")

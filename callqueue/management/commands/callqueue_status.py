@@ -11,7 +11,6 @@ from django.core.management.base import CommandParser
 from django.utils import timezone
 
 from callqueue import states
-from callqueue.database import from_us
 from callqueue.look import HoldLook, Look, RuleLook, look, notes, words
 from callqueue.look.limits import LimitLook
 from callqueue.management.base import CallQueueCommand, wrong_use
@@ -111,19 +110,19 @@ def _rule(rule: RuleLook) -> dict[str, Any]:
         "hold": _hold(rule.hold) if rule.hold and rule.hold.per == "rule" else None,
         "holds": [{"per": one.per, "value": one.value, **_hold(one)} for one in others],
         "keys_held": rule.keys_held,
-        "limits": [_limit(one, rule.pace.latency) for one in rule.limits],
+        "limits": [_limit(one, rule) for one in rule.limits],
     }
 
 
-def _limit(limit: LimitLook, latency: float) -> dict[str, Any]:
+def _limit(limit: LimitLook, rule: RuleLook) -> dict[str, Any]:
     return {
         "name": limit.name,
         "per": limit.budget.limit.per,
         "rate": limit.budget.limit.rate_text,
         "used": limit.used,
         "free": limit.free,
-        "opens_at": None if limit.opens_at is None else _iso(from_us(limit.opens_at)),
-        "note": limit.note(latency),
+        "opens_at": None if limit.opens_at is None else _iso(rule.shown(limit.opens_at)),
+        "note": limit.note(rule.pace.latency),
     }
 
 
@@ -180,12 +179,12 @@ def _used(limit: LimitLook, latency: float) -> str:
 
 def _held(rule: RuleLook) -> str:
     """The hold on the whole rule; else those on keys and queues, the longest by its name."""
-    hold = rule.hold or max(rule.holds, key=lambda one: one.seconds(rule.now), default=None)
+    hold = rule.hold or max(rule.holds, key=rule.ends_in, default=None)
     if hold is None:
         return ""
     end = "resumed"
     if hold.until is not None:
-        end = f"{words.instant(hold.until)} ({words.from_now(hold.seconds(rule.now))})"
+        end = f"{words.instant(hold.until)} ({words.from_now(rule.ends_in(hold))})"
     until = f"until {end}: {hold.reason}"
     if hold is rule.hold:
         return until

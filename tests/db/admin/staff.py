@@ -13,6 +13,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import send
 
@@ -79,7 +80,7 @@ def answer(client: Client, asked: Any, **more: str) -> Any:
 
 
 def attempt(call: CallQueue, number: int = 1, **fields: Any) -> CallAttempt:
-    now = timezone.now()
+    now = ledger_time.now("default")
     given = {
         "outcome": "failed",
         "response_status": 500,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from callqueue import Rule
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt
 from tests.db.admin.staff import attempt, log_in, text_of
 from tests.support.behaviour import send
@@ -32,7 +32,7 @@ def listed(client: Client, query: str = "") -> list[int]:
 def made(rule: str, minutes: float, **fields: Any) -> CallAttempt:
     """An attempt that ended so long ago; one that is open where `finished_at` is None."""
     one = attempt(send(rule, key=fields.pop("key", "")), **fields)
-    at = timezone.now() - timedelta(minutes=minutes)
+    at = ledger_time.now("default") - timedelta(minutes=minutes)
     ends = None if one.outcome == "" else at
     CallAttempt.objects.filter(pk=one.pk).update(released_at=at, finished_at=ends)
     return one

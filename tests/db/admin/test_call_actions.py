@@ -10,11 +10,11 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
 from callqueue.admin import call_actions
 from callqueue.control import bulk
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.admin.staff import (
     CHANGELIST,
@@ -100,7 +100,7 @@ def test_of_a_mixture_only_the_safe_ones_may_be_requeued(rules: Rules, root: Cli
 def test_waiting_calls_are_cancelled_and_begun_ones_are_left(rules: Rules, root: Client) -> None:
     begun, released = send(), send()
     release()
-    CallAttempt.objects.filter(call=begun).update(started_at=timezone.now())
+    CallAttempt.objects.filter(call=begun).update(started_at=ledger_time.now("default"))
     waiting = send()
     assert "Cancel 3 calls" in text_of(ask(root, "cancel_calls", waiting, released, begun))
     assert not CallQueue.objects.cancelled().exists()

@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
+from callqueue.ledger import ledger_time
 from callqueue.models import CallQueue, Hold
 from callqueue.security.secrets import Secret
 from tests.db.admin.staff import (
@@ -59,9 +60,10 @@ def test_what_happened_is_one_list_in_order(rules: Rules, root: Client) -> None:
     for number in (1, 2):
         attempt(call, number, queue="egress-1", worker="w1")
     first = call.attempts.get(number=1)
-    first.released_at = now - timedelta(seconds=60)
+    ledger = ledger_time.now("default")
+    first.released_at = ledger - timedelta(seconds=60)
     first.started_at, first.sent_at = first.released_at, first.released_at
-    first.finished_at = now - timedelta(seconds=59)
+    first.finished_at = ledger - timedelta(seconds=59)
     first.save()
     events = root.get(page_of(call)).context["events"]
     assert [event.what for event in events] == ["created", "Attempt 1", "Attempt 2", "failed"]

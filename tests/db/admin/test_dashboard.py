@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.history import sums
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, Sum, Summed
 from tests.db.admin.staff import CHANGELIST, DASHBOARD, log_in, text_of
 
@@ -24,7 +25,7 @@ Rules = Callable[..., None]
 
 @pytest.fixture
 def dispenser(db: None) -> DispenserState:
-    now = timezone.now()
+    now = ledger_time.now("default")
     return DispenserState.objects.create(
         name="egress-1:7", started_at=now, seen_at=now, digest="settings"
     )
@@ -47,14 +48,14 @@ def sentences(client: Client) -> list[tuple[str, str]]:
 
 def came_to(rule: str, seconds: int = 60, **counts: Any) -> None:
     """So much in the stretches that were over so many seconds ago."""
-    at = int(timezone.now().timestamp()) - seconds
+    at = int(ledger_time.now("default").timestamp()) - seconds
     for width in (sums.MINUTE_S, sums.QUARTER_S):
         Sum.objects.create(rule=rule, width=width, start=at // width * width, **counts)
 
 
 def summed(seconds: float = 2) -> None:
     """Everything is added up, up to so many seconds ago."""
-    until = int((timezone.now().timestamp() - seconds) * 1_000_000)
+    until = int((ledger_time.now("default").timestamp() - seconds) * 1_000_000)
     Summed.objects.update_or_create(pk=1, defaults={"until": until})
 
 
@@ -68,7 +69,7 @@ def wait(rule: str, count: int = 1, seconds: float = 0) -> None:
 
 def in_flight(rule: str, count: int, seconds: float = 0, **fields: Any) -> None:
     """So many attempts, released so long ago."""
-    at = timezone.now() - timedelta(seconds=seconds)
+    at = ledger_time.now("default") - timedelta(seconds=seconds)
     CallAttempt.objects.bulk_create(
         [
             CallAttempt(call_id=i, number=1, rule=rule, released_at=at, **fields)
@@ -89,8 +90,8 @@ def test_a_rule_is_a_row_the_worst_first(
     wait("stuck", 2, seconds=30)
     wait("full", 3, seconds=30)
     wait("lots", 4, seconds=30)
-    in_flight("full", 2, started_at=timezone.now())
-    in_flight("lots", 1, started_at=timezone.now())
+    in_flight("full", 2, started_at=ledger_time.now("default"))
+    in_flight("lots", 1, started_at=ledger_time.now("default"))
     came_to("failing", sent=10, done=1, failed=9)
     summed()
     found = rows(root)
@@ -111,7 +112,7 @@ def test_a_rule_is_a_row_the_worst_first(
 
 def test_more_than_a_limit_allows_is_told_apart(rules: Rules, root: Client) -> None:
     rules(pay=Rule(limits=[Concurrency(5)]))
-    in_flight("pay", 7, started_at=timezone.now())
+    in_flight("pay", 7, started_at=ledger_time.now("default"))
     ((_, bar, _),) = rows(root)["pay"]["limits"]
     assert '<path class="x" d="M0 0H60v8' in bar
     assert "7 of 5" in bar
@@ -173,7 +174,7 @@ def test_250_rules_take_16_statements_and_a_page_of_150_kb(
             for i, name in enumerate(names * 2)
         ]
     )
-    now = int(timezone.now().timestamp())
+    now = int(ledger_time.now("default").timestamp())
     buckets = [1000] * (len(sums.BOUNDS) + 1)
     Sum.objects.bulk_create(
         [

@@ -13,9 +13,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone, translation
+from django.utils import translation
 
 from callqueue import Rule, SlidingWindow, control
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import release, send
 from tests.support.catalogue import PO, entries
@@ -47,9 +48,9 @@ def calls(rules: Rules) -> dict[int, CallQueue]:
             status=status, ready=status == CallQueue.Status.NEW
         )
         times = {
-            "released_at": timezone.now(),
-            "started_at": timezone.now(),
-            "sent_at": timezone.now(),
+            "released_at": ledger_time.now("default"),
+            "started_at": ledger_time.now("default"),
+            "sent_at": ledger_time.now("default"),
         }
         CallAttempt.objects.create(
             call=call,
@@ -58,7 +59,7 @@ def calls(rules: Rules) -> dict[int, CallQueue]:
             queue="q",
             worker="w1",
             outcome="succeeded",
-            finished_at=timezone.now(),
+            finished_at=ledger_time.now("default"),
             **times,
         )
     control.pause("default", "r", reason="Wartung")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from django.urls import reverse
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow
 from callqueue.admin.rule_actions import rule_url
+from callqueue.ledger import ledger_time
 from callqueue.models import CallQueue, Hold
 from tests.db.admin.staff import (
     CHANGELIST,
@@ -52,7 +52,7 @@ def test_why_something_is_held_and_which_keys_are_is_told_to_those_who_may_see_h
         per="key",
         value="tenant-gone",
         reason="why-gone",
-        until=timezone.now() + timedelta(hours=1),
+        until=ledger_time.now("default") + timedelta(hours=1),
     )
     root = log_in("view_callqueue", "view_hold", "control_rule")
     act(

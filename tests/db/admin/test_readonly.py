@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
+from callqueue.ledger import ledger_time
 from callqueue.models import Hold
 from tests.support.behaviour import release, send
 
@@ -17,7 +17,7 @@ Rules = Callable[..., None]
 
 
 def test_holds_in_force_come_first_with_their_times(rules: Rules, root: Client) -> None:
-    now = timezone.now()
+    now = ledger_time.now("default")
     for name, until in (("over", -60), ("soon", 60), ("later", 3600), ("open", None)):
         ends = None if until is None else now + timedelta(seconds=until)
         Hold.objects.create(rule="pay", per="key", value=name, reason="why", until=ends)
@@ -34,7 +34,8 @@ def test_holds_in_force_come_first_with_their_times(rules: Rules, root: Client) 
     ]
     text = page.content.decode()
     assert "until it is resumed" in text
-    assert f"{now + timedelta(seconds=3600):%Y-%m-%d %H:%M:%S} UTC" in text
+    shown_at = ledger_time.to_wall("default", now + timedelta(seconds=3600))
+    assert f"{shown_at:%Y-%m-%d %H:%M:%S} UTC" in text
     assert "an operator" in text
 
 

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, control
 from callqueue.history import errors, sums
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.db.admin.staff import DASHBOARD, act, answer, ended, log_in, text_of
 
@@ -32,7 +33,7 @@ def answered(
 ) -> None:
     """So many attempts a tenth of a second apart, the last of them so many seconds ago."""
     for i in range(count):
-        at = timezone.now() - timedelta(seconds=seconds + i / 10)
+        at = ledger_time.now("default") - timedelta(seconds=seconds + i / 10)
         call = CallQueue.objects.create(
             rule=rule, key=key, status=Status.DONE, last_attempt=1, call_data={},
             due_at_dt=at - timedelta(seconds=2),
@@ -98,7 +99,9 @@ def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client)
     answered("llm", 3)
     wait("llm", 1)
     for number in (1, 2):
-        CallAttempt.objects.create(call_id=number, number=1, rule="llm", released_at=timezone.now())
+        CallAttempt.objects.create(
+            call_id=number, number=1, rule="llm", released_at=ledger_time.now("default")
+        )
         (limit,) = page(root, "llm").context["limits"]
         assert bool(limit["note"]) == bool(limit["opens"]) == (number == 2)
     assert limit["note"].startswith("used up by 2 calls in flight, which take ")
@@ -109,7 +112,7 @@ def test_it_says_what_is_wrong_and_nothing_of_other_rules(rules: Rules, root: Cl
     rules(pay=Rule(), other=Rule())
     wait("pay", 1)
     wait("other", 1)
-    now = timezone.now()
+    now = ledger_time.now("default")
     DispenserState.objects.create(
         name="a:1", digest="settings", started_at=now, seen_at=now - timedelta(minutes=5)
     )

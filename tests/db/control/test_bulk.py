@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, states
 from callqueue.control import bulk
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
 from tests.support.behaviour import release, send
@@ -40,7 +41,7 @@ def test_since_counts_from_the_end_and_for_an_error_from_its_last_failure() -> N
 def test_cancel_takes_what_no_worker_has_begun() -> None:
     begun, released = send("r"), send("r")
     release()
-    CallAttempt.objects.filter(call=begun).update(started_at=timezone.now())
+    CallAttempt.objects.filter(call=begun).update(started_at=ledger_time.now("default"))
     waiting, failing_one, done = send("r"), failing(1), ended(Status.DONE)
     ran = run("cancel", "--all")
     assert ran.out == "cancelled 3 calls\n"

@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from callqueue import Rule, SlidingWindow, control, database
+from callqueue import Rule, SlidingWindow, control
 from callqueue.exceptions import InvalidCall
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import Hold
 from tests.db.commands import run
@@ -34,7 +35,7 @@ def test_a_paused_rule_releases_nothing_until_it_is_resumed() -> None:
 
 def test_a_pause_ends_by_itself() -> None:
     assert run("pause", "r", "--for", "10m").out == "paused r for 10m\n"
-    left = Hold.objects.get().until - database.clock("default")
+    left = Hold.objects.get().until - ledger_time.now("default")
     assert timedelta(minutes=9) < left <= timedelta(minutes=10)
 
 
@@ -58,7 +59,7 @@ def test_a_pause_takes_the_place_of_an_earlier_one_and_may_be_shorter() -> None:
     run("pause", "r")
     assert run("pause", "r", "--for", "10m", "--reason", "less").code == 0
     hold = Hold.objects.get()
-    assert hold.until - database.clock("default") <= timedelta(minutes=10)
+    assert hold.until - ledger_time.now("default") <= timedelta(minutes=10)
     assert hold.reason == "less"
     assert run("pause", "r").code == 0
     assert Hold.objects.get().until is None
@@ -126,9 +127,9 @@ def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
 
 def test_a_backup_restored_twice_makes_the_hold_no_shorter() -> None:
     recovery.hold_everything("default")
-    Hold.objects.update(until=database.clock("default") + timedelta(days=9))
+    Hold.objects.update(until=ledger_time.now("default") + timedelta(days=9))
     recovery.hold_everything("default")
-    left = min(Hold.objects.values_list("until", flat=True)) - database.clock("default")
+    left = min(Hold.objects.values_list("until", flat=True)) - ledger_time.now("default")
     assert left > timedelta(days=8)
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, transitions
 from callqueue.dispatch import choosing, release_pass
 from callqueue.dispatch.choosing import LEAST
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.execution import claim, recorder
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from tests.concurrency.test_races import answered
@@ -39,7 +39,7 @@ def passes(*rules: str) -> list[int]:
 
 def a_lease_later() -> None:
     """As if the leases of all that nobody has begun were over."""
-    now = timezone.now()
+    now = ledger_time.now("default")
     CallAttempt.objects.unbegun().update(
         released_at=now - timedelta(seconds=3), lease_until=now - timedelta(seconds=1)
     )
@@ -102,7 +102,9 @@ def test_a_lost_message_holds_nobody_up(rules: Rules) -> None:
     send("r")
     (alive,) = passes("r")
     claim.begin("default", [alive])
-    CallAttempt.objects.unbegun().update(lease_until=timezone.now() - timedelta(seconds=1))
+    CallAttempt.objects.unbegun().update(
+        lease_until=ledger_time.now("default") - timedelta(seconds=1)
+    )
     recovery.recover("default")
     CallQueue.objects.send_many([CALL] * 20, rule="r")
     assert len(passes("r")) == 21

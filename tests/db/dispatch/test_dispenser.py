@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from callqueue import Concurrency, Rule, SlidingWindow, clocks, database
+from callqueue import Concurrency, Rule, SlidingWindow, clocks
 from callqueue.dispatch import chores
 from callqueue.dispatch.dispenser import Dispenser, _name_of_process
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
 from tests.support.behaviour import send
@@ -103,7 +103,7 @@ def test_a_dispenser_waits_for_those_who_saw_a_jump_that_it_did_not(
 
 
 def answer(attempts: Any) -> None:
-    now = database.clock("default")
+    now = ledger_time.now("default")
     CallAttempt.objects.filter(pk__in=[one.pk for one in attempts]).update(
         started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
     )
@@ -143,6 +143,6 @@ def test_only_one_that_goes_on_running_holds_everything_for_a_sign_that_is_gone(
     for runs in (False, True):
         membership.runs = runs or membership.runs
         membership.heartbeat()
-        DispenserState.objects.update(seen_at=database.clock("default") - timedelta(hours=1))
+        DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=1))
         membership.heartbeat()
         assert Hold.objects.exists() is runs

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
-from django.utils import timezone
-
 from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, control, states
 from callqueue.dispatch import release_pass
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
@@ -132,7 +131,7 @@ def long_ago() -> object:
 
 
 def hours_ago(hours: int) -> object:
-    return timezone.now() - timedelta(hours=hours)
+    return ledger_time.now("default") - timedelta(hours=hours)
 
 
 def test_a_head_that_a_lowered_limit_never_admits_fails_and_keeps_nobody_back(rules: Rules) -> None:

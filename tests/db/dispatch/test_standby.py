@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, tasks
 from callqueue.dispatch import dispenser
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.ledger import ledger_time
 from callqueue.models import CallQueue, DispenserState
 
 Rules = Callable[..., None]
@@ -58,7 +58,7 @@ def test_it_takes_over_once_that_has_ended(ran: list[str]) -> None:
 
 def test_it_takes_over_once_that_is_silent(ran: list[str]) -> None:
     steady()
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=21))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
     tasks.dispense()
     assert len(ran) == 1
 

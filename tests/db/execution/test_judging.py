@@ -16,6 +16,7 @@ from django.utils import timezone
 import callqueue
 from callqueue import GiveUp, HoldUntil, Retry, RetryLater, Rule, SlidingWindow, Succeeded
 from callqueue.execution import wire
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import travel
 from tests.support.behaviour import WHEN_LOST, Vendor, response, run, send
@@ -86,7 +87,7 @@ def test_a_throttled_call_waits_for_its_scope_and_spends_no_attempt(
     assert fresh(free).status == fresh(elsewhere).status == Status.DONE
     hold = Hold.objects.get()
     assert (hold.rule, hold.per, hold.value) == ("r", "key", "T1")
-    assert timedelta(seconds=25) < hold.until - timezone.now() < timedelta(seconds=31)
+    assert timedelta(seconds=25) < hold.until - ledger_time.now("default") < timedelta(seconds=31)
     assert fresh(same).status in (Status.NEW, Status.DONE, Status.ERROR)
 
 
@@ -115,7 +116,7 @@ def test_an_absurd_retry_after_is_clamped(rules: Rules, remote: Vendor) -> None:
     remote.answers["/"] = (429, {"Retry-After": "99999999"}, b"")
     send("r")
     run()
-    assert Hold.objects.get().until - timezone.now() < timedelta(seconds=61)
+    assert Hold.objects.get().until - ledger_time.now("default") < timedelta(seconds=61)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_refusal_that_names_no_time_to_come_holds_as_long_as_the_backoff(
     remote.answers["/"] = (429, said, b"")
     send("r"), send("r", "/next", priority=-1)
     run()
-    assert 35 < (Hold.objects.get().until - timezone.now()).total_seconds() < 41
+    assert 35 < (Hold.objects.get().until - ledger_time.now("default")).total_seconds() < 41
     assert run() == 0
 
 
@@ -154,7 +155,7 @@ def test_so_does_a_verdict_that_names_none(rules: Rules, remote: Vendor, until: 
     rules(r=Rule(retry=Retry(base=40.0, jitter=False), classify=lambda _: HoldUntil(until, "x")))
     send("r")
     run()
-    assert 35 < (Hold.objects.get().until - timezone.now()).total_seconds() < 41
+    assert 35 < (Hold.objects.get().until - ledger_time.now("default")).total_seconds() < 41
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_verdict_that_names_the_end_of_time_is_clamped(
     rules(r=Rule(retry=Retry(max_hold=60.0), classify=lambda _: HoldUntil(until, "x")))
     send("r")
     run()
-    assert 55 < (Hold.objects.get().until - timezone.now()).total_seconds() < 61
+    assert 55 < (Hold.objects.get().until - ledger_time.now("default")).total_seconds() < 61
 
 
 LAST = {"RateLimit-Remaining": "0", "RateLimit-Reset": "1", "X-RateLimit-Remaining": "0",

@@ -28,6 +28,7 @@ from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import executor
 from callqueue.execution.flight import Flight
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from tests.db import commands
 from tests.support.behaviour import Vendor, release, send
@@ -403,8 +404,9 @@ def _scene() -> dict[str, CallQueue]:
     lost, unheard = send("other", method="post"), send("quiet")
     release()
     past = now - timedelta(seconds=1)
-    CallAttempt.objects.update(lease_until=past)
-    CallAttempt.objects.filter(call=lost).update(started_at=past, worker="a-worker")
+    over = ledger_time.of_wall("default", past)
+    CallAttempt.objects.update(lease_until=over)
+    CallAttempt.objects.filter(call=lost).update(started_at=over, worker="a-worker")
     late = send("r")
     CallQueue.objects.filter(pk=late.pk).update(expires_at_dt=past)
     return {

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from callqueue import (
     Concurrency,
@@ -19,6 +18,7 @@ from callqueue import (
     states,
 )
 from callqueue.history import audit
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt
 from tests.db.commands import run
 from tests.support.history import NOON, attempt, paced
@@ -85,7 +85,15 @@ def test_attempts_that_never_reached_the_wire_are_not_counted(rules: Rules) -> N
     paced(5, 0.1)
     paced(9, 0.1, outcome=states.VOIDED, sent_at=None)
     CallAttempt.objects.bulk_create(
-        [attempt(timezone.now(), finished_at=None, started_at=None, sent_at=None, outcome="")]
+        [
+            attempt(
+                ledger_time.now("default"),
+                finished_at=None,
+                started_at=None,
+                sent_at=None,
+                outcome="",
+            )
+        ]
     )
     assert limits(run("audit", "--json").document)[0]["highest"] == 5
 

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
-from django.utils import timezone
 
-from callqueue import Rule, database, states
-from callqueue.dispatch import release_pass
+from callqueue import Rule, clocks, database, states
 from callqueue.history import sums
 from callqueue.history.sums import BOUNDS, DAY_S, EVER, HOUR_S, MINUTE_S, QUARTER_S, Sums
-from callqueue.ledger import clock_jumps
-from callqueue.ledger.clock_jumps import Jump
-from callqueue.models import CallAttempt, CallQueue, RuleState, Sum, Summed
+from callqueue.ledger import ledger_time
+from callqueue.models import CallAttempt, CallQueue, Sum, Summed
 
 pytestmark = pytest.mark.django_db
 
@@ -26,7 +23,7 @@ ENDS = (*states.OUTCOMES, states.SUCCEEDED, states.SUCCEEDED)
 
 
 class Clock:
-    """The database's clock, which goes on when it is told to."""
+    """Ledger time, which goes on when it is told to."""
 
     def __init__(self) -> None:
         self.now = database.EPOCH + timedelta(days=20_000, hours=12, seconds=7)
@@ -47,7 +44,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(database, "clock", lambda using: made.now)
+    read = lambda using: clocks.Reading(made.us, 0.0, 0.0)  # noqa: E731
+    monkeypatch.setattr(ledger_time, "read", read)
     return made
 
 
@@ -233,7 +231,7 @@ def test_two_that_add_up_at_once_count_none_twice(transactional_db: None) -> Non
     """Threads with connections of their own: one goes on, the others leave it to that one."""
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
-    now = timezone.now()
+    now = ledger_time.now("default")
     for seconds in range(300):
         attempt(now - timedelta(seconds=3 * seconds + 5))
     errors: list[Exception] = []
@@ -273,42 +271,6 @@ def test_nobody_waits_for_another_that_adds_up(transactional_db: None) -> None:
         other.start()
         other.join(20)
         assert done == [False]
-
-
-def shift(clock: Clock, seconds: int) -> None:
-    clock.go_on(seconds)
-    rows = list(RuleState.objects.filter(rule__in=("pay", "chat")))
-    clock_jumps.shift("default", Jump(clock.us, seconds * 1_000_000, 0, 0), rows)
-
-
-@pytest.mark.parametrize("jump", [3600, -3600, 90, -90])
-def test_a_clock_that_jumps_doubles_nothing(clock: Clock, jump: int) -> None:
-    """What was added up is moved with the attempts; and what comes after is added as ever."""
-    release_pass.ensure_states("default", ["pay", "chat"])
-    keep()
-    for _ in range(20):
-        attempt(clock.go_on(10))
-    clock.go_on(10)
-    keep()
-    assert ever().sent == 20
-    shift(clock, jump)
-    for _ in range(20):
-        clock.go_on(10)
-        attempt(clock.now)
-        keep()
-    clock.go_on(30)
-    keep()
-    assert clock_jumps.lag("default") == 0
-    assert ever().sent == 40
-    settled(clock)
-    settled(clock)
-    assert ever().sent == 40
-    late = clock.now
-    clock.go_on(60)
-    keep()
-    attempt(late)
-    settled(clock)
-    assert ever().sent == 41, "what comes later is settled as ever"
 
 
 def test_sums_of_what_is_to_come_are_not_of_the_last_hour(clock: Clock) -> None:

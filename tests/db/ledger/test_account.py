@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from django.utils import timezone
-
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control
 from callqueue.dispatch.release_pass import release as make_pass
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import release, send
 
@@ -115,11 +114,11 @@ def test_a_changed_rule_counts_what_went_before_it(rules: Rules) -> None:
 
 
 def hours_ago(hours: int) -> object:
-    return timezone.now() - timedelta(hours=hours)
+    return ledger_time.now("default") - timedelta(hours=hours)
 
 
 def answer(attempts: object) -> None:
-    now = database.clock("default")
+    now = ledger_time.now("default")
     ids = [a.pk for a in attempts]  # type: ignore[attr-defined]
     CallAttempt.objects.filter(pk__in=ids).update(
         started_at=now, sent_at=now, finished_at=now, outcome="succeeded"

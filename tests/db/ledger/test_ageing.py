@@ -10,11 +10,11 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks, database
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, judging, recorder, telling, wire
 from callqueue.forecast import has_room
-from callqueue.ledger import settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.transitions import Job
@@ -56,7 +56,7 @@ def test_what_is_told_of_ages_from_when_it_was_sent(rules: Rules) -> None:
     assert telling.tell("default", [first, second]) == 2
     assert len(release()) == 1
     sent = CallAttempt.objects.get(pk=second.attempt_id).sent_at
-    assert timedelta(seconds=1) <= database.clock("default") - sent < timedelta(seconds=8)
+    assert timedelta(seconds=1) <= ledger_time.now("default") - sent < timedelta(seconds=8)
 
 
 def test_what_was_sent_a_window_ago_is_not_charged_though_it_is_not_answered(rules: Rules) -> None:
@@ -106,7 +106,7 @@ def test_what_arrived_late_ages_from_when_it_was_seen_to_have_arrived(rules: Rul
     job.gate.has_arrived = lambda: True
     assert telling.tell("default", [job]) == 1
     (sent,) = CallAttempt.objects.values_list("sent_at", flat=True)
-    assert database.clock("default") - sent < timedelta(seconds=10)
+    assert ledger_time.now("default") - sent < timedelta(seconds=10)
 
 
 def test_what_arrived_late_ages_from_then_when_it_is_answered_too(rules: Rules) -> None:
@@ -172,7 +172,7 @@ def test_all_that_are_slow_are_told_of_once(rules: Rules) -> None:
 def test_what_ended_or_is_another_workers_is_not_told_of(rules: Rules) -> None:
     released(rules, Rule(limits=[TWO]))
     ended, taken = under_way(ago=11)
-    CallAttempt.objects.filter(pk=ended.attempt_id).update(finished_at=database.clock("default"))
+    CallAttempt.objects.filter(pk=ended.attempt_id).update(finished_at=ledger_time.now("default"))
     CallAttempt.objects.filter(pk=taken.attempt_id).update(worker="another")
     assert telling.tell("default", [ended, taken]) == 0
     assert not CallAttempt.objects.filter(sent_at__isnull=False).exists()
@@ -181,7 +181,7 @@ def test_what_ended_or_is_another_workers_is_not_told_of(rules: Rules) -> None:
 def test_what_was_told_of_and_then_lost_ages_from_when_it_was_sent(rules: Rules) -> None:
     assert released(rules, Rule(limits=[TWO])) == 2
     telling.tell("default", under_way(ago=11))
-    CallAttempt.objects.update(lease_until=database.clock("default") - timedelta(seconds=1))
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
     assert recovery.end_lost("default") == 2
     assert len(release()) == 2
 
@@ -205,7 +205,7 @@ def test_what_an_unfinished_answer_would_give_back_is_charged_until_then(rules: 
     tokens = SlidingWindow("100/10s", unit="tokens")
     assert released(rules, Rule(limits=[tokens]), cost={"tokens": 50}) == 2
     jobs = under_way(ago=1)
-    CallAttempt.objects.update(sent_at=database.clock("default") - timedelta(seconds=1))
+    CallAttempt.objects.update(sent_at=ledger_time.now("default") - timedelta(seconds=1))
     assert len(release()) == 0
     answered(jobs[0], settled={"tokens": 0})
     assert len(release()) == 1
@@ -217,7 +217,7 @@ def test_a_calendar_window_counts_what_was_told_of_in_the_windows_that_it_touche
     assert released(rules, Rule(limits=[FixedWindow("2/d")])) == 2
     telling.tell("default", under_way(ago=1))
     assert len(release()) == 0
-    CallAttempt.objects.update(sent_at=database.clock("default") - timedelta(days=3))
+    CallAttempt.objects.update(sent_at=ledger_time.now("default") - timedelta(days=3))
     assert len(release()) == 2
 
 
@@ -260,7 +260,7 @@ def test_what_was_told_of_late_ages_late(rules: Rules) -> None:
     """Else nobody would see that it has aged away, and keys would go on waiting for the answer."""
     released(rules, Rule(limits=[TWO]))
     telling.tell("default", under_way(ago=3600))
-    now = database.clock("default")
+    now = ledger_time.now("default")
     for sent in CallAttempt.objects.values_list("sent_at", flat=True):
         assert now - sent < timedelta(seconds=20)
     assert len(release()) == 2

@@ -20,14 +20,13 @@ from callqueue import (
     TokenBucket,
     clocks,
     control,
-    database,
     transitions,
 )
 from callqueue.database import server_clock
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
-from callqueue.ledger import clock_jumps
+from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.ledger.tally_rows import CORRECTIONS
 from callqueue.limits.kinds import Limit
 from callqueue.models import CallAttempt, CallQueue
@@ -215,7 +214,7 @@ def test_thousands_that_cost_more_are_counted_before_the_next_release(
     rules(r=Rule(limits=[SlidingWindow("50000/h", unit="tokens")]))
     count = CORRECTIONS + 200
     ensure_states("default", ["r"])
-    first, then = (database.clock("default") + timedelta(seconds=n) for n in (1, 200))
+    first, then = (ledger_time.now("default") + timedelta(seconds=n) for n in (1, 200))
     CallAttempt.objects.bulk_create(
         [attempt(number, first, tokens=10) for number in range(count)]
         + [attempt(count + number, then, tokens=100) for number in range(499)]
@@ -268,7 +267,7 @@ def test_an_answer_that_is_recorded_after_its_window_keeps_no_key_back(
         send("r", key="late")
     assert len(release()) == 1
     (job,) = claim.begin("default", [CallAttempt.objects.get().pk])
-    end = after_success(job).at(database.clock("default"), clocks.monotonic())
+    end = after_success(job).at(ledger_time.now("default"), clocks.monotonic())
     window = limit.window_us / 1_000_000
     for number in range(1, passes + 1):
         ages(monkeypatch, number * 2 * window / passes)
@@ -290,7 +289,7 @@ def test_what_is_recorded_late_is_taken_away_once(
         send("r", key="late")
     assert len(make_pass("default", ["r"]).released) == 3
     jobs = claim.begin("default", list(CallAttempt.objects.values_list("pk", flat=True)))
-    ends = [after_success(j).at(database.clock("default"), clocks.monotonic()) for j in jobs]
+    ends = [after_success(j).at(ledger_time.now("default"), clocks.monotonic()) for j in jobs]
     window = limit.window_us / 1_000_000
     ages(monkeypatch, window * 0.6)
     assert recorder.write("default", ends[:2]) == 2

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, Rule, SlidingWindow, clocks, control, database
+from callqueue import Concurrency, Rule, SlidingWindow, clocks, control
 from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import clock_jumps, holds, ready_calls
+from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn
 from tests.support.behaviour import release, send
@@ -306,14 +306,14 @@ def locked_elsewhere(pk: int) -> Any:
 
 
 def answer(attempt: CallAttempt) -> None:
-    now = database.clock("default")
+    now = ledger_time.now("default")
     CallAttempt.objects.filter(pk=attempt.pk).update(
         started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
     )
 
 
 def answer_open() -> None:
-    now = database.clock("default")
+    now = ledger_time.now("default")
     CallAttempt.objects.open().update(
         started_at=now, sent_at=now, finished_at=now, outcome="succeeded"
     )

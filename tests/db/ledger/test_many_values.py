@@ -11,7 +11,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import FixedWindow, Rule, SlidingWindow, TokenBucket, database
+from callqueue import FixedWindow, Rule, SlidingWindow, TokenBucket
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, RuleState
 from callqueue.sending.validation import check_key
 from tests.support.behaviour import release
@@ -49,7 +50,7 @@ def measured(workspaces: int) -> dict[str, int]:
 
 
 def used_by(workspaces: int) -> None:
-    at = database.clock("default") - timedelta(hours=1)
+    at = ledger_time.now("default") - timedelta(hours=1)
     instants = dict.fromkeys(["released_at", "started_at", "sent_at", "finished_at"], at)
     CallAttempt.objects.bulk_create(
         CallAttempt(

@@ -28,14 +28,13 @@ from callqueue import (
     SlidingWindow,
     TokenBucket,
     control,
-    database,
     events,
     states,
 )
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.release_pass import release
 from callqueue.history import audit
-from callqueue.ledger import settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import bind
 from callqueue.limits.in_force import LINGERS
 from callqueue.look import look
@@ -53,7 +52,7 @@ LOOSE, STRICT = Rule(limits=[SlidingWindow("40/m")]), Rule(limits=[SlidingWindow
 
 def answer_all(seconds_ago: float = 0.0) -> None:
     """Every open attempt has been answered, so long ago."""
-    at = database.clock("default") - timedelta(seconds=seconds_ago)
+    at = ledger_time.now("default") - timedelta(seconds=seconds_ago)
     moved = {"released_at": at} if seconds_ago else {}
     CallAttempt.objects.open().update(
         started_at=at, sent_at=at, finished_at=at, outcome=states.SUCCEEDED, **moved
@@ -214,8 +213,8 @@ def test_a_deployment_that_lowers_a_limit_and_is_rolled_back(waiting: Any) -> No
     assert again.goes() == {}
     answer_all(seconds_ago=61)
     CallAttempt.objects.update(
-        finished_at=timezone.now() - timedelta(seconds=61),
-        sent_at=timezone.now() - timedelta(seconds=61),
+        finished_at=ledger_time.now("default") - timedelta(seconds=61),
+        sent_at=ledger_time.now("default") - timedelta(seconds=61),
     )
     assert again.goes() == {"r": 40}
 
@@ -250,7 +249,7 @@ def test_a_clock_that_jumps_silences_nobody_who_was_heard(waiting: Any) -> None:
     assert loose.goes() == {"r": 2}
     strict.membership.heartbeat()
     assert loose.goes() == {}
-    OpinionState.objects.update(seen_at=timezone.now() - timedelta(hours=2))
+    OpinionState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=2))
     assert loose.goes() == {}
 
 
@@ -275,7 +274,7 @@ def test_a_process_whose_database_was_away_calls_nobody_silent(
 def test_a_dispenser_that_starts_does_not_wait_for_those_of_long_ago(waiting: Any) -> None:
     waiting(r=100)
     assert Process("strict", r=STRICT).goes() == {"r": 2}
-    OpinionState.objects.update(seen_at=timezone.now() - timedelta(hours=2))
+    OpinionState.objects.update(seen_at=ledger_time.now("default") - timedelta(hours=2))
     assert Process("loose", r=LOOSE).goes() == {"r": 38}
 
 
@@ -360,7 +359,8 @@ def lapsed_longer_ago() -> None:
     OpinionState.objects.filter(lapsed_at__isnull=False).update(
         lapsed_at=F("lapsed_at") - timedelta(microseconds=LINGERS)
     )
-    settings.shift("default", 0)
+    raised = F("version") + 1
+    SettingsState.objects.update(version=raised)
 
 
 def shared(rate: str = "10/m") -> SlidingWindow:
@@ -380,7 +380,7 @@ def test_a_rule_that_is_removed_leaves_its_charges_behind(waiting: Any) -> None:
     after = Process("after", a=Rule(limits=[shared()]))
     assert after.goes() == {}
     CallAttempt.objects.filter(rule="a").update(
-        finished_at=timezone.now() - timedelta(seconds=61), sent_at=None
+        finished_at=ledger_time.now("default") - timedelta(seconds=61), sent_at=None
     )
     assert after.goes() == {"a": 3}, "b's seven count until they are a minute old"
 
@@ -409,7 +409,7 @@ def test_a_rule_that_is_unlinked_leaves_what_it_used_and_takes_nothing_more(wait
     assert after.goes() == {"b": 10}, "b's own limit counts the ten that went before"
     assert after.goes() == {}
     CallAttempt.objects.filter(finished_at__isnull=False).update(
-        finished_at=timezone.now() - timedelta(seconds=61), sent_at=None
+        finished_at=ledger_time.now("default") - timedelta(seconds=61), sent_at=None
     )
     assert after.goes() == {"a": 10, "b": 10}, "what b released since does not count in the account"
 
@@ -521,23 +521,6 @@ def test_a_new_rule_that_is_like_others_is_not_taken_for_them(waiting: Any) -> N
     assert before.goes() == {"a": 10, "b": 10}
     after = Process("after", a=rule, b=rule, c=rule)
     assert after.goes() == {"c": 10}
-
-
-def test_what_former_rules_used_counts_when_the_clock_has_jumped(waiting: Any) -> None:
-    waiting(a=50, b=50)
-    before = Process("before", a=Rule(limits=[shared()]), b=Rule(limits=[shared()], priority=5))
-    assert before.goes() == {"b": 10}
-    before.leave()
-    after = Process("after", a=Rule(limits=[shared()]), b=Rule())
-    assert after.goes() == {"b": 40}
-    assert after.goes() == {}
-    hour = timedelta(hours=1)
-    with database.writing("default"):
-        CallAttempt.objects.update(released_at=F("released_at") + hour)
-        settings.shift("default", hour // database.MICROSECOND)
-    assert after.goes() == {}
-    answer_all()
-    assert after.goes() == {}
 
 
 # What an operator changed stays.

@@ -27,7 +27,7 @@ from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
 from callqueue.dispatch.release_pass import release as make_pass
-from callqueue.ledger import clock_jumps, tallies
+from callqueue.ledger import clock_jumps, ledger_time, tallies
 from callqueue.limits.budgets import bind, key_part
 from callqueue.limits.kinds import Limit
 from callqueue.managers import CallAttemptQuerySet
@@ -360,7 +360,8 @@ def test_the_tallies_are_what_counting_anew_gives(
 
 def judge(limit: Limit) -> None:
     """No value has more in the window than allowed; and what is kept is what is counted."""
-    at = database.to_us(database.clock("default"))
+    limit = limit.moved_by(ledger_time.moved("default"))
+    at = database.to_us(ledger_time.now("default"))
     attempts = list(CallAttempt.objects.charged().filter(rule="r"))
     instants = {
         attempt.pk: database.to_us(attempt.send_at) if attempt.send_at else at
@@ -402,7 +403,7 @@ def test_a_tally_is_not_above_what_counting_anew_gives_once_a_pass_was_made(
     later(monkeypatch, 200.5)
     send("r", key="A"), send("r", key="B")
     release()
-    at = database.to_us(database.clock("default"))
+    at = database.to_us(ledger_time.now("default"))
     memo = RuleState.objects.get(rule="r").memo["tallies"]["r#0"]
     (budget,) = bind({"r": Rule(limits=[SlidingWindow("50/m", per="key")])}).budgets["r"]
     (counted,) = tallies.tallies_of("default", [(budget, None)], at, at)
@@ -508,7 +509,7 @@ def release_all(rule: str, *, answered: bool = True) -> None:
 
 def answer_open(count: int = 100_000, tokens: int | None = None) -> None:
     """Answers that were recorded as executors record them."""
-    now = database.clock("default")
+    now = ledger_time.now("default")
     for attempt in CallAttempt.objects.open().order_by("pk")[:count] if tokens is not None else ():
         cost = {**attempt.cost, "tokens": tokens}
         CallAttempt.objects.filter(pk=attempt.pk).update(
@@ -543,7 +544,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
     """Answered attempts that ended so many minutes ago."""
-    now = database.clock("default")
+    now = ledger_time.now("default")
     for number, ago in enumerate(minutes):
         at = now - timedelta(minutes=ago)
         instants = dict.fromkeys(["released_at", "started_at", "sent_at", "finished_at"], at)
@@ -561,7 +562,7 @@ def past_attempts(rule: str, key: str, *, minutes: list[int]) -> None:
 def answered_attempts(rule: str, count: int) -> None:
     """Answered attempts spread over twenty hours, over 30 keys."""
     assert isinstance(CallAttempt.objects.all(), CallAttemptQuerySet)
-    now = database.clock("default")
+    now = ledger_time.now("default")
     from callqueue.sending.validation import check_key
 
     CallAttempt.objects.bulk_create(

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from callqueue import Rule, beat_schedule, broker, database
 from callqueue.dispatch.dispenser import Dispenser
+from callqueue.ledger import ledger_time
 from callqueue.look import doctor
 from callqueue.look.doctor import Check, Facts, examined
 from callqueue.maintenance import recovery
@@ -58,7 +59,7 @@ def test_a_dispensers_sign_of_life_is_wanted_every_few_seconds() -> None:
     assert_wrong(found("dispenser"), "no dispenser", "callqueue_dispenser")
     Dispenser(name="host:1").run_once()
     assert found("dispenser") == Check("dispenser", True, "running: host:1")
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
     assert_wrong(found("dispenser"), "of host:1, is 18", "callqueue_dispenser")
 
 
@@ -138,7 +139,7 @@ def test_a_beat_that_is_scheduled_and_does_not_run_is_told(celery: Callable[...,
     assert_wrong(found("schedule"), "no task of beat has run", "beat`")
     recovery.beat("default", "w:1", "beat")
     assert found("schedule").ok
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
     assert_wrong(found("schedule"), "nothing deletes old calls", "beat`")
 
 
@@ -247,8 +248,8 @@ def test_a_standby_is_no_place_to_dispense_from(monkeypatch: pytest.MonkeyPatch)
 def test_a_ledger_from_the_future_is_told() -> None:
     send("r")
     release()
-    CallAttempt.objects.update(released_at=timezone.now() + timedelta(minutes=5))
-    DispenserState.objects.update(seen_at=timezone.now() + timedelta(minutes=5))
+    CallAttempt.objects.update(released_at=ledger_time.now("default") + timedelta(minutes=5))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") + timedelta(minutes=5))
     assert_wrong(found("ledger"), "from the future", "one full window")
 
 
@@ -299,7 +300,7 @@ def test_a_dispenser_that_publishes_elsewhere_is_named(celery: Callable[..., Non
     assert_wrong(
         wrong, "host:1 publishes to redis://127.0.0.1:1/5; here it is", "one CELERY_BROKER_URL"
     )
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(minutes=3))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=3))
     assert found("one broker", NOBODY).ok
 
 
@@ -312,9 +313,9 @@ def test_beat_s_idle_tasks_are_no_dispensers() -> None:
 def test_between_two_runs_of_beat_s_task_it_runs(settings: Any) -> None:
     settings.CALLQUEUE = {"DISPENSER": {"INTERVAL": 300.0}}
     recovery.beat("default", "w:2", "beat")
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=290))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=290))
     assert found("dispenser").ok
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=1000))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=1000))
     assert not found("dispenser").ok
 
 
@@ -332,7 +333,7 @@ def test_what_the_system_checks_say_is_told_and_only_errors_are_wrong(
 
 
 def test_rules_that_a_dispenser_held_after_a_restore_are_a_sign_for_an_hour() -> None:
-    until = timezone.now() - timedelta(minutes=30)
+    until = ledger_time.now("default") - timedelta(minutes=30)
     hold = Hold.objects.create(rule="r", per="rule", until=until, source="restored")
     assert_wrong(found("ledger"), "held 1 rules", "one full window")
     hold.until -= timedelta(hours=1)
@@ -354,9 +355,9 @@ def test_calls_that_no_worker_begins_are_told() -> None:
         send("r")
     release()
     assert found("calls").ok
-    CallAttempt.objects.update(released_at=timezone.now() - timedelta(seconds=11))
+    CallAttempt.objects.update(released_at=ledger_time.now("default") - timedelta(seconds=11))
     assert_wrong(found("calls"), "3 calls of r are released, and no worker", "--concurrency")
-    CallAttempt.objects.update(started_at=timezone.now())
+    CallAttempt.objects.update(started_at=ledger_time.now("default"))
     assert found("calls").ok
 
 

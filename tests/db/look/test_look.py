@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database
 from callqueue.history import sums
-from callqueue.ledger import account, ready_calls, settings, tallies, tally_rows
+from callqueue.ledger import account, ledger_time, ready_calls, settings, tallies, tally_rows
 from callqueue.limits.budgets import bind
 from callqueue.look import LimitLook, RuleLook, limits, look
 from callqueue.management.commands.callqueue_status import as_json
@@ -278,7 +278,7 @@ def test_rules_that_are_read_together_have_the_use_that_each_has_alone(
                 cost = {"calls": 1, "tokens": 30 + number}
                 send(name, key={"user": f"u{number % 2}"}, cost=cost)
         make()
-    names, now = [*of_kinds, "default"], database.to_us(timezone.now())
+    names, now = [*of_kinds, "default"], database.to_us(ledger_time.now("default"))
     book = settings.book_in_force("default")
     together, _ = limits.read("default", book, names, now)
     for name in names:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket, database
+from callqueue import Concurrency, Rule, SlidingWindow, TokenBucket
 from callqueue.execution import claim
+from callqueue.ledger import ledger_time
 from callqueue.look import look
 from callqueue.models import CallAttempt
 from tests.support.behaviour import release, send
@@ -19,7 +20,7 @@ Rules = Callable[..., None]
 
 def answered(count: int, seconds: float, *, is_stamped: bool = True) -> None:
     """So many attempts of the rule were answered just now, each after so many seconds."""
-    now = database.clock("default")
+    now = ledger_time.now("default")
     begun = now - timedelta(seconds=seconds)
     CallAttempt.objects.bulk_create(
         CallAttempt(

@@ -10,10 +10,11 @@ import pytest
 from django.dispatch import Signal
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, database, events, states
+from callqueue import Retry, Rule, SlidingWindow, events, states
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import wire
 from callqueue.history import audit
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue
 from tests.support.behaviour import Vendor, run, send
 
@@ -45,7 +46,7 @@ def test_a_limit_that_was_exceeded_is_told_by_the_audit(
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("2/m")]))
     heard = told(events.limit_exceeded)
-    now = database.clock("default")
+    now = ledger_time.now("default")
     CallAttempt.objects.bulk_create(
         CallAttempt(
             call_id=1,

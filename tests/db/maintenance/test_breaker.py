@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from callqueue import Breaker, Retry, Rule, SlidingWindow, control, database, events, states
+from callqueue import Breaker, Retry, Rule, SlidingWindow, control, events, states
+from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, run, send
@@ -41,7 +42,7 @@ def fail(remote: Vendor, count: int, status: int = 500) -> None:
 
 
 def in_force() -> list[Hold]:
-    return list(Hold.objects.filter(source="breaker", until__gt=database.clock("default")))
+    return list(Hold.objects.filter(source="breaker", until__gt=ledger_time.now("default")))
 
 
 def test_there_is_no_breaker_unless_a_rule_has_one(rules: Rules, remote: Vendor) -> None:
@@ -232,6 +233,6 @@ def test_a_wrong_field_of_a_rule_is_refused_by_name(options: dict[str, Any], fie
 def answer(call: CallQueue, outcome: str) -> None:
     """Its worker's record, without the worker."""
     CallAttempt.objects.filter(call=call).update(
-        finished_at=database.clock("default"), outcome=outcome
+        finished_at=ledger_time.now("default"), outcome=outcome
     )
     CallQueue.objects.filter(pk=call.pk).update(status=states.DONE)

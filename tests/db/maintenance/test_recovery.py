@@ -18,6 +18,7 @@ from callqueue import broker as messages
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
@@ -32,14 +33,14 @@ SOON = Retry(max_attempts=3, base=0.0, jitter=False)
 def overdue(**more: Any) -> int:
     """All open attempts are past their lease, as if that time had gone by."""
     return CallAttempt.objects.open().update(
-        lease_until=timezone.now() - timedelta(seconds=60), **more
+        lease_until=ledger_time.now("default") - timedelta(seconds=60), **more
     )
 
 
 def begun(call: CallQueue) -> CallAttempt:
     """The call's attempt, begun by a worker that is never heard of again."""
     assert release() == [call]
-    overdue(started_at=timezone.now() - timedelta(seconds=61), worker="gone:1:x")
+    overdue(started_at=ledger_time.now("default") - timedelta(seconds=61), worker="gone:1:x")
     return call.attempts.get(finished_at=None)
 
 
@@ -169,7 +170,7 @@ def test_two_recoveries_at_once_end_a_call_once(rules: Rules, transactional_db: 
     rules(default=Rule(limits=[WIDE]))
     calls = [send() for _ in range(30)]
     release()
-    overdue(started_at=timezone.now() - timedelta(seconds=61), worker="gone:1:x")
+    overdue(started_at=ledger_time.now("default") - timedelta(seconds=61), worker="gone:1:x")
     at_once(4, lambda _: recovery.end_lost("default"))
     assert {state(call) for call in calls} == {Status.UNKNOWN}
     assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"lost"}
@@ -379,7 +380,7 @@ def test_a_dispenser_that_was_frozen_until_others_forgot_it(
     and a missing row tells.
     """
     rules(default=Rule(limits=[SlidingWindow(limit)]))
-    frozen = recovery.Sign(database.clock("default") - timedelta(days=days), None)
+    frozen = recovery.Sign(ledger_time.now("default") - timedelta(days=days), None)
     DispenserState.objects.create(name="me:1", started_at=frozen.at, seen_at=frozen.at)
     recovery.beat("default", "other:1")
     assert DispenserState.objects.filter(name="me:1").exists() is is_held
@@ -406,7 +407,7 @@ def test_a_database_that_forgot_a_beat_has_gone_back(rules: Rules, remembers: st
     else:
         DispenserState.objects.update(seen_at=beat.at - timedelta(seconds=30))
     assert recovery.has_gone_back("default", "me:1", beat)
-    now = database.clock("default")
+    now = ledger_time.now("default")
     recovery.hold_everything("default")
     left = {hold.rule: (hold.until - now).total_seconds() for hold in Hold.objects.all()}
     assert left == {

@@ -12,6 +12,7 @@ from django.db import connection
 from django.utils import timezone
 
 from callqueue import FixedWindow, Rule, SlidingWindow, control, database, states
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue
 from tests.db.commands import run
@@ -32,6 +33,8 @@ def ended(status: int, days_ago: float) -> CallQueue:
     call = send("r")
     at = timezone.now() - timedelta(days=days_ago)
     CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=at, ready=False)
+    at = ledger_time.of_wall("default", at)
+    at = ledger_time.of_wall("default", at)
     CallAttempt.objects.create(
         call=call,
         number=1,
@@ -68,7 +71,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing() -> None:
     ended(Status.DONE, 8)
     send("r")
     release()
-    CallAttempt.objects.open().update(lease_until=timezone.now() - timedelta(hours=1))
+    CallAttempt.objects.open().update(lease_until=ledger_time.now("default") - timedelta(hours=1))
     ran = run("cleanup", "--dry-run")
     assert ran.out.startswith("would delete 1 call")
     assert CallQueue.objects.count() == 2
@@ -78,7 +81,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing() -> None:
 def test_lost_calls_are_recovered_first() -> None:
     call = send("r")
     release()
-    CallAttempt.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+    CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
     assert run("cleanup").out.startswith("recovered 1 call")
     call.refresh_from_db()
     assert call.status == Status.NEW
@@ -153,7 +156,9 @@ def test_attempts_are_kept_as_long_as_a_limit_of_their_own_rule_counts_them(rule
     cleanup.clean("default", older_than=timedelta(seconds=1))
     assert not CallQueue.objects.exists()
     assert set(CallAttempt.objects.values_list("rule", flat=True)) == counted - {"r"}
-    CallAttempt.objects.update(finished_at=timezone.now() - timedelta(hours=1, minutes=2))
+    CallAttempt.objects.update(
+        finished_at=ledger_time.now("default") - timedelta(hours=1, minutes=2)
+    )
     assert cleanup.clean("default").attempts == 1
     assert "changed" not in CallAttempt.objects.values_list("rule", flat=True)
 
@@ -167,7 +172,7 @@ def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(
     monkeypatch.setattr(cleanup, "STRETCH", 3)
     calls = [ended(Status.DONE, 1) for _ in range(8)] + [ended(Status.DONE, 0)]
     open_one = CallAttempt.objects.create(
-        call=calls[0], number=2, rule="r", released_at=timezone.now()
+        call=calls[0], number=2, rule="r", released_at=ledger_time.now("default")
     )
     CallQueue.objects.filter(pk__in=[call.pk for call in calls if call is not calls[3]]).delete()
     assert cleanup.clean("default", dry_run=True).attempts == 7

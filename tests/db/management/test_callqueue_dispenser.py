@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
-from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, database, texts
 from callqueue.dispatch import publisher
+from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallQueue, DispenserState
 from tests.celery_app import app
@@ -111,11 +111,11 @@ def test_a_health_check_knows_a_dispenser_of_this_host_from_others(rules: Rules)
     recovery.beat("default", f"{texts.host()}:2:cd", "steady")
     DispenserState.objects.update(digest="ab")
     assert run("dispenser", "--alive").code == 0
-    DispenserState.objects.update(seen_at=timezone.now() - timedelta(seconds=21))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
     silent = run("dispenser", "--alive")
     assert silent.code == 1
     assert "for 21 s" in silent.error
-    DispenserState.objects.update(seen_at=timezone.now(), digest="")
+    DispenserState.objects.update(seen_at=ledger_time.now("default"), digest="")
     assert run("dispenser", "--alive").code == 1, "it has ended"
 
 

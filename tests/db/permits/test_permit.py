@@ -11,11 +11,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf, database
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
 from callqueue.history import audit
-from callqueue.ledger import settings
+from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.settings import Party
 from callqueue.limits.budgets import Book, bind
 from callqueue.look import look
@@ -284,7 +284,7 @@ def test_a_limit_that_this_version_does_not_know_admits_no_permit(rules: Rules) 
     """Another process states it, of a newer version of callqueue."""
     rules(a=Rule(limits=[SlidingWindow("9/h")]), b=Rule())
     newer = {"a": [{"kind": "LeakyBucket", "rate": "1/m"}], "b": []}
-    now = database.clock("default")
+    now = ledger_time.now("default")
     OpinionState.objects.create(digest="f" * 16, limits=newer, seen_at=now)
     with pytest.raises(NotNow), callqueue.permit("a", wait=0):
         pytest.fail("nobody knows what the limit allows")
