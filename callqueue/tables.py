@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from callqueue.models import CallQueue as CallQueue
     from callqueue.models import DispenserState as DispenserState
     from callqueue.models import Hold as Hold
+    from callqueue.models import KeyNews as KeyNews
     from callqueue.models import KeyTurn as KeyTurn
     from callqueue.models import OpinionState as OpinionState
     from callqueue.models import PermitRequest as PermitRequest

@@ -31,6 +31,7 @@ _STORAGE = {
     ),
     "callqueue_tally": _WRITTEN_AGAIN,
     "callqueue_keyturn": _WRITTEN_AGAIN,
+    "callqueue_keynews": _WRITTEN_AGAIN,
     "callqueue_sum": _WRITTEN_AGAIN,
     "callqueue_summed": _WRITTEN_AGAIN,
 }
@@ -39,7 +40,7 @@ _WHOLE_INDEXES = {
     "callqueue_ready": ("callqueue_callqueue", "rule, ready, priority DESC, due_at_dt, id, status"),
     "callqueue_ready_by_key": (
         "callqueue_callqueue",
-        "rule, ready, priority, `key`, due_at_dt, id, status",
+        "rule, ready, `key`, priority, due_at_dt, id, status",
     ),
     "callqueue_later": ("callqueue_callqueue", "status, ready, due_at_dt"),
     "callqueue_expiring": ("callqueue_callqueue", "status, expires_at_dt"),

@@ -368,41 +368,24 @@ def distinct_next(
     return [value for (value,) in rows(using, sql, [*params, after, *params, count])]
 
 
-def pairs_next(
-    using: str,
-    table: str,
-    first: str,
-    second: str,
-    where: str,
-    params: Sequence[Any],
-    after: tuple[Any, Any],
-    count: int,
-) -> list[tuple[Any, Any]]:
-    """The next `count` distinct pairs of two columns past `after`, among the rows that `where`
-    picks: the first column downward, the second upward. Databases step as in `distinct_next`.
+def distinct_pairs(
+    using: str, table: str, columns: tuple[str, str], where: str, params: Sequence[Any]
+) -> tuple[str, list[Any]]:
+    """A SELECT of the distinct pairs (a, b) of two columns among the rows that `where` picks, and
+    its parameters. Databases step as in `distinct_next`.
     """
-    one, two, table = (quoted(using, name) for name in (first, second, table))
+    one, two, table = (quoted(using, name) for name in (*columns, table))
     select = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where}"
-    same, by_second = f"{select} AND c.{one} = {{a}} AND c.{two} > {{b}}", f"ORDER BY c.{two}"
-    lower, by_both = f"{select} AND c.{one} < {{a}}", f"ORDER BY c.{one} DESC, c.{two}"
-    if is_postgresql(using):
-        step = f"({same} {by_second} LIMIT 1) UNION ALL ({lower} {by_both} LIMIT 1) LIMIT 1"
-        begin, following = step.format(a="%s", b="%s"), step.format(a="k.a", b="k.b")
-        sql = (
-            f"WITH RECURSIVE k(a, b) AS (({begin})"
-            f" UNION ALL SELECT n.a, n.b FROM k CROSS JOIN LATERAL ({following}) n)"
-            " SELECT a, b FROM k LIMIT %s"
-        )
-        values = [*params, *after, *params, after[0], *params, *params, count]
-        return [(a, b) for a, b in rows(using, sql, values)]
-    same, lower = (
-        sql.format(a="%s", b="%s").replace("SELECT", "SELECT DISTINCT") for sql in (same, lower)
+    if not is_postgresql(using):
+        return select.replace("SELECT", "SELECT DISTINCT", 1), list(params)
+    first = f"ORDER BY c.{one}, c.{two} LIMIT 1"
+    following = f"{select} AND (c.{one}, c.{two}) > (k.a, k.b) {first}"
+    sql = (
+        f"WITH RECURSIVE k(a, b) AS (({select} {first})"
+        f" UNION ALL SELECT n.a, n.b FROM k CROSS JOIN LATERAL ({following}) n)"
+        " SELECT a, b FROM k"
     )
-    found = rows(using, f"{same} {by_second} LIMIT %s", [*params, *after, count])
-    if len(found) < count:
-        values = [*params, after[0], count - len(found)]
-        found = [*found, *rows(using, f"{lower} {by_both} LIMIT %s", values)]
-    return [(a, b) for a, b in found]
+    return sql, [*params, *params]
 
 
 def first_of_each(

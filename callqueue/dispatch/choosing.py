@@ -308,7 +308,7 @@ class _Finder:
         wanted = self._no_more_than_fit(rule, count)
         calls, wait = self._first(rule, wanted)
         is_full = len(calls) >= self.batch
-        if self._take_turns(rule):
+        if rule in self.keys.in_turn:
             wait |= Wait(is_unfinished=is_full)
         is_limited = count < self.batch and len(calls) >= count
         return _Found(calls, wait, is_limited, is_cut=is_full or len(calls) >= wanted < count)
@@ -324,13 +324,8 @@ class _Finder:
         first = ready_calls.first(*args, locks=False)
         if not first or _unfitness(first[0], rule, self.account.book):
             return count
-        least = FEWEST if self._take_turns(rule) else 1
+        least = FEWEST if rule in self.keys.in_turn else 1
         return min(count, max(least, 1 + planning.room_for(self.account, first[0], count)))
-
-    def _take_turns(self, rule: str) -> bool:
-        """Whether its keys have limits or holds of their own."""
-        budgets = self.account.book.budgets[rule]
-        return any(one.limit.is_keyed for one in budgets) or self.held.on_keys(rule)
 
     def _probes(self, rule: str) -> int | None:
         """How many calls may probe the rule; None where its circuit breaker does not want that."""
@@ -349,7 +344,7 @@ class _Finder:
 
     def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         """The rule's first calls, by turns where keys have limits or holds of their own."""
-        if self._take_turns(rule):
+        if rule in self.keys.in_turn:
             return self.keys.candidates(rule, count)
         using, asking = self.account.using, self.asking
         if asking.alone and rule not in asking.rules_with_calls:

@@ -21,18 +21,19 @@ from callqueue import callbacks, database, events
 from callqueue.aside import Errand
 from callqueue.dispatch import publisher
 from callqueue.history import sums
-from callqueue.ledger import clock_jumps, ready_calls
+from callqueue.ledger import clock_jumps, holds, ready_calls, settings
 from callqueue.maintenance import cleanup, reconcile, recovery
 
 ROUND = 0.5  # seconds between two rounds, at most
 HEARTBEAT = 5.0  # seconds between two signs of life
+GATHER = 1.0  # seconds between two looks for keys that have calls ready and no turn
 ADD_UP = 3.0  # seconds between two times that sums are added up
 OWED = 10.0  # seconds between two looks for ends that nobody has announced
 WATCH = 30.0  # seconds between two looks at what is to be reconciled
 CLEAN = 600.0  # seconds between two looks whether it is time to clean up
 DAY = timedelta(days=1)  # after which it is
 ALWAYS = 0.0  # a chore of every round
-# times as long as it took until the next look for what is overdue, which reads all that is open
+# times as long as it took until the next look that reads all that is open, or all keys
 REST = 4.0
 AGAIN = 5.0  # seconds until one is tried again that has failed
 TELL = 60.0  # seconds between two events of one chore; and after which one that goes on is told of
@@ -102,6 +103,7 @@ class Chores:
             Chore("clock", ALWAYS, self._look_at_clock, aside=False),
             self._heartbeat,
             Chore("promote", ALWAYS, self._promote, aside=False),
+            Chore("keys", GATHER, self._gather_keys, rests=True),
             *statements,
             Chore("callbacks", OWED, partial(callbacks.ask_for_owed, using)),
             Chore("history", ADD_UP, self._add_up),
@@ -130,9 +132,6 @@ class Chores:
             elif now >= chore.due_at:
                 chore.due_at, chore.began_at = now + chore.every, now
                 self._begin(chore)
-                if chore.rests:
-                    ended = time.monotonic()
-                    chore.due_at = max(chore.due_at, ended + REST * (ended - now))
         return self._pause
 
     def start_over(self) -> None:
@@ -162,6 +161,9 @@ class Chores:
         connection = database.raw_connection(self.using)
         try:
             chore.do()
+            if chore.rests:
+                ended = time.monotonic()
+                chore.due_at = max(chore.due_at, ended + REST * (ended - chore.began_at))
         except Exception as error:
             is_of_database = isinstance(error, DatabaseError | InterfaceError)
             if is_of_database and not database.answers(self.using, connection):
@@ -188,6 +190,18 @@ class Chores:
         """Not within somebody's transaction, such as a test's: it would see no more than that."""
         if not database.in_transaction(self.using):
             sums.keep(self.using)
+
+    def _gather_keys(self) -> None:
+        """Find the keys of which nobody gave news, as where other code has changed calls; and
+        forget the news that no pass takes, since the rule's keys take no turns.
+        """
+        book = settings.book_in_force(self.using)
+        names = list(book.budgets)
+        held = holds.in_force(self.using, names, database.clock(self.using))
+        in_turn = held.rules_in_turn(book, names)
+        for rule in ready_calls.rules_with_ready(self.using, in_turn):
+            ready_calls.gather(self.using, rule)
+        ready_calls.forget_news(self.using, [name for name in names if name not in in_turn])
 
     def _promote(self) -> None:
         """Make calls ready that are due, and see when the next one is."""

@@ -36,33 +36,33 @@ class KeysInTurn:
     def __init__(self, account: Account, held: holds.Held, batch: int) -> None:
         self.account, self.held, self.batch = account, held, batch
         self.using, self.now = account.using, account.now
-        self.rules: list[str] = []  # those whose keys take turns
+        self.in_turn = held.rules_in_turn(account.book, account.rules)
+        self.rules: list[str] = []  # those of them that were looked at
         self._turns: dict[Place, Turn] = {}  # those looked at
         self._blocked: dict[int, tuple[str, int]] = {}  # turns: what they wait for, until when
         self._last: dict[Place, int] = {}  # keys all of whose calls were found: how many those are
+        self._spent: list[int] = []  # turns of keys without ready calls
         self._cut: dict[Place, int] = {}  # keys of which no more calls were looked for than these
         self._on_answer = False
+        self._is_full = False  # of some rule there may be more keys than were looked at
+        self._is_mid_round = False  # and there are fewer to be looked at than there were
+        if self.in_turn or account.memo.in_turn:
+            self._begin()
 
     def candidates(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         """Candidates of the next keys of a rule that lets `count` calls go, and whether keys are
         left that were not looked at.
         """
-        if not self.rules:
-            self._wake()
         self.rules.append(rule)
-        places = self.account.memo.places
-        sees_all = ready_calls.discover(self.using, rule, self.now, places)
         most = min(KEYS, max(FEWEST, 2 * count))
         listed = self._look_at(rule, most)
+        is_full = len(listed) == most
         # Where keys are left that this pass does not see, no key has a second turn before them.
-        counts = self._counts(rule, listed, count if len(listed) < most else min(count, 1))
+        counts = self._counts(rule, listed, min(count, 1) if is_full else count)
         found, without = self._fetch(rule, counts)
-        if len(listed) == most and (without or self._blocked):
-            return found, Wait(is_unfinished=True, is_mid_round=True)
-        if not sees_all:
-            has_wrapped = ready_calls.has_wrapped(rule, places)
-            return found, Wait(is_unfinished=True, is_mid_round=not has_wrapped)
-        return found, Wait()
+        self._is_full |= is_full
+        self._is_mid_round |= is_full and bool(without)
+        return found, Wait(is_unfinished=is_full and count > most)
 
     def settle(self, made: Plan) -> Wait:
         """After the plan: a key that was served goes behind the others, and one that is blocked is
@@ -77,14 +77,25 @@ class KeysInTurn:
             (one.candidate.rule, one.candidate.priority, one.candidate.key) for one in made.releases
         )
         self._save(released)
-        is_unfinished = any(released[place] >= n for place, n in self._cut.items())
-        return Wait(self._wakes_at() if self.rules else None, self._on_answer, is_unfinished)
+        is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
+        return Wait(
+            self._wakes_at() if self.rules else None,
+            self._on_answer,
+            is_mid_round or any(released[place] >= n for place, n in self._cut.items()),
+            is_mid_round,
+        )
 
-    def _wake(self) -> None:
-        """Let the keys be looked at again that need not wait any more, for all that is known."""
-        memo, version = self.account.memo, self.account.book.version
-        if memo.keys_of != version or any(one.is_anew for one in self.account.tallies.values()):
-            memo.keys_of = version
+    def _begin(self) -> None:
+        """Give turns to the keys of which there is news; of a rule whose keys took no turns by
+        these settings, to all that have calls ready. And let the keys be looked at again that need
+        not wait any more, for all that is known.
+        """
+        memo, tallies = self.account.memo, self.account.tallies.values()
+        for rule in sorted(set(self.in_turn).difference(memo.in_turn)):
+            self._is_mid_round |= ready_calls.gather(self.using, rule) == ready_calls.TAKEN
+        self._is_mid_round |= ready_calls.take_news(self.using, self.in_turn, self.now)
+        if memo.in_turn != self.in_turn or any(one.is_anew for one in tallies):
+            memo.in_turn = self.in_turn
             ready_calls.wake_all(self.using, self.account.rules)
         else:
             ready_calls.wake(
@@ -132,13 +143,13 @@ class KeysInTurn:
     def _fetch(self, rule: str, counts: dict[Turn, int]) -> tuple[list[Candidate], list[Turn]]:
         """Calls of each key, and the keys without any: they have none, or it is locked."""
         wanted = {turn.pair: n for turn, n in counts.items()}
-        found, last = ready_calls.first_of_pairs(self.using, rule, wanted)
+        found, ready = ready_calls.first_of_pairs(self.using, rule, wanted)
         found_of = Counter((call.priority, call.key) for call in found)
-        self._last.update({(rule, *pair): found_of[pair] for pair in last})
+        self._last.update({(rule, *pair): n for pair, n in ready.items() if n == found_of[pair]})
         without = [turn for turn in counts if not found_of[turn.pair]]
-        locked = ready_calls.end(self.using, rule, without)
-        until = self.now + ready_calls.UNLOCKED
-        self._blocked.update({pk: (what, until) for pk, (what, _) in locked.items()})
+        self._spent += [turn.pk for turn in without if not ready[turn.pair]]
+        locked = (ready_calls.LOCK, self.now + ready_calls.UNLOCKED)
+        self._blocked.update({turn.pk: locked for turn in without if ready[turn.pair]})
         return found, without
 
     def _block(self, turn: Turn, budget: Budget, value: str, cost: int) -> None:
@@ -167,10 +178,10 @@ class KeysInTurn:
         in_turn = {place: n for place, n in released.items() if place in self._turns}
         # behind those that are new
         served = {self._turns[place].pk: self.now + 1 for place in in_turn}
-        spent = [
+        self._spent += [
             self._turns[place].pk for place, n in in_turn.items() if self._last.get(place) == n
         ]
-        ready_calls.save(self.using, served, self._blocked, spent)
+        ready_calls.save(self.using, served, self._blocked, self._spent)
 
     def _wakes_at(self) -> int | None:
         """The first instant at which a key that waits is to be looked at, or charges leave a budget
@@ -184,11 +195,13 @@ class KeysInTurn:
 
 
 def _freed(account: Account) -> set[str]:
-    """What keys may have waited for that is there now: room that attempts left, and answers."""
+    """What keys may have waited for that is there now, or before the pass's last instant: room that
+    attempts left, and answers.
+    """
     freed = {
         ready_calls.of_room((one.budget.id, value))
         for one in account.tallies.values()
-        for value in one.freed
+        for value in (*one.freed, *one.near)
     }
     return freed | {ready_calls.of_answer(scope) for scope in account.answered()}
 

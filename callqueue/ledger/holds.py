@@ -19,7 +19,7 @@ from callqueue.database import as_parameter, from_us, instant_us, places, quoted
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
-from callqueue.limits.budgets import key_part
+from callqueue.limits.budgets import Book, key_part
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,14 @@ class Held:
         """The holds alone, for what waits for no worker."""
         return self
 
-    def on_keys(self, rule: str) -> bool:
-        """Whether any hold on the rule concerns keys."""
-        return any(hold.per not in ("rule", "queue") for hold in self.by_rule.get(rule, ()))
+    def rules_in_turn(self, book: Book, rules: Iterable[str]) -> list[str]:
+        """Those of these rules whose keys take turns: they have limits or holds of their own."""
+        return [
+            rule
+            for rule in rules
+            if any(one.limit.is_keyed for one in book.budgets.get(rule, ()))
+            or any(hold.per not in ("rule", "queue") for hold in self.by_rule.get(rule, ()))
+        ]
 
     def first_end(self, rules: Iterable[str]) -> datetime | None:
         """When the first of these rules' holds ends; None where none does by itself."""

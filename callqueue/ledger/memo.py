@@ -23,15 +23,13 @@ class Memo:
     void; and so has a rule that shared a budget by another version, and has no row in the group.
 
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
-    their `Kept` says. `places`: by rule, where the look for keys stopped. `keys_of`: the version by
-    which keys were last found to be blocked; None: not known. `binding`: by rule, the budget that
-    kept its next call back, by id; for who looks.
+    their `Kept` says. `in_turn`: the rules whose keys took turns. `binding`: by rule, the budget
+    that kept its next call back, by id; for who looks.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
     tallies: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, list[Any]] = field(default_factory=dict)
-    keys_of: int | None = None
+    in_turn: list[str] = field(default_factory=list)
     binding: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -56,8 +54,7 @@ class Memo:
         return cls(
             dict(stored["levels"]),
             dict(stored["tallies"]),
-            dict(stored["places"]),
-            stored.get("keys_of"),
+            list(stored["in_turn"]),
             dict(stored.get("binding", {})),
         )
 

@@ -4,7 +4,13 @@ Calls go by priority, then by the time they were due. Where limits or holds are 
 take turns. Every pair of priority and key that has calls ready has a row. Those that may go are
 looked at by priority, and there by when each was served last. A key that may not go says what it
 waits for, and is not looked at again until that is free: blocked keys cost nothing, however many
-there are. Callers hold the lock of the rule's row.
+there are. Callers hold the lock of the rule's row, but for those who give news.
+
+No turn is lost, and no sender waits. Who makes a call ready inserts news of its key in the same
+transaction, into a table without a unique index, where nobody locks what is not committed. A pass
+takes news first, gives turns, and then looks for calls: where it sees none it deletes the turn.
+A call that is committed after that look has its news still untaken: the next pass takes it. What
+comes without news (other code's changes, a rule whose keys take turns from now on) `gather` finds.
 """
 
 from __future__ import annotations
@@ -17,12 +23,11 @@ from functools import lru_cache
 from typing import Any
 
 from callqueue import database, states, tables
-from callqueue.database import quoted, rows
+from callqueue.database import quoted, rows, run
 from callqueue.ledger.tallies import Scope
 from callqueue.limits.kinds import SECOND
 
 PROMOTED = 2000  # calls that one promotion makes ready at most
-PRIORITIES = 16  # levels of priority that those who only look tell apart
 TABLE = "callqueue_callqueue"
 TOP = 40_000  # higher than any priority
 WAITING = f"status IN ({database.listed(states.WAITING)})"
@@ -80,6 +85,7 @@ def promote(using: str, limit: int = PROMOTED) -> int:
         ids = list(database.locked(rows).values_list("pk", flat=True)[:limit])
         if ids:
             tables.calls(using).filter(pk__in=ids).update(ready=True)
+            tell_of_keys(using, ids)
     return len(ids)
 
 
@@ -137,55 +143,13 @@ def first(
     return _candidates(using, where, params, locks=locks)
 
 
-def priorities(using: str, rule: str) -> list[int]:
-    """The priorities that ready calls of the rule have, highest first."""
-    found: list[int] = database.distinct_next(
-        using, TABLE, "priority", READY, [rule], after=TOP, down=True, count=PRIORITIES
-    )
-    return found
-
-
-def pairs(
-    using: str, rule: str, after: tuple[int, str] | None, count: int
-) -> list[tuple[int, str]]:
-    """The next `count` pairs of priority and key past `after` that have ready calls: highest
-    priority first, then by key.
-    """
-    return database.pairs_next(
-        using, TABLE, "priority", "key", READY, [rule], after or (TOP, ""), count
-    )
-
-
-def sent_after(using: str, rule: str, pk: int, count: int) -> list[tuple[int, str]]:
-    """The priorities and keys of ready calls sent after call `pk`; at most `count` pairs."""
-    key, table = database.quoted(using, "key"), tables.name(using, "CallQueue")
-    sent = f"FROM {table} WHERE id > %s AND {READY} LIMIT {int(count)}"
-    sql = f"SELECT DISTINCT priority, {key} {sent}"
-    return [(priority, text) for priority, text in database.rows(using, sql, [pk, rule])]
-
-
-def newest(using: str) -> int:
-    """The number of the call that was sent last."""
-    return int(
-        database.rows(using, f"SELECT MAX(id) FROM {tables.name(using, 'CallQueue')}")[0][0] or 0
-    )
-
-
-def without_ready(using: str, rule: str, wanted: Sequence[tuple[int, str]]) -> set[tuple[int, str]]:
-    """Those of the pairs that have no ready call."""
-    found = database.first_of_each(
-        using, TABLE, ("priority", "key"), READY, [rule], "id", dict.fromkeys(wanted, 1)
-    )
-    return set(wanted) - {pair for pair, _ in found}
-
-
 def first_of_pairs(
     using: str, rule: str, counts: dict[tuple[int, str], int]
-) -> tuple[list[Candidate], set[tuple[int, str]]]:
+) -> tuple[list[Candidate], dict[tuple[int, str], int]]:
     """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
     before any key's second.
 
-    And the keys that have no more ready calls than those.
+    And how many ready calls there are of each, up to one more: those too that others have locked.
     """
     wanted = {pair: count + 1 for pair, count in counts.items()}
     found = database.first_of_each(
@@ -198,11 +162,9 @@ def first_of_pairs(
         if seen[pair] < counts[pair]:
             place[pk] = (-pair[0], seen[pair], order[pair])
         seen[pair] += 1
-    last = {pair for pair, count in seen.items() if count <= counts[pair]}
-    if not place:
-        return [], last
-    candidates = _candidates(using, f"{WAITING} AND id IN ({database.listed(place)})", [])
-    return sorted(candidates, key=lambda candidate: place[candidate.id]), last
+    where = f"{WAITING} AND id IN ({database.listed(place)})"
+    candidates = _candidates(using, where, []) if place else []
+    return sorted(candidates, key=lambda candidate: place[candidate.id]), seen
 
 
 def _candidates(
@@ -232,13 +194,11 @@ def _columns(using: str) -> database.Columns:
 
 
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
-STEPS = 256  # pairs that one pass steps over to find new ones
+TAKEN = 2000  # news of keys that one pass takes at most
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
 ANSWERED = 2 * SECOND  # after which one is looked at that waits for an answer
 LIFTED = 30 * SECOND  # after which one is looked at that is held: the hold may be lifted
 UNLOCKED = SECOND // 2  # after which one is looked at whose calls somebody had locked
-# what was sent since then is looked at first, where there are too many pairs to see all
-RECENT = 5 * SECOND
 
 
 @dataclass(frozen=True)
@@ -266,17 +226,14 @@ def of_answer(scope: Scope) -> str:
 
 def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> None:
     """Let the keys be looked at again that wait until then at most, or for one of `freed`."""
-    table, listed = tables.name(using, "KeyTurn"), sorted(freed)
-    of_rules = f"rule IN ({database.places(rules)})"
-    blocked = f"UPDATE {table} SET blocked_on = '' WHERE {of_rules} AND blocked_on <> ''"
-    first = listed[:1000]
-    or_freed = f" OR blocked_on IN ({database.places(first)})" if first else ""
-    database.run(using, f"{blocked} AND (blocked_until <= %s{or_freed})", [*rules, until, *first])
-    for start in range(1000, len(listed), 1000):
-        some = listed[start : start + 1000]
-        database.run(
-            using, f"{blocked} AND blocked_on IN ({database.places(some)})", [*rules, *some]
-        )
+    listed = ", ".join(f"'{one}'" for one in sorted(freed)) or "NULL"  # digests, safe in SQL
+    run(
+        using,
+        f"UPDATE {tables.name(using, 'KeyTurn')} SET blocked_on = '' "
+        f"WHERE rule IN ({database.places(rules)}) AND blocked_on <> '' "
+        f"AND (blocked_until <= %s OR blocked_on IN ({listed}))",
+        [*rules, until],
+    )
 
 
 def lock(using: str, rules: Sequence[str]) -> None:
@@ -292,31 +249,60 @@ def wake_all(using: str, rules: Sequence[str]) -> None:
         _turns(using).filter(rule__in=rules).exclude(blocked_on="").update(blocked_on="")
 
 
-def discover(using: str, rule: str, now: int, places: dict[str, list[Any]]) -> bool:
-    """Give new pairs of priority and key a turn; whether all there are have been seen.
+def tell_of_keys(using: str, pks: Iterable[int]) -> None:
+    """Give news of the keys of those of these calls that were made ready, in their transaction."""
+    columns = f"rule, priority, {quoted(using, 'key')}"
+    run(
+        using,
+        f"INSERT INTO {tables.name(using, 'KeyNews')} ({columns}) SELECT DISTINCT {columns} "
+        f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) AND ready",
+    )
 
-    Steps on from where the last look stopped, over STEPS pairs; where there are more, those of
-    calls sent lately come first.
+
+def gather(using: str, rule: str, count: int = TAKEN) -> int:
+    """Give news of keys that have ready calls and neither a turn nor news of it, of so many; the
+    count of them. One statement, which reads the index once a key, where there are none.
     """
-    place = places.get(rule) or [TOP, "", now]
-    begins, after = place[0] == TOP, (int(place[0]), str(place[1]))
-    found = pairs(using, rule, after, STEPS)
-    if begins and len(found) < STEPS:
-        _add(using, rule, dict.fromkeys(found, now))
-        places.pop(rule, None)
-        return True
-    # Since when those found now may have waited for it to come to them.
-    began = now if begins else int(place[2])
-    lately = dict.fromkeys(_sent_lately(using, rule, now, place), now)
-    _add(using, rule, {**lately, **dict.fromkeys(found, began)})
-    last = found[-1] if len(found) == STEPS else (TOP, "")
-    places[rule] = [*last, began, *_sent_until(using, now, place)]
-    return False
+    key, pairs = quoted(using, "key"), ("key", "priority")
+    source, params = database.distinct_pairs(using, TABLE, pairs, READY, [rule])
+    known = " AND ".join(
+        f"NOT EXISTS (SELECT 1 FROM {tables.name(using, model)} t "
+        f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)"
+        for model in ("KeyTurn", "KeyNews")
+    )
+    sql = f"SELECT v.b, v.a FROM ({source}) v WHERE {known} LIMIT {int(count)}"
+    found = rows(using, sql, [*params, rule, rule])
+    fresh = [{"rule": rule, "priority": priority, "key": text} for priority, text in found]
+    database.insert_each(tables.KeyNews, using, fresh)
+    return len(fresh)
 
 
-def has_wrapped(rule: str, places: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether the last look for new pairs came to the end of them."""
-    return bool(places[rule][0] == TOP)
+def take_news(using: str, rules: Sequence[str], now: int) -> bool:
+    """Give turns to the keys of which there is news, where they have none; whether some is left."""
+    if not rules:
+        return False
+    columns = f"id, rule, priority, {quoted(using, 'key')}"
+    of_rules = f"FROM {tables.name(using, 'KeyNews')} WHERE rule IN ({database.places(rules)})"
+    taken = rows(using, f"SELECT {columns} {of_rules} LIMIT {TAKEN}", list(rules))
+    if not taken:
+        return False
+    named = dict.fromkeys((rule, priority, key) for _, rule, priority, key in sorted(taken))
+    same = _turns(using).filter(rule__in=rules, key__in={key for _, _, key in named})
+    known = set(same.values_list("rule", "priority", "key"))
+    _turns(using).bulk_create(
+        tables.KeyTurn(rule=rule, priority=priority, key=key, served=now)
+        for rule, priority, key in named
+        if (rule, priority, key) not in known
+    )
+    database.delete_each(tables.KeyNews, using, [pk for pk, *_ in taken])
+    return len(taken) == TAKEN
+
+
+def forget_news(using: str, rules: Sequence[str], count: int = TAKEN) -> None:
+    """Forget news of the keys of these rules, which take no turns."""
+    news = tables.KeyNews.objects.using(using).filter(rule__in=rules)
+    if pks := list(news.values_list("pk", flat=True)[:count]):
+        database.delete_each(tables.KeyNews, using, pks)
 
 
 def free(using: str, rule: str, count: int) -> list[Turn]:
@@ -326,17 +312,6 @@ def free(using: str, rule: str, count: int) -> list[Turn]:
         f"WHERE rule = %s AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {int(count)}"
     )
     return [Turn(*row) for row in rows(using, sql, [rule])]
-
-
-def end(using: str, rule: str, without: Sequence[Turn]) -> dict[int, tuple[str, int]]:
-    """Of turns for which no call was found, take away those of keys that have none; the others,
-    whose calls are locked.
-    """
-    if not without:
-        return {}
-    gone = without_ready(using, rule, [turn.pair for turn in without])
-    _turns(using).filter(pk__in=[turn.pk for turn in without if turn.pair in gone]).delete()
-    return {turn.pk: (LOCK, 0) for turn in without if turn.pair not in gone}
 
 
 def save(
@@ -368,38 +343,6 @@ def next_wake(using: str, rules: Sequence[str]) -> int | None:
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
     found = database.of_each(using, [(one, (rule,)) for rule in rules])
     return min((int(at) for (at,) in found if at is not None), default=None)
-
-
-def _sent_lately(using: str, rule: str, now: int, place: Sequence[Any]) -> list[tuple[int, str]]:
-    if len(place) < 6 or not 0 <= now - place[5] <= RECENT:
-        return []
-    return sent_after(using, rule, place[3], STEPS)
-
-
-def _sent_until(using: str, now: int, place: Sequence[Any]) -> list[int]:
-    """The call sent last at two instants, and the later of them: a call that commits late has half
-    a second to be seen.
-    """
-    if len(place) == 6 and 0 <= now - place[5] < SECOND // 2:
-        return list(place[3:])
-    last = newest(using)
-    before = place[4] if len(place) == 6 and 0 <= now - place[5] <= RECENT else last
-    return [before, last, now]
-
-
-def _add(using: str, rule: str, pairs: Mapping[tuple[int, str], int]) -> None:
-    """Give turns to those pairs that have none: as if served at these instants."""
-    if not pairs:
-        return
-    keys = list({key for _, key in pairs})
-    known = set(_turns(using).filter(rule=rule, key__in=keys).values_list("priority", "key"))
-    new = {pair: at for pair, at in pairs.items() if pair not in known}
-    if new:
-        made = [
-            tables.KeyTurn(rule=rule, priority=priority, key=key, served=at)
-            for (priority, key), at in new.items()
-        ]
-        _turns(using).bulk_create(made, ignore_conflicts=True)
 
 
 def _turns(using: str) -> Any:

@@ -195,22 +195,24 @@ def _ended_holds(using: str) -> Any:
 
 def _delete_turns(using: str) -> None:
     """Delete the turns that are spent, under the lock of their rule as everybody changes them;
-    where a pass has it, next time.
+    where a pass has it, next time. And news that no pass has taken.
     """
-    spent: dict[str, list[int]] = {}
-    for pk, rule in _spent_turns(using).values_list("pk", "rule"):
-        spent.setdefault(rule, []).append(pk)
-    for rule, pks in spent.items():
+    for rule in sorted(set(_of_no_call(using, tables.KeyTurn).values_list("rule", flat=True))):
         with database.writing(using):
             if list(database.locked(tables.rule_states(using).filter(pk=rule))):
-                database.delete_each(tables.KeyTurn, using, pks)
+                spent = _of_no_call(using, tables.KeyTurn).filter(rule=rule)
+                database.delete_each(
+                    tables.KeyTurn, using, list(spent.values_list("pk", flat=True))
+                )
+    news = list(_of_no_call(using, tables.KeyNews).values_list("pk", flat=True))
+    database.delete_each(tables.KeyNews, using, news)
 
 
-def _spent_turns(using: str) -> Any:
-    """The turns of keys without ready calls: their rules' keys take no turns any more."""
+def _of_no_call(using: str, of_keys: Any) -> Any:
+    """The rows of keys without ready calls: their rules' keys take no turns any more."""
     same = {name: OuterRef(name) for name in ("rule", "key", "priority")}
     ready = tables.calls(using).waiting().filter(ready=True, **same)
-    return tables.KeyTurn.objects.using(using).filter(~Exists(ready))
+    return of_keys.objects.using(using).filter(~Exists(ready))
 
 
 def _spent(using: str) -> Q:

@@ -302,8 +302,8 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         models.F("rule"),
-                        models.OrderBy(models.F("priority"), descending=True),
                         models.F("key"),
+                        models.F("priority"),
                         models.F("due_at_dt"),
                         models.F("id"),
                         condition=models.Q(("ready", True), ("status__in", (0, 2))),
@@ -440,6 +440,21 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         fields=("rule", "key", "priority"), name="callqueue_one_turn"
                     )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="KeyNews",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("rule", models.CharField(max_length=100)),
+                ("priority", models.SmallIntegerField()),
+                ("key", models.CharField(blank=True, max_length=255)),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["rule", "key", "priority"], name="callqueue_news")
                 ],
             },
         ),

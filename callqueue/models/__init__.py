@@ -9,6 +9,7 @@ from callqueue.models.history import Sum, Summed
 from callqueue.models.rules import (
     DispenserState,
     Hold,
+    KeyNews,
     KeyTurn,
     OpinionState,
     RuleState,
@@ -22,6 +23,7 @@ __all__ = [
     "CallQueue",
     "DispenserState",
     "Hold",
+    "KeyNews",
     "KeyTurn",
     "OpinionState",
     "PermitRequest",

@@ -129,8 +129,8 @@ class CallQueue(Table):
             ),
             models.Index(
                 "rule",
-                models.F("priority").desc(),
                 "key",
+                "priority",
                 "due_at_dt",
                 "id",
                 name="callqueue_ready_by_key",

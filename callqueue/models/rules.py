@@ -87,8 +87,8 @@ class Tally(models.Model):
 
 
 class KeyTurn(Table):
-    """A key that has calls waiting at some priority of a rule, and its turn among the others:
-    lowest `served` first.
+    """A key that has calls ready at some priority of a rule, and its turn among the others: lowest
+    `served` first.
 
     While `blocked_on` says what the key waits for, no pass looks at it: until that is free, or
     `blocked_until`.
@@ -118,6 +118,24 @@ class KeyTurn(Table):
                 condition=~models.Q(blocked_on=""),
             ),
         )
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.key}"
+
+
+class KeyNews(models.Model):
+    """News that a key has a call ready, by who made it so: a pass takes it, and gives the key its
+    turn. Whoever gives news only inserts, and without a unique index waits for nobody.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    rule = models.CharField(max_length=100)
+    priority = models.SmallIntegerField()
+    key = models.CharField(max_length=255, blank=True)
+
+    class Meta:
+        default_permissions = ()
+        indexes = (models.Index(fields=("rule", "key", "priority"), name="callqueue_news"),)
 
     def __str__(self) -> str:
         return f"{self.rule} {self.key}"

@@ -231,8 +231,13 @@ _FOUND = ("pk", "active_key", "status", "idempotency_key", "created_dt", "due_at
 
 def insert(call: tables.CallQueue, *, using: str) -> tables.CallQueue:
     """Insert a row that was prepared; the row, or the one there is where a unique key says so."""
-    if call.unique_key is None:
+    if call.unique_key is None and not _takes_turns(call):
         call.save(using=using, force_insert=True)
+        return _complete(call)
+    if call.unique_key is None:
+        with transaction.atomic(using=using, savepoint=False):
+            call.save(using=using, force_insert=True)
+            _tell_of_keys([call], using)
         return _complete(call)
 
     def insert_alone() -> tables.CallQueue:
@@ -259,7 +264,21 @@ def insert_many(
     carriers: dict[str, tables.CallQueue] = {}
     for at in range(0, len(keys), batch_size):
         carriers |= _carriers([first[key] for key in keys[at : at + batch_size]], using)
+    _tell_of_keys(calls, using)
     return [call if call.unique_key is None else carriers[call.unique_key] for call in calls]
+
+
+def _takes_turns(call: tables.CallQueue) -> bool:
+    """Whether its key may be one of those that take turns: limits are per key, or a hold may be."""
+    limits = conf.current().rules[call.rule].limits
+    return call.ready and (call.key != "" or any(limit.is_keyed for limit in limits))
+
+
+def _tell_of_keys(calls: Iterable[tables.CallQueue], using: str) -> None:
+    """Give passes news of these calls' keys, in the transaction that inserts them."""
+    keys = dict.fromkeys((c.rule, c.priority, c.key) for c in calls if _takes_turns(c))
+    news = [{"rule": rule, "priority": priority, "key": key} for rule, priority, key in keys]
+    database.insert_each(tables.KeyNews, using, news)
 
 
 def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables.CallQueue]:

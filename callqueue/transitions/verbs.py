@@ -24,6 +24,7 @@ from django.db.models import Case, F, Q, Value, When
 from callqueue import callbacks, clocks, database, events, states, tables
 from callqueue.clocks import Reading
 from callqueue.database import from_us
+from callqueue.ledger import ready_calls
 from callqueue.ledger.ledger_time import LedgerNow, moved_sql
 from callqueue.ledger.transaction import (
     Locked,
@@ -160,9 +161,12 @@ def void(using: str, attempt_ids: Iterable[int]) -> int:
     def work() -> int:
         pairs = free_pairs(using, attempt_ids, begun=False)
         _void_locked(using, [pair.attempt.pk for pair in pairs])
-        calls = tables.calls(using).filter(pk__in=[pair.call.pk for pair in pairs if pair.call])
+        back = [pair.call.pk for pair in pairs if pair.call]
+        calls = tables.calls(using).filter(pk__in=back)
         untried = When(failed_count=0, throttled_count=0, then=Value(states.NEW))
-        return int(calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True))
+        count = calls.update(status=Case(untried, default=Value(states.ERROR)), ready=True)
+        ready_calls.tell_of_keys(using, back)
+        return int(count)
 
     return untimed(using, work)
 
@@ -325,6 +329,7 @@ def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
         with suppress(IntegrityError), transaction.atomic(using=using):
             # unless another unfinished call carries the key
             count += calls.filter(pk=pk).update(active_key=unique_key, **_as_new())
+    ready_calls.tell_of_keys(using, [pk for pk, _ in keys])
     return count
 
 
@@ -385,7 +390,7 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
         "pk": result.job.pk,
         "status": result.status,
         "due_at_dt": result.due_at,
-        "ready": not final and result.due_at <= now,
+        "ready": False,  # until it is promoted
         "failed_count": result.failed_count,
         "throttled_count": result.throttled_count,
         "error_message": result.why[:LONGEST_MESSAGE],

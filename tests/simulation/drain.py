@@ -181,3 +181,4 @@ def wipe() -> None:
             rules.filter(pk=row.pk).update(memo={})
         tables.Tally.objects.using("default").all().delete()
         tables.KeyTurn.objects.using("default").all().delete()
+        tables.KeyNews.objects.using("default").all().delete()

@@ -1,0 +1,182 @@
+"""A key whose call becomes ready beside a pass has its turn, whenever the one or the other commits;
+and nobody waits for the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from callqueue import Rule, SlidingWindow, database, transitions
+from callqueue.dispatch.release_pass import release
+from callqueue.ledger import ready_calls
+from callqueue.models import CallAttempt, CallQueue, KeyNews, KeyTurn
+from tests.concurrency.test_pauses import between_statements
+from tests.support.behaviour import send
+from tests.support.locking import PATIENCE, together, waiting_for_nobody
+
+Rules = Callable[..., None]
+MOST = 100  # statements that a pass makes at most
+
+
+@pytest.fixture(autouse=True)
+def _keyed(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1000/s", per="key")]))
+
+
+@contextmanager
+def sent_in_a_transaction(key: str, *, commits: bool) -> Iterator[Callable[[], None]]:
+    """A host has sent a call of this key in a transaction that is still open; what ends that."""
+    has_sent, may_end = threading.Event(), threading.Event()
+
+    def host() -> None:
+        try:
+            with transaction.atomic():
+                send("r", key=key)
+                has_sent.set()
+                assert may_end.wait(PATIENCE)
+                transaction.set_rollback(not commits)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=host, daemon=True)
+    thread.start()
+    assert has_sent.wait(PATIENCE)
+
+    def end() -> None:
+        may_end.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "the sender waits for the pass"
+
+    try:
+        yield end
+    finally:
+        end()
+
+
+@contextmanager
+def before_statement(place: int, work: Callable[[], None]) -> Iterator[list[str]]:
+    """Do this before this thread's statement of that number; the statements."""
+    seen: list[str] = []
+
+    def before(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        seen.append(sql)
+        if len(seen) == place:
+            work()
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(before):
+        yield seen
+
+
+def a_pass() -> None:
+    release("default", ["r"])
+
+
+def nothing(key: str) -> None:
+    """Nobody knows of the key."""
+
+
+def a_spent_turn(key: str) -> None:
+    """Its only call is gone: the pass that sees that takes the key's turn away."""
+    KeyTurn.objects.create(rule="r", priority=0, key=key)
+
+
+def a_last_call(key: str) -> None:
+    """The pass releases the last call that it sees of the key, and takes its turn away."""
+    send("r", key=key)
+
+
+def a_turn_and_a_call(key: str) -> None:
+    """It has had its turn before."""
+    send("r", key=key)
+    a_pass()
+    KeyTurn.objects.create(rule="r", priority=0, key=key)
+    send("r", key=key)
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+@pytest.mark.parametrize("before", [nothing, a_spent_turn, a_last_call, a_turn_and_a_call])
+def test_a_key_that_is_sent_at_any_statement_of_a_pass_has_its_turn(
+    before: Callable[[str], None], commits: bool, row_locks: None
+) -> None:
+    a_pass()
+    for place in range(1, MOST):
+        before(key := f"k{place}")
+        sent = sent_in_a_transaction(key, commits=commits)
+        with waiting_for_nobody(), sent as end, before_statement(place, end) as seen:
+            a_pass()
+        a_pass()
+        assert not CallQueue.objects.new().exists(), f"lost at {seen[place - 1 : place]}"
+        a_pass()
+        assert not KeyTurn.objects.exists() and not KeyNews.objects.exists()
+        if len(seen) < place:
+            assert place > 8
+            return
+    pytest.fail("the pass has no end")
+
+
+def by_send(key: str) -> None:
+    send("r", key=key)
+
+
+def by_send_with_a_key_of_its_own(key: str) -> None:
+    send("r", key=key, unique_key="own")
+
+
+def by_send_many(key: str) -> None:
+    a_call = {"method": "post", "params": {"url": "http://vendor.example/"}}
+    CallQueue.objects.send_many([a_call, a_call], rule="r", key=key)
+
+
+def by_promotion(key: str) -> None:
+    with transaction.atomic():
+        call = send("r", key=key, not_before=database.clock("default") + timedelta(days=1))
+        CallQueue.objects.filter(pk=call.pk).update(due_at_dt=database.ClockNow())
+    ready_calls.promote("default")
+
+
+def by_requeue(key: str) -> None:
+    send("r", key=key).cancel()
+    CallQueue.objects.get().requeue()
+
+
+def by_undo(key: str) -> None:
+    send("r", key=key)
+    a_pass()
+    assert transitions.undo("default", list(CallAttempt.objects.values_list("pk", flat=True))) == 1
+
+
+@pytest.mark.parametrize(
+    "makes_ready",
+    [by_send, by_send_with_a_key_of_its_own, by_send_many, by_promotion, by_requeue, by_undo],
+)
+def test_passes_between_all_statements_of_who_makes_a_call_ready_lose_no_key(
+    makes_ready: Callable[[str], None],
+) -> None:
+    a_pass()
+    with between_statements(lambda: together(a_pass)[0]):
+        makes_ready("k")
+    for _ in range(2):
+        a_pass()
+    assert not CallQueue.objects.new().exists()
+    assert CallQueue.objects.filter(status=CallQueue.Status.DISPATCHED).exists()
+
+
+def test_senders_of_one_new_key_do_not_wait_for_each_other(row_locks: None) -> None:
+    with sent_in_a_transaction("k", commits=True), waiting_for_nobody():
+        send("r", key="k")
+        CallQueue.objects.send_many([a_call_of("k"), a_call_of("other")], rule="r")
+    for _ in range(2):
+        a_pass()
+    assert CallAttempt.objects.count() == 4
+
+
+def a_call_of(key: str) -> dict[str, Any]:
+    return {"call_data": {"method": "post", "params": {"url": "http://v.example/"}}, "key": key}
