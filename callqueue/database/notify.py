@@ -89,6 +89,8 @@ def wait_for_word(using: str, seconds: float) -> set[str]:
     """
     raw = connections[using].connection
     with connections[using].wrap_database_errors:
+        if came_before := _received(raw):
+            return came_before
         with selectors.DefaultSelector() as selector:
             selector.register(raw.fileno(), selectors.EVENT_READ)
             if not selector.select(seconds):
@@ -101,6 +103,15 @@ def _notified(raw: Any) -> set[str]:
     if callable(raw.notifies):
         return {word.payload for word in raw.notifies(timeout=0)}
     raw.poll()
+    return _received(raw)
+
+
+def _received(raw: Any) -> set[str]:
+    """What came along with the answer to a statement: nothing is left to be read then, and who
+    waits to read would sleep over it. (psycopg 3 hands that over in `notifies` alone.)
+    """
+    if callable(raw.notifies):
+        return {word.payload for word in raw.notifies(timeout=0)}
     said = {word.payload for word in raw.notifies}
     del raw.notifies[:]
     return said

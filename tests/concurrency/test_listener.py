@@ -61,6 +61,13 @@ def test_a_send_ends_the_wait(bell: Any) -> None:
     assert bell.wait(threading.Event(), 20) == {"default"}
 
 
+def test_a_word_that_came_with_the_answer_to_a_statement_is_heard(bell: Any) -> None:
+    """Nothing is left to be read then: it was slept over until the next look."""
+    in_thread(send)
+    database.clock("default")
+    assert bell.wait(threading.Event(), 20) == {"default"}
+
+
 def test_senders_name_a_few_rules_and_leave_many_to_a_look(bell: Any, settings: Any) -> None:
     names = [f"r{i}" for i in range(database.TOLD + 1)]
     settings.CALLQUEUE = {"RULES": {name: Rule() for name in names}}
