@@ -80,7 +80,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
     list_filter = (StatusFilter, RuleFilter)
     search_fields = ("=id",)  # what is searched is in the module `search`
     search_help_text = gettext_lazy(
-        "A number, a unique or idempotency key, how a key begins, a host, a path or a URL."
+        "A number, a unique key, an idempotency key, or how a key begins."
     )
     not_listed = ("call_data",)
     actions = ("requeue_calls", "cancel_calls")

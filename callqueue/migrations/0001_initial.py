@@ -349,12 +349,6 @@ class Migration(migrations.Migration):
                         name="callqueue_keyed",
                         opclasses=("varchar_pattern_ops", "int8_ops"),
                     ),
-                    models.Index(
-                        condition=models.Q(("host", ""), _negated=True),
-                        fields=["host", "path"],
-                        name="callqueue_target",
-                        opclasses=("varchar_ops", "varchar_pattern_ops"),
-                    ),
                     models.Index(fields=["idempotency_key"], name="callqueue_idempotency_key"),
                 ],
             },

@@ -168,18 +168,12 @@ class CallQueue(Table):
                 name="callqueue_unique_key",
                 condition=models.Q(unique_key__isnull=False),
             ),
-            # These two find text by how it begins.
+            # finds a key by how it begins
             models.Index(
                 fields=("key", "id"),
                 opclasses=("varchar_pattern_ops", "int8_ops"),
                 name="callqueue_keyed",
                 condition=~models.Q(key=""),
-            ),
-            models.Index(
-                fields=("host", "path"),
-                opclasses=("varchar_ops", "varchar_pattern_ops"),
-                name="callqueue_target",
-                condition=~models.Q(host=""),
             ),
             models.Index(fields=("idempotency_key",), name="callqueue_idempotency_key"),
         )

@@ -54,20 +54,9 @@ def test_the_list_shows_each_call_with_its_status_and_last_error(
         ("q=order", set()),
         ("q=order-1&status__exact=4", set()),
         ("q=tenant&status__exact=4&rule__exact=pay", {"failed"}),
-        ("q=vendor.example", {"failed", "new", "other"}),
-        ("q=VENDOR.example&status__exact=4", {"failed"}),
-        ("q=ndor.example", set()),
-        ("q=/v1/charges", {"failed", "new"}),
-        ("q=/v1/charges/7", {"new"}),
-        ("q=/v1/CHARGES", set()),
-        ("q=vendor.example/v1/charges/7", {"new"}),
-        ("q=http://vendor.example/v1/charges%3Ftoken=x", {"failed", "new"}),
-        ("q=other.example/v1", set()),
-        ("q=/v1/ch_rges", set()),
-        ("q=/v1/ch%25", set()),
+        ("q=tena_t", set()),
         ("q=%25", set()),
-        ("q=ndor", set()),
-        ("q=/", {"failed", "new", "other"}),
+        ("q=vendor.example/v1", set()),
     ],
 )
 def test_filters_and_search_find_exactly_what_they_name(
@@ -151,12 +140,12 @@ def test_what_matches_is_counted_no_further_than_needed(
     monkeypatch.setattr(lists, "COUNTED", 2)
     for status in (Status.NEW, Status.NEW, Status.NEW, Status.FAILED):
         call = send()
-        CallQueue.objects.filter(pk=call.pk).update(status=status)
+        CallQueue.objects.filter(pk=call.pk).update(status=status, key="k")
     for query, said in (
         ("", "more than 2 calls"),
         ("?status__exact=0", "more than 2 calls"),
         ("?status__exact=4", "1 call"),
-        ("?q=vendor.example", "more than 2 calls"),
+        ("?q=k", "more than 2 calls"),
     ):
         text = " ".join(text_of(root.get(f"{reverse(CHANGELIST)}{query}")).split())
         assert f"{said} </p>" in text, query

@@ -41,10 +41,6 @@ LISTS = {
         "q=tenant-77",
         "q=tenant-77&status__exact=4",
         "q=tenant-7777777",
-        "q=old.example",
-        "q=api3.example",
-        "q=/v1/things/17",
-        "q=old.example/v1/things/1&status__exact=4",
         "q=01a20446-9308-7c99-9407-c4be62f2ffb5",
     ],
     "callqueue_callattempt": [
