@@ -1,5 +1,5 @@
 """What attempts do now: what is in flight, how fast each rule's were answered over the last minute,
-and which workers take calls from which queues. One statement for all rules.
+which processes take calls, and from which queues nobody does. One statement for all rules.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ UNBEGUN_S = (
 @dataclass(frozen=True)
 class Flight:
     """Open attempts of a rule: `begun` of the `count` are with a worker, `permits` of them are not
-    queued. `unbegun_since`: when the oldest of the others was released, in microseconds.
+    queued.
     """
 
     count: int = 0
     begun: int = 0
     permits: int = 0
-    unbegun_since: int | None = None
 
     @property
     def unbegun(self) -> int:
@@ -54,17 +53,6 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A process that makes calls: `host:pid`, the queues that it took calls from, and when it did
-    last, in microseconds.
-    """
-
-    name: str
-    queues: tuple[str, ...]
-    seen: int
-
-
-@dataclass(frozen=True)
 class Stall:
     """A queue whose calls nobody takes: how many, of which rules, released since when."""
 
@@ -76,13 +64,14 @@ class Stall:
 
 @dataclass(frozen=True)
 class Attempts:
-    """By rule, what is in flight, and the pace; the workers that began any of the newest attempts
-    within the last minutes, the latest first; and the queues that nobody takes calls from.
+    """By rule, what is in flight, and the pace; when each process that began any of the newest
+    attempts within the last minutes did last, the latest first; and the queues that nobody takes
+    calls from.
     """
 
     flights: Mapping[str, Flight]
     paces: Mapping[str, Pace]
-    workers: Sequence[Worker]
+    workers: Sequence[int]
     stalls: Sequence[Stall]
 
 
@@ -90,29 +79,42 @@ def read(using: str, names: Sequence[str], now: int) -> Attempts:
     """What attempts of these rules do as of `now`, in microseconds. Reads what is open, and what
     was answered in the last minute.
     """
-    found = rows(using, *_sql(using, names, now))
-    queues: dict[str, _Queue] = {}
     flights: dict[str, Flight] = {}
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
-    began: dict[str, dict[str, int]] = {}
-    for kind, name, queue, many, some, permits, us, last in found:
+    unbegun: dict[str, list[tuple[str, int, int]]] = {}  # by queue: rule, calls, since when
+    last: dict[str, int] = {}  # by queue, when a call was begun
+    processes: dict[str, int] = {}
+    for kind, name, queue, many, some, permits, us, begun in rows(using, *_sql(using, names, now)):
         if kind == _WORKER:
-            process = began.setdefault(name.rpartition(":")[0], {})
-            process[queue] = max(int(last), process.get(queue, 0))
+            process = name.rpartition(":")[0]
+            processes[process] = max(int(begun), processes.get(process, 0))
             continue
-        of_queue = queues.setdefault(queue, _Queue())
-        of_queue.last = max(of_queue.last, int(last or 0))
-        if kind == _OPEN:
-            flights[name] = _with(flights.get(name, Flight()), many, some, permits, us)
-            if us is not None:
-                of_queue.wait(name, int(many) - int(some), int(us))
-        else:
+        last[queue] = max(last.get(queue, 0), int(begun or 0))
+        if kind == _ANSWERED:
             answered[name].append((int(many), int(us), bool(some)))
+            continue
+        flight = flights.get(name, Flight())
+        flights[name] = Flight(
+            flight.count + int(many), flight.begun + int(some), flight.permits + int(permits)
+        )
+        if us is not None:
+            unbegun.setdefault(queue, []).append((name, int(many) - int(some), int(us)))
+    lately, patience = now - WORKERS_S * SECOND, now - UNBEGUN_S * SECOND
+    stalls = [
+        Stall(
+            queue,
+            sum(calls for _, calls, _ in waiting),
+            tuple(sorted(name for name, _, _ in waiting)),
+            min(since for _, _, since in waiting),
+        )
+        for queue, waiting in sorted(unbegun.items())
+        if last[queue] <= patience
+    ]
     return Attempts(
         flights,
         {name: _pace(listed) for name, listed in answered.items()},
-        _workers(began, now),
-        [one for name, queue in sorted(queues.items()) if (one := queue.stall(name, now))],
+        sorted((at for at in processes.values() if at > lately), reverse=True),
+        [one for one in stalls if one.since <= patience],
     )
 
 
@@ -145,49 +147,16 @@ def _sql(using: str, names: Sequence[str], now: int) -> tuple[str, list[object]]
         "GROUP BY rule, queue"
     )
     newest = (
-        f"SELECT worker, queue, started_at FROM {table} WHERE started_at IS NOT NULL "
+        f"SELECT worker, started_at FROM {table} WHERE started_at IS NOT NULL "
         f"AND call_id IS NOT NULL AND worker <> '' ORDER BY id DESC LIMIT {NEWEST}"
     )
     by_worker = (
-        f"SELECT {_WORKER}, worker, queue, 0, 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
-        "GROUP BY worker, queue"
+        f"SELECT {_WORKER}, worker, '', 0, 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
+        "GROUP BY worker"
     )
     minute = as_parameter(using, from_us(now - RECENT_S * SECOND))
     sql = " UNION ALL ".join((is_open, answered, by_worker))
     return sql, [states.SUCCEEDED, *names, minute, states.VOIDED]
-
-
-class _Queue:
-    """What waits in a queue for a worker."""
-
-    def __init__(self) -> None:
-        self.last = 0  # when a call was begun last
-        self.calls = 0
-        self.rules: list[str] = []
-        self.since: int | None = None
-
-    def wait(self, rule: str, calls: int, since: int) -> None:
-        self.calls += calls
-        self.rules.append(rule)
-        self.since = since if self.since is None else min(self.since, since)
-
-    def stall(self, name: str, now: int) -> Stall | None:
-        """Where nobody took a call for a while, though one was there."""
-        patience = now - UNBEGUN_S * SECOND
-        if self.since is None or self.since > patience or self.last > patience:
-            return None
-        return Stall(name, self.calls, tuple(sorted(self.rules)), self.since)
-
-
-def _with(flight: Flight, many: int, some: int, permits: int, us: int | None) -> Flight:
-    """The flight with what goes by another queue."""
-    since = [one for one in (flight.unbegun_since, None if us is None else int(us)) if one]
-    return Flight(
-        flight.count + int(many),
-        flight.begun + int(some),
-        flight.permits + int(permits),
-        min(since, default=None),
-    )
 
 
 def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
@@ -198,14 +167,6 @@ def _pace(listed: Sequence[tuple[int, int, bool]]) -> Pace:
         return Pace()
     latency = sum(us for _, us, _ in listed) / SECOND / many
     return Pace(many / RECENT_S, latency, any(stamped for _, _, stamped in listed))
-
-
-def _workers(began: Mapping[str, Mapping[str, int]], now: int) -> list[Worker]:
-    found = [
-        Worker(name, tuple(sorted(queues)), max(queues.values())) for name, queues in began.items()
-    ]
-    lately = [one for one in found if one.seen > now - WORKERS_S * SECOND]
-    return sorted(lately, key=lambda one: -one.seen)
 
 
 def newest_pace(using: str, rule: str) -> Pace:

@@ -16,7 +16,7 @@ from callqueue.limits.kinds import SECOND
 from callqueue.limits.rules import Rule
 from callqueue.look import attempts, estimate
 from callqueue.look.alive import Sign
-from callqueue.look.attempts import Flight, Pace, Stall, Worker
+from callqueue.look.attempts import Flight, Pace, Stall
 from callqueue.look.estimate import Gate
 from callqueue.look.limits import LimitLook
 from callqueue.look.waiting import Waiting
@@ -94,10 +94,6 @@ class RuleLook:
     is_limited: bool
     stalls: Sequence[Stall]
     recent: Recent
-
-    @property
-    def queues(self) -> tuple[str, ...]:
-        return tuple(self.rule.queues or ())
 
     @cached_property
     def hold(self) -> HoldLook | None:
@@ -275,7 +271,8 @@ class Look:
 
     `now`, and whatever is a number of microseconds, is ledger time that was `moved` so far; what is
     a datetime is as the clock shows it.
-    `signs`: of every dispenser, the newest first. `summed_until`: up to when sums are added up.
+    `signs`: of every dispenser, the newest first. `workers`: when each process that takes calls
+    took one last, the latest first. `summed_until`: up to when sums are added up.
     `before`: of a look at other rates, the same moment with those in force.
     """
 
@@ -284,7 +281,7 @@ class Look:
     book: Book
     rules: Sequence[RuleLook]
     signs: Sequence[Sign]
-    workers: Sequence[Worker]
+    workers: Sequence[int]
     stalls: Sequence[Stall]
     summed_until: int
     differences: Sequence[Difference]

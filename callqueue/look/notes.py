@@ -204,7 +204,7 @@ def _workers(look: Look) -> Iterator[Note]:
             "%(count)d processes took calls in the last 5 minutes, the last %(when)s.",
             count,
         )
-        when = words.ago(look.shown(look.workers[0].seen), look.time)
+        when = words.ago(look.shown(look.workers[0]), look.time)
         yield Note(WELL, "workers", text % {"count": count, "when": when})
 
 

@@ -1,10 +1,7 @@
-"""What callqueue_requeue and callqueue_cancel share: the options that pick calls, the question, and
-the report.
-"""
+"""What callqueue_requeue and callqueue_cancel share: how calls are picked, and the report."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +9,7 @@ from django.core.management.base import CommandParser
 
 from callqueue.control import bulk
 from callqueue.control.bulk import Pick
-from callqueue.management.base import (
-    CallQueueCommand,
-    counted,
-    duration,
-    key_of,
-    problem,
-    wrong_use,
-)
+from callqueue.management.base import CallQueueCommand, counted, duration, key_of, wrong_use
 from callqueue.management.progress import progress
 
 
@@ -31,7 +21,7 @@ class BulkCommand(CallQueueCommand):
     verb, past, statuses = "", "", ""
     default: tuple[int, ...] = ()
     legal: tuple[int, ...] = ()
-    is_repeatable = False  # its batches are, and it asks but once
+    is_repeatable = False  # its batches are
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -44,8 +34,6 @@ class BulkCommand(CallQueueCommand):
         since = "only calls that ended (an error: last failed) no longer ago"
         add("--since", metavar="2h", help=since)
         add("--dry-run", action="store_true", help="say how many, and change nothing")
-        quiet = "do not ask, even in a terminal"
-        add("--no-input", dest="interactive", action="store_false", help=quiet)
 
     def pick(self, options: dict[str, Any]) -> Pick:
         """The calls that the options pick."""
@@ -55,26 +43,11 @@ class BulkCommand(CallQueueCommand):
             raise wrong_use(f"--status: {error}") from None
         return Pick(statuses, options["rule"], key_of(options["key"]), duration(options["since"]))
 
-    def act(
-        self,
-        using: str,
-        options: dict[str, Any],
-        pick: Pick,
-        do: Callable[..., int],
-        warning: str = "",
-    ) -> None:
-        """Ask where somebody is there to answer, do it with a progress bar, and say how many."""
+    def act(self, using: str, options: dict[str, Any], pick: Pick, do: Callable[..., int]) -> None:
+        """Do it with a line of progress, and say how many."""
         if options["dry_run"]:
             self.say(f"would {self.verb} {counted(bulk.count(using, pick))}; nothing was changed")
             return
-        if self.may_ask(options):
-            question = f"{warning}{self.verb} {counted(bulk.count(using, pick))}? [y/N] "
-            if input(question).strip().lower() not in ("y", "yes"):
-                raise problem("nothing was changed")
         with progress(f"{self.verb}ing") as update:
             count = do(using, pick, progress=update)
         self.say(f"{self.past} {counted(count)}")
-
-    def may_ask(self, options: dict[str, Any]) -> bool:
-        """Whether somebody is there to answer, and wants to be asked."""
-        return bool(options["interactive"]) and sys.stderr.isatty() and sys.stdin.isatty()

@@ -13,11 +13,16 @@ Django, Celery, requests and what needs them inside their functions.
 
 from importlib.util import find_spec
 
-from callqueue.testing.answers import UnexpectedRequest, answer
 from callqueue.testing.clock import Clock, travel
 from callqueue.testing.run import CallbackFailed, arun_callqueue, run_callqueue
 from callqueue.testing.sent import Sent, assert_call_sent, assert_permit, calls_sent
-from callqueue.testing.transport import FakeTransport, Request, fake_transport
+from callqueue.testing.transport import (
+    FakeTransport,
+    Request,
+    UnexpectedRequest,
+    answer,
+    fake_transport,
+)
 
 if find_spec("pytest"):
     # pytest finds fixtures by their names in the module that it was told of, which is this one.

@@ -6,19 +6,26 @@ import json as jsonlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from http.client import responses
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 from urllib.parse import urlsplit
 
 from callqueue import clocks
-from callqueue.testing.answers import UnexpectedRequest, as_answer, is_unsent
 
 if TYPE_CHECKING:
+    import requests
+
     from callqueue.execution import wire
 
 active_transports: list[FakeTransport] = []  # of the blocks that we are in, the innermost last
+
+
+class UnexpectedRequest(AssertionError):
+    """A call was made that the test has no answer for."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,12 @@ class FakeTransport:
         except wire.Dropped as dropped:
             return wire.Answer(None, None, error=str(dropped), dropped=True)
         sent_at = clocks.monotonic()
-        if not is_unsent(given):
+        if not _is_unsent(given):
             gate.sent_at = sent_at
         self.requests.append(made)
         if callable(given) and not isinstance(given, type):
             given = given(made)
-        return as_answer(given, made.url, sent_at)
+        return _as_answer(given, made.url, sent_at)
 
     def _given_for(self, made: Request) -> Any:
         known = (given for pattern, given in self.answers.items() if _matches(pattern, made))
@@ -161,6 +168,67 @@ def without_network() -> Iterator[None]:
     else:
         with fake_transport():
             yield
+
+
+def answer(
+    status: int = 200,
+    *,
+    json: Any = None,
+    body: str | bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> requests.Response:
+    """An answer for `fake_transport`: a status, and JSON or a body."""
+    import requests
+    from requests.utils import get_encoding_from_headers
+
+    response = requests.Response()
+    if json is not None:
+        response.headers["Content-Type"] = "application/json"
+        body = jsonlib.dumps(json)
+    response.headers.update(headers or {})
+    response.status_code, response.reason = status, responses.get(status, "")
+    response._content = body.encode() if isinstance(body, str) else body
+    response.encoding = get_encoding_from_headers(response.headers)
+    return response
+
+
+def _as_answer(given: Any, url: str, sent_at: float) -> wire.Answer:
+    """The client's Answer for what the test gave. Raises what is no exception of requests'."""
+    import requests
+
+    from callqueue.execution import wire
+
+    given = given() if isinstance(given, type) else given
+    if isinstance(given, requests.RequestException):
+        why = f"{type(given).__name__}: {given}".rstrip(": ")
+        sent = not _is_unsent(given)
+        return wire.Answer(None, sent_at if sent else None, error=why, sent=sent)
+    if isinstance(given, BaseException):
+        raise given
+    response = copy(_as_response(given))
+    response.url = url
+    return wire.Answer(response, sent_at, sent=True)
+
+
+def _is_unsent(given: Any) -> bool:
+    """Whether the answer is an exception that says that nothing was sent."""
+    import requests
+
+    kind = given if isinstance(given, type) else type(given)
+    lost = (requests.exceptions.ReadTimeout, requests.exceptions.ChunkedEncodingError)
+    return issubclass(kind, requests.RequestException) and not issubclass(kind, lost)
+
+
+def _as_response(given: Any) -> requests.Response:
+    import requests
+
+    if isinstance(given, requests.Response):
+        return given
+    if isinstance(given, dict):
+        return answer(json=given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return answer(given)
+    raise UnexpectedRequest(f"{given!r} is no answer: see callqueue.testing.FakeTransport")
 
 
 def _is_this_machine(url: str) -> bool:

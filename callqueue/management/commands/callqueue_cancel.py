@@ -29,7 +29,7 @@ class Command(BulkCommand):
         narrows = any(options[name] is not None for name in NARROWING)
         if options["all"] and narrows:
             raise wrong_use("--all and options that pick calls cannot go together")
-        if not (options["all"] or options["dry_run"] or narrows or self.may_ask(options)):
+        if not (options["all"] or options["dry_run"] or narrows):
             raise wrong_use(
                 "this would cancel every waiting call: say which (--status, --rule, --key, "
                 "--since), or --all"

@@ -12,8 +12,6 @@ from callqueue.control import bulk
 from callqueue.management.base import wrong_use
 from callqueue.management.bulk import BulkCommand
 
-TWICE = "Some of these may have reached their API already, and would be made twice. "
-
 
 class Command(BulkCommand):
     help = "Send calls once more: failed ones, unless --status says which."
@@ -33,6 +31,4 @@ class Command(BulkCommand):
                 "--status done: these calls succeeded; "
                 "to make them once more on purpose, add --again"
             )
-        pick = self.pick(options)
-        warning = TWICE if {*states.MADE_PERHAPS} & {*pick.statuses} else ""
-        self.act(using, options, pick, partial(bulk.requeue, again=again), warning)
+        self.act(using, options, self.pick(options), partial(bulk.requeue, again=again))

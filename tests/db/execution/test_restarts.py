@@ -532,11 +532,14 @@ def _cleaned(calls: dict[str, CallQueue]) -> bool:
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, CallQueue]], bool]]] = {
     "cleanup": (("--older-than", "30d"), _cleaned),
     "requeue": (
-        ("--status", "failed", "--no-input"),
+        (
+            "--status",
+            "failed",
+        ),
         lambda calls: _fresh(calls)["FAILED"].status == Status.NEW,
     ),
     "cancel": (
-        ("--all", "--no-input"),
+        ("--all",),
         lambda calls: _fresh(calls)["NEW"].status == Status.CANCELLED,
     ),
     "status": (("--json",), lambda calls: True),

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from callqueue import (
     Concurrency,
@@ -18,7 +17,6 @@ from callqueue import (
     Rule,
     SlidingWindow,
     TokenBucket,
-    control,
     database,
     forecast,
 )
@@ -175,84 +173,6 @@ def test_the_next_call_goes_when_the_first_leaves_as_the_pass_will_find(
     found = call.forecast().release_at
     assert found is not None
     assert abs(found - first) < timedelta(seconds=0.2)
-
-
-def test_under_limits_per_key_only_the_calls_of_its_key_keep_it_back(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2/m", per="key")]))
-    CallQueue.objects.send_many([URL] * 50, rule="r", key="flood")
-    lone = send("r", key="lone")
-    assert lone.forecast().position == 2
-    assert seconds_from_now(lone.forecast().release_at) < 1
-    last = CallQueue.objects.filter(key="flood").order_by("-pk")[0].forecast()
-    assert seconds_from_now(last.release_at) == pytest.approx(24 * 60, rel=0.1)
-    assert last.reason == "50 calls go before it, as fast as SlidingWindow 2/m per key allows"
-
-
-def test_calls_of_several_units_are_forecast_by_what_they_cost(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("90000/m", unit="tokens"), SlidingWindow("500/m")]))
-    CallQueue.objects.send_many([URL] * 121, rule="r", cost={"tokens": 1500})
-    found = CallQueue.objects.order_by("-pk")[0].forecast()
-    assert seconds_from_now(found.release_at) == pytest.approx(120, rel=0.1)
-    assert "SlidingWindow 90000/m" in found.reason
-
-
-def test_rules_that_share_a_budget_are_reckoned_with(rules: Rules) -> None:
-    shared = SlidingWindow("10/m", name="account")
-    rules(low=Rule(limits=[shared]), high=Rule(limits=[shared], priority=9))
-    CallQueue.objects.send_many([URL] * 20, rule="high")
-    found = send("low").forecast()
-    assert found.position == 1
-    assert seconds_from_now(found.release_at) == pytest.approx(120, rel=0.1)
-    assert found.reason == "20 calls go before it, as fast as account allows"
-
-
-def test_a_hold_with_an_end_is_waited_for_and_then_the_limits(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    first, second = send("r"), send("r")
-    control.pause("default", "r", seconds=600, reason="too many complaints")
-    assert first.forecast().reason == "held: too many complaints"
-    assert seconds_from_now(first.forecast().release_at) == pytest.approx(600, abs=5)
-    assert seconds_from_now(second.forecast().release_at) == pytest.approx(660, abs=5)
-
-
-def test_a_pause_without_end_has_no_time(rules: Rules) -> None:
-    rules(r=Rule())
-    call = send("r")
-    control.pause("default", "r", reason="until Monday, or so")
-    assert call.forecast() == Forecast("held until it is resumed: until Monday, or so", 1, None)
-
-
-def test_a_hold_on_another_key_keeps_nothing_back(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("9/m", per="key")]))
-    control.pause("default", "r", key="theirs", reason="theirs")
-    assert send("r", key="ours").forecast().release_at is not None
-    assert send("r", key="theirs").forecast().reason == "held until it is resumed: theirs"
-
-
-def test_a_call_that_is_due_later_goes_then(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    due = timezone.now() + timedelta(hours=1)
-    found = send("r", not_before=due).forecast()
-    assert found == Forecast("it is not due yet", 1, due)
-
-
-def test_no_dispenser_for_a_while_no_time(rules: Rules) -> None:
-    rules(r=Rule())
-    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(minutes=5))
-    found = send("r").forecast()
-    assert found == Forecast(
-        "no dispenser has been seen for 5 minutes: nothing is released until one runs", 1, None
-    )
-
-
-def test_where_none_was_ever_seen_the_reason_says_so(rules: Rules) -> None:
-    rules(r=Rule())
-    DispenserState.objects.all().delete()
-    found = send("r").forecast()
-    assert (
-        found.reason
-        == "it goes at the next pass; no dispenser has been seen yet: the time holds if one starts now"
-    )
 
 
 def test_released_attempts_that_no_worker_begins_leave_no_time(rules: Rules) -> None:

@@ -12,8 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, control, database
-from callqueue.history import sums
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, database
 from callqueue.ledger import account, ledger_time, ready_calls, settings, tallies, tally_rows
 from callqueue.limits.budgets import bind
 from callqueue.look import LimitLook, RuleLook, limits, look
@@ -112,41 +111,6 @@ def test_a_look_shows_the_fullest_key_of_a_long_window(
     assert (shown.used, shown.free, shown.value) == (3, 7, "b")
 
 
-def test_limits_show_what_the_ledger_charges(rules: Rules, remote: Vendor) -> None:
-    account = SlidingWindow("10/h", name="account")
-    rules(pay=Rule(limits=[account, Concurrency(4)]), read=Rule(limits=[account]))
-    send("pay"), send("pay"), send("read")
-    assert run() == 3
-    send("pay")
-    release()
-    assert [(limit.used, limit.free) for limit in of("pay").limits] == [(4, 6), (1, 3)]
-    assert [(limit.used, limit.free) for limit in of("read").limits] == [(4, 6)]
-    assert [of(name).flight.count for name in ("pay", "read")] == [1, 0]
-    assert of("pay").pace.per_second == pytest.approx(2 / 60)
-
-
-def test_a_limit_per_key_shows_its_fullest_key(rules: Rules) -> None:
-    rules(chat=Rule(limits=[SlidingWindow("2/h", per="key"), SlidingWindow("3/h", per="channel")]))
-    for workspace, count in (("T1", 4), ("T2", 1)):
-        for _ in range(count):
-            send("chat", key={"key": workspace, "channel": "C1"})
-    release()
-    seen = of("chat")
-    assert [(limit.budget.limit.per, limit.used, limit.free) for limit in seen.limits] == [
-        ("key", 2, 0),
-        ("channel", 3, 0),
-    ]
-
-
-def test_the_drain_is_the_slowest_limits(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/h", jitter=0), SlidingWindow("1000/d", jitter=0)]))
-    for _ in range(250):
-        send("pay")
-    assert of("pay").seconds() == pytest.approx(7200, abs=1)
-    faster = look("default", rates={"pay#0": "200/h"}).rule("pay")
-    assert faster.seconds() == pytest.approx(3600, abs=1)
-
-
 def test_rules_that_share_a_budget_wait_for_each_other(rules: Rules) -> None:
     account = SlidingWindow("10/m", name="account", jitter=0)
     rules(
@@ -165,17 +129,6 @@ def test_rules_that_share_a_budget_wait_for_each_other(rules: Rules) -> None:
     assert drains["even"] == pytest.approx(660, abs=1)
 
 
-def test_a_hold_counts_into_the_drain_and_one_without_end_leaves_it_open(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/s")]))
-    send("pay")
-    control.pause("default", "pay", seconds=600, reason="lunch")
-    seen = of("pay")
-    assert seen.seconds() == pytest.approx(600, abs=5)
-    assert told("pay")["hold"]["reason"] == "lunch"
-    control.pause("default", "pay")
-    assert (of("pay").seconds(), told("pay")["hold"]["until"]) == (None, None)
-
-
 def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
     rules: Rules, remote: Vendor
 ) -> None:
@@ -191,18 +144,6 @@ def test_without_limits_the_drain_is_told_by_the_pace_of_the_last_minute(
     assert of("pay").seconds() == pytest.approx(180, abs=1), (
         "they went no faster, though they waited"
     )
-
-
-def test_the_statements_do_not_grow_with_the_calls(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/h"), SlidingWindow("1/s", per="key")]))
-    counts = []
-    for _ in range(2):
-        for number in range(20):
-            send("pay", key=f"k{number}")
-        with CaptureQueriesContext(connection) as captured:
-            look("default")
-        counts.append(len(captured))
-    assert counts[0] == counts[1]
 
 
 def test_looking_changes_nothing(rules: Rules) -> None:
@@ -289,23 +230,6 @@ def test_rules_that_are_read_together_have_the_use_that_each_has_alone(
     assert [limit.used for limit in together["by_queue"]] == [8, 8, 16]
 
 
-def test_statements_do_not_grow_with_rules(rules: Rules, remote: Vendor) -> None:
-    """Of rules that had a pass, and that share no limit."""
-
-    def asked(count: int) -> int:
-        limits = [SlidingWindow("10/s"), SlidingWindow("20000/d"), TokenBucket("5/s", burst=9)]
-        rules(**{f"p{n}": Rule(limits=limits) for n in range(count)})
-        for n in range(count):
-            send(f"p{n}")
-        run()
-        look("default")
-        with CaptureQueriesContext(connection) as found:
-            assert look("default").rule(f"p{count - 1}").limits[1].used >= 1
-        return len(found)
-
-    assert asked(40) == asked(4)
-
-
 def test_more_rules_share_a_limit_than_a_statement_joins(rules: Rules) -> None:
     """SQLite joins 500 SELECTs: beyond, a rule's page and the dispenser that waits would stand."""
     names = [f"p{n}" for n in range(501)]
@@ -349,28 +273,6 @@ def test_statements_do_not_grow_with_rules_that_had_no_pass_for_long(
     few = asked(6)
     CallAttempt.objects.all().delete()
     assert asked(30) <= few
-
-
-def test_a_look_takes_few_statements(rules: Rules, remote: Vendor) -> None:
-    """Of many rules of which none shares a limit; settings and migrations were read before."""
-    kinds = [
-        [SlidingWindow("10/s"), SlidingWindow("20000/d"), Concurrency(40)],
-        [TokenBucket("5/s", burst=9), FixedWindow("9000/d"), SlidingWindow("3/m", per="key")],
-        [SlidingWindow("7/h", per="user"), SlidingWindow("900/h", unit="tokens")],
-    ]
-    rules(**{f"p{n}": Rule(limits=kinds[n % 3]) for n in range(250)})
-    for n in range(250):
-        send(f"p{n}", key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
-    run()
-    for n in range(0, 250, 3):
-        send(f"p{n}", key={"user": "u1"}, cost={"calls": 1, "tokens": 5})
-    control.pause("default", "p0", seconds=60)
-    sums.keep("default")
-    look("default")
-    with CaptureQueriesContext(connection) as found:
-        assert len(look("default").rules) == 251
-    asked = [one["sql"] for one in found if one["sql"].startswith(("SELECT", "(SELECT", "WITH"))]
-    assert len(asked) <= 16, "\n".join(one[:200] for one in asked)
 
 
 def test_a_look_at_another_rate_has_what_is_in_force_beside_it_of_the_same_moment(

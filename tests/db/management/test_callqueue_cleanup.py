@@ -185,13 +185,6 @@ def test_attempts_whose_call_is_gone_are_found_stretch_by_stretch(
     }
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--older-than", "7"), ("--older-than", "-1d"), ("--batch-size", "0")]
-)
-def test_wrong_use_is_2(arguments: tuple[str, ...]) -> None:
-    assert run("cleanup", *arguments).code == 2
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("option", ["--vacuum", "--vacuum-full"])
 def test_space_is_reclaimed_and_a_full_vacuum_says_what_it_locks(option: str, rules: Rules) -> None:

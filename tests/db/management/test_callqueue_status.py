@@ -93,11 +93,6 @@ def test_why_one_call_waits() -> None:
     ran = run("status", "--call", str(call.pk))
     assert ran.out.startswith(f"call {call.pk}, number 3 in its rule: ")
     assert run("status", "--call", str(call.pk), "--json").document["position"] == 3
-    assert run("status", "--call", "99999999").code == 2
-
-
-def test_json_cannot_be_watched() -> None:
-    assert run("status", "--json", "--watch").code == 2
 
 
 def test_a_call_that_has_ended_says_what_became_of_it() -> None:
