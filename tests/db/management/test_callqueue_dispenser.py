@@ -232,6 +232,7 @@ def without_database() -> dict[str, str]:
 @contextmanager
 def broker(url: str) -> Iterator[None]:
     """Celery's application with another broker, for as long as this is open."""
+    assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
     before = dict(app.conf.changes)
     app.conf.changes["broker_url"] = url
     try:
