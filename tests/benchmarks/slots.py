@@ -18,7 +18,7 @@ from typing import Any
 from tests.benchmarks import machine
 from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import Stage, open_stage
-from tests.support.recorder import Arrival, Recorder
+from tests.support.recorder import Arrival, Recorder, most_at_once
 
 SLOTS = 4
 FAST = 5  # fast calls a second
@@ -106,7 +106,7 @@ def _run(contestant: _Contestant, scene: Scene) -> dict[str, Any]:
     quick = [one for one in arrivals if one.path == "/ok"]
     return {
         "sent": len(slow),
-        "in_flight": _most_at_once(arrived),
+        "in_flight": most_at_once(arrived),
         "to_wire_ms": _rounded(_waits(slow, arrived)),
         "slot_ms": contestant.slot_waits(),
         "fast_alone_p95_ms": quantiles(alone, 0.95)[0],
@@ -241,16 +241,6 @@ def _waits(sent: list[float], arrivals: list[Arrival]) -> list[float]:
     arrived = {int(one.query["n"]): one.at for one in arrivals}
     now = time.monotonic()
     return [(arrived.get(number, now) - at) * 1000 for number, at in enumerate(sent)]
-
-
-def _most_at_once(arrivals: list[Arrival]) -> int:
-    moves = [(one.at, 1) for one in arrivals]
-    moves += [(one.answered_at, -1) for one in arrivals if one.answered_at is not None]
-    most = count = 0
-    for _, move in sorted(moves):
-        count += move
-        most = max(most, count)
-    return most
 
 
 def _rounded(waits: list[float]) -> list[float]:

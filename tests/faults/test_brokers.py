@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from callqueue.models import CallAttempt, CallQueue, DispenserState
 from tests.faults import private
 from tests.faults.stage import Stage, Status
 from tests.support.brokers import Broker
+from tests.support.fixtures import configured
 from tests.support.processes import Processes
 from tests.support.recorder import Recorder
 from tests.support.verdicts import on_a_quiet_machine, wait_until
@@ -49,17 +51,9 @@ def staged(
         processes = Processes(Broker(kind, server.url, f"cq-{tmp_path.name[-12:]}-"))
         started.append(processes)
 
-        def configure(source: str) -> None:
-            from tests.support.fixtures import PRELUDE
-
-            processes.configure(PRELUDE + source)
-            names: dict[str, Any] = {}
-            exec(PRELUDE + source, names)
-            settings.CALLQUEUE = names["CALLQUEUE"]
-
         folder = tmp_path / "sabotage"
         folder.mkdir()
-        stage = Stage(processes, vendor, configure, folder)
+        stage = Stage(processes, vendor, partial(configured, processes, settings), folder)
         stage.rule()
         return stage
 

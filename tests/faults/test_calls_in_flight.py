@@ -12,7 +12,7 @@ import pytest
 
 from tests.celery_app import app
 from tests.faults.stage import Stage, Status, children_of
-from tests.support.recorder import Arrival
+from tests.support.recorder import most_at_once
 from tests.support.verdicts import verdict, wait_until
 
 LONG = 20.0  # seconds of a total timeout that no test waits for
@@ -38,13 +38,6 @@ def _release_until_all_have_ended(stage: Stage) -> None:
     wait_until(lambda: stage.vendor.release() >= 0 and not waiting.exists(), 60)
 
 
-def _most_at_once(arrivals: list[Arrival]) -> int:
-    moves = [(one.at, 1) for one in arrivals]
-    moves += [(one.answered_at, -1) for one in arrivals if one.answered_at is not None]
-    counts = [sum(move for _, move in sorted(moves)[: n + 1]) for n in range(len(moves))]
-    return max(counts)
-
-
 @pytest.mark.parametrize("pool", POOLS[:3])
 def test_a_slot_takes_more_calls_and_other_tasks_while_answers_are_waited_for(
     stage: Stage, tmp_path: Path, pool: str
@@ -56,7 +49,7 @@ def test_a_slot_takes_more_calls_and_other_tasks_while_answers_are_waited_for(
     _echo(stage, tmp_path / "said")
     wait_until((tmp_path / "said").exists, 20)
     with verdict():
-        assert _most_at_once(stage.vendor.arrivals()) == 5
+        assert most_at_once(stage.vendor.arrivals()) == 5
         assert not stage.calls().done().exists()
     _release_until_all_have_ended(stage)
     assert worker.stop() == 0
@@ -73,7 +66,7 @@ def test_a_slot_has_no_more_calls_in_flight_than_it_may(stage: Stage, pool: str)
     wait_until(lambda: stage.attempts().filter(started_at=None).count() == 5, 20)
     _release_until_all_have_ended(stage)
     with verdict():
-        assert _most_at_once(stage.vendor.arrivals()) == 3
+        assert most_at_once(stage.vendor.arrivals()) == 3
     assert stage.judge(unknown_allowed=False) == {"DONE": 8}
 
 
@@ -208,7 +201,7 @@ def test_a_process_without_descriptors_makes_its_calls_later_and_no_attempt_of_t
     worker.wait_for_log("worker_starved")
     stage.wait_for_all(60)
     with verdict():
-        assert _most_at_once(stage.vendor.arrivals()) < 130 - 64
+        assert most_at_once(stage.vendor.arrivals()) < 130 - 64
         outcomes = set(stage.attempts().values_list("outcome", flat=True))
         assert outcomes == {"succeeded", "voided"}
     assert stage.judge(unknown_allowed=False) == {"DONE": 121}

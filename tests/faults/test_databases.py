@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from callqueue.models import CallAttempt
 from tests.faults import private
 from tests.faults.stage import Stage, Status
 from tests.support.brokers import Broker
+from tests.support.fixtures import configured
 from tests.support.processes import ROOT, Processes
 from tests.support.recorder import Recorder
 from tests.support.verdicts import never_over, verdict, wait_until
@@ -76,14 +78,6 @@ def at(
     """
     processes, before = Processes(any_broker), dict(connection.settings_dict)
 
-    def configure(source: str) -> None:
-        from tests.support.fixtures import PRELUDE
-
-        processes.configure(PRELUDE + source)
-        names: dict[str, Any] = {}
-        exec(PRELUDE + source, names)
-        settings.CALLQUEUE = names["CALLQUEUE"]
-
     def staged(url: str, direct: private.Postgres) -> Stage:
         processes.environment["CALLQUEUE_TEST_PG_URL"] = url
         processes.environment["CALLQUEUE_TEST_DB_NAME"] = database
@@ -98,7 +92,7 @@ def at(
         connection.settings_dict.update(own)
         folder = tmp_path / "sabotage"
         folder.mkdir(exist_ok=True)
-        stage = Stage(processes, vendor, configure, folder)
+        stage = Stage(processes, vendor, partial(configured, processes, settings), folder)
         stage.rule()
         return stage
 

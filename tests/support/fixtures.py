@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,18 +130,17 @@ def processes(transactional_db: None, request: pytest.FixtureRequest) -> Iterato
 @pytest.fixture
 def configure(processes: Processes, settings: Any) -> Callable[[str], None]:
     """`configure(source)`: settings for this process and for those started from now on, as Python
-    source.
-
-    The source finds Rule, Retry, timedelta and the limits imported.
+    source, which finds Rule, Retry, timedelta and the limits imported.
     """
+    return partial(configured, processes, settings)
 
-    def apply(source: str) -> None:
-        source = PRELUDE + source
-        names: dict[str, object] = {}
-        exec(source, names)
-        processes.configure(source)
-        for name, value in names.items():
-            if name.isupper():
-                setattr(settings, name, value)
 
-    return apply
+def configured(processes: Processes, settings: Any, source: str) -> None:
+    """Settings for this process and for those that `processes` starts from now on."""
+    source = PRELUDE + source
+    names: dict[str, object] = {}
+    exec(source, names)
+    processes.configure(source)
+    for name, value in names.items():
+        if name.isupper():
+            setattr(settings, name, value)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -150,6 +151,14 @@ def highest_in_window(instants: Iterable[float], window: float) -> int:
         (bisect.bisect_left(ordered, at + window) - index for index, at in enumerate(ordered)),
         default=0,
     )
+
+
+def most_at_once(arrivals: Iterable[Arrival]) -> int:
+    """The most requests that were under way at once."""
+    listed = list(arrivals)
+    moves = [(one.at, 1) for one in listed]
+    moves += [(one.answered_at, -1) for one in listed if one.answered_at is not None]
+    return max(accumulate(move for _, move in sorted(moves)), default=0)
 
 
 def used_share(instants: Iterable[float], limit: int, window: float) -> float:
