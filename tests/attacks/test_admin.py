@@ -38,21 +38,7 @@ from tests.attacks.admin_site import (
 Rules = Callable[..., None]
 ADDRESSES = addresses()
 HIDDEN = "h1dd3n-value"
-NOT_THERE = [
-    "0",
-    "-1",
-    "999999999",
-    "9" * 30,
-    "x",
-    "_00",
-    "1'",
-    "1 OR 1=1",
-    "..",
-    "½",
-    "_0A",
-    "%s",
-    "{}",
-]
+NOT_THERE = ["0", "9" * 30, "x", "_00", "1 OR 1=1", "½", "_0A", "%s"]
 
 
 @pytest.fixture
@@ -288,16 +274,16 @@ def test_no_lookup_in_an_address_but_the_filters_own(there: Scene) -> None:
     """With one, whoever may only look could read letter by letter what is redacted, or send the
     database an expression.
     """
-    client, tried = viewer(), 0
+    client, tried, kinds = viewer(), 0, set[str]()
     for made in admins():
         path = reverse(f"admin:callqueue_{made.opts.model_name}_changelist")
         if client.get(path).status_code == 302:  # it leads elsewhere, and reads no row
             continue
-        kinds = {field.get_internal_type(): field for field in made.opts.get_fields()}
         for field in made.opts.get_fields():
             # what refuses a lookup knows nothing of the column: all of them on one of each kind
-            is_one = field is kinds[field.get_internal_type()] or field.is_relation
-            for lookup in {"", "exact", *(lookups_of(field) if is_one else ())}:
+            is_new = field.is_relation or field.get_internal_type() not in kinds
+            kinds.add(field.get_internal_type())
+            for lookup in {"", "exact", *(lookups_of(field) if is_new else ())}:
                 name = f"{field.name}__{lookup}".removesuffix("__")
                 expected = {True: (200, 302), False: (400,)}[name in own_parameters(made)]
                 assert client.get(path, {name: "1"}).status_code in expected, (path, name)
