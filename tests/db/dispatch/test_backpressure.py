@@ -17,8 +17,8 @@ from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
-from tests.concurrency.test_races import answered
 from tests.support.behaviour import send
+from tests.support.locking import answered
 
 Rules = Callable[..., None]
 CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
