@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import callqueue
 from callqueue import Rule
 from callqueue.models import CallQueue
-from tests.suites.raw_server import RawServer
 from tests.support import behaviour
+from tests.support.peer import Peer, answer_bytes, answering
 
 Rules = Callable[..., None]
 SPELLINGS = ["Idempotency-Key", "idempotency-key", "IDEMPOTENCY-KEY"]
@@ -29,16 +29,16 @@ SET_BY_OURSELVES = ["Idempotency-Key", "User-Agent", "Accept", "Accept-Encoding"
 
 
 @pytest.fixture
-def server() -> Iterator[RawServer]:
-    with RawServer() as server:
+def server() -> Iterator[Peer]:
+    with Peer(answering(answer_bytes(b""))) as server:
         yield server
 
 
-def taken(server: RawServer) -> list[tuple[str, str]]:
+def taken(server: Peer) -> list[tuple[str, str]]:
     """The header lines of the one request that came: names in lower case, and values."""
-    [requests] = server.taken().values()
-    [request] = requests
-    head = request.partition(b"\r\n\r\n")[0].decode("latin-1")
+    [request] = server.seen
+    server.seen.clear()
+    head = request.raw.partition(b"\r\n\r\n")[0].decode("latin-1")
     pairs = (line.split(": ", 1) for line in head.split("\r\n")[1:])
     return [(name.lower(), value) for name, value in pairs]
 
@@ -47,7 +47,7 @@ def of(lines: list[tuple[str, str]], name: str) -> list[str]:
     return [value for found, value in lines if found == name.lower()]
 
 
-def made(server: RawServer, **params: Any) -> tuple[CallQueue, list[tuple[str, str]]]:
+def made(server: Peer, **params: Any) -> tuple[CallQueue, list[tuple[str, str]]]:
     """A POST that is sent and made; its row, and the header lines that arrived."""
     url = f"http://127.0.0.1:{server.port}/orders"
     call = CallQueue.objects.send({"method": "post", "params": {"url": url, **params}})
@@ -59,7 +59,7 @@ def made(server: RawServer, **params: Any) -> tuple[CallQueue, list[tuple[str, s
 @pytest.mark.parametrize("own", SPELLINGS)
 @pytest.mark.parametrize("of_rule", ["Idempotency-Key", "idempotency-key"])
 def test_the_idempotency_key_that_a_call_names_itself_is_the_one_that_arrives(
-    rules: Rules, server: RawServer, of_rule: str, own: str, body: dict[str, Any]
+    rules: Rules, server: Peer, of_rule: str, own: str, body: dict[str, Any]
 ) -> None:
     rules(default=Rule(idempotency_header=of_rule), more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
     for _ in range(2):  # two sends of one order are one order
@@ -70,7 +70,7 @@ def test_the_idempotency_key_that_a_call_names_itself_is_the_one_that_arrives(
 
 @pytest.mark.parametrize("own", SPELLINGS)
 def test_a_call_that_takes_the_idempotency_key_away_has_none(
-    rules: Rules, server: RawServer, own: str
+    rules: Rules, server: Peer, own: str
 ) -> None:
     rules(more={"ALLOWED_NETWORKS": ["127.0.0.0/8"]})
     assert of(made(server, headers={own: None})[1], "Idempotency-Key") == []
@@ -79,7 +79,7 @@ def test_a_call_that_takes_the_idempotency_key_away_has_none(
 @hypothesis_settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(drawn=st.data())
 def test_no_header_goes_twice_and_the_calls_own_wins(
-    rules: Rules, server: RawServer, drawn: st.DataObject
+    rules: Rules, server: Peer, drawn: st.DataObject
 ) -> None:
     """Whoever sets which header by itself, and however it is spelt."""
     names = drawn.draw(st.lists(st.sampled_from(SET_BY_OURSELVES), unique=True))
@@ -132,7 +132,7 @@ def by_queue(url: str, headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("own", SPELLINGS)
 @pytest.mark.parametrize("post", [by_session, by_httpx, by_httpx_async, by_queue])
 def test_the_idempotency_key_of_a_client_is_the_one_that_arrives(
-    rules: Rules, server: RawServer, post: Any, own: str
+    rules: Rules, server: Peer, post: Any, own: str
 ) -> None:
     rules(
         default=Rule(hosts=["127.0.0.1"], idempotency_header="Idempotency-Key"),
