@@ -107,12 +107,6 @@ def test_data_that_looks_like_a_secrets_name_goes_out_as_it_stands(
     assert call.call_data["params"][place] == data
 
 
-def test_a_task_gets_its_users_data_and_not_a_secret() -> None:
-    remember.delay(LOOKS, profile={"bio": LOOKS})
-    run_callqueue()
-    assert seen == [((LOOKS,), {"profile": {"bio": LOOKS}})]
-
-
 @pytest.mark.parametrize("options", [[], ["--skip-bad"]])
 def test_a_file_names_secrets_only_where_it_was_let(
     remote: behaviour.Vendor,  # noqa: F811
