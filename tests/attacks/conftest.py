@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import browser, chromium, site  # noqa: F401
-from tests.db.conftest import rules  # noqa: F401
+from tests.db.conftest import remote, rules  # noqa: F401
 
 HERE = Path(__file__).parent
 

@@ -15,7 +15,6 @@ from callqueue.exceptions import InvalidCall
 from callqueue.models import CallAttempt, CallQueue, Hold
 from callqueue.testing import run_callqueue
 from tests.db.commands import run
-from tests.db.conftest import rules  # noqa: F401
 from tests.support import behaviour
 from tests.support.peer import Listener
 
@@ -26,7 +25,7 @@ CALL = {"method": "get", "params": {"url": "http://vendor.example/"}}
 
 
 @pytest.fixture(autouse=True)
-def _rules(rules: Rules) -> None:  # noqa: F811
+def _rules(rules: Rules) -> None:
     more = {"SECRETS": {"KEY": VALUE}, "ALLOWED_NETWORKS": ["127.0.0.0/8"]}
     rules(
         default=Rule(
@@ -107,8 +106,7 @@ def test_celery_logs_no_secret_of_a_task(caplog: pytest.LogCaptureFixture, fails
 
 
 def test_urllib3_logs_no_secret_that_a_server_repeats(
-    listen: Callable[..., Listener],
-    caplog: pytest.LogCaptureFixture,
+    listen: Callable[..., Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     head = f"HTTP/1.1 200 OK\r\nyou sent Bearer {VALUE}\r\nContent-Length: 2\r\n\r\nok"

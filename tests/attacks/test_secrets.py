@@ -14,16 +14,7 @@ from celery import shared_task
 from django.core.checks import run_checks
 from django.db import connection
 
-from callqueue import (
-    QueuedTask,
-    Retry,
-    RetryLater,
-    Rule,
-    Secret,
-    SecretFor,
-    SlidingWindow,
-    states,
-)
+from callqueue import QueuedTask, Retry, RetryLater, Rule, Secret, SecretFor, SlidingWindow, states
 from callqueue.admin import edit_call
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.maintenance import reconcile
@@ -31,9 +22,9 @@ from callqueue.models import CallAttempt, CallQueue
 from callqueue.security.withholding import WITHHELD
 from callqueue.testing import run_callqueue
 from tests.db.commands import run
-from tests.db.conftest import remote, rules  # noqa: F401
 from tests.db.security.test_what_goes_out import dump
 from tests.support import behaviour
+from tests.support.behaviour import Vendor
 from tests.support.peer import Listener
 
 Rules = Callable[..., None]
@@ -46,12 +37,12 @@ seen: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def _secrets(rules: Rules) -> None:  # noqa: F811
+def _secrets(rules: Rules) -> None:
     seen.clear()
     setup(rules)
 
 
-def setup(rules: Rules, *, secret: Any = VALUE, **more: Any) -> None:  # noqa: F811
+def setup(rules: Rules, *, secret: Any = VALUE, **more: Any) -> None:
     """One rule, one secret that is named KEY."""
     rule = more.pop("rule", Rule(limits=[WIDE], total_timeout=5, retry=Retry(max_attempts=1)))
     rules(
@@ -93,8 +84,7 @@ def longest_part(text: str) -> int:
 
 @pytest.mark.parametrize("place", ["json", "data", "params"])
 def test_data_that_looks_like_a_secrets_name_goes_out_as_it_stands(
-    remote: behaviour.Vendor,  # noqa: F811
-    place: str,
+    remote: Vendor, place: str
 ) -> None:
     data: Any = (
         {"note": LOOKS, "deep": [{"a": {"$$secret": ["$secret"]}}]}
@@ -109,9 +99,7 @@ def test_data_that_looks_like_a_secrets_name_goes_out_as_it_stands(
 
 @pytest.mark.parametrize("options", [[], ["--skip-bad"]])
 def test_a_file_names_secrets_only_where_it_was_let(
-    remote: behaviour.Vendor,  # noqa: F811
-    tmp_path: Any,
-    options: list[str],
+    remote: Vendor, tmp_path: Any, options: list[str]
 ) -> None:
     file = tmp_path / "calls.jsonl"
     line = json.dumps(
@@ -175,11 +163,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("what", ELSEWHERE)
-def test_a_secret_goes_nowhere_but_to_its_places(
-    rules: Rules,  # noqa: F811
-    remote: behaviour.Vendor,  # noqa: F811
-    what: str,
-) -> None:
+def test_a_secret_goes_nowhere_but_to_its_places(rules: Rules, remote: Vendor, what: str) -> None:
     bound, why = ELSEWHERE[what]
     setup(rules, secret=bound)
     for place in (
@@ -193,7 +177,7 @@ def test_a_secret_goes_nowhere_but_to_its_places(
     assert remote.requests == []
 
 
-def test_a_secret_goes_to_its_places(rules: Rules, remote: behaviour.Vendor) -> None:  # noqa: F811
+def test_a_secret_goes_to_its_places(rules: Rules, remote: Vendor) -> None:
     asked: list[Any] = []
 
     def of_tenant(context: Any) -> str:
@@ -209,7 +193,7 @@ def test_a_secret_goes_to_its_places(rules: Rules, remote: behaviour.Vendor) -> 
     assert asked == [("default", "shop-7", "vendor.example")]
 
 
-def test_a_secret_that_is_for_hosts_goes_to_no_task_and_no_mail(rules: Rules) -> None:  # noqa: F811
+def test_a_secret_that_is_for_hosts_goes_to_no_task_and_no_mail(rules: Rules) -> None:
     setup(rules, secret=SecretFor(VALUE, hosts=["vendor.example"]))
     call = remember.delay(Secret("KEY")).call
     run_callqueue()
@@ -219,8 +203,7 @@ def test_a_secret_that_is_for_hosts_goes_to_no_task_and_no_mail(rules: Rules) ->
 
 
 def test_a_url_that_is_a_secret_goes_to_its_own_host_only_where_that_is_allowed(
-    rules: Rules,  # noqa: F811
-    remote: behaviour.Vendor,  # noqa: F811
+    rules: Rules, remote: Vendor
 ) -> None:
     url = "http://hooks.vendor.example/services/T0/B0/xyzxyz"
     setup(rules, secret=SecretFor(url, hosts=["other.example"]))
@@ -231,7 +214,7 @@ def test_a_url_that_is_a_secret_goes_to_its_own_host_only_where_that_is_allowed(
     assert made({"url": Secret("KEY")}).status == Status.DONE
 
 
-def test_no_error_tells_the_host_of_a_url_that_is_a_secret(rules: Rules) -> None:  # noqa: F811
+def test_no_error_tells_the_host_of_a_url_that_is_a_secret(rules: Rules) -> None:
     for url in (
         "http://hooks.vendor.example/T0",
         "http://hooks-of-ours.invalid/T0",
@@ -277,10 +260,7 @@ def test_a_redirect_takes_no_secret_anywhere_and_its_reason_names_none(
 )
 @pytest.mark.parametrize("keep", [100, 1001, 4096])
 def test_of_an_answer_that_is_full_of_echoes_no_part_is_kept(
-    rules: Rules,  # noqa: F811
-    remote: behaviour.Vendor,  # noqa: F811
-    encode: Callable[[str], str],
-    keep: int,
+    rules: Rules, remote: Vendor, encode: Callable[[str], str], keep: int
 ) -> None:
     setup(rules, KEEP_RESPONSE_BYTES=keep)
     body = json.dumps(
@@ -320,8 +300,7 @@ def confused(call: CallQueue) -> Any:
 
 
 def test_of_what_a_reconcile_hook_says_no_part_is_kept(
-    rules: Rules,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
+    rules: Rules, caplog: pytest.LogCaptureFixture
 ) -> None:
     from callqueue import GiveUp
 
@@ -345,7 +324,7 @@ def test_of_what_a_reconcile_hook_says_no_part_is_kept(
     assert "hunter2" not in caplog.text
 
 
-def test_no_check_and_no_error_tells_a_value_of_the_settings(rules: Rules) -> None:  # noqa: F811
+def test_no_check_and_no_error_tells_a_value_of_the_settings(rules: Rules) -> None:
     wrong: dict[str, Any] = {
         "SECRETS": [VALUE], "ALLOWED_HOSTS": [f"https://{VALUE}/"], "ALLOWED_NETWORKS": [VALUE], "RETENTION": {"done": VALUE},
         "HANDLERS": {"a": [VALUE]}, "MAX_CALL_BYTES": VALUE, "DISPENSER": {"POLL": VALUE}, "LEASE": VALUE, "RULES": {"a": VALUE},
@@ -367,7 +346,7 @@ def test_no_check_and_no_error_tells_a_value_of_the_settings(rules: Rules) -> No
 
 
 @pytest.fixture
-def sealed(rules: Rules, remote: behaviour.Vendor) -> list[CallQueue]:  # noqa: F811
+def sealed(rules: Rules, remote: Vendor) -> list[CallQueue]:
     """Two calls that were made and two that wait, encrypted."""
     from cryptography.fernet import Fernet
 
@@ -411,8 +390,7 @@ def test_what_is_sealed_opens_in_its_own_row(sealed: list[CallQueue]) -> None:
 
 
 def test_a_request_that_was_moved_to_another_call_is_not_made(
-    sealed: list[CallQueue],
-    remote: behaviour.Vendor,  # noqa: F811
+    sealed: list[CallQueue], remote: Vendor
 ) -> None:
     swap("callqueue_callqueue", "call_data", sealed[2].pk, sealed[3].pk)
     behaviour.run()
@@ -435,11 +413,7 @@ def test_an_answer_that_was_moved_to_another_attempt_is_not_read(
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_no_answer_looks_as_if_it_were_sealed(
-    rules: Rules,  # noqa: F811
-    remote: behaviour.Vendor,  # noqa: F811
-    keyed: bool,
-) -> None:
+def test_no_answer_looks_as_if_it_were_sealed(rules: Rules, remote: Vendor, keyed: bool) -> None:
     from cryptography.fernet import Fernet
 
     for looks in ("$sealed", "$sealed:", "$plain", "$plain:", "$row:1|", "$sealed:gAAAAA", "$row:"):
