@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -195,67 +194,48 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
     payload = payload_of(result.job.method, result.job.params) if said else []
-    with _turn(result) as is_had:
-        cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
-        result.error, result.why = cleaned[result.error], cleaned[result.why]
-        hold["reason"] = cleaned[hold["reason"]]
-        try:
-            result.kept = _columns(result, values) if is_had else _withheld(result)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # of a response that a hook has changed
-            unstorable(result, error)
+    cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
+    result.error, result.why = cleaned[result.error], cleaned[result.why]
+    hold["reason"] = cleaned[hold["reason"]]
+    try:
+        result.kept = _columns(result, values)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # of a response that a hook has changed
+        unstorable(result, error)
     return result
 
 
-@contextmanager
-def _turn(result: Result) -> Iterator[bool]:
-    """Clean a large answer in its rule's turn: all threads of a process share one interpreter, and
-    whoever wrote an answer decides what it costs to clean. False where the turn does not come while
-    there is time.
-    """
-    job, response, size = result.job, result.response, 0
-    with suppress(Exception):  # a hook may have changed it
-        size = len(response.content or b"") + len(str(response.headers)) if response else 0
-    if size < LARGE:
-        yield True
-        return
-    turn = _turns.setdefault(job.rule_name, threading.Lock())
-    is_had = turn.acquire(timeout=max(0.0, (job.lease_ends - clocks.monotonic()) / 2))
-    try:
-        yield is_had
-    finally:
-        if is_had:
-            turn.release()
-
-
-def _withheld(result: Result) -> Mapping[str, Any]:
-    size = min(len(result.response.content or b""), LONGEST_SIZE)
-    return {
-        **NOTHING,
-        "response_status": result.response.status_code,
-        "response_headers": {},
-        "response_body": NOT_KEPT,
-        "response_form": answers.WITHHELD,
-        "response_size": size,
-    }
-
-
 def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
-    response = result.response
+    """The columns of what was answered. A large answer is cleaned in its rule's turn: all threads
+    of a process share one interpreter, and whoever wrote an answer decides what it costs to clean.
+    One whose turn does not come while there is time is not kept.
+    """
+    job, response = result.job, result.response
     if response is None:
         if result.outcome != states.SUCCEEDED:
             return NOTHING
         return {**NOTHING, **_body(_as_json(result.value), "utf-8", result, values)}
-    return {
-        "response_status": response.status_code,
-        "response_headers": _headers(response.headers, values),
-        **_body(response.content or b"", response.encoding, result, values),
-    }
+    columns: dict[str, Any]
+    columns, content = {"response_status": response.status_code}, response.content or b""
+    headers, long, size = _cut(response.headers)
+    is_large = size + len(content) >= LARGE
+    turn = _turns.setdefault(job.rule_name, threading.Lock()) if is_large else None
+    left = max(0.0, (job.lease_ends - clocks.monotonic()) / 2)
+    if turn is not None and not turn.acquire(timeout=left):
+        size = min(len(content), LONGEST_SIZE)
+        empty = {"response_headers": {}, "response_body": NOT_KEPT, "response_size": size}
+        return {**columns, **empty, "response_form": answers.WITHHELD}
+    try:
+        columns["response_headers"] = _cleaned(headers, long, values)
+        return {**columns, **_body(content, response.encoding, result, values)}
+    finally:
+        if turn is not None:
+            turn.release()
 
 
-def _headers(given: Mapping[str, Any], values: tuple[str, ...]) -> dict[str, str]:
-    """The headers: cut, cleaned, and cut again."""
+def _cut(given: Mapping[str, Any]) -> tuple[dict[str, str], set[str], int]:
+    """The headers that are looked at, the names of those that were cut, and their characters."""
     kept, long, size = dict[str, str](), set[str](), 0
     for name, value in islice(given.items(), MOST_HEADERS):
         name, text = str(name)[: LONGEST_NAME + EDGE], str(value)
@@ -266,6 +246,11 @@ def _headers(given: Mapping[str, Any], values: tuple[str, ...]) -> dict[str, str
         kept[name] = text
         if is_long:
             long.add(name)
+    return kept, long, size
+
+
+def _cleaned(kept: dict[str, str], long: set[str], values: tuple[str, ...]) -> dict[str, str]:
+    """The headers without secrets, cut again."""
     if values and holds("\n".join([*kept, *kept.values()]), values):
         long = {withhold(name, values) for name in long}
         kept = {withhold(name, values): withhold(text, values) for name, text in kept.items()}
