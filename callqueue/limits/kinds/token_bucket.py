@@ -67,8 +67,9 @@ class TokenBucket(RateLimit):
         (`until`, or the last leave).
 
         What leaves in one and the same microsecond is a full bucket at most, or its dearest charge:
-        more than that never left a bucket together, but was moved together by a clock that was set
-        back (`ledger.clock_jumps`), and would empty the bucket for longer than it takes to fill.
+        more than that never left a bucket together, but was brought to one instant together after
+        a jump of the clock (`ledger.clock_jumps`), and would empty the bucket for longer than it
+        takes to fill.
         Where calls may have cost more than they were released for, it is all owed.
         """
         cap, level, at = self.burst * self.period_us, usage.level, usage.since

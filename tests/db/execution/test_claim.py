@@ -16,6 +16,7 @@ from django.db.models import F
 from callqueue import Rule, SlidingWindow, conf, tasks
 from callqueue.dispatch.release_pass import LEAD
 from callqueue.execution import claim, executor, in_flight
+from callqueue.ledger import ledger_time
 from callqueue.ledger.rule_rows import FRAME
 from callqueue.models import CallAttempt, CallQueue, RuleState
 from callqueue.testing import travel
@@ -154,6 +155,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     rules(r=Rule())
     call = send("r")
     release()
+    ledger_time.make_frame("default")
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
