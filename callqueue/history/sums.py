@@ -136,11 +136,12 @@ def add_up(using: str) -> bool:
         summed = _locked(using)
         if summed is None:
             return False
-        last = ledger_time.read(using).at - LATE_S * SECOND
+        reading = ledger_time.read(using)
+        last = reading.at - LATE_S * SECOND
         until = min(last, summed.until + STEP_S * SECOND)
         if until <= summed.until:
             return False
-        minutes = _counted(using, summed.until, until)
+        minutes = _counted(using, summed.until, until, reading.moved)
         _add(using, minutes | _longer(minutes, QUARTER_S) | _longer(minutes, EVER))
         summed.until = until
         summed.save(update_fields=["until"])
@@ -156,13 +157,15 @@ def settle(using: str) -> bool:
         summed = _locked(using)
         if summed is None:
             return False
-        now = ledger_time.read(using).at // SECOND
+        reading = ledger_time.read(using)
+        now = reading.at // SECOND
         start = -(-max(summed.settled, now - DAY_S) // QUARTER_S) * QUARTER_S
         end = start + QUARTER_S
         if end > now - SETTLED_S or end * SECOND > summed.until:
             return False
         before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
-        counted = _longer(_counted(using, start * SECOND - 1, end * SECOND - 1), QUARTER_S)
+        bounds = start * SECOND - 1, end * SECOND - 1
+        counted = _longer(_counted(using, *bounds, reading.moved), QUARTER_S)
         late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
         late = {scope: one for scope, one in late.items() if one != Sums()}
         _add(using, late | _longer(late, EVER))
@@ -190,11 +193,13 @@ def _locked(using: str) -> Any:
     return row
 
 
-def _counted(using: str, since: int, until: int) -> Stretches:
-    """What ended in (since, until], by minutes. One statement."""
+def _counted(using: str, since: int, until: int, moved: int) -> Stretches:
+    """What ended in (since, until], by minutes of ledger time that was moved so far. One
+    statement.
+    """
     names = list(conf.current().rules)
     sent, ended = micros_sql(using, "a.sent_at"), micros_sql(using, "a.finished_at")
-    due = micros_sql(using, "c.due_at_dt")
+    due = f"({micros_sql(using, 'c.due_at_dt')} - {moved})"
     start = slot_sql(using, "a.finished_at", 0, MINUTE_S * SECOND)
     each = (
         f"SELECT a.rule AS rule, {start} AS slot, a.outcome AS outcome, "

@@ -36,7 +36,7 @@ def answered(
         at = ledger_time.now("default") - timedelta(seconds=seconds + i / 10)
         call = CallQueue.objects.create(
             rule=rule, key=key, status=Status.DONE, last_attempt=1, call_data={},
-            due_at_dt=at - timedelta(seconds=2),
+            due_at_dt=ledger_time.to_wall("default", at) - timedelta(seconds=2),
         )  # fmt: skip
         CallAttempt.objects.create(
             call=call, number=1, rule=rule, key=key, released_at=at, started_at=at, sent_at=at,

@@ -108,7 +108,8 @@ def test_the_hold_after_a_restored_backup_ends_by_its_own_name_only() -> None:
     for rule, ended in (("r", 2), ("other", 1)):
         resumed = run("resume", rule)
         assert (resumed.code, resumed.out) == (1, f"resumed {rule}: {plural(ended)} ended\n")
-        assert f"still held until {safe[rule]:%Y-%m-%d %H:%M:%S} UTC" in resumed.error
+        shown = ledger_time.to_wall("default", safe[rule])
+        assert f"still held until {shown:%Y-%m-%d %H:%M:%S} UTC" in resumed.error
         assert f"callqueue_resume {rule} --restored" in resumed.error
         assert dict(Hold.objects.filter(rule=rule).values_list("source", "until")) == {
             "restored": safe[rule]

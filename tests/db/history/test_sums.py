@@ -27,6 +27,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = database.EPOCH + timedelta(days=20_000, hours=12, seconds=7)
+        self.moved = 0  # seconds
 
     def go_on(self, seconds: float) -> datetime:
         self.now += timedelta(seconds=seconds)
@@ -44,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    read = lambda using: clocks.Reading(made.us, 0.0, 0.0)  # noqa: E731
+    read = lambda using: clocks.Reading(made.us, 0.0, 0.0, made.moved * 1_000_000)  # noqa: E731
     monkeypatch.setattr(ledger_time, "read", read)
     return made
 
@@ -199,16 +200,19 @@ def test_what_was_deleted_before_it_is_settled_stays_counted(clock: Clock) -> No
     assert of("pay", QUARTER_S) == ever()
 
 
-def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock) -> None:
-    """A call that is asked for again is due anew."""
+@pytest.mark.parametrize("moved", [0, 37 * 60, -37 * 60])
+def test_waits_that_nobody_can_tell_any_more_stay_counted(clock: Clock, moved: int) -> None:
+    """A call that is asked for again is due anew; when it was, is wall time."""
+    clock.moved = moved
     keep()
-    end, due = clock.now, clock.now - timedelta(seconds=4)
+    end, due = clock.now, clock.now + timedelta(seconds=moved - 4)
     call = CallQueue.objects.create(rule="pay", due_at_dt=due, last_attempt=1, call_data={})
     attempt(end, call_id=call.pk)
     clock.go_on(60)
     keep()
     assert ever().waits[bucket(4)] == 1
-    CallQueue.objects.filter(pk=call.pk).update(due_at_dt=clock.now)
+    anew = clock.now + timedelta(seconds=moved)
+    CallQueue.objects.filter(pk=call.pk).update(due_at_dt=anew)
     attempt(end)
     settled(clock)
     assert ever().waits[bucket(4)] == sum(ever().waits) == 1
