@@ -21,7 +21,7 @@ from callqueue import callbacks, database, events
 from callqueue.aside import Errand
 from callqueue.dispatch import publisher
 from callqueue.history import sums
-from callqueue.ledger import clock_jumps, holds, ready_calls, settings
+from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, settings
 from callqueue.maintenance import cleanup, reconcile, recovery
 
 ROUND = 0.5  # seconds between two rounds, at most
@@ -197,7 +197,7 @@ class Chores:
         """
         book = settings.book_in_force(self.using)
         names = list(book.budgets)
-        held = holds.in_force(self.using, names, database.clock(self.using))
+        held = holds.in_force(self.using, names, ledger_time.now(self.using))
         in_turn = held.rules_in_turn(book, names)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
             ready_calls.gather(self.using, rule)
