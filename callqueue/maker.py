@@ -1,8 +1,9 @@
 """The maker: makes in this process what its dispenser releases, without broker and workers.
 
-In: released attempts. Out: the ends of their calls, in the database. HTTP calls and those of
-handlers, tasks too, are made by the threads of the process's flight, as in a worker; it takes no
-more of either than it has room for. Unknown calls are reconciled in threads beside it.
+In: attempts that a pass has begun as it charged them. Out: the ends of their calls, in the
+database. HTTP calls and those of handlers, tasks too, are made by the threads of the process's
+flight, as in a worker; it takes no more of either than it has room for. Unknown calls are
+reconciled in threads beside it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callqueue import aside, broker, callbacks
-from callqueue.dispatch.publisher import Message
+from callqueue.dispatch.release_pass import Begins, Begun
 from callqueue.dispatch.room import Room
-from callqueue.execution import claim, in_flight
+from callqueue.execution import claim, in_flight, starvation
 from callqueue.handlers import HTTP_METHODS
 from callqueue.maintenance import reconcile
 
@@ -36,15 +37,19 @@ class Maker:
         self._asking: list[aside.Errand] = []
 
     def room(self) -> Room:
-        """What may be released now."""
+        """What may be released now; nothing while this process lacks what calls need."""
         under_way = list(self.flight.under_way.values())
-        handled = sum(job.method not in HTTP_METHODS for job in under_way)
-        room = self.flight.room()
-        return Room(room, min(room, HANDLED - handled))
+        http = sum(job.method in HTTP_METHODS for job in under_way)
+        most = 0 if starvation.pause.is_on else min(in_flight.most(), self.flight.crew.most())
+        return Room(most - http, min(most, HANDLED) - (len(under_way) - http))
 
-    def publish(self, using: str, messages: Sequence[Message]) -> None:
-        """Begin these attempts, and have their calls made."""
-        jobs = claim.begin(using, [pk for _, ids in messages for pk in ids])
+    def begins(self) -> Begins:
+        """Who begins what the next pass releases."""
+        return Begins(claim.name_worker(), claim.READS)
+
+    def take(self, begins: Begins, begun: Begun) -> None:
+        """Have these calls made."""
+        jobs = claim.take_begun(self.using, begun.rows, begins.worker, begun.reading)
         self.flight.take_off(jobs)
 
     def reconcile(self, using: str, queues: Sequence[str]) -> None:

@@ -98,6 +98,15 @@ class Columns:
         names = [*self.names, *more]
         return [dict(zip(names, row, strict=True)) for row in self.rows(sql, params)]
 
+    def changed(self, update: str, params: Sequence[Any], source: str) -> list[dict[str, Any]]:
+        """Run an UPDATE of locked rows, and read what it has changed: as it returns it, or by a
+        SELECT from this source.
+        """
+        if is_postgresql(self.using):
+            return self.mapped(f"{update} RETURNING {self.sql}", params)
+        run(self.using, update, params)
+        return self.mapped(f"SELECT {self.sql} {source}", ())
+
 
 def loaded(value: Any) -> Any:
     """JSON, from what the driver returned for its column."""

@@ -217,7 +217,7 @@ def choose(
     The same number of statements whatever waits.
     """
     keys = KeysInTurn(account, held, batch)
-    finder = _Finder(account, held, keys, batch, asking)
+    finder = _Finder(account, held, keys, batch, asking, room)
     found = {
         rule: finder.find(rule)
         for rule in account.rules
@@ -295,6 +295,7 @@ class _Finder:
     keys: KeysInTurn
     batch: int
     asking: Asking
+    room: Room = ROOMY
 
     def find(self, rule: str) -> _Found:
         """The rule's candidates: one that probes it where its circuit breaker wants that."""
@@ -349,8 +350,9 @@ class _Finder:
         using, asking = self.account.using, self.asking
         if asking.alone and rule not in asking.rules_with_calls:
             return [], Wait()
-        args = using, rule, count, asking.least(rule)
-        return ready_calls.first(*args, locks=not asking.alone), Wait()
+        args, only = (using, rule, count, asking.least(rule)), self.room.only_http
+        found = ready_calls.first(*args, locks=not asking.alone, is_http=only)
+        return found, Wait(on_room=only is not None)
 
 
 def _fit(

@@ -26,8 +26,8 @@ from callqueue.dispatch import publisher
 from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
-from callqueue.dispatch.release_pass import Pass, release
-from callqueue.dispatch.room import ROOMY, Room
+from callqueue.dispatch.release_pass import Begins, Begun, Pass, release
+from callqueue.dispatch.room import NO_ROOM, Room
 from callqueue.ledger import account, clock_jumps, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
@@ -117,11 +117,14 @@ class Maker(Protocol):
 
     kind: str  # as DispenserState has it
 
-    def publish(self, using: str, messages: Sequence[publisher.Message]) -> None:
-        """Take released attempts."""
-
     def room(self) -> Room:
         """How many it can take now."""
+
+    def begins(self) -> Begins:
+        """Who begins what the next pass releases."""
+
+    def take(self, begins: Begins, begun: Begun) -> None:
+        """Make what it has begun; returns at once."""
 
     def reconcile(self, using: str, queues: Sequence[str]) -> None:
         """Reconcile what is unknown, where there is a queue that wants it."""
@@ -145,13 +148,12 @@ class Dispenser:
         name: str = "",
     ) -> None:
         self.using, self.only, self.maker = using, frozenset(rules), maker
-        publish = maker.publish if maker else publish
         self.outbox = Outbox(using, publish, self._broker_refused)
         self.settings = settings
         self.name = name or _name_of_process(os.getpid())
         self.groups: dict[tuple[str, ...], RuleGroup] = {}
         self.membership = Membership(using, self.name, settings)
-        if publish is publisher.publish:
+        if maker is None and publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
         ask = maker.reconcile if maker else publisher.ask_to_recover
         self.chores = Chores(using, self.membership.heartbeat, ask, cleans=maker is not None)
@@ -255,14 +257,11 @@ class Dispenser:
             self._emit_once_a_minute("pass_failed", rules=",".join(group.rules), error=why)
 
     def _release(self, group: RuleGroup) -> Pass:
-        """Run a pass over the group's rules and have published what it released."""
+        """Run a pass over the group's rules, and have published or made what it released."""
+        if self.maker is not None:
+            return self._release_and_make(group, self.maker)
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
-        last = group.next_look.streak
-        room = ROOMY if self.maker is None else self.maker.room()
-        done = release(self.using, group.rules, self.membership.book, last=last, room=room)
-        group.left = room.without(one.method for one in done.released)
-        self.membership.is_outdated |= done.next_look.joins
-        group.obey(done.next_look, time.monotonic())
+        done = self._pass(group)
         if done.released:
             rules = ",".join(group.rules)
             events.emit("calls_released", rules=rules, attempts=len(done.released))
@@ -270,6 +269,25 @@ class Dispenser:
             self.outbox.send(group, done.released, beside=beside)
         else:
             group.unpublished_from = 0.0
+        return done
+
+    def _release_and_make(self, group: RuleGroup, maker: Maker) -> Pass:
+        """Run a pass, and make what it has begun, once that is known to be committed."""
+        begins, room = maker.begins(), maker.room()
+        group.unmade = begins.worker
+        done = self._pass(group, room=room, begins=begins)
+        # What there is room for yet may stand behind what there was none for.
+        group.left = NO_ROOM if done.released else room
+        if done.begun is not None:
+            maker.take(begins, done.begun)
+        group.unmade = ""
+        return done
+
+    def _pass(self, group: RuleGroup, **options: Any) -> Pass:
+        last = group.next_look.streak
+        done = release(self.using, group.rules, self.membership.book, last=last, **options)
+        self.membership.is_outdated |= done.next_look.joins
+        group.obey(done.next_look, time.monotonic())
         return done
 
     def _broker_refused(self, group: RuleGroup, error: publisher.BrokerAway) -> None:

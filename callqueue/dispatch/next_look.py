@@ -158,6 +158,8 @@ class RuleGroup:
     look_at: float = 0.0
     # when the pass began whose releases may be unpublished; 0: all are
     unpublished_from: float = 0.0
+    # the name by which a pass has begun what is perhaps committed, and nobody makes; "": none
+    unmade: str = ""
     sending: Errand | None = None  # what publishes them
     passed_at: float = 0.0  # when a pass was made last
     left: Room = ROOMY  # that it left with whoever makes the calls

@@ -149,6 +149,9 @@ class Outbox:
         too.
         """
         for group in groups:
+            if group.unmade:
+                transitions.undo_begun(self.using, group.unmade)
+                group.unmade = ""
             if group.unpublished_from and group.sending is None:
                 now = ledger_time.now(self.using)
                 since = now - timedelta(seconds=clocks.monotonic() - group.unpublished_from)

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from django.db.models import Q
@@ -57,11 +58,34 @@ class Released:
 
 
 @dataclass(frozen=True)
+class Begins:
+    """Who makes what a pass releases, and has it begun with its charge: under a name that no other
+    pass has. `reads` names what it wants to know of the calls.
+    """
+
+    worker: str
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Attempts that are begun, each with its call: columns by "a.name" and "c.name"; and the
+    reading of the clock that was theirs.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    reading: Reading
+
+
+@dataclass(frozen=True)
 class Charged:
-    """What a pass has charged: attempts of calls, to be published, and of permits, by owner."""
+    """What a pass has charged: attempts of calls, to be published, and of permits, by owner. Those
+    that it has begun, each with its call.
+    """
 
     released: list[Released]
     granted: Mapping[str, int]
+    begun: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Outdated(Exception):
@@ -85,25 +109,49 @@ class LockedRule:
     has_calls: bool = True
 
 
-def charge(account: Account, releases: Sequence[Release], wall: datetime) -> Charged:
+def charge(
+    account: Account, releases: Sequence[Release], wall: datetime, begins: Begins | None = None
+) -> Charged:
     """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
-    attempt of each stands in the ledger, and of each permit. A statement for each queue, and one or
-    two for the attempts.
+    attempt of each stands in the ledger, and of each permit; those of calls are begun where
+    somebody `begins` them. A statement for each queue, and one or two for the attempts.
     """
     calls = [made for made in releases if made.candidate.asked is None]
     permits = [made for made in releases if made.candidate.asked is not None]
     by_queue: dict[str, list[int]] = {}
     for made in calls:
         by_queue.setdefault(made.queue, []).append(made.candidate.id)
-    transitions.release(account.using, by_queue, wall)
-    ids = _insert_attempts(account, calls + permits) if releases else []
+    reads = None if begins is None else _columns(account.using, begins.reads)
+    found = transitions.release(account.using, by_queue, wall, reads)
+    worker = "" if begins is None else begins.worker
+    attempts = _attempts(account, calls + permits, worker)
+    ids = _insert_attempts(account.using, attempts) if releases else []
     granted = {
         made.candidate.asked.owner: attempt_id
         for attempt_id, made in zip(ids[len(calls) :], permits, strict=True)
         if made.candidate.asked is not None
     }
     _grant(account.using, permits, granted)
-    return Charged(_released(account, ids[: len(calls)], calls), granted)
+    begun = _begun(found, ids, attempts) if begins is not None else []
+    return Charged(_released(account, ids[: len(calls)], calls), granted, begun)
+
+
+@lru_cache
+def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
+    return database.Columns(using, {"c": (tables.CallQueue, names)})
+
+
+def _begun(
+    found: Sequence[Mapping[str, Any]], ids: Sequence[int], attempts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """These attempts as they stand now, each with what was found of its call."""
+    calls, none = {row["c.id"]: row for row in found}, {"finished_at": None}
+    return [
+        {f"a.{name}": value for name, value in {**one, **none, "id": pk}.items()}
+        | {"a.call": one["call_id"], **calls[one["call_id"]]}
+        for pk, one in zip(ids, attempts, strict=True)
+        if one["call_id"] is not None
+    ]
 
 
 def _released(account: Account, ids: Sequence[int], calls: Sequence[Release]) -> list[Released]:
@@ -131,11 +179,19 @@ def _grant(using: str, permits: Sequence[Release], granted: Mapping[str, int]) -
             own.delete() if asked.lease is not None else own.update(attempt_id=granted[asked.owner])
 
 
-def _insert_attempts(account: Account, releases: Sequence[Release]) -> list[int]:
-    """Insert an open attempt for each release; their ids, in the same order."""
-    using, lease = account.using, timedelta(seconds=conf.current().release_lease)
-    at = from_us(account.now)
-    attempts = [_attempt(made, at, lease) for made in releases]
+def _attempts(account: Account, releases: Sequence[Release], worker: str) -> list[dict[str, Any]]:
+    """An open attempt for each release, begun by this worker unless it has no name."""
+    config, at = conf.current(), from_us(account.now)
+
+    def lease(rule: str) -> timedelta:
+        seconds = config.lease(config.rules.get(rule)) if worker else config.release_lease
+        return timedelta(seconds=seconds)
+
+    return [_attempt(made, at, lease(made.candidate.rule), worker) for made in releases]
+
+
+def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Insert them; their ids, in the same order."""
     ids = database.insert_each(tables.CallAttempt, using, attempts)
     if ids[0] is not None:
         return [pk or 0 for pk in ids]
@@ -148,9 +204,9 @@ def _insert_attempts(account: Account, releases: Sequence[Release]) -> list[int]
     return [id_of[one] for one in whose]
 
 
-def _attempt(made: Release, now: datetime, lease: timedelta) -> dict[str, Any]:
+def _attempt(made: Release, now: datetime, lease: timedelta, worker: str) -> dict[str, Any]:
     call, asked = made.candidate, made.candidate.asked
-    is_begun = asked is not None and asked.lease is not None
+    is_begun = bool(worker) if asked is None else asked.lease is not None
     if asked is not None:
         lease = timedelta(seconds=CLAIMED if asked.lease is None else asked.lease)
     send_at = None if made.send_at is None else from_us(made.send_at)
@@ -170,7 +226,7 @@ def _attempt(made: Release, now: datetime, lease: timedelta) -> dict[str, Any]:
         "outcome": states.OPEN,
         "response_body": "",
         "error_message": "",
-        "worker": "" if asked is None else asked.owner,
+        "worker": worker if asked is None else asked.owner,
     }
 
 
@@ -237,12 +293,13 @@ class Pass:
     """What a pass released, and when to look again.
 
     `opens_in`: seconds until a limit or a hold may let the next call go; None where that is not
-    known.
+    known. `begun`: what it has begun, which nobody else makes.
     """
 
     released: list[Released] = field(default_factory=list)
     next_look: NextLook = field(default=NextLook())
     opens_in: float | None = None
+    begun: Begun | None = None
 
 
 def release(
@@ -253,13 +310,15 @@ def release(
     batch: int = BATCH,
     last: Streak = NO_STREAK,
     room: Room = ROOMY,
+    begins: Begins | None = None,
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing.
 
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
-    `last`: how many passes before this one had no success; `room`: of whoever makes the calls.
-    Makes the same number of statements whatever it releases. Where another dispenser holds the
-    group, or the book is not what is in force, nothing is released.
+    `last`: how many passes before this one had no success; `room`: of whoever makes the calls;
+    `begins`: who does, where that is this process. Makes the same number of statements whatever it
+    releases. Where another dispenser holds the group, or the book is not what is in force, nothing
+    is released.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _watch(using), int(min(batch, room.most))
@@ -268,7 +327,7 @@ def release(
             locked = _lock(using, book, group, watch)
             if locked is None:
                 return Pass(next_look=next_look.when_locked(last))
-            made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch, room)
+            made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch, room, begins)
             transitions.fail(using, made.choice.unfit)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
@@ -340,6 +399,7 @@ class _Made:
     held: Held
     choice: Choice
     charged: Charged
+    reading: Reading
 
 
 def _watch(using: str) -> clock_jumps.Watch:
@@ -438,17 +498,24 @@ def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
     return Asking([*others, own], alone=True, rules_with_calls=calls)
 
 
-def _make(locked: _Locked, asking: Asking, lead: float, batch: int, room: Room = ROOMY) -> _Made:
+def _make(
+    locked: _Locked,
+    asking: Asking,
+    lead: float,
+    batch: int,
+    room: Room = ROOMY,
+    begins: Begins | None = None,
+) -> _Made:
     """Count, choose, charge and remember; up to `lead` seconds ahead."""
     account = _count(locked, lead)
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
     served = {rule: row.served for rule, row in locked.rows.items()}
     choice = choose(account, held, served, batch, asking, room)
-    charged = charge(account, choice.releases, locked.wall)
+    charged = charge(account, choice.releases, locked.wall, begins)
     if not asking.alone:
         account.memo.binding = dict(choice.binding)
     remember(account, locked.rows, choice.releases)
-    return _Made(account, held, choice, charged)
+    return _Made(account, held, choice, charged, locked.reading)
 
 
 def _count(locked: _Locked, lead: float) -> Account:
@@ -484,4 +551,5 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
         untold_attempts=account.untold_count + len(released),
         poll=conf.current().poll,
     )
-    return Pass(released, look, opens_in)
+    begun = Begun(made.charged.begun, made.reading) if made.charged.begun else None
+    return Pass(released, look, opens_in, begun)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from callqueue.handlers import HTTP_METHODS
 
 
 @dataclass(frozen=True)
@@ -19,16 +16,16 @@ class Room:
     @property
     def most(self) -> float:
         """How many calls are worth a look."""
-        return max(0, self.http, self.handled)
+        return max(0, self.http) + max(0, self.handled)
+
+    @property
+    def only_http(self) -> bool | None:
+        """Whether there is room for HTTP calls only, or for others only; None: for both."""
+        return None if self.http >= 1 and self.handled >= 1 else self.http >= 1
 
     def has(self, count: int, *, is_http: bool) -> bool:
         """Whether there is more than so many of a kind take."""
         return count < (self.http if is_http else self.handled)
-
-    def without(self, methods: Iterable[str]) -> Room:
-        """What is left of it once calls of these methods are released."""
-        is_http = [method in HTTP_METHODS for method in methods]
-        return Room(self.http - sum(is_http), self.handled - len(is_http) + sum(is_http))
 
     def is_more_than(self, other: Room) -> bool:
         """Whether there is more of one of the two."""
@@ -36,3 +33,4 @@ class Room:
 
 
 ROOMY = Room()  # where workers make them
+NO_ROOM = Room(0, 0)

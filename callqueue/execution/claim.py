@@ -51,6 +51,8 @@ _OF_CALL = {
 # and what else is read, most of it to decide whether it may be begun, or made
 _FOR_FENCE = ("cost", "released_at", "started_at", "finished_at", "worker")
 _FOR_FITNESS = ("status", "last_attempt", "call_data", "expires_at_dt", "idempotency_key")
+# of the call, all that a job is made of
+READS = tuple(dict.fromkeys(["id", *_OF_CALL.values(), *_FOR_FITNESS]))
 _READING = ("clock", "moved")  # what the statement selects of the clock
 _OF_JOB = [
     *((name, f"a.{column}") for name, column in _OF_ATTEMPT.items()),
@@ -96,6 +98,17 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
         events.emit("attempt_refused", attempts=count, reason=why)
     if clock_jumps.watch(using).wants_look and not database.in_transaction(using):
         clock_jumps.watch(using).look()
+    return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
+
+
+def take_begun(
+    using: str, rows: Sequence[Mapping[str, Any]], worker: str, reading: Reading
+) -> list[Job]:
+    """The jobs of attempts that were begun with their charge, by a pass of this process; in the
+    order in which to send them. `rows`: columns as begin reads them; `reading`: the pass's own.
+    """
+    clock, steady_from = clock_jumps.watch(using).take(reading)
+    jobs = [_job(row, worker, clock, from_us(steady_from)) for row in rows]
     return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
 
 

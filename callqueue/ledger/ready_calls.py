@@ -24,6 +24,7 @@ from typing import Any
 
 from callqueue import database, states, tables
 from callqueue.database import quoted, rows, run
+from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger.tallies import Scope
 from callqueue.limits.kinds import SECOND
 
@@ -131,12 +132,22 @@ def of_rule_sql(rule: str) -> str:
 
 
 def first(
-    using: str, rule: str, count: int, least: int = -TOP, *, locks: bool = True
+    using: str,
+    rule: str,
+    count: int,
+    least: int = -TOP,
+    *,
+    locks: bool = True,
+    is_http: bool | None = None,
 ) -> list[Candidate]:
     """The next `count` calls of a rule, of priority `least` or higher, locked; calls that someone
-    else has locked are passed over. Without `locks`, for who will not release them, all.
+    else has locked are passed over. Without `locks`, for who will not release them, all. `is_http`:
+    HTTP calls only, or others only.
     """
     where, params = READY, list[Any]([rule])
+    if is_http is not None:
+        listed = ", ".join(f"'{method}'" for method in sorted(HTTP_METHODS))
+        where += f" AND method {'' if is_http else 'NOT '}IN ({listed})"
     if least > -TOP:
         where, params = f"{where} AND priority >= %s", [*params, least]
     where += f" ORDER BY priority DESC, due_at_dt, id LIMIT {int(count)}"

@@ -42,6 +42,7 @@ from callqueue.transitions.verbs import (
     settle,
     tell,
     undo,
+    undo_begun,
     undo_released,
     void,
     void_permits,

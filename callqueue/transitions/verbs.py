@@ -44,25 +44,34 @@ TOLERANCE = timedelta(microseconds=clocks.TOLERANCE)
 Row = Mapping[str, Any]
 
 
-def release(using: str, by_queue: Mapping[str, Sequence[int]], now: datetime) -> None:
+def release(
+    using: str,
+    by_queue: Mapping[str, Sequence[int]],
+    now: datetime,
+    reads: database.Columns | None = None,
+) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. To be called in
     the transaction that charges them, and has them locked in a state that may be released.
 
     A release may be lost in a crash of the database: its call then waits as before, and its
     message finds nothing to begin. What was begun is not lost with it, since begin waits for the
-    disk, and for all that was committed before.
+    disk, and for all that was committed before; and so does a release that is begun with it, which
+    wants these columns of the calls ("c"), and has them returned.
     """
-    lazily = database.without_waiting_for_disk(using)
-    table = tables.name(using, "CallQueue")
+    table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
     for queue, ids in by_queue.items():
-        database.run(
-            using,
-            f"UPDATE {table} SET status = {states.DISPATCHED}, queue = %s, dispatched_at_dt = %s, "
-            f"last_attempt = last_attempt + 1, ready = FALSE "
-            f"WHERE id IN ({database.listed(ids)}){lazily}",
-            [queue, at],
+        which = f"WHERE c.id IN ({database.listed(ids)})"
+        update = (
+            f"UPDATE {table} AS c SET status = {states.DISPATCHED}, queue = %s, "
+            f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
+        if reads is None:
+            lazily = database.without_waiting_for_disk(using)
+            database.run(using, f"{update}{lazily}", [queue, at])
+        else:
+            found += reads.changed(update, [queue, at], f"FROM {table} c {which}")
+    return found
 
 
 def begin(using: str, rows: Sequence[Row], worker: str, moved: int) -> set[int]:
@@ -146,6 +155,18 @@ def undo(using: str, attempt_ids: Sequence[int]) -> int:
     return count
 
 
+def undo_begun(using: str, worker: str) -> int:
+    """Void what a pass has begun for this worker, who has made none of it, and says so; the count
+    of calls.
+    """
+    begun = tables.attempts(using).open().filter(worker=worker)
+    ids = list(begun.values_list("pk", flat=True))
+    count = void(using, ids, worker) if ids else 0
+    if count:
+        events.emit("attempts_voided", calls=count)
+    return count
+
+
 def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
     """Void what was released of these rules since then and not begun, and say so; the count."""
     released = tables.attempts(using).unbegun().filter(rule__in=rules, released_at__gte=since)
@@ -153,13 +174,14 @@ def undo_released(using: str, rules: Sequence[str], since: datetime) -> int:
     return undo(using, ids) if ids else 0
 
 
-def void(using: str, attempt_ids: Iterable[int]) -> int:
-    """Void attempts that no worker has begun, and let their calls wait again; the count of calls.
-    What somebody has locked is passed over.
+def void(using: str, attempt_ids: Iterable[int], worker: str = "") -> int:
+    """Void attempts that no worker has begun, or this one alone, and let their calls wait again;
+    the count of calls. What somebody has locked is passed over.
     """
 
     def work() -> int:
-        pairs = free_pairs(using, attempt_ids, begun=False)
+        pairs = free_pairs(using, attempt_ids, begun=bool(worker))
+        pairs = [pair for pair in pairs if pair.attempt.worker == worker]
         _void_locked(using, [pair.attempt.pk for pair in pairs])
         back = [pair.call.pk for pair in pairs if pair.call]
         calls = tables.calls(using).filter(pk__in=back)

@@ -115,6 +115,19 @@ class Callqueue(Contestant):
         return [self.stage.database]
 
 
+class Run(Callqueue):
+    """No broker: as many processes as the others' workers are, each releases and makes its own."""
+
+    name = "callqueue_run, two processes"
+    counts_rabbitmq = False
+
+    def start(self) -> None:
+        for _ in range(WORKERS):
+            running = self.stage.processes.run()
+            running.wait_for_log("running all rules")
+            self.running.append(running)
+
+
 class Raw(Contestant):
     """Celery and a session, nothing else."""
 
@@ -185,6 +198,7 @@ class Loops(Contestant):
 
 ALL: dict[str, type[Contestant]] = {
     "callqueue": Callqueue,
+    "run": Run,
     "raw": Raw,
     "loops": Loops,
 }

@@ -94,6 +94,7 @@ class Sabotage(AppConfig):
         chores.HEARTBEAT = 1.0  # a test waits for signs of life
 
         _before(claim, "begin", "before-begin")
+        _before(claim, "take_begun", "before-begin")
         _before(request.SlotGate, "wait", "before-socket")
         _before(recorder, "record", "before-record")
         _before(verbs, "_is_out", "inside-record")  # the attempts are written

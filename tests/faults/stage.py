@@ -164,6 +164,10 @@ class Stage:
     def dispenser(self) -> Running:
         return self.processes.dispenser()
 
+    def run(self) -> Running:
+        """Releases calls, and makes them itself."""
+        return self.processes.run()
+
     def keep(self, *makers: Callable[[], Running]) -> Keeper:
         """Processes that are started again whenever they die: what systemd or Kubernetes
         would do.

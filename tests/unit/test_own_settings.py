@@ -44,7 +44,7 @@ REASONS = {
     "execution/in_flight.py:_hand_on": OWN,
     # A release that this process makes has its lease, wherever else it is looked at.
     "execution/claim.py:begin": OWN,
-    "dispatch/release_pass.py:_insert_attempts": OWN,
+    "dispatch/release_pass.py:_attempts": OWN,
     "dispatch/publisher.py:publish": OWN,
     "dispatch/choosing.py:with_full_queues": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
