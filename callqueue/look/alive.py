@@ -45,9 +45,9 @@ def signs(using: str, now: datetime) -> list[Sign]:
 def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
     """These signs, with which of the dispensers run."""
     found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
-    if not any(one.is_alive and one.kind != "beat" for one in found):
+    if not any(one.is_alive and one.kind not in ("beat", "run") for one in found):
         return found
-    # where a process dispenses, beat's tasks stand by
+    # where a process dispenses to workers, beat's tasks stand by
     return [replace(one, is_alive=one.is_alive and one.kind != "beat") for one in found]
 
 

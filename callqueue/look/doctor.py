@@ -17,7 +17,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import run_checks
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import broker as the_broker
 from callqueue import conf, database, states, tables
@@ -39,8 +39,10 @@ OVERDUE = timedelta(days=2)  # that calls may be past their retention, where cle
 NEWEST = 1000  # calls whose callbacks are looked at
 WRONG = ("callqueue.W003", "callqueue.W013")  # system checks that warn, and stop or lose calls
 DISPENSE = (
-    "run `manage.py callqueue_dispenser`, or a worker and beat with callqueue.beat_schedule()"
+    "run `manage.py callqueue_run`; or `manage.py callqueue_dispenser`, or beat with "
+    "callqueue.beat_schedule(), beside a worker"
 )
+RUNS = "none is needed: callqueue_run makes all calls itself"
 OTHERS = "callbacks and beat's tasks go by Celery's own routes, not by the rules' queues"
 
 
@@ -74,9 +76,23 @@ class Facts:
         return look(self.using)
 
     @cached_property
+    def runs_alone(self) -> bool:
+        """Whether every dispenser that runs makes its calls itself: nobody asks a broker."""
+        try:
+            running = alive.alive(self.using)
+        except (DatabaseError, InterfaceError):  # another check says so
+            return False
+        return bool(running) and all(one.kind == "run" for one in running)
+
+    @property
+    def runs(self) -> bool:
+        """Whether one that makes its calls itself runs: it does what beat would do, too."""
+        return any(one.kind == "run" for one in self.look.dispensers)
+
+    @cached_property
     def queues(self) -> Mapping[str, set[str]]:
         """The queues that each worker listens on which answered."""
-        if not self.asks_workers or _is_eager():
+        if not self.asks_workers or _is_eager() or self.runs_alone:
             return {}
         try:
             listed = _celery_app().control.inspect(timeout=ASKED_S).active_queues() or {}
@@ -144,6 +160,8 @@ def _settings(facts: Facts) -> str:
     """No system check finds an error; warnings are told."""
     found = run_checks(tags=["callqueue"], include_deployment_checks=True)
     said = [one for one in found if not one.is_silenced()]
+    if facts.runs_alone:  # no broker drops anything
+        said = [one for one in said if one.id != "callqueue.W013"]
     if wrong := [one for one in said if one.is_serious() or one.id in WRONG]:
         hints = dict.fromkeys(one.hint for one in wrong if one.hint)
         todo = ["correct the settings; `manage.py check --deploy` says the same", *hints]
@@ -154,6 +172,8 @@ def _settings(facts: Facts) -> str:
 
 
 def _broker(facts: Facts) -> str:
+    if facts.runs_alone:
+        return RUNS
     try:
         _connect_to_broker()
     except ImportError as error:
@@ -172,7 +192,7 @@ def _broker(facts: Facts) -> str:
 def _visibility_timeout(facts: Facts) -> str:
     """Redis does not hand a message out again while its attempts may still be at work."""
     app, config = _celery_app(), conf.current()
-    if _is_eager() or the_broker.transport(app) not in REDIS:
+    if facts.runs_alone or _is_eager() or the_broker.transport(app) not in REDIS:
         return "this kind of broker has none"
     options = app.conf.broker_transport_options or {}
     timeout = float(options.get("visibility_timeout", VISIBILITY_S))
@@ -246,6 +266,8 @@ def _schedule(facts: Facts) -> str:
             "keep one: take it out of CELERY_BEAT_SCHEDULE, "
             "or run `manage.py callqueue_schedule --remove`",
         )
+    if facts.runs:
+        return f"in {places[0]}; callqueue_run cleans up" if places else "callqueue_run cleans up"
     if not places:  # cleanup is a cron job's; whether it runs can be seen by what it leaves
         if (late := cleanup.overdue_for(facts.using)) > OVERDUE:
             raise Wrong(
@@ -270,8 +292,11 @@ def _schedule(facts: Facts) -> str:
 
 def _dispenser(facts: Facts) -> str:
     seen, now = facts.look.signs, facts.look.time
-    if running := [one.name for one in seen if one.is_alive]:
-        return f"running: {', '.join(running)}"
+    if running := [one for one in seen if one.is_alive]:
+        named = [
+            f"{one.name} (callqueue_run)" if one.kind == "run" else one.name for one in running
+        ]
+        return f"running: {', '.join(named)}"
     if not seen:
         raise Wrong("no dispenser has ever run, or not for a day", DISPENSE)
     last, silent = seen[0], f"{alive.silence_s(seen, now):.0f} s"
@@ -308,6 +333,8 @@ def _one_broker(facts: Facts) -> str:
 
 def _workers(facts: Facts) -> str:
     """A worker listens on every queue that a rule, a callback or a chore of beat's names."""
+    if facts.runs_alone:
+        return RUNS
     if _is_eager():
         return "none is needed: tasks run eagerly"
     served = set().union(*facts.queues.values())

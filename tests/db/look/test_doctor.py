@@ -37,9 +37,15 @@ def celery() -> Iterator[Callable[..., None]]:
     """`celery(name=value)`: the application's settings, for this test."""
     assert app.conf.task_default_queue  # reads the configuration, where nobody has yet
     before = dict(app.conf.changes)
-    yield app.conf.changes.update
+
+    def change(**new: Any) -> None:
+        app.conf.changes.update(new)
+        app.amqp.__dict__.pop("router", None)  # made of the routes of before
+        app.amqp._rtable = None
+
+    yield change
     app.conf.changes.clear()
-    app.conf.changes.update(before)
+    change(**before)
 
 
 def found(name: str, workers: Queues = NOBODY) -> Check:
@@ -79,6 +85,25 @@ def test_a_run_of_the_test_kit_is_no_dispenser_that_runs() -> None:
 def test_beats_task_that_leaves_the_work_to_others_runs() -> None:
     recovery.beat("default", "host:2", "beat")
     assert found("dispenser") == Check("dispenser", True, "running: host:2")
+
+
+def test_where_callqueue_run_makes_all_calls_no_broker_is_missed(
+    rules: Rules, celery: Callable[..., None]
+) -> None:
+    celery(broker_url="amqp://guest:guest@127.0.0.1:1//", broker_transport_options={})
+    rules(r=Rule(queues="egress"))
+    send("r", callback="tests.echo")
+    assert not found("broker").ok
+    recovery.beat("default", "host:1", "run", digest="ab")
+    for name in ("settings", "broker", "visibility timeout", "workers", "one broker", "schedule"):
+        assert found(name).ok, found(name)
+    assert found("workers").detail == found("broker").detail == doctor.RUNS
+    assert found("dispenser").detail == "running: host:1 (callqueue_run)"
+    celery(beat_schedule=beat_schedule())
+    assert found("schedule").ok, "it does what beat would do"
+    recovery.beat("default", "host:2", "steady", digest="ab")
+    assert not found("workers").ok, "the other one publishes"
+    assert not found("broker").ok
 
 
 def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., None]) -> None:
