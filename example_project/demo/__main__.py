@@ -67,7 +67,7 @@ def run(stage: Stage, console: Console, options: argparse.Namespace) -> int:
     stage.set_up()
     if options.keep:
         announce_admin(stage, console)
-    console.print("Starting two Celery workers and a dispenser ...")
+    console.print("Starting two Celery workers and a dispenser (callqueue_run would do, too) ...")
     stage.start()
     console.print(f"{calls.send_all()} calls are in the queue.")
     complete = progress.follow(console, seconds=SECONDS, check=stage.check)
