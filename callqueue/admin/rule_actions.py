@@ -144,13 +144,29 @@ def preview(request: HttpRequest, admin: OwnAdmin, rule: str) -> HttpResponse:
 def _preview(
     request: HttpRequest, admin: OwnAdmin, rule: str, asked: Mapping[str, str]
 ) -> HttpResponse:
-    """What another rate would do to every rule that shares the limit."""
+    """What another rate would do to every rule that shares the limit; or what is wrong with what
+    was typed, which is kept.
+    """
     budget_id, rate = asked.get("limit", ""), asked.get("rate", "").strip()
     config = conf.current()
     config.rule(rule)
     own = _found(rule, budget_id, config.book.budgets[rule])
     wanted = rate or own.limit.rate_text
-    limit, more = own.limit.with_rate(wanted), _calls(asked.get("more", "").strip()[:20])
+    typed: dict[str, Any] = {
+        "rule": rule,
+        "back": rule_url(rule),
+        "may_control": may(request, PERMISSION),
+        "limit_id": budget_id,
+        "rate": rate,
+        "wanted": wanted,
+        "more": asked.get("more", "").strip()[:20],
+    }
+    title = _("Change a limit of %s?") % rule
+    try:
+        limit, more = own.limit.with_rate(wanted), _calls(typed["more"])
+    except REFUSED as error:
+        context = {**typed, "limit": own.limit, "problem": _nothing_changed(error)}
+        return admin.page(request, "confirm_limit.html", title, context)
     after = look(using(), rates={budget_id: wanted})
     before = after.before or after
     budget = _found(rule, budget_id, before.book.budgets[rule])
@@ -159,12 +175,7 @@ def _preview(
     )
     then = {one.name: one for one in after.with_more({rule: more})}
     context = {
-        "rule": rule,
-        "back": rule_url(rule),
-        "may_control": may(request, PERMISSION),
-        "limit_id": budget_id,
-        "rate": rate,
-        "wanted": wanted,
+        **typed,
         "said": _of_dispensers(notes(before)),
         "limit": budget.limit,
         "more": words.count(more) if more else "",
@@ -173,7 +184,6 @@ def _preview(
         ],
         "told": _against_traffic([before.rule(name) for name in rules], limit),
     }
-    title = _("Change a limit of %s?") % rule
     return admin.page(request, "confirm_limit.html", title, context)
 
 
