@@ -34,7 +34,6 @@ def ended(status: int, days_ago: float) -> CallQueue:
     at = timezone.now() - timedelta(days=days_ago)
     CallQueue.objects.filter(pk=call.pk).update(status=status, finished_at_dt=at, ready=False)
     at = ledger_time.of_wall("default", at)
-    at = ledger_time.of_wall("default", at)
     CallAttempt.objects.create(
         call=call,
         number=1,

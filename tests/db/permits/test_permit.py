@@ -383,7 +383,7 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
         assert PermitRequest.objects.count() == 1
         send("r")
         clock.forward(hours=1.1)
-        PermitRequest.objects.update(alive_until=clock.now() + SECOND)
+        PermitRequest.objects.update(alive_until=ledger_time.now("default") + SECOND)
         run_callqueue()
         assert not remote.requests, "the permit was there before the call"
         granted = CallAttempt.objects.order_by("-pk").first()
