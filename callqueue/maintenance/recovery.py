@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import callbacks, conf, database, events, states, tables, transitions
+from callqueue.database import MICROSECOND, from_us
 from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
@@ -130,26 +131,29 @@ ALL = (void_unbegun, end_lost, transitions.end_deferred, expire, fail_orphans)
 
 @dataclass(frozen=True)
 class Sign:
-    """A dispenser's sign of life: when, and the newest attempt then (its id, its release)."""
+    """A dispenser's sign of life: when, the newest attempt then (its id, its release), and how far
+    the ledger was moved.
+    """
 
     at: datetime
     newest: tuple[int, datetime] | None
+    moved: int = 0
 
 
 def beat(using: str, name: str, kind: str = "", broker: str = "", digest: str = "") -> Sign:
     """Give a dispenser's sign of life (`kind`, `broker`, `digest`: see DispenserState); forgets
     those that have been silent for longer than anything counts.
     """
-    now = ledger_time.now(using)
+    reading = ledger_time.read(using)
+    now = from_us(reading.at)
     rows = tables.dispensers(using)
     said = {"seen_at": now, "kind": kind, "broker": broker[:255], "digest": digest}
     if not rows.filter(pk=name).update(**said):
         rows.filter(seen_at__lt=now - _memory(using)).delete()
         row = tables.DispenserState(name=name, started_at=now, **said)
         rows.bulk_create([row], ignore_conflicts=True)
-    return Sign(
-        now, tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
-    )
+    newest = tables.attempts(using).order_by("-pk").values_list("pk", "released_at").first()
+    return Sign(now, newest, reading.moved)
 
 
 def stated_by(using: str, name: str) -> str:
@@ -176,11 +180,14 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
     counts no more.
     """
     seen = tables.dispensers(using).filter(pk=name).values_list("seen_at", flat=True).first()
-    if seen is not None:
-        return bool(seen < last.at)
-    return not _has_attempt(using, last.newest) and ledger_time.now(using) - last.at < _memory(
-        using
-    )
+    if seen is None:
+        is_recent = ledger_time.now(using) - last.at < _memory(using)
+        return not _has_attempt(using, last.newest) and is_recent
+    if seen >= last.at:
+        return False
+    # The clock may have jumped when it was given, and it was put right once somebody knew.
+    right = last.at - max(0, ledger_time.moved(using) - last.moved) * MICROSECOND
+    return bool(seen < right)
 
 
 def _has_attempt(using: str, attempt: tuple[int, datetime] | None) -> bool:

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
 from callqueue.database import server_clock
+from callqueue.dispatch.dispenser import Membership
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
@@ -25,7 +26,14 @@ from callqueue.ledger.transaction import transaction
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
 from callqueue.management.commands import callqueue_dispenser
-from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
+from callqueue.models import (
+    CallAttempt,
+    CallQueue,
+    DispenserState,
+    Hold,
+    KeyTurn,
+    RuleState,
+)
 from callqueue.transitions import Job, Result
 from tests.support.behaviour import response
 
@@ -492,6 +500,28 @@ def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(two_clocks:
     two_clocks.jump(86400 * 60)
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
+
+
+@pytest.mark.parametrize("jump", [0.3, 3600, -0.3, -3600])
+def test_a_sign_of_life_that_is_put_right_after_a_jump_is_no_backup(
+    two_clocks: Clocks, jump: float
+) -> None:
+    """The dispenser had given it before it looked at the clock, and remembers it as it was."""
+    me = Membership("default", "me:1", lambda: conf.current().book)
+    me.runs = True
+    me.follow_settings()
+    two_clocks.pass_by(1)
+    clock_jumps.watch("default").look()
+    two_clocks.jump(jump)
+    me.heartbeat()
+    two_clocks.pass_by(0.2)
+    clock_jumps.watch("default").look()
+    two_clocks.pass_by(5)
+    me.heartbeat()
+    assert not Hold.objects.exists()
+    DispenserState.objects.update(seen_at=two_clocks.ledger - timedelta(seconds=6))  # a backup
+    me.heartbeat()
+    assert Hold.objects.exists()
 
 
 # --- Calls under way
