@@ -266,12 +266,13 @@ def _bring_to_now(using: str, rules: Collection[str], now: datetime) -> int:
 
 def _bring_retries(using: str, jump: Jump, reading: Reading) -> None:
     """Calls that wait for their backoff, by a clock that was set back, go on waiting as long as
-    they had to: the first of them. Appointments, and what is due after a clock was set forward,
-    stay as they are.
+    they had to: the first of them, but for what somebody has locked, as an application may for
+    long. Appointments, and what is due after a clock was set forward, stay as they are.
     """
     waiting = tables.calls(using).filter(status=states.ERROR, ready=False)
     before = from_us(reading.wall - jump.by - jump.gap)
     first = waiting.filter(due_at_dt__gt=before).order_by("due_at_dt")
-    pks = list(first.values_list("pk", flat=True)[:RETRIES])
+    seen = tables.calls(using).filter(pk__in=list(first.values_list("pk", flat=True)[:RETRIES]))
+    free = list(database.locked(seen.order_by("pk")).values_list("pk", flat=True))
     sooner = F("due_at_dt") + timedelta(microseconds=jump.by)
-    tables.calls(using).filter(pk__in=pks).update(due_at_dt=sooner)
+    waiting.filter(pk__in=free).update(due_at_dt=sooner)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from callqueue import Rule, SlidingWindow, clocks, conf, database, states
@@ -22,7 +22,7 @@ from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
 from callqueue.execution.trip import Trip
 from callqueue.ledger import clock_jumps, holds, ledger_time, rule_rows, settings
-from callqueue.ledger.transaction import transaction
+from callqueue.ledger.transaction import transaction as in_time
 from callqueue.limits.budgets import bind
 from callqueue.maintenance import cleanup, recovery
 from callqueue.management.commands import callqueue_dispenser
@@ -100,7 +100,7 @@ def answer_all(two_clocks: Clocks) -> None:
         instants = dict.fromkeys(("started_at", "sent_at", "finished_at"), locked.now)
         CallAttempt.objects.open().update(**instants, outcome=states.SUCCEEDED)
 
-    transaction("default", work)
+    in_time("default", work)
 
 
 def tell_of_all(two_clocks: Clocks) -> None:
@@ -187,6 +187,32 @@ def test_a_retry_waits_no_longer_than_it_had_to_if_the_clock_is_set_back(
         - two_clocks.wall
     )
     assert abs(left - timedelta(seconds=8)) < timedelta(seconds=1)
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writes at a time")
+def test_a_retry_that_an_application_has_locked_is_not_waited_for(two_clocks: Clocks) -> None:
+    """Nobody waits for an application's transaction with all rules' rows in hand."""
+    first, second = CallQueue.objects.order_by("pk")[:2]
+    due = two_clocks.wall + timedelta(seconds=10)
+    CallQueue.objects.filter(pk__lte=second.pk).update(
+        status=CallQueue.Status.ERROR, ready=False, due_at_dt=due
+    )
+    two_clocks.jump(-3600)
+    looks = threading.Thread(target=_looked, daemon=True)
+    with transaction.atomic():
+        CallQueue.objects.select_for_update().get(pk=first.pk)
+        looks.start()
+        looks.join(10)
+        assert not looks.is_alive()
+    assert CallQueue.objects.get(pk=first.pk).due_at_dt == due
+    assert CallQueue.objects.get(pk=second.pk).due_at_dt < two_clocks.wall + timedelta(seconds=11)
+
+
+def _looked() -> None:
+    try:
+        clock_jumps.watch("default").look()
+    finally:
+        connection.close()
 
 
 def test_a_scheduled_call_keeps_its_instant(two_clocks: Clocks) -> None:
