@@ -20,7 +20,7 @@ from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls
 from callqueue.maintenance import cleanup
 from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, KeyTurn
-from tests.support.behaviour import release, send
+from tests.support.behaviour import move_ledger, release, send
 
 pytestmark = pytest.mark.usefixtures("trusted_workers")
 
@@ -42,6 +42,21 @@ def passes(count: int, rule: str = "r") -> list[str]:
         ids = [one.attempt_id for one in make_pass("default", [rule]).released]
         keys += CallAttempt.objects.filter(pk__in=ids).order_by("pk").values_list("key", flat=True)
     return keys
+
+
+@pytest.mark.parametrize("set_by", [3600, -3600])
+def test_news_of_keys_stays_while_a_key_is_held_however_far_the_clock_was_set(
+    rules: Rules, set_by: int
+) -> None:
+    """A hold ends by ledger time, and as long as it lasts the rule's keys take turns."""
+    rules(r=Rule())
+    move_ledger(set_by)
+    holds.lay("default", ["r"], "key", "held", timedelta(minutes=10), "", source="operator")
+    send("r", key="one")
+    assert passes(1) == ["one"]
+    send("r", key="two")
+    Dispenser(publish=lambda *_: True).chores._gather_keys()
+    assert passes(1) == ["two"]
 
 
 def blocked_keys(rule: str, count: int, priority: int = 0) -> None:
