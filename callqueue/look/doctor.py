@@ -21,6 +21,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import broker as the_broker
 from callqueue import conf, database, states, tables
+from callqueue.database import from_us
 from callqueue.ledger import ledger_time, ready_calls
 from callqueue.ledger import settings as in_force
 from callqueue.ledger.ledger_time import LedgerNow
@@ -377,9 +378,10 @@ def _ledger(facts: Facts) -> str:
     does not know the latest calls, and would make their slots, and some of them, a second time.
     """
     signs, using = [], facts.using
-    ahead = ledger_time.now(using) + timedelta(seconds=SKEW_S)
+    reading, skew = ledger_time.read(using), timedelta(seconds=SKEW_S)
     newest = tables.attempts(using).order_by("-pk").values_list("released_at", flat=True)[:100]
-    if any(at > ahead for at in [*newest, *(one.at for one in facts.look.signs)]):
+    is_ahead = any(at > from_us(reading.at) + skew for at in newest)
+    if is_ahead or any(one.at > from_us(reading.wall) + skew for one in facts.look.signs):
         signs.append("it has rows from the future: the database's clock has been set back")
     lately = LedgerNow() - timedelta(hours=1)
     if held := tables.holds(using).filter(source="restored", until__gt=lately).count():

@@ -19,7 +19,7 @@ from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from callqueue.testing import run_callqueue
 from tests.celery_app import app
 from tests.db.commands import run
-from tests.support.behaviour import release, send
+from tests.support.behaviour import move_ledger, release, send
 from tests.support.history import ended
 
 Rules = Callable[..., None]
@@ -274,6 +274,17 @@ def test_a_ledger_from_the_future_is_told() -> None:
     send("r")
     release()
     CallAttempt.objects.update(released_at=ledger_time.now("default") + timedelta(minutes=5))
+    DispenserState.objects.update(seen_at=ledger_time.now("default") + timedelta(minutes=5))
+    assert_wrong(found("ledger"), "from the future", "one full window")
+
+
+@pytest.mark.parametrize("set_by", [3600, -3600])
+def test_a_clock_that_was_set_long_ago_makes_no_ledger_from_the_future(set_by: int) -> None:
+    move_ledger(set_by)
+    recovery.beat("default", "d:1", "steady", digest="one")
+    send("r")
+    release()
+    assert found("ledger").ok
     DispenserState.objects.update(seen_at=ledger_time.now("default") + timedelta(minutes=5))
     assert_wrong(found("ledger"), "from the future", "one full window")
 
