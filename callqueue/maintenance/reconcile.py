@@ -25,7 +25,8 @@ from django.utils.module_loading import import_string
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
 from callqueue.database import EPOCH
 from callqueue.exceptions import IllegalTransition, InvalidCall
-from callqueue.ledger import rule_rows
+from callqueue.ledger import ledger_time, rule_rows
+from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.outcome import GiveUp, RetryLater, Succeeded
 from callqueue.security.withholding import clean, payload_of
@@ -92,7 +93,7 @@ def _free_rules(using: str) -> list[str]:
     due = set(_due(using).order_by().values_list("rule", flat=True).distinct())
     rows = tables.rule_states(using).filter(rule__in=due, reconciling_until__isnull=False)
     until: dict[str, Any] = dict(rows.values_list("rule", "reconciling_until"))
-    now = database.clock(using)
+    now = ledger_time.now(using)
     free = [rule for rule in due if until.get(rule, EPOCH) <= now]
     return sorted(free, key=lambda rule: (until.get(rule, EPOCH), rule))
 
@@ -117,7 +118,7 @@ def _turn(using: str, rule: str) -> Iterator[bool]:
         ended.set()
         with suppress(DatabaseError, InterfaceError):  # then it lapses
             _turns(using, rule).filter(reconciling_until=latest[0]).update(
-                reconciling_until=database.clock(using)
+                reconciling_until=ledger_time.now(using)
             )
 
 
@@ -128,7 +129,7 @@ def _turns(using: str, rule: str) -> Any:
 def _take_turn(using: str, rule: str) -> datetime | None:
     """Until when the rule is this worker's; None where it is another's."""
     rule_rows.ensure(using, {rule})
-    now = database.clock(using)
+    now = ledger_time.now(using)
     free = Q(reconciling_until__isnull=True) | Q(reconciling_until__lte=now)
     return (
         now + TURN
@@ -143,7 +144,7 @@ def _keep_turn(using: str, rule: str, latest: list[datetime], ended: threading.E
     """
     while not ended.wait(RENEWAL):
         with suppress(DatabaseError, InterfaceError):
-            until = database.clock(using) + TURN
+            until = ledger_time.now(using) + TURN
             if (
                 _turns(using, rule)
                 .filter(reconciling_until=latest[0])
@@ -176,7 +177,7 @@ def _hooks() -> dict[str, Any]:
 def _due(using: str) -> Any:
     """UNKNOWN calls that a hook may be asked of now."""
     rows = tables.calls(using).unknown().filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
-    return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=database.ClockNow()))
+    return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=LedgerNow()))
 
 
 def _claim(using: str, call: CallQueue) -> bool:

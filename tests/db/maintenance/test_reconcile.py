@@ -24,12 +24,15 @@ from callqueue import (
     states,
     tasks,
 )
+from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition, InvalidCall
+from callqueue.ledger import ledger_time
+from callqueue.limits.kinds import SECOND
 from callqueue.maintenance import reconcile
 from callqueue.models import CallQueue, RuleState
 from callqueue.testing import travel
-from tests.support.behaviour import send
+from tests.support.behaviour import move_ledger, send
 
 Rules = Callable[..., None]
 
@@ -108,7 +111,12 @@ def test_it_may_be_made_again_later() -> None:
     assert 290 < (call.due_at_dt - database.clock("default")).total_seconds() <= 300
 
 
-def test_a_hook_that_cannot_tell_is_asked_again_after_a_minute_then_less_and_less_often() -> None:
+@pytest.mark.parametrize("moved", [0, 3600, -3600])
+def test_a_hook_that_cannot_tell_is_asked_again_after_a_minute_then_less_and_less_often(
+    moved: int,
+) -> None:
+    """By ledger time, whose backoff it is, however far the clock was set."""
+    move_ledger(moved)
     unknown()
     instants = [0, 59, 61, 100, 179, 190, 420, 440]
     asked = []
@@ -320,11 +328,17 @@ def test_a_rule_stays_the_workers_for_as_long_as_its_hook_hangs(
     assert hanging.asked == ["slow"]
 
 
+@pytest.mark.parametrize("set_by", [0, -3600])
 @pytest.mark.parametrize("minutes", [1, 2])
-def test_the_turn_of_a_worker_that_died_lapses(minutes: int) -> None:
+def test_the_turn_of_a_worker_that_died_lapses(
+    monkeypatch: pytest.MonkeyPatch, minutes: int, set_by: int
+) -> None:
+    """Though the clock be set back meanwhile."""
     provider.answer = Succeeded()
     unknown()
     assert reconcile._take_turn("default", "r") is not None
+    monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=set_by))
+    move_ledger(ledger_time.moved("default") / SECOND + set_by)
     with travel(minutes=minutes - 0.1):
         assert reconcile.ask_due("default") == (minutes > 1)
 
