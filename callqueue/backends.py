@@ -27,6 +27,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 
 from callqueue import conf, database, states, tables, texts
 from callqueue.exceptions import InvalidCall
+from callqueue.ledger import ledger_time
 from callqueue.outcome import OUTCOMES, GiveUp, Outcome, RetryLater, Succeeded
 from callqueue.security.withholding import cleaned
 
@@ -178,9 +179,12 @@ class CallQueueBackend(BaseTaskBackend):
 
     def _result(self, call: CallQueue, task: Task[..., Any]) -> TaskResult[..., Any]:
         """What the row and its attempts say."""
-        begun = tables.attempts(call._state.db or "default").charged().filter(call_id=call.pk)
+        using = call._state.db or "default"
+        begun = tables.attempts(using).charged().filter(call_id=call.pk)
         attempts = list(begun.filter(started_at__isnull=False).order_by("number"))
-        first, last = (attempts[0], attempts[-1]) if attempts else (None, None)
+        last = attempts[-1] if attempts else None
+        moved = (ledger_time.moved(using) if attempts else 0) * database.MICROSECOND
+        began = [one.started_at + moved for one in attempts]
         is_running = last is not None and last.finished_at is None
         params = call.call_data["params"]
         result: TaskResult[..., Any] = TaskResult(
@@ -188,9 +192,9 @@ class CallQueueBackend(BaseTaskBackend):
             id=str(call.pk),
             status=_status(call.status, is_running),
             enqueued_at=call.created_dt,
-            started_at=first.started_at if first else None,
+            started_at=began[0] if began else None,
             finished_at=call.finished_at_dt,
-            last_attempted_at=last.started_at if last else None,
+            last_attempted_at=began[-1] if began else None,
             args=params["args"],
             kwargs=params["kwargs"],
             backend=self.alias,

@@ -21,6 +21,7 @@ from django.utils import timezone
 from callqueue import GiveUp, Retry, Rule, SlidingWindow
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import Clock, Sent, run_callqueue
+from tests.support.behaviour import move_ledger
 
 if django.VERSION < (6, 0):
     pytest.skip("Django's Tasks API begins with Django 6.0", allow_module_level=True)
@@ -109,7 +110,9 @@ def test_the_backend_says_what_it_supports() -> None:
     assert api.task_backends["default"].__class__.__name__ == "CallQueueBackend"
 
 
-def test_a_task_is_enqueued_runs_and_has_a_result(callqueue_sent: Sent) -> None:
+@pytest.mark.parametrize("set_by", [0, 3600, -3600])
+def test_a_task_is_enqueued_runs_and_has_a_result(callqueue_sent: Sent, set_by: int) -> None:
+    move_ledger(set_by)
     result = add.enqueue(2, b=3)
     assert (result.status, result.args, result.kwargs) == (Status.READY, [2], {"b": 3})
     assert (result.started_at, result.finished_at, result.attempts, result.errors) == (
