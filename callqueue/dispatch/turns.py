@@ -62,6 +62,8 @@ class KeysInTurn:
         found, without = self._fetch(rule, counts)
         self._is_full |= is_full
         self._is_mid_round |= is_full and bool(without)
+        if is_full and self._spent:  # others' calls were cancelled together, perhaps: see how many
+            self._spent += ready_calls.spent(self.using, rule)
         return found, Wait(is_unfinished=is_full and count > most)
 
     def settle(self, made: Plan) -> Wait:

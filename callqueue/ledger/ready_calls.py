@@ -325,6 +325,18 @@ def free(using: str, rule: str, count: int) -> list[Turn]:
     return [Turn(*row) for row in rows(using, sql, [rule])]
 
 
+def spent(using: str, rule: str) -> list[int]:
+    """Of the next turns that may go, so many as a pass takes, those of keys without ready calls."""
+    key, turns = quoted(using, "key"), tables.name(using, "KeyTurn")
+    sql = (
+        f"SELECT t.id FROM (SELECT id, priority, {key} FROM {turns} WHERE rule = %s "
+        f"AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {TAKEN}) t "
+        f"WHERE NOT EXISTS (SELECT 1 FROM {tables.name(using, 'CallQueue')} c "
+        f"WHERE {READY} AND c.{key} = t.{key} AND c.priority = t.priority)"
+    )
+    return [pk for (pk,) in rows(using, sql, [rule, rule])]
+
+
 def save(
     using: str,
     served: Mapping[int, int],

@@ -465,6 +465,19 @@ def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules:
     assert not any("keyturn" in sql for sql in statements)
 
 
+def test_keys_whose_calls_were_cancelled_together_keep_nobody_back(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(5), SlidingWindow("9/s", per="key")]))
+    CallQueue.objects.send_many(
+        [{"call_data": a_call(), "key": f"k{i}"} for i in range(300)], rule="r"
+    )
+    passes(1)
+    answer_open()
+    CallQueue.objects.new().cancel()
+    send("r", key="z")
+    assert passes(2) == ["z"]
+    assert not KeyTurn.objects.exists()
+
+
 def test_cleanup_takes_away_turns_that_nobody_looks_at_any_more(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/d", per="key")]))
     for key in ("gone", "waits"):
