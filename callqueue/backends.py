@@ -184,7 +184,7 @@ class CallQueueBackend(BaseTaskBackend):
         attempts = list(begun.filter(started_at__isnull=False).order_by("number"))
         last = attempts[-1] if attempts else None
         moved = (ledger_time.moved(using) if attempts else 0) * database.MICROSECOND
-        began = [one.started_at + moved for one in attempts]
+        began = [one.started_at + moved for one in attempts if one.started_at is not None]
         is_running = last is not None and last.finished_at is None
         params = call.call_data["params"]
         result: TaskResult[..., Any] = TaskResult(

@@ -17,6 +17,7 @@ import pytest
 from callqueue import Rule, Secret, handler
 from callqueue.database.connections import kept as kept_connections
 from callqueue.execution import connection, executor, flight, in_flight, recorder, starvation
+from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
 from tests.support.behaviour import Vendor, release, run, send
@@ -80,6 +81,7 @@ def test_without_descriptors_a_call_waits_again_as_it_did_before(
     attempt = CallAttempt.objects.get()
     with no_descriptors():
         executor.execute("default", [attempt.pk])
+    ready_calls.promote("default")
     attempt.refresh_from_db()
     call.refresh_from_db()
     assert (attempt.outcome, attempt.sent_at) == ("voided", None)
