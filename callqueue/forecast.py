@@ -22,7 +22,6 @@ from callqueue import conf, database, states, tables
 from callqueue.database import from_us, quoted, rows
 from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, rule_rows, settings
-from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.ready_calls import READY
 from callqueue.limits.budgets import Book, cost_of, key_part
 from callqueue.look import LimitLook, RuleLook, alive, look, words
@@ -93,7 +92,9 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     position = None if ahead.calls > CAP else ahead.calls + 1
     if hold is not None and hold.until is None:
         return Forecast(_("held until it is resumed") + why, position)
-    if alive.has_fallen_silent(seen.signs):
+    # the process that waits for a permit makes the passes itself, where nothing goes before it
+    needs_dispenser = call.method != states.PERMIT or ahead.calls > 0
+    if needs_dispenser and alive.has_fallen_silent(seen.signs):
         silence = words.duration(alive.silence_s(seen.signs, now) or 0.0)
         text = _("no dispenser has been seen for %s: nothing is released until one runs")
         return Forecast(text % silence, position)
@@ -108,7 +109,9 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
         reason = _("held") + why
     elif call.due_at_dt >= released_at and call.due_at_dt > now:
         reason = _("it is not due yet")
-    if not seen.signs:
+    if not needs_dispenser:
+        pass
+    elif not seen.signs:
         reason += _("; no dispenser has been seen yet: the time holds if one starts now")
     elif not seen.dispensers:
         reason += _("; no dispenser runs: the time holds if one starts now")
@@ -304,17 +307,7 @@ def _in_order(call: CallQueue, using: str) -> int:
             if not ready:  # what becomes due later than this one does not go before it
                 part &= Q(due_at_dt__lte=call.due_at_dt)
             count += found.filter(part)[: CAP + 1].count()
-    return count + _permits(call, using).total()
-
-
-def _permits(call: CallQueue, using: str) -> Counter[str]:
-    """The permits of the rule that wait, and go before it: how many each key has."""
-    waiting = tables.permit_requests(using).filter(
-        rule=call.rule, attempt_id__isnull=True, alive_until__gt=LedgerNow()
-    )
-    earlier = Q(priority=call.priority, due_at_dt__lt=call.due_at_dt)
-    found = waiting.filter(Q(priority__gt=call.priority) | earlier)
-    return Counter(found.values_list("key", flat=True))
+    return count
 
 
 def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[str, int]]:
@@ -326,7 +319,7 @@ def _in_turns(call: CallQueue, using: str, pers: set[str]) -> tuple[int, dict[st
     own = _waiting(call, using).filter(priority=call.priority, key=call.key)
     before = Q(due_at_dt__lt=call.due_at_dt) | Q(due_at_dt=call.due_at_dt, pk__lt=call.pk)
     mine = own.filter(before)[: CAP + 1].count()
-    ahead = Counter(higher) + _permits(call, using)
+    ahead = Counter(higher)
     for key, count in same.items():
         ahead[key] += mine if key == call.key else min(count, mine + 1)
     of_value = {}

@@ -239,10 +239,12 @@ class CallAttemptManager(_Attempts):
 
 
 def _why_not_requeued(call: CallQueue, move: Move) -> str:
-    if call.status == states.DONE:
+    if call.status == states.DONE and call.method != states.PERMIT:
         return _("call %d is done; to make it once more on purpose, requeue(again=True)") % call.pk
-    if call.status in move.sources:
+    if call.status in move.sources and call.method != states.PERMIT:
         return _("another unfinished call carries the unique key %r") % call.unique_key
+    if call.method == states.PERMIT:
+        return _("call %d is a permit: the code that would make it has gone on") % call.pk
     why = _("call %(number)d is %(status)s and cannot be requeued")
     return why % {"number": call.pk, "status": call.get_status_display()}
 

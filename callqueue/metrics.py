@@ -28,8 +28,6 @@ Value = float | None  # None: there is none, and no sample
 OF_RULES: Mapping[str, tuple[str, Callable[[RuleLook], Value]]] = {
     "waiting_calls": ("Calls that wait, due or not", lambda r: r.waits.calls),
     "in_flight_calls": ("Calls released and not answered", lambda r: r.flight.count),
-    "permits_in_flight": ("Those of them that are permits", lambda r: r.flight.permits),
-    "permits_waiting": ("Permits that wait for their turn", lambda r: r.waits.permits),
     "oldest_due_seconds": ("How long the oldest due call has been", lambda r: r.oldest_due_s or 0),
     "drain_seconds": ("Until all that is due is answered, by estimate", lambda r: r.seconds()),
     "answered_per_second": ("Attempts, over the last minute", lambda r: r.pace.per_second),

@@ -9,6 +9,11 @@ NEW, DISPATCHED, ERROR, DONE, FAILED, CANCELLED, EXPIRED, UNKNOWN = range(8)
 WAITING = (NEW, ERROR)
 UNFINISHED = (NEW, DISPATCHED, ERROR)
 FINAL = (DONE, FAILED, CANCELLED, EXPIRED, UNKNOWN)
+# The method of calls that nobody is sent to make: the process that asked for one makes it itself.
+PERMIT = "permit"
+# How the names of such processes begin, where an attempt says who began it.
+OF_PERMITS = "permit "
+
 NEITHER_NEW_NOR_DONE = (DISPATCHED, ERROR, FAILED, CANCELLED, EXPIRED, UNKNOWN)  # few
 
 REQUEUABLE = (ERROR, FAILED, UNKNOWN, CANCELLED, EXPIRED)  # DONE too, with again=True

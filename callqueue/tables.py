@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from callqueue.models import KeyNews as KeyNews
     from callqueue.models import KeyTurn as KeyTurn
     from callqueue.models import OpinionState as OpinionState
-    from callqueue.models import PermitRequest as PermitRequest
     from callqueue.models import RuleState as RuleState
     from callqueue.models import SettingsState as SettingsState
     from callqueue.models import Sum as Sum
@@ -65,11 +64,6 @@ def settings(using: str) -> QuerySet[SettingsState]:
 def opinions(using: str) -> QuerySet[OpinionState]:
     """What processes hold of the limits."""
     return _rows("OpinionState", using)
-
-
-def permit_requests(using: str) -> QuerySet[PermitRequest]:
-    """The permits that wait for their turn."""
-    return _rows("PermitRequest", using)
 
 
 def dispensers(using: str) -> QuerySet[DispenserState]:

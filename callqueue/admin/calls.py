@@ -192,7 +192,9 @@ class CallQueueAdmin(LongAdmin, CallActions):
 
     def _offered(self, request: HttpRequest, call: CallQueue) -> dict[str, Any]:
         """What the user may do to the call."""
-        requeuable = states.Move.REQUEUE_AGAIN.sources
+        is_permit = call.method == states.PERMIT  # made again by nobody
+        requeuable = () if is_permit else states.Move.REQUEUE_AGAIN.sources
+        editable = () if is_permit else (states.FAILED,)
         cancellable = states.Move.CANCEL.sources
         return {
             "original": call,
@@ -200,7 +202,7 @@ class CallQueueAdmin(LongAdmin, CallActions):
             "is_asked": call.status in states.MADE_PERHAPS,
             "is_live": call.status in states.UNFINISHED,
             "can_requeue": self.has_requeue_call_permission(request) and call.status in requeuable,
-            "can_edit": self.has_edit_call_permission(request) and call.status == states.FAILED,
+            "can_edit": self.has_edit_call_permission(request) and call.status in editable,
             "can_cancel": self.has_cancel_call_permission(request) and call.status in cancellable,
             "can_delete": self.has_delete_permission(request, call) and call.status in states.FINAL,
         }

@@ -112,7 +112,7 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
     not_listed = ("response_headers", "response_body")
 
     fields = (
-        "call_link", "label", "number", "rule", "key", "queue", "cost",
+        "call_link", "number", "rule", "key", "queue", "cost",
         "released_at", "send_at", "lease_until", "started_at", "sent_at", "finished_at",
         "outcome", "response_status", "headers", "response_size", "body", "error", "worker",
     )  # fmt: skip
@@ -163,8 +163,6 @@ class CallAttemptAdmin(LongAdmin, _ViewOnly):
 
     @admin.display(description=_("call"))
     def call_link(self, attempt: CallAttempt) -> str:
-        if attempt.call_id is None:
-            return str(_("not queued"))
         url = reverse("admin:callqueue_callqueue_change", args=[attempt.call_id])
         return format_html('<a href="{}">{}</a>', url, attempt.call_id)
 

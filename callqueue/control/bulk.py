@@ -115,6 +115,7 @@ def statuses_of(
 def picked(using: str, pick: Pick) -> Any:
     """The calls that are picked now."""
     rows = tables.calls(using).filter(status__in=pick.statuses)
+    rows = rows.exclude(method=states.PERMIT, status__in=states.FINAL)  # nobody makes it again
     if pick.rule is not None:
         conf.current().rule(pick.rule)
         rows = rows.filter(rule=pick.rule)

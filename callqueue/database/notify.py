@@ -1,7 +1,7 @@
 """PostgreSQL's LISTEN and NOTIFY: inserted calls wake a dispenser that sleeps.
 
 An idle dispenser holds an advisory lock, its flag. While no flag is up, senders notify nobody, and
-pay for one shared lock a statement.
+pay for one shared lock a statement. Permits wake nobody: their own processes make their passes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connections
 
 from callqueue.database.statements import rows, run
+from callqueue.states import PERMIT
 
 CHANNEL = "callqueue_sent"
 TOLD = 8  # rules that a statement's notification names; where it sent calls of more, it names none
@@ -22,7 +23,8 @@ _WAKE = (
         rules text[];
     BEGIN
         IF NOT pg_try_advisory_xact_lock_shared({_FLAG}) THEN
-            rules := ARRAY(SELECT DISTINCT rule FROM sent WHERE ready LIMIT {TOLD + 1});
+            rules := ARRAY(SELECT DISTINCT rule FROM sent WHERE ready
+                AND method <> '{PERMIT}' LIMIT {TOLD + 1});
             IF cardinality(rules) > {TOLD} THEN rules := ARRAY['']; END IF;
             PERFORM pg_notify('{CHANNEL}', rule) FROM unnest(rules) AS rule;
         END IF;

@@ -51,10 +51,7 @@ _WHOLE_INDEXES = {
     "callqueue_aging": ("callqueue_callattempt", "rule, finished_at"),
     "callqueue_aging_by_key": ("callqueue_callattempt", "rule, `key`, finished_at"),
     "callqueue_turns_blocked": ("callqueue_keyturn", "rule, blocked_until"),
-    "callqueue_permits_waiting": (
-        "callqueue_permitrequest",
-        "rule, attempt_id, priority DESC, due_at_dt",
-    ),
+    "callqueue_permits": ("callqueue_callqueue", "method, ready, rule"),
     "callqueue_corrections": ("callqueue_callattempt", "correction_pending, rule"),
 }
 # Collations that compare text by its characters, trailing spaces too: MariaDB's, and MySQL's from

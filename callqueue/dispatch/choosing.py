@@ -17,17 +17,17 @@ from django.db.models import Count, F, Q
 
 from callqueue import conf, states, tables
 from callqueue.database import from_us, to_us
-from callqueue.dispatch import planning, turns
+from callqueue.dispatch import planning
 from callqueue.dispatch.next_look import Wait
-from callqueue.dispatch.planning import Choice, Plan
+from callqueue.dispatch.planning import Choice
 from callqueue.dispatch.room import ROOMY, Room
-from callqueue.dispatch.turns import FEWEST, NOBODY, Asking, KeysInTurn
+from callqueue.dispatch.turns import FEWEST, KeysInTurn
 from callqueue.exceptions import InvalidCall
 from callqueue.ledger import ready_calls
 from callqueue.ledger.account import SAMPLE as KNOWN
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
-from callqueue.ledger.ready_calls import Candidate
+from callqueue.ledger.ready_calls import TOP, Candidate
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.maintenance import breaker
 from callqueue.sending.validation import check_cost
@@ -109,7 +109,8 @@ def with_full_queues(
     lease = conf.current().release_lease
     full_at: dict[tuple[str, str], int] = {}
     is_short = False
-    for rule, listed in candidates.items():
+    for rule, found in candidates.items():
+        listed = [call for call in found if not call.has_maker]
         if not _is_doubtful(account, rule, listed, lease):
             continue
         queues = account.book.rules[rule].queue_names
@@ -147,7 +148,8 @@ def _is_doubtful(
 def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:
     """Read what the queue's workers have shown of the rule's attempts."""
     lately = from_us(account.now) - timedelta(seconds=min(LATELY, lease / 4))
-    rows = tables.attempts(account.using).filter(rule=rule, queue=queue, call__isnull=False)
+    rows = tables.attempts(account.using).filter(rule=rule, queue=queue)
+    rows = rows.exclude(worker__startswith=states.OF_PERMITS)  # no workers of a queue's
     counts: dict[str, int] = (
         rows.open()
         .order_by()
@@ -193,14 +195,13 @@ class _Found:
 
     `is_limited`: where all of these go, for room in the rule's own limits; `is_cut`: where all of
     these go, nothing keeps back those behind them. Where not all go, the plan says what the others
-    wait for. `most`: how many may go, where no limit says so: one that probes the rule.
+    wait for.
     """
 
     calls: list[Candidate]
     wait: Wait = field(default=Wait())
     is_limited: bool = False
     is_cut: bool = False
-    most: int | None = None
 
 
 def choose(
@@ -208,32 +209,29 @@ def choose(
     held: Held,
     served: Mapping[str, int],
     batch: int,
-    asking: Asking = NOBODY,
+    sake: tuple[str, int] | None = None,
     room: Room = ROOMY,
 ) -> Choice:
     """Choose at most about `batch` releases of each rule; `served`: when each rule was served last;
-    `asking`: the permits that wait; `room`: of whoever makes the calls.
+    `room`: of whoever makes the calls. `sake`: a rule and a priority, where all is for the sake of
+    a call of these that has its maker: then nothing is looked at that cannot go before it, and only
+    what has its maker goes.
 
     The same number of statements whatever waits.
     """
     keys = KeysInTurn(account, held, batch)
-    finder = _Finder(account, held, keys, batch, asking, room)
+    finder = _Finder(account, held, keys, batch, sake, room)
     found = {
         rule: finder.find(rule)
         for rule in account.rules
-        if rule in account.book.settings.rules
-        and not held.blocking(rule)
-        and asking.concerns(rule, account.book)
+        if rule in account.book.settings.rules and not held.blocking(rule) and finder.concerns(rule)
     }
     candidates, unfit = _fit({rule: one.calls for rule, one in found.items()}, account.book)
     held_or_full, is_short = with_full_queues(account, candidates, held)
-    in_turn, misfits, left_out = _with_permits(account, candidates, found, asking, batch)
-    made = planning.plan(account, in_turn, held_or_full, served, room)
-    if asking.alone:
-        made = made.of_permits(account)
-        return Choice(made.releases, unfit, Wait(), misfits, made.blocked)
-    wait = made.wait | left_out | keys.settle(_of_calls(made)) | _wait_for_holds(account, held)
-    gone = Counter(one.candidate.rule for one in made.releases if one.candidate.asked is None)
+    made = planning.plan(account, candidates, held_or_full, served, room)
+    gone = Counter(one.candidate.rule for one in made.releases)
+    made = made if sake is None else made.of_makers()
+    wait = made.wait | keys.settle(made) | _wait_for_holds(account, held)
     for rule, one in found.items():
         wait |= one.wait
         if gone[rule] < len(candidates[rule]):
@@ -246,44 +244,7 @@ def choose(
         wait |= Wait(is_unfinished=one.is_cut)
     if is_short:
         wait = replace(wait, is_unfinished=False) | Wait(until=account.now + AGAIN)
-    return Choice(made.releases, unfit, wait, misfits, made.blocked, made.binding)
-
-
-def _of_calls(made: Plan) -> Plan:
-    """The plan as the turns of keys go by it: permits take none."""
-    calls = [one for one in made.releases if one.candidate.asked is None]
-    return Plan(calls, made.wait, made.kept_back)
-
-
-def _with_permits(
-    account: Account,
-    calls: Mapping[str, Sequence[Candidate]],
-    found: Mapping[str, _Found],
-    asking: Asking,
-    batch: int,
-) -> tuple[dict[str, Sequence[Candidate]], dict[str, str], Wait]:
-    """The candidates with the permits in their turns; why some permits never fit; and what those
-    wait for that are left out.
-    """
-    in_turn: dict[str, Sequence[Candidate]] = dict(calls)
-    misfits: dict[str, str] = {}
-    is_unfinished = False
-    account.read_keys([one.key for one in asking.permits])
-    for rule, permits in asking.by_rule.items():
-        if rule not in found:
-            continue
-        fit = []
-        for one in permits:
-            why = _unfitness(one, rule, account.book)
-            if why is None:
-                fit.append(one)
-            elif one.asked is not None:
-                misfits[one.asked.owner] = why
-        is_full = len(found[rule].calls) >= batch
-        listed, is_short = turns.merged(calls[rule], fit, is_full=is_full)
-        in_turn[rule] = listed[: found[rule].most]
-        is_unfinished |= is_short
-    return in_turn, misfits, Wait(is_unfinished=is_unfinished)
+    return Choice(made.releases, unfit, wait, made.binding)
 
 
 @dataclass(frozen=True)
@@ -294,8 +255,17 @@ class _Finder:
     held: Held
     keys: KeysInTurn
     batch: int
-    asking: Asking
+    sake: tuple[str, int] | None
     room: Room = ROOMY
+
+    def concerns(self, rule: str) -> bool:
+        """Whether the rule's calls may go before what the pass is for."""
+        rules = self.account.book.rules
+        return self.sake is None or rules[rule].priority >= rules[self.sake[0]].priority
+
+    def _least(self, rule: str) -> int:
+        """The lowest priority of the rule's calls that are looked at."""
+        return self.sake[1] if self.sake is not None and self.sake[0] == rule else -TOP
 
     def find(self, rule: str) -> _Found:
         """The rule's candidates: one that probes it where its circuit breaker wants that."""
@@ -321,7 +291,7 @@ class _Finder:
         budgets = self.account.book.budgets[rule]
         if all(one.limit.unit == "calls" for one in budgets if one.limit.is_per_rule):
             return count
-        args = self.account.using, rule, 1, self.asking.least(rule)
+        args = self.account.using, rule, self.keys.wall, 1, self._least(rule)
         first = ready_calls.first(*args, locks=False)
         if not first or _unfitness(first[0], rule, self.account.book):
             return count
@@ -339,19 +309,17 @@ class _Finder:
         """At most one call; whatever comes next waits for its answer."""
         if not count:
             is_out = self.account.open_by_rule[rule] > 0
-            return _Found([], Wait(on_answer=is_out), is_limited=not is_out, most=0)
+            return _Found([], Wait(on_answer=is_out), is_limited=not is_out)
         calls, wait = self._first(rule, 1)
-        return _Found(calls[:1], wait | Wait(on_answer=bool(calls)), most=1)
+        return _Found(calls[:1], wait | Wait(on_answer=bool(calls)))
 
     def _first(self, rule: str, count: int) -> tuple[list[Candidate], Wait]:
         """The rule's first calls, by turns where keys have limits or holds of their own."""
+        least = self._least(rule)
         if rule in self.keys.in_turn:
-            return self.keys.candidates(rule, count)
-        using, asking = self.account.using, self.asking
-        if asking.alone and rule not in asking.rules_with_calls:
-            return [], Wait()
-        args, only = (using, rule, count, asking.least(rule)), self.room.only_http
-        found = ready_calls.first(*args, locks=not asking.alone, is_http=only)
+            return self.keys.candidates(rule, count, least)
+        using, wall, only = self.account.using, self.keys.wall, self.room.only_http
+        found = ready_calls.first(using, rule, wall, count, least, is_http=only)
         return found, Wait(on_room=only is not None)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from callqueue.database import to_us
 from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.room import ROOMY, Room
 from callqueue.handlers import HTTP_METHODS
@@ -35,62 +36,44 @@ class Release:
     send_at: int | None
 
 
-@dataclass(frozen=True)
-class Blocked:
-    """What a permit waits for: a budget, until an instant (None: until an attempt is answered)."""
-
-    budget: Budget
-    instant: int | None
-
-
 @dataclass
 class Plan:
     """What a pass decided: who goes, what those wait for who do not, and who is kept back by which
     budget per key.
 
-    `binding`: by rule, the budget that keeps its next call back, by id; `blocked`: by owner, the
-    permits that nothing keeps back but room.
+    `binding`: by rule, the budget that keeps its next call back, by id.
     """
 
     releases: list[Release] = field(default_factory=list)
     wait: Wait = field(default=Wait())
     kept_back: list[tuple[Candidate, Budget]] = field(default_factory=list)
     binding: dict[str, str] = field(default_factory=dict)
-    blocked: dict[str, Blocked] = field(default_factory=dict)
 
-    def of_permits(self, account: Account) -> Plan:
-        """The plan without its calls, which give back the room that they took."""
-        calls = [made for made in self.releases if made.candidate.asked is None]
-        permits = [made for made in self.releases if made.candidate.asked is not None]
-        for made in calls:
-            for budget in account.book.budgets[made.candidate.rule]:
-                if (tallies := account.tallies.get(budget.id)) is not None:
-                    value = budget.value_of(made.candidate.key, made.queue)
-                    tallies.of(value).used -= budget.charge_of(made.candidate.cost)
-        return Plan(permits, blocked=self.blocked)
+    def of_makers(self) -> Plan:
+        """What of it is done by who can publish nothing: the others took their room in the plan,
+        and are left to a dispenser, as what waits behind them is.
+        """
+        own = [made for made in self.releases if made.candidate.has_maker]
+        kept_back = self.kept_back if len(own) == len(self.releases) else []
+        return Plan(own, self.wait, kept_back, self.binding)
 
     def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
         """Note that a candidate waits for room until `instant`; for an answer where it is None."""
         self.binding.setdefault(candidate.rule, budget.id)
-        if candidate.asked is not None:
-            self.blocked[candidate.asked.owner] = Blocked(budget, instant)
-        elif budget.limit.is_keyed:
+        if budget.limit.is_keyed:
             self.kept_back.append((candidate, budget))
         self.wait |= Wait.for_room(instant)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why;
-    `misfits`: such permits, by owner. `blocked`: by owner, the permits that only wait for room.
+    """What a pass lets go. `unfit`: the calls that no instant will ever admit, by id, and why.
     `binding`: by rule, the budget that keeps its next call back, by id.
     """
 
     releases: Sequence[Release]
     unfit: Mapping[int, str]
     wait: Wait
-    misfits: Mapping[str, str] = field(default_factory=dict)
-    blocked: Mapping[str, Blocked] = field(default_factory=dict)
     binding: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -248,15 +231,17 @@ class _Planner:
         return False
 
     def _has_room(self, candidate: Candidate) -> bool:
-        """Whether whoever makes these calls can make one more of its kind. A permit takes none."""
+        """Whether whoever makes these calls can make one more of its kind. One that has its maker
+        takes none.
+        """
         is_http = candidate.method in HTTP_METHODS
         has_room = self.room.has(self._count[is_http], is_http=is_http)
-        return candidate.asked is not None or has_room
+        return candidate.has_maker or has_room
 
     def _release(self, candidate: Candidate, way: _Way, instant: int) -> None:
         send_at = instant if instant > self.account.now else None
         self.made.releases.append(Release(candidate, way.queue, send_at))
-        if candidate.asked is None:
+        if not candidate.has_maker:
             self.account.open_by_queue[way.queue] += 1
             self._count[candidate.method in HTTP_METHODS] += 1
         for meter, cost in way.charges:
@@ -264,8 +249,8 @@ class _Planner:
 
     def _latest(self, candidate: Candidate) -> int:
         """Until when it may be sent, if it is released in this pass."""
-        until = None if candidate.asked is None else candidate.asked.until
-        return self.account.until if until is None else min(self.account.until, until)
+        until, expires_at = self.account.until, candidate.expires_at
+        return until if expires_at is None else min(until, to_us(expires_at) - self.account.moved)
 
     def _keep_back(self, candidate: Candidate, way: _Way) -> bool:
         """The candidate waits; whether those of other keys may go before it."""
@@ -280,9 +265,9 @@ class _Planner:
         an answer, the first; None where all are held.
 
         A call that went before goes by the next of the queues that are free at the same instant:
-        perhaps nobody listens on its last. A permit waits for no queue's workers.
+        perhaps nobody listens on its last. One that has its maker waits for no workers.
         """
-        held = self.held if candidate.asked is None else self.held.without_full_queues
+        held = self.held.without_full_queues if candidate.has_maker else self.held
         names = self.account.book.rules[candidate.rule].queue_names
         free = [queue for queue in names if not held.blocking(candidate.rule, None, queue)]
         if len(free) == 1:

@@ -1,42 +1,40 @@
 """One pass of releases over a group of rules: lock, count, choose, charge, conclude. The only place
-that releases calls and grants permits.
+that releases calls.
 
 In: the names of the group's rules. Out: the attempts to publish, and when to look again. Calls
-become DISPATCHED, an open attempt of each and of each granted permit stands in the ledger, and the
-rules' rows remember what the next pass wants to know. A pass makes the same number of statements
-whatever it releases; it never publishes, and never makes a call.
+become DISPATCHED, an open attempt of each stands in the ledger, and the rules' rows remember what
+the next pass wants to know. A pass makes the same number of statements whatever it releases; it
+never publishes, and never makes a call. One that a process makes for the sake of a call that it
+makes itself (`OwnCall`) charges that one, born begun, and others that have their makers; what a
+worker is to be sent is left to a dispenser, and keeps its room.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import Q
-
 from callqueue import callbacks, clocks, conf, database, states, tables, transitions
 from callqueue.clocks import Reading
 from callqueue.database import from_us
-from callqueue.dispatch import next_look, turns
+from callqueue.dispatch import next_look
 from callqueue.dispatch.choosing import choose
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.planning import Choice, Release
 from callqueue.dispatch.room import ROOMY, Room
-from callqueue.dispatch.turns import Answer, Asking
 from callqueue.ledger import account as ledger
-from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, rule_rows, settings
+from callqueue.ledger import clock_jumps, holds, ledger_time, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, name_of
-from callqueue.ledger.ready_calls import Candidate
 from callqueue.limits.budgets import Book, cost_of
 
-# seconds after its slot in which a permit that is granted is to be taken up; its waiter looks more
-# often than that, unless it has died
+# seconds after its slot in which a call that has its maker is to be begun: it looks more often than
+# that, unless it has died
 CLAIMED = 5.0
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
@@ -78,14 +76,31 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Charged:
-    """What a pass has charged: attempts of calls, to be published, and of permits, by owner. Those
-    that it has begun, each with its call.
+class OwnCall:
+    """A call that the process which makes the pass makes itself: of this rule and priority, as
+    `worker`, with a lease of so many seconds, up to `lead` seconds ahead of its slot.
+
+    `stand`: has the call's row wait as of an instant of the database's clock; its primary key, None
+    where it waits no more.
     """
 
-    released: list[Released]
-    granted: Mapping[str, int]
-    begun: list[dict[str, Any]] = field(default_factory=list)
+    rule: str
+    priority: int
+    worker: str
+    lease: float
+    lead: float
+    stand: Callable[[datetime], int | None]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An own call, charged and begun: by which queue, and when its slot opens (None: now)."""
+
+    attempt_id: int
+    number: int
+    queue: str
+    send_at: datetime | None
+    reading: Reading
 
 
 class Outdated(Exception):
@@ -97,43 +112,47 @@ class LockedRule:
     """A rule's row, locked: how many passes released, when it was served last, and what passes
     remember.
 
-    `is_corrected`: whether some of the rule's attempts cost something else than the tallies know;
-    `has_permits`: whether permits wait for their turn; `has_calls`: whether calls are ready.
+    `is_corrected`: whether some of the rule's attempts cost something else than the tallies know.
     """
 
     passes: int
     served: int
     memo: dict[str, Any]
     is_corrected: bool
-    has_permits: bool = False
-    has_calls: bool = True
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The call for whose sake a pass is made."""
+
+    id: int
+    maker: OwnCall
 
 
 def charge(
-    account: Account, releases: Sequence[Release], wall: datetime, begins: Begins | None = None
-) -> Charged:
+    account: Account,
+    releases: Sequence[Release],
+    wall: datetime,
+    begins: Begins | None = None,
+    own: _Own | None = None,
+) -> tuple[list[int], list[dict[str, Any]]]:
     """Write the releases: the calls are DISPATCHED at this instant of wall time, and an open
-    attempt of each stands in the ledger, and of each permit; those of calls are begun where
-    somebody `begins` them. A statement for each queue, and one or two for the attempts.
+    attempt of each stands in the ledger, begun where somebody `begins` them; the attempts' ids, in
+    the same order, and those that are so begun, each with its call. A statement for each queue, and
+    one or two for the attempts.
     """
-    calls = [made for made in releases if made.candidate.asked is None]
-    permits = [made for made in releases if made.candidate.asked is not None]
+    if not releases:
+        return [], []
     by_queue: dict[str, list[int]] = {}
-    for made in calls:
-        by_queue.setdefault(made.queue, []).append(made.candidate.id)
+    for made in releases:
+        call = made.candidate
+        by_queue.setdefault(made.queue, []).append(call.id)
+        account.charge(call.rule, call.key, made.queue, call.cost)
     reads = None if begins is None else _columns(account.using, begins.reads)
-    found = transitions.release(account.using, by_queue, wall, reads)
-    worker = "" if begins is None else begins.worker
-    attempts = _attempts(account, calls + permits, worker)
-    ids = _insert_attempts(account.using, attempts) if releases else []
-    granted = {
-        made.candidate.asked.owner: attempt_id
-        for attempt_id, made in zip(ids[len(calls) :], permits, strict=True)
-        if made.candidate.asked is not None
-    }
-    _grant(account.using, permits, granted)
-    begun = _begun(found, ids, attempts) if begins is not None else []
-    return Charged(_released(account, ids[: len(calls)], calls), granted, begun)
+    found = transitions.release(account.using, by_queue, wall, reads, lazily=own is None)
+    attempts = _attempts(account, releases, "" if begins is None else begins.worker, own)
+    ids = _insert_attempts(account.using, attempts)
+    return ids, _begun(found, ids, attempts) if begins is not None else []
 
 
 @lru_cache
@@ -144,17 +163,20 @@ def _columns(using: str, names: tuple[str, ...]) -> database.Columns:
 def _begun(
     found: Sequence[Mapping[str, Any]], ids: Sequence[int], attempts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """These attempts as they stand now, each with what was found of its call."""
+    """Those of these attempts that are begun as they stand now, each with what was found of its
+    call.
+    """
     calls, none = {row["c.id"]: row for row in found}, {"finished_at": None}
     return [
         {f"a.{name}": value for name, value in {**one, **none, "id": pk}.items()}
         | {"a.call": one["call_id"], **calls[one["call_id"]]}
         for pk, one in zip(ids, attempts, strict=True)
-        if one["call_id"] is not None
+        if one["started_at"] is not None
     ]
 
 
-def _released(account: Account, ids: Sequence[int], calls: Sequence[Release]) -> list[Released]:
+def _released(account: Account, ids: Sequence[int], releases: Sequence[Release]) -> list[Released]:
+    """Those that are to be published."""
     lead = account.until - account.now
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     return [
@@ -165,29 +187,28 @@ def _released(account: Account, ids: Sequence[int], calls: Sequence[Release]) ->
             made.candidate.rule,
             waits=made.send_at is not None or made.candidate.rule in behind,
         )
-        for attempt_id, made in zip(ids, calls, strict=True)
+        for attempt_id, made in zip(ids, releases, strict=True)
+        if not made.candidate.has_maker
     ]
 
 
-def _grant(using: str, permits: Sequence[Release], granted: Mapping[str, int]) -> None:
-    """Tell those who wait for these permits. Who makes this pass for itself waits no more."""
-    requests = tables.permit_requests(using)
-    for made in permits:
-        asked = made.candidate.asked
-        if asked is not None and made.candidate.id:
-            own = requests.filter(pk=made.candidate.id)
-            own.delete() if asked.lease is not None else own.update(attempt_id=granted[asked.owner])
-
-
-def _attempts(account: Account, releases: Sequence[Release], worker: str) -> list[dict[str, Any]]:
+def _attempts(
+    account: Account, releases: Sequence[Release], worker: str, own: _Own | None
+) -> list[dict[str, Any]]:
     """An open attempt for each release, begun by this worker unless it has no name."""
     config, at = conf.current(), from_us(account.now)
 
-    def lease(rule: str) -> timedelta:
-        seconds = config.lease(config.rules.get(rule)) if worker else config.release_lease
-        return timedelta(seconds=seconds)
+    def attempt(made: Release) -> dict[str, Any]:
+        call, begins, lease = made.candidate, worker, config.release_lease
+        if own is not None and own.id == call.id:
+            begins, lease = own.maker.worker, own.maker.lease
+        elif call.has_maker:
+            begins, lease = "", CLAIMED
+        elif worker:
+            lease = config.lease(config.rules.get(call.rule))
+        return _attempt(made, at, timedelta(seconds=lease), begins)
 
-    return [_attempt(made, at, lease(made.candidate.rule), worker) for made in releases]
+    return [attempt(made) for made in releases]
 
 
 def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -195,24 +216,17 @@ def _insert_attempts(using: str, attempts: Sequence[Mapping[str, Any]]) -> list[
     ids = database.insert_each(tables.CallAttempt, using, attempts)
     if ids[0] is not None:
         return [pk or 0 for pk in ids]
-    whose = [(one["call_id"], one["worker"]) for one in attempts]
-    calls, owners = [pk for pk, _ in whose if pk], [owner for _, owner in whose if owner]
-    is_one = Q(call_id__in=calls) | Q(call_id__isnull=True, worker__in=owners)
-    inserted = tables.attempts(using).open().filter(is_one)
-    found = list(inserted.values_list("call_id", "worker", "pk"))
-    id_of = {(call, "" if call else owner): pk for call, owner, pk in found}
-    return [id_of[one] for one in whose]
+    calls = [one["call_id"] for one in attempts]
+    inserted = tables.attempts(using).open().filter(call_id__in=calls)
+    id_of = dict(inserted.values_list("call_id", "pk"))
+    return [id_of[call] for call in calls]
 
 
 def _attempt(made: Release, now: datetime, lease: timedelta, worker: str) -> dict[str, Any]:
-    call, asked = made.candidate, made.candidate.asked
-    is_begun = bool(worker) if asked is None else asked.lease is not None
-    if asked is not None:
-        lease = timedelta(seconds=CLAIMED if asked.lease is None else asked.lease)
+    call = made.candidate
     send_at = None if made.send_at is None else from_us(made.send_at)
     return {
-        "call_id": call.id if asked is None else None,
-        "label": "" if asked is None else asked.label,
+        "call_id": call.id,
         "number": call.last_attempt + 1,
         "rule": call.rule,
         "key": call.key,
@@ -222,11 +236,11 @@ def _attempt(made: Release, now: datetime, lease: timedelta, worker: str) -> dic
         "released_at": now,
         "send_at": send_at,
         "lease_until": (send_at or now) + lease,
-        "started_at": now if is_begun else None,
+        "started_at": now if worker else None,
         "outcome": states.OPEN,
         "response_body": "",
         "error_message": "",
-        "worker": worker if asked is None else asked.owner,
+        "worker": worker,
     }
 
 
@@ -293,13 +307,15 @@ class Pass:
     """What a pass released, and when to look again.
 
     `opens_in`: seconds until a limit or a hold may let the next call go; None where that is not
-    known. `begun`: what it has begun, which nobody else makes.
+    known. `begun`: what it has begun, which nobody else makes; `taken`: the call for whose sake it
+    was made, where that is begun.
     """
 
     released: list[Released] = field(default_factory=list)
     next_look: NextLook = field(default=NextLook())
     opens_in: float | None = None
     begun: Begun | None = None
+    taken: Taken | None = None
 
 
 def release(
@@ -311,14 +327,15 @@ def release(
     last: Streak = NO_STREAK,
     room: Room = ROOMY,
     begins: Begins | None = None,
+    maker: OwnCall | None = None,
 ) -> Pass:
     """One pass over a group of rules: lock, count, choose, charge, conclude. Publishes nothing.
 
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
     `last`: how many passes before this one had no success; `room`: of whoever makes the calls;
-    `begins`: who does, where that is this process. Makes the same number of statements whatever it
-    releases. Where another dispenser holds the group, or the book is not what is in force, nothing
-    is released.
+    `begins`: who does, where that is this process; `maker`: for the sake of whose own call it is
+    made, if it is. Makes the same number of statements whatever it releases. Where another
+    dispenser holds the group, or the book is not what is in force, nothing is released.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _watch(using), int(min(batch, room.most))
@@ -327,45 +344,19 @@ def release(
             locked = _lock(using, book, group, watch)
             if locked is None:
                 return Pass(next_look=next_look.when_locked(last))
-            made = _make(locked, _asking(locked) or turns.NOBODY, LEAD, batch, room, begins)
-            transitions.fail(using, made.choice.unfit)
+            own = None
+            if maker is not None:
+                if (pk := maker.stand(locked.wall)) is None:
+                    return Pass()
+                own = _Own(pk, maker)
+            made = _make(locked, batch, room, begins, own)
+            if made.choice.unfit:
+                transitions.fail(using, made.choice.unfit)
     except Outdated:
         return Pass(next_look=next_look.when_outdated(last))
     if made.choice.unfit:
         callbacks.tell(using, list(made.choice.unfit), states.FAILED)
     return _conclude(made, batch, last)
-
-
-def permit(using: str, book: Book, own: Candidate, lead: float, within: float | None) -> Answer:
-    """One pass over a group of rules for the sake of a permit of this process's: it goes before the
-    calls and the permits that have their turn after it, and other permits that fit are granted too.
-    No call is released.
-
-    `lead`: seconds ahead of its slot that it may be granted; `within`: it wants to begin within so
-    many seconds (None: any).
-    """
-    watch = _watch(using)
-    try:
-        with database.writing(using):
-            locked = _lock(using, book, book.groups[own.rule], watch, looks_for_calls=True)
-            if locked is None:
-                return Answer()
-            own = _as_asked(own, locked, within)
-            asking = _asking(locked, own)
-            if asking is None:
-                return Answer(is_gone=True)
-            made = _make(locked, asking, lead, BATCH)
-            granted, reading = made.charged.granted, locked.reading
-            answer = turns.answer(own, made.held, book, made.choice, granted, reading)
-            return turns.with_place(answer, own, made.account, _left(asking, made.choice))
-    except Outdated:
-        return Answer(is_outdated=True)
-
-
-def _left(asking: Asking, choice: Choice) -> Asking:
-    """The permits that wait on after this pass."""
-    gone = {made.candidate.asked for made in choice.releases}
-    return replace(asking, permits=[one for one in asking.permits if one.asked not in gone])
 
 
 def ensure_states(using: str, rules: Sequence[str]) -> None:
@@ -398,8 +389,10 @@ class _Made:
     account: Account
     held: Held
     choice: Choice
-    charged: Charged
+    ids: Sequence[int]
+    begun: Sequence[Mapping[str, Any]]
     reading: Reading
+    taken: Taken | None
 
 
 def _watch(using: str) -> clock_jumps.Watch:
@@ -415,8 +408,6 @@ def _lock(
     book: Book,
     group: Sequence[str],
     watch: clock_jumps.Watch,
-    *,
-    looks_for_calls: bool = False,
 ) -> _Locked | None:
     """Lock the rules' rows, and read them and the clock; None where somebody else has locked one,
     or the clock has jumped, or may have, or nobody here knows one of their limits. Outdated where
@@ -425,16 +416,13 @@ def _lock(
     if not book.unreadable.isdisjoint(group):
         return None
     before = clocks.monotonic()
-    sql = _lock_sql(using, group, looks_for_calls=looks_for_calls)
-    found = database.rows(using, sql, group)
+    found = database.rows(using, _lock_sql(using, group), group)
     if len(found) < len(group):
         return None
     reading = ledger_time.brought(using, before, *found[0][:2])
     rows = {
-        rule: LockedRule(
-            passes, served, database.loaded(memo), *map(bool, (corrected, permits, calls))
-        )
-        for _, _, _, rule, passes, served, memo, corrected, permits, calls, *_ in found
+        rule: LockedRule(passes, served, database.loaded(memo), bool(corrected))
+        for _, _, _, rule, passes, served, memo, corrected, *_ in found
     }
     now = watch.credited(reading)
     if now is None:
@@ -450,78 +438,52 @@ def _lock(
     return _Locked(using, book, group, rows, now, reading)
 
 
-def _lock_sql(using: str, group: Sequence[str], *, looks_for_calls: bool) -> str:
-    """Lock and read the rules' rows that nobody else has locked, and the clock just before. Whether
-    calls are ready is known to who makes a pass to release them.
-    """
-    rules, attempts, calls, requests = (
-        tables.name(using, model)
-        for model in ("RuleState", "CallAttempt", "CallQueue", "PermitRequest")
-    )
+def _lock_sql(using: str, group: Sequence[str]) -> str:
+    """Lock and read the rules' rows that nobody else has locked, and the clock just before."""
+    rules, attempts = (tables.name(using, model) for model in ("RuleState", "CallAttempt"))
     is_corrected = (
         f"EXISTS (SELECT 1 FROM {attempts} a WHERE a.correction_pending AND a.rule = {rules}.rule)"
     )
-    has_permits = (
-        f"EXISTS (SELECT 1 FROM {requests} p WHERE p.attempt_id IS NULL AND p.rule = {rules}.rule)"
-    )
-    of_rule = ready_calls.of_rule_sql(f"{rules}.rule")
-    has_calls = f"EXISTS (SELECT 1 FROM {calls} c WHERE {of_rule})" if looks_for_calls else "1"
     return (
         f"SELECT {database.clock_sql(using)}, {ledger_time.moved_sql(using)}, "
         f"{settings.version_sql(using)}, "
-        f"rule, passes, served, memo, {is_corrected}, {has_permits}, {has_calls}"
+        f"rule, passes, served, memo, {is_corrected}"
         f"{database.within_idle_seconds(using, rule_rows.SILENT)} "
         f"FROM {rules} WHERE rule IN ({database.places(group)}) "
         f"ORDER BY rule{database.skip_locked(using)}"
     )
 
 
-def _as_asked(own: Candidate, locked: _Locked, within: float | None) -> Candidate:
-    """The permit as of now."""
-    until = None if within is None else locked.now + round(within * 1_000_000)
-    asked = None if own.asked is None else replace(own.asked, until=until)
-    return replace(own, due_at=own.due_at or locked.wall, asked=asked)
-
-
-def _asking(locked: _Locked, own: Candidate | None = None) -> Asking | None:
-    """The permits of a pass: those that wait and, where it is made for one, that one instead of its
-    own request; None where that is not there any more.
-    """
-    waits = any(row.has_permits for row in locked.rows.values()) or (own is not None and own.id)
-    found = turns.waiting(locked.using, locked.group, locked.now) if waits else []
-    if own is None:
-        return Asking(found)
-    others = [one for one in found if one.id != own.id]
-    if own.id and len(others) == len(found) < turns.MOST:
-        return None
-    calls = frozenset(rule for rule, row in locked.rows.items() if row.has_calls)
-    return Asking([*others, own], alone=True, rules_with_calls=calls)
-
-
 def _make(
-    locked: _Locked,
-    asking: Asking,
-    lead: float,
-    batch: int,
-    room: Room = ROOMY,
-    begins: Begins | None = None,
+    locked: _Locked, batch: int, room: Room, begins: Begins | None, own: _Own | None
 ) -> _Made:
-    """Count, choose, charge and remember; up to `lead` seconds ahead."""
-    account = _count(locked, lead)
+    """Count, choose, charge and remember."""
+    account = _count(locked, LEAD if own is None else own.maker.lead)
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
     served = {rule: row.served for rule, row in locked.rows.items()}
-    choice = choose(account, held, served, batch, asking, room)
-    charged = charge(account, choice.releases, locked.wall, begins)
-    if not asking.alone:
+    sake = None if own is None else (own.maker.rule, own.maker.priority)
+    choice = choose(account, held, served, batch, sake, room)
+    ids, begun = charge(account, choice.releases, locked.wall, begins, own)
+    if own is None:
         account.memo.binding = dict(choice.binding)
     remember(account, locked.rows, choice.releases)
-    return _Made(account, held, choice, charged, locked.reading)
+    taken = None if own is None else _taken(locked.reading, choice, ids, own)
+    return _Made(account, held, choice, ids, begun, locked.reading, taken)
+
+
+def _taken(reading: Reading, choice: Choice, ids: Sequence[int], own: _Own) -> Taken | None:
+    for attempt_id, made in zip(ids, choice.releases, strict=True):
+        if own.id == made.candidate.id:
+            send_at = None if made.send_at is None else from_us(made.send_at)
+            number = made.candidate.last_attempt + 1
+            return Taken(attempt_id, number, made.queue, send_at, reading)
+    return None
 
 
 def _count(locked: _Locked, lead: float) -> Account:
     """What the limits are charged with now, and may be charged with up to `lead` seconds ahead."""
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
-    return ledger.read(
+    account = ledger.read(
         locked.using,
         locked.book,
         locked.group,
@@ -530,13 +492,15 @@ def _count(locked: _Locked, lead: float) -> Account:
         until=locked.now + round(lead * 1_000_000),
         has_corrections=any(row.is_corrected for row in locked.rows.values()),
     )
+    account.moved = locked.reading.moved
+    return account
 
 
 def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
     """When the group is looked at again: half of LEAD before the first blocked call may go, and
     where an operator alone knows when, every REVIEW.
     """
-    account, released = made.account, made.charged.released
+    account, released = made.account, _released(made.account, made.ids, made.choice.releases)
     wait, opens_in = made.choice.wait, None
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)
@@ -551,5 +515,5 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
         untold_attempts=account.untold_count + len(released),
         poll=conf.current().poll,
     )
-    begun = Begun(made.charged.begun, made.reading) if made.charged.begun else None
-    return Pass(released, look, opens_in, begun)
+    begun = Begun(made.begun, made.reading) if made.begun else None
+    return Pass(released, look, opens_in, begun, made.taken)

@@ -69,24 +69,27 @@ def name_worker() -> str:
     return f"{texts.storable(socket.gethostname())[:60]}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
-def begin(using: str, attempt_ids: Sequence[int], worker: str = "") -> list[Job]:
+def begin(
+    using: str, attempt_ids: Sequence[int], worker: str = "", lease: float | None = None
+) -> list[Job]:
     """Take these attempts, those that are still to be begun or that this worker has, since the
-    answer to a first try may have been lost; in the order in which to send them.
+    answer to a first try may have been lost; in the order in which to send them. `lease`: seconds
+    for which they are taken; None: as their rules say.
 
     A database that is away is waited for, for as long as a release is good for.
     """
     name, seconds = worker or name_worker(), conf.current().release_lease
     return database.persist(
-        using, lambda: _begin(using, attempt_ids, name), seconds=seconds, during="begin"
+        using, lambda: _begin(using, attempt_ids, name, lease), seconds=seconds, during="begin"
     )
 
 
-def _begin(using: str, attempt_ids: Sequence[int], worker: str) -> list[Job]:
+def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | None) -> list[Job]:
     before = clocks.monotonic()
     found = _read(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
     rows = [row for row in found if _can_begin(row, worker)]
-    jobs = [_job(row, worker, clock, steady_from) for row in rows]
+    jobs = [_job(row, worker, clock, steady_from, lease) for row in rows]
     taken = set[int]()
     if jobs:
         taken = transitions.begin(using, [_begun(job) for job in jobs], worker, clock.moved)
@@ -194,7 +197,13 @@ def slot(
     return min(send_at, latest) if steady_from <= released_at else latest
 
 
-def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datetime) -> Job:
+def _job(
+    row: Mapping[str, Any],
+    worker: str,
+    clock: Reading,
+    steady_from: datetime,
+    lease: float | None = None,
+) -> Job:
     """The attempt and its call, and the clock: nothing else is known of a job when it is begun."""
     config, data = conf.current(), row["c.call_data"]
     is_readable = (
@@ -213,7 +222,8 @@ def _job(row: Mapping[str, Any], worker: str, clock: Reading, steady_from: datet
         job.method = str(data.get("method", "")).lower()
     opens = job.slot_opens()
     ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
-    job.lease_ends = clock.before + ahead + config.lease(job.rule)
+    seconds = config.lease(job.rule) if lease is None else lease
+    job.lease_ends = clock.before + ahead + seconds
     job.unfit = _reason_against(job, is_readable, row["c.expires_at_dt"])
     job.send_at = slot(job.send_at, row["a.released_at"], clock, steady_from)
     return job
@@ -247,7 +257,7 @@ def _reason_against(job: Job, readable: bool, expires_at: datetime | None) -> st
             "its call_data cannot be read; "
             "is the key that encrypted it missing from ENCRYPTION_KEYS?"
         )
-    if job.method not in HTTP_METHODS and job.method not in methods():
+    if job.method not in {*HTTP_METHODS, *methods(), states.PERMIT}:
         return f"there is no handler for the method {job.method!r} any more"
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)

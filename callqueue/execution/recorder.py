@@ -61,15 +61,18 @@ def record(using: str, ended: Sequence[Result]) -> None:
     breaker.observe(using, ended)
 
 
-def write(using: str, results: Sequence[Result]) -> int:
-    """Write these results; the count of those that were still this worker's to write."""
+def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int:
+    """Write these results; the count of those that were still this worker's to write. `lazily`: the
+    commit need not wait for the disk.
+    """
 
     def work(locked: Locked) -> Sequence[Result]:
         rows = [_columns_of_attempt(result, locked.reading) for result in results]
         rows = _with_corrections(results, rows, locked.now - LATE)
         return transitions.record(using, results, rows, locked)
 
-    kept = transaction(using, work, calls=[result.job.pk for result in results]) if results else []
+    calls = [result.job.pk for result in results]
+    kept = transaction(using, work, calls=calls, lazily=lazily) if results else []
     if len(kept) < len(results):
         count, why = len(results) - len(kept), "the lease had ended before the record"
         events.emit("attempt_refused", attempts=count, reason=why)

@@ -249,6 +249,7 @@ class Account:
     until: int
     memo: Memo = field(default_factory=Memo)
     is_whole: bool = False
+    moved: int = 0  # by how much ledger time is behind the wall
 
     def __post_init__(self) -> None:
         self.open_count = self.untold_count = 0
@@ -283,6 +284,14 @@ class Account:
                 self.read_values(
                     budget, list(dict.fromkeys(budget.value_of(key, "") for key in wanted))
                 )
+
+    def charge(self, rule: str, key: str, queue: str, cost: Any) -> None:
+        """Charge the tallies with what a plan has taken, and the pass writes."""
+        for budget in self.book.budgets[rule]:
+            if (tallies := self.tallies.get(budget.id)) is not None:
+                value, of_unit = budget.value_of(key, queue), budget.charge_of(cost)
+                tallies.of(value).planned = 0
+                tallies.change(value, of_unit)
 
     def usage(self, budget: Budget, value: str = "") -> Usage:
         """What a budget that is not tallied is charged with, for one value of its `per`."""

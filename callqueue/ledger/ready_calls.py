@@ -36,25 +36,9 @@ READY = f"ready AND {WAITING} AND rule = %s"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a permit wants besides what a call does. `owner`: who waits for it; `until`: the last
-    instant (microseconds) at which it is to begin, None: any.
-
-    `lease`: where this process itself waits for it, and begins it as soon as it is charged, for how
-    many seconds.
-    """
-
-    owner: str
-    label: str = ""
-    until: int | None = None
-    lease: float | None = None
-
-
-@dataclass(frozen=True)
 class Candidate:
-    """A call that might be released, or a permit: what was `asked`, and `id` is of its request.
-
-    `queue`: by which it went before, if it did.
+    """A call that might be released. `queue`: by which it went before, if it did; `expires_at`: it
+    is not to begin after that.
     """
 
     id: int
@@ -66,12 +50,12 @@ class Candidate:
     last_attempt: int
     queue: str = ""
     due_at: datetime | None = None
-    asked: Asked | None = None
+    expires_at: datetime | None = None
 
     @property
-    def order(self) -> tuple[int, datetime]:
-        """By this, lowest first, calls of a rule and permits go."""
-        return -self.priority, self.due_at or database.EPOCH
+    def has_maker(self) -> bool:
+        """Whether a process waits to make it itself: then it is charged, and nobody is sent it."""
+        return self.method == states.PERMIT
 
 
 def promote(using: str, limit: int = PROMOTED) -> int:
@@ -134,6 +118,7 @@ def of_rule_sql(rule: str) -> str:
 def first(
     using: str,
     rule: str,
+    wall: datetime,
     count: int,
     least: int = -TOP,
     *,
@@ -141,12 +126,14 @@ def first(
     is_http: bool | None = None,
 ) -> list[Candidate]:
     """The next `count` calls of a rule, of priority `least` or higher, locked; calls that someone
-    else has locked are passed over. Without `locks`, for who will not release them, all. `is_http`:
-    HTTP calls only, or others only.
+    else has locked are passed over, and those that have expired by now, on the wall. Without
+    `locks`, for who will not release them, all. `is_http`: HTTP calls only, or others only; those
+    that have their makers in any case.
     """
-    where, params = READY, list[Any]([rule])
+    where, params = _may_go(using, rule, wall)
     if is_http is not None:
-        listed = ", ".join(f"'{method}'" for method in sorted(HTTP_METHODS))
+        own = {states.PERMIT} if is_http else ()
+        listed = ", ".join(f"'{method}'" for method in sorted(HTTP_METHODS.union(own)))
         where += f" AND method {'' if is_http else 'NOT '}IN ({listed})"
     if least > -TOP:
         where, params = f"{where} AND priority >= %s", [*params, least]
@@ -155,16 +142,17 @@ def first(
 
 
 def first_of_pairs(
-    using: str, rule: str, counts: dict[tuple[int, str], int]
+    using: str, rule: str, wall: datetime, counts: dict[tuple[int, str], int]
 ) -> tuple[list[Candidate], dict[tuple[int, str], int]]:
     """The next calls of these keys, so many of each, locked: by priority, and there the keys' first
     before any key's second.
 
     And how many ready calls there are of each, up to one more: those too that others have locked.
     """
+    where, params = _may_go(using, rule, wall)
     wanted = {pair: count + 1 for pair, count in counts.items()}
     found = database.first_of_each(
-        using, TABLE, ("priority", "key"), READY, [rule], "due_at_dt, id", wanted
+        using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", wanted
     )
     place: dict[int, tuple[int, int, int]] = {}
     seen = dict.fromkeys(counts, 0)
@@ -176,6 +164,12 @@ def first_of_pairs(
     where = f"{WAITING} AND id IN ({database.listed(place)})"
     candidates = _candidates(using, where, []) if place else []
     return sorted(candidates, key=lambda candidate: place[candidate.id]), seen
+
+
+def _may_go(using: str, rule: str, wall: datetime) -> tuple[str, list[Any]]:
+    """The condition of ready calls that have not expired, with its parameters."""
+    where = f"{READY} AND (expires_at_dt IS NULL OR expires_at_dt > %s)"
+    return where, [rule, database.as_parameter(using, wall)]
 
 
 def _candidates(
@@ -200,6 +194,7 @@ def _columns(using: str) -> database.Columns:
         "last_attempt",
         "queue",
         "due_at_dt",
+        "expires_at_dt",
     )
     return database.Columns(using, {"c": (tables.CallQueue, names)})
 
@@ -268,6 +263,12 @@ def tell_of_keys(using: str, pks: Iterable[int]) -> None:
         f"INSERT INTO {tables.name(using, 'KeyNews')} ({columns}) SELECT DISTINCT {columns} "
         f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) AND ready",
     )
+
+
+def wake_key(using: str, rule: str, priority: int, key: str) -> None:
+    """Let a key be looked at again, whatever it waits for."""
+    own = _turns(using).filter(rule=rule, priority=priority, key=key)
+    own.exclude(blocked_on="").update(blocked_on="")
 
 
 def gather(using: str, rule: str, count: int = TAKEN) -> int:

@@ -81,7 +81,7 @@ class Tallies:
         return self.by_value.setdefault(value, Tally())
 
     def meter(self, value: str) -> Meter:
-        """A meter over one tally; what it takes is charged to it."""
+        """A meter over one tally; what it takes is planned, and charged by `change`."""
         return _WindowMeter(self, value)
 
     def unknown(self, values: Iterable[str]) -> list[str]:
@@ -152,8 +152,8 @@ class Tallies:
             self.take_away(value, ended, cost)
 
     def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
-        """The same of a permit: those are settled after their end too, so what has left was taken
-        away when it did. Where it was not, it counts too long, until the tally is counted anew.
+        """The same of one that was settled after its end: what has left was taken away when it did.
+        Where it was not, it counts too long, until the tally is counted anew.
         """
         if ended > self.kept.left:
             self.correct(value, ended, charged, cost)
@@ -300,9 +300,9 @@ class _WindowMeter(Meter):
 
     @property
     def used(self) -> int:
-        if self._n - self._tallies.of(self._value).used < ROOMY:
+        if self._excess(ROOMY) > 0:
             self._tallies.advance()
-        return self._tallies.of(self._value).used
+        return self._n + self._excess(0)
 
     def free_at(self, cost: int) -> int | None:
         instant = self.known_at(cost)
@@ -323,11 +323,11 @@ class _WindowMeter(Meter):
         return None
 
     def take(self, cost: int) -> None:
-        tally = self._tallies.of(self._value)
-        tally.used, tally.is_changed = tally.used + cost, True
+        self._tallies.of(self._value).planned += cost
 
     def _excess(self, cost: int) -> int:
-        return self._tallies.of(self._value).used + cost - self._n
+        tally = self._tallies.of(self._value)
+        return tally.used + tally.planned + cost - self._n
 
 
 class BucketTallies(Tallies):
@@ -412,7 +412,6 @@ class _BucketMeter(Meter):
 
     def take(self, cost: int) -> None:
         self._meter.take(cost)
-        self._tally.used, self._tally.is_changed = self._tally.used + cost, True
 
 
 # A kind that is not named here is read attempt by attempt, however many its window holds.
@@ -493,7 +492,7 @@ def take_corrections(using: str, group: Sequence[str], tallies: Collection[Talli
 def _correct(one: Tallies, by: tally_rows.Correction) -> None:
     value, unit = one.budget.value_of(by.key, by.queue), one.limit.unit
     charged, cost = cost_of(by.charged, unit), cost_of(by.cost, unit)
-    correct = one.settle_ended if by.is_permit else one.correct
+    correct = one.settle_ended if by.settled else one.correct
     correct(value, by.ended, charged, cost)
 
 

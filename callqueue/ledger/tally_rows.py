@@ -25,13 +25,14 @@ Stored = tuple[str, int, int, int]  # a tally's row: value, used, full_at, pk
 @dataclass
 class Tally:
     """What is charged for one value; `full_at`: when the bucket would be full again, open charges
-    apart (microseconds).
+    apart (microseconds). `planned`: what a plan takes of it, and has not charged.
     """
 
     used: int = 0
     full_at: int = 0
     pk: int | None = None
     is_changed: bool = False
+    planned: int = 0
 
     def is_idle(self, now: int) -> bool:
         """Whether nothing is charged, so that nothing is to be kept."""
@@ -201,8 +202,8 @@ def charged(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int]]]
     """What is open or ended after `begin`, of each of these budgets: (value, cost). A statement for
     PARTS of them.
 
-    What is to be corrected costs what it was charged, since the correction comes after; a call's
-    attempt also where it ended before.
+    What is to be corrected costs what it was charged, since the correction comes after; also where
+    it ended before, unless it was settled after its end.
     """
     found: list[list[tuple[str, int]]] = [[] for _ in asked]
     for place, told, before, count, total in _by_layers(using, asked, _charged_sql):
@@ -219,7 +220,7 @@ def _charged_sql(using: str, asked: Sequence[Leaving], number: int) -> tuple[str
     rule.
     """
     column, (cost, of_cost) = _column(using, asked[0].budget), _cost_sql(using, asked[0].budget)
-    pending = "correction_pending AND call_id IS NOT NULL"
+    pending = "correction_pending AND NOT settled"
     within, params = list[str](), list[Any]()
     for one in asked:
         rules = places(one.budget.rules)
@@ -261,7 +262,7 @@ def by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterator[tuple
     sql = (
         f"SELECT {column}, MAX(finished_at), SUM({cost}) FROM {attempts_table(using)} "
         f"WHERE ({of_rules}) AND finished_at > %s AND finished_at <= %s AND outcome <> %s "
-        "AND NOT (correction_pending AND call_id IS NOT NULL) "
+        "AND NOT (correction_pending AND NOT settled) "
         f"GROUP BY {column}, {database.slot_sql(using, 'finished_at', begin, width)} ORDER BY 2"
     )
     instants = _parameters(using, begin, end)
@@ -283,11 +284,12 @@ def first_end(using: str, budget: Budget, after: int) -> int | None:
 
 class Correction(NamedTuple):
     """An attempt that cost something else than it was charged at its release, or that ended long
-    before that was recorded. Instants are microseconds.
+    before that was recorded. `settled`: what it cost was told after its end. Instants are
+    microseconds.
     """
 
     id: int
-    is_permit: bool
+    settled: bool
     rule: str
     key: str
     queue: str
@@ -303,18 +305,18 @@ def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
     key = quoted(using, "key")
     found = rows(
         using,
-        f"SELECT id, call_id, rule, {key}, queue, cost, charged, finished_at, outcome "
+        f"SELECT id, settled, rule, {key}, queue, cost, charged, finished_at, outcome "
         f"FROM {attempts_table(using)} WHERE correction_pending AND rule IN ({places(group)}) "
         f"ORDER BY id LIMIT {CORRECTIONS}{database.skip_locked(using)}",
         list(group),
     )
     corrections = [
         Correction(
-            pk, call is None, rule, text, queue,
+            pk, bool(settled), rule, text, queue,
             0 if outcome == states.VOIDED else loaded(cost),
             loaded(charged), instant_us(ended),
         )
-        for pk, call, rule, text, queue, cost, charged, ended, outcome in found
+        for pk, settled, rule, text, queue, cost, charged, ended, outcome in found
     ]  # fmt: skip
     if corrections:
         _mark_as_taken(using, corrections)

@@ -77,7 +77,7 @@ def transaction(
             if calls is None:
                 locked = Locked(ledger_time.held(using, lazily=lazily), {})
             else:
-                free, reading = calls_to_end(using, calls)
+                free, reading = calls_to_end(using, calls, lazily=lazily)
                 locked = Locked(reading, free)
             clock_jumps.check(using, locked.reading)
             return work(locked)
@@ -134,26 +134,28 @@ def unbegun_of(using: str, call_ids: Iterable[int]) -> list[tuple[int, int, int]
     ]
 
 
-def calls_to_end(using: str, pks: Sequence[int]) -> tuple[dict[int, tuple[int, int]], Reading]:
+def calls_to_end(
+    using: str, pks: Sequence[int], *, lazily: bool = False
+) -> tuple[dict[int, tuple[int, int]], Reading]:
     """Lock these calls, those that nobody else has locked: by primary key (status, last attempt);
     and the clock, as `ledger_time.held` reads it. One statement, where any of them is free.
 
     To be called in a transaction.
     """
-    before = clocks.monotonic()
+    before, more = clocks.monotonic(), database.lazily_sql(using) if lazily else ""
     found = database.rows(
         using,
         "SELECT id, status, last_attempt, "
-        f"{ledger_time.moved_sql(using, held=True)}, {database.clock_sql(using)} "
+        f"{ledger_time.moved_sql(using, held=True)}, {database.clock_sql(using)}{more} "
         f"FROM {tables.name(using, 'CallQueue')} WHERE id IN ({database.listed(pks)}) "
         f"ORDER BY id{database.skip_locked(using)}",
     )
     if found:
-        moved, shown = found[0][3:]
+        moved, shown = found[0][3:5]
         reading = ledger_time.brought_held(using, before, shown, moved)
     else:
-        reading = ledger_time.held(using)
-    return {pk: (status, last_attempt) for pk, status, last_attempt, _, _ in found}, reading
+        reading = ledger_time.held(using, lazily=lazily)
+    return {pk: (status, last_attempt) for pk, status, last_attempt, *_ in found}, reading
 
 
 def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[Pair]:
@@ -166,10 +168,10 @@ def free_pairs(using: str, attempt_ids: Iterable[int], *, begun: bool) -> list[P
     found = [
         one for one in rows if one.finished_at is None and (one.started_at is not None) == begun
     ]
-    wanted = {attempt.call_id for attempt in found if attempt.call_id is not None}
+    wanted = {attempt.call_id for attempt in found}
     calls, busy = _free_calls(using, wanted) if wanted else ({}, set())
     return [
-        Pair(attempt, _own(attempt, calls.get(attempt.call_id or 0)))
+        Pair(attempt, _own(attempt, calls.get(attempt.call_id)))
         for attempt in found
         if attempt.call_id not in busy
     ]

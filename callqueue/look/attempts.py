@@ -26,13 +26,10 @@ UNBEGUN_S = (
 
 @dataclass(frozen=True)
 class Flight:
-    """Open attempts of a rule: `begun` of the `count` are with a worker, `permits` of them are not
-    queued.
-    """
+    """Open attempts of a rule: `begun` of the `count` are being made."""
 
     count: int = 0
     begun: int = 0
-    permits: int = 0
 
     @property
     def unbegun(self) -> int:
@@ -84,7 +81,7 @@ def read(using: str, names: Sequence[str], now: int) -> Attempts:
     unbegun: dict[str, list[tuple[str, int, int]]] = {}  # by queue: rule, calls, since when
     last: dict[str, int] = {}  # by queue, when a call was begun
     processes: dict[str, int] = {}
-    for kind, name, queue, many, some, permits, us, begun in rows(using, *_sql(using, names, now)):
+    for kind, name, queue, many, some, us, begun in rows(using, *_sql(using, names, now)):
         if kind == _WORKER:
             process = name.rpartition(":")[0]
             processes[process] = max(int(begun), processes.get(process, 0))
@@ -94,9 +91,7 @@ def read(using: str, names: Sequence[str], now: int) -> Attempts:
             answered[name].append((int(many), int(us), bool(some)))
             continue
         flight = flights.get(name, Flight())
-        flights[name] = Flight(
-            flight.count + int(many), flight.begun + int(some), flight.permits + int(permits)
-        )
+        flights[name] = Flight(flight.count + int(many), flight.begun + int(some))
         if us is not None:
             unbegun.setdefault(queue, []).append((name, int(many) - int(some), int(us)))
     lately, patience = now - WORKERS_S * SECOND, now - UNBEGUN_S * SECOND
@@ -123,15 +118,18 @@ _OPEN, _ANSWERED, _WORKER = 0, 1, 2
 
 def _sql(using: str, names: Sequence[str], now: int) -> tuple[str, list[object]]:
     """The statement and its parameters. Its rows: kind, rule or worker, queue, how many, how many
-    of them begun (or whether any is stamped), permits, microseconds, and when the last was begun.
+    of them begun (or whether any is stamped), microseconds, and when a worker began the last.
     """
     table = tables.name(using, "CallAttempt")
-    released, began, ended = (
+    released, started, ended = (
         micros_sql(using, name) for name in ("released_at", "started_at", "finished_at")
     )
+    # a block that makes its call itself says nothing of the queue's workers
+    by_worker = f"SUBSTR(worker, 1, {len(states.OF_PERMITS)}) <> '{states.OF_PERMITS}'"
+    began = f"CASE WHEN {by_worker} THEN {started} END"
     is_open = (
         f"SELECT {_OPEN} AS kind, rule AS name, queue, COUNT(*) AS many, "
-        "COUNT(started_at) AS some, COUNT(*) - COUNT(call_id) AS permits, "
+        "COUNT(started_at) AS some, "
         f"MIN(CASE WHEN started_at IS NULL THEN {released} END) AS us, MAX({began}) AS last_begun "
         f"FROM {table} WHERE finished_at IS NULL GROUP BY rule, queue"
     )
@@ -141,21 +139,21 @@ def _sql(using: str, names: Sequence[str], now: int) -> tuple[str, list[object]]
         "THEN 1 ELSE 0 END"
     )
     answered = (
-        f"SELECT {_ANSWERED}, rule, queue, COUNT(*), {is_stamped}, 0, SUM({ended} - {released}), "
+        f"SELECT {_ANSWERED}, rule, queue, COUNT(*), {is_stamped}, SUM({ended} - {released}), "
         f"MAX({began}) FROM {table} "
         f"WHERE rule IN ({places(names)}) AND finished_at > %s AND outcome <> %s "
         "GROUP BY rule, queue"
     )
     newest = (
         f"SELECT worker, started_at FROM {table} WHERE started_at IS NOT NULL "
-        f"AND call_id IS NOT NULL AND worker <> '' ORDER BY id DESC LIMIT {NEWEST}"
+        f"AND worker <> '' AND {by_worker} ORDER BY id DESC LIMIT {NEWEST}"
     )
-    by_worker = (
-        f"SELECT {_WORKER}, worker, '', 0, 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
+    of_workers = (
+        f"SELECT {_WORKER}, worker, '', 0, 0, 0, MAX({began}) FROM ({newest}) AS newest "
         "GROUP BY worker"
     )
     minute = as_parameter(using, from_us(now - RECENT_S * SECOND))
-    sql = " UNION ALL ".join((is_open, answered, by_worker))
+    sql = " UNION ALL ".join((is_open, answered, of_workers))
     return sql, [states.SUCCEEDED, *names, minute, states.VOIDED]
 
 

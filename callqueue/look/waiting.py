@@ -32,14 +32,13 @@ PARTS = 6  # of that time; one of them that is full of calls says nothing of the
 class Waiting:
     """Calls of a rule that wait. `ready`: for nothing but their turn; `later`: those that are due
     later. `sizes`: of a rule with a limit per key, how many keys have so many calls ready, by pairs
-    (calls, keys). `oldest_due`: in microseconds. `permits`: those that wait for their turn.
+    (calls, keys). `oldest_due`: in microseconds.
     """
 
     ready: int = 0
     later: int = 0
     sizes: list[tuple[int, int]] = field(default_factory=list)
     oldest_due: int | None = None
-    permits: int = 0
 
     @property
     def calls(self) -> int:
@@ -70,9 +69,6 @@ def read(
         if kind == _LATER:
             one.later = int(calls)
             continue
-        if kind == _PERMITS:
-            one.permits = int(calls)
-            continue
         due = instant_us(first)
         one.ready += int(calls) * int(keys)
         one.oldest_due = min(one.oldest_due or due, due)
@@ -84,7 +80,7 @@ def read(
     return found, _incoming(created, now + moved)
 
 
-_LATER, _READY, _PERMITS, _CREATED = range(4)
+_LATER, _READY, _CREATED = range(3)
 
 
 def _counts_sql(
@@ -99,11 +95,8 @@ def _counts_sql(
         f"SELECT rule, due_at_dt FROM {table} WHERE {WAITING} AND NOT ready "
         f"ORDER BY due_at_dt LIMIT {LATER + 1}"
     )
-    permits, alive = tables.name(using, "PermitRequest"), as_parameter(using, from_us(now))
     parts = [
         f"SELECT {_LATER}, rule, COUNT(*), 1, MIN(due_at_dt) FROM ({later}) AS later GROUP BY rule",
-        f"SELECT {_PERMITS}, rule, COUNT(*), 1, MIN(due_at_dt) FROM {permits} "
-        f"WHERE attempt_id IS NULL AND alive_until > %s GROUP BY rule",
     ]
     by_key, plain = [n for n in names if n in keyed], [n for n in names if n not in keyed]
     ready = f"FROM {table} WHERE {WAITING} AND ready AND rule IN"
@@ -128,7 +121,7 @@ def _counts_sql(
         f"SELECT {_CREATED}, rule, COUNT(*), {part}, MIN(created_dt) FROM ({newest}) AS newest "
         f"WHERE created_dt > %s GROUP BY rule, {part}"
     )
-    return " UNION ALL ".join(parts), [alive, *plain, *by_key, as_parameter(using, from_us(since))]
+    return " UNION ALL ".join(parts), [*plain, *by_key, as_parameter(using, from_us(since))]
 
 
 def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:

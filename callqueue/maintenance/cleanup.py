@@ -169,18 +169,14 @@ def _deleted(using: str, ids: list[int], status: int, cut: datetime) -> tuple[in
 
 
 def _spent_orphans(using: str, older_than: timedelta | None) -> Iterator[list[int]]:
-    """Attempts whose call is gone and that no limit counts any more, and permits that are past the
-    retention of done calls too; those of some thousand attempts at a time.
+    """Attempts whose call is gone and that no limit counts any more; those of some thousand at a
+    time.
 
     Asked of a stretch of primary keys, the database looks their calls up one by one. Asked for the
     next few of all, it would join the tables anew each time.
     """
     calls = tables.calls(using).filter(pk=OuterRef("call_id"))
-    cut = dict(_cuts(using, older_than)).get(states.DONE)
-    kept = Q(call__isnull=True)
-    if cut is not None:
-        kept &= Q(finished_at__gte=ledger_time.of_wall(using, cut))
-    spent = tables.attempts(using).filter(_spent(using), ~Exists(calls)).exclude(kept)
+    spent = tables.attempts(using).filter(_spent(using), ~Exists(calls))
     keys = tables.attempts(using).order_by("pk").values_list("pk", flat=True)
     last, newest = 0, keys.last() or 0
     while last < newest:

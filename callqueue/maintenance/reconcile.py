@@ -176,7 +176,8 @@ def _hooks() -> dict[str, Any]:
 
 def _due(using: str) -> Any:
     """UNKNOWN calls that a hook may be asked of now."""
-    rows = tables.calls(using).unknown().filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
+    unknown = tables.calls(using).unknown().exclude(method=states.PERMIT)  # whose call no hook sees
+    rows = unknown.filter(rule__in=list(_hooks()), reconcile_count__lt=MOST)
     return rows.filter(Q(reconcile_at__isnull=True) | Q(reconcile_at__lte=LedgerNow()))
 
 

@@ -66,7 +66,7 @@ def _to_end_here(using: str, overdue: Any) -> list[int]:
     found = list(overdue.values_list("pk", "rule")[:MOST])
     strange = {rule for _, rule in found} - conf.current().rules.keys()
     if strange and (theirs := strange & settings.known_rules(using)):
-        own = overdue.exclude(call__isnull=False, rule__in=theirs)
+        own = overdue.exclude(rule__in=theirs)
         return list(own.values_list("pk", flat=True)[:MOST])
     return [pk for pk, _ in found]
 

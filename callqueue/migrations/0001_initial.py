@@ -310,6 +310,14 @@ class Migration(migrations.Migration):
                         name="callqueue_ready_by_key",
                     ),
                     models.Index(
+                        models.F("rule"),
+                        models.F("key"),
+                        condition=models.Q(
+                            ("method", "permit"), ("ready", True), ("status__in", (0, 2))
+                        ),
+                        name="callqueue_permits",
+                    ),
+                    models.Index(
                         models.F("due_at_dt"),
                         condition=models.Q(("ready", False), ("status__in", (0, 2))),
                         name="callqueue_later",
@@ -453,34 +461,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="PermitRequest",
-            fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("rule", models.CharField(max_length=100)),
-                ("key", models.CharField(blank=True, default="", max_length=255)),
-                ("priority", models.SmallIntegerField(default=0)),
-                ("cost", models.JSONField(default=callqueue.fields.one_call)),
-                ("label", models.CharField(blank=True, default="", max_length=100)),
-                ("owner", models.CharField(max_length=100)),
-                ("due_at_dt", models.DateTimeField()),
-                ("until", models.DateTimeField(null=True)),
-                ("alive_until", models.DateTimeField()),
-                ("attempt_id", models.BigIntegerField(null=True)),
-            ],
-            options={
-                "default_permissions": (),
-                "indexes": [
-                    models.Index(
-                        models.F("rule"),
-                        models.OrderBy(models.F("priority"), descending=True),
-                        models.F("due_at_dt"),
-                        condition=models.Q(("attempt_id__isnull", True)),
-                        name="callqueue_permits_waiting",
-                    )
-                ],
-            },
-        ),
-        migrations.CreateModel(
             name="Tally",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
@@ -500,12 +480,6 @@ class Migration(migrations.Migration):
             name="CallAttempt",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                (
-                    "label",
-                    models.CharField(
-                        blank=True, db_default="", default="", max_length=100, verbose_name="label"
-                    ),
-                ),
                 ("number", models.PositiveIntegerField(verbose_name="number")),
                 ("rule", models.CharField(max_length=100, verbose_name="rule")),
                 (
@@ -601,12 +575,11 @@ class Migration(migrations.Migration):
                     "correction_pending",
                     models.BooleanField(db_default=False, default=False, editable=False),
                 ),
+                ("settled", models.BooleanField(db_default=False, default=False, editable=False)),
                 (
                     "call",
                     models.ForeignKey(
-                        blank=True,
                         db_constraint=False,
-                        null=True,
                         on_delete=django.db.models.deletion.DO_NOTHING,
                         related_name="attempts",
                         to="callqueue.callqueue",

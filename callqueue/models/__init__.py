@@ -3,7 +3,7 @@
 Rows only: what may be done with them is in `callqueue.managers`, and in the packages below.
 """
 
-from callqueue.models.attempts import BelatedEnding, CallAttempt, PermitRequest
+from callqueue.models.attempts import BelatedEnding, CallAttempt
 from callqueue.models.calls import CallQueue
 from callqueue.models.history import Sum, Summed
 from callqueue.models.rules import (
@@ -26,7 +26,6 @@ __all__ = [
     "KeyNews",
     "KeyTurn",
     "OpinionState",
-    "PermitRequest",
     "RuleState",
     "SettingsState",
     "Sum",

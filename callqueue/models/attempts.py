@@ -1,5 +1,4 @@
-"""The tables of attempts: the ledger, and what calls become that were locked at an attempt's end;
-and of permits that wait for theirs.
+"""The tables of attempts: the ledger, and what calls become that were locked at an attempt's end.
 
 An attempt outlives its call as long as a limit's window still counts it, so deleting a call never
 makes room that the provider does not have.
@@ -23,7 +22,7 @@ UNUSUAL = models.Q(outcome__in=states.FAULTY) | models.Q(response_status__gte=st
 
 class CallAttempt(Table):
     """One try at a call: a row of the ledger. Charged from `released_at` until `finished_at`, then
-    it ages. One without a call is a permit: a call that its caller makes without the queue.
+    it ages.
     """
 
     class Outcome(models.TextChoices):
@@ -44,11 +43,7 @@ class CallAttempt(Table):
         db_constraint=False,
         related_name="attempts",
         verbose_name=_("call"),
-        null=True,
-        blank=True,
     )
-    # What the caller of a permit calls it; empty for attempts of calls.
-    label = models.CharField(_("label"), max_length=100, blank=True, default="", db_default="")
     number = models.PositiveIntegerField(_("number"))
     rule = models.CharField(_("rule"), max_length=100)
     key = models.CharField(_("key"), max_length=255, blank=True, default="")
@@ -78,6 +73,8 @@ class CallAttempt(Table):
     # tallies know.
     charged = models.JSONField(null=True, editable=False)
     correction_pending = models.BooleanField(default=False, db_default=False, editable=False)
+    # What it cost was told after its end, when the tallies may have let it go.
+    settled = models.BooleanField(default=False, db_default=False, editable=False)
 
     objects = CallAttemptManager()
 
@@ -117,48 +114,10 @@ class CallAttempt(Table):
         )
 
     def __str__(self) -> str:
-        if self.call_id is None:
-            return gettext("permit %(number)s") % {"number": self.pk}
         return gettext("attempt %(number)s of call %(call)s") % {
             "number": self.number,
             "call": self.call_id,
         }
-
-
-class PermitRequest(Table):
-    """A permit that waits for its turn: whoever makes a pass grants it, as it releases a call.
-
-    `owner`: its waiter, which also is the `worker` of the attempt that it is granted. `until`: the
-    last instant at which it wants to begin (None: any); `alive_until`: no pass minds it after that,
-    unless its waiter has said since that it lives. `attempt_id`: what it was granted.
-    """
-
-    id = models.BigAutoField(primary_key=True)
-    rule = models.CharField(max_length=100)
-    key = models.CharField(max_length=255, blank=True, default="")
-    priority = models.SmallIntegerField(default=0)
-    cost = models.JSONField(default=one_call)
-    label = models.CharField(max_length=100, blank=True, default="")
-    owner = models.CharField(max_length=100)
-    due_at_dt = models.DateTimeField()
-    until = models.DateTimeField(null=True)
-    alive_until = models.DateTimeField()
-    attempt_id = models.BigIntegerField(null=True)
-
-    class Meta:
-        default_permissions = ()
-        indexes = (
-            models.Index(
-                "rule",
-                models.F("priority").desc(),
-                "due_at_dt",
-                name="callqueue_permits_waiting",
-                condition=models.Q(attempt_id__isnull=True),
-            ),
-        )
-
-    def __str__(self) -> str:
-        return f"{self.rule} {self.label}"
 
 
 class BelatedEnding(models.Model):

@@ -59,7 +59,7 @@ class CallQueue(Table):
     call_data = SealedJSONField(_("call data"), bound_to="idempotency_key")
     method = models.CharField(_("method"), max_length=100, blank=True, default="", editable=False)
     host = models.CharField(_("host"), max_length=255, blank=True, default="", editable=False)
-    # Of a URL no more than this, redacted, and empty where call_data is encrypted; see `target`.
+    # Of a URL no more than this, redacted, or a permit's label; empty where call_data is encrypted.
     path = models.CharField(
         _("path"), max_length=255, blank=True, default="", db_default="", editable=False
     )
@@ -135,6 +135,13 @@ class CallQueue(Table):
                 "id",
                 name="callqueue_ready_by_key",
                 condition=models.Q(status__in=states.WAITING, ready=True),
+            ),
+            # Few of many: those that processes wait for to make them themselves.
+            models.Index(
+                "rule",
+                "key",
+                name="callqueue_permits",
+                condition=models.Q(method=states.PERMIT, status__in=states.WAITING, ready=True),
             ),
             models.Index(
                 "due_at_dt",

@@ -15,6 +15,7 @@ from callqueue.sending import intake, validation
 from callqueue.texts import storable
 
 LONGEST_LABEL = 100
+HIGHEST = 32767  # priority
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Wanted:
     wait: float | None
     lease: float
     label: str
-    method: str = ""
+    shown_label: str  # in lists, where labels are not to be encrypted
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,12 @@ class Options:
     lease: float | None = None
     label: str = ""
 
-    def wanted(self, url: str | None = None, method: str = "") -> Wanted:
-        """Check what was asked for. InvalidCall naming the argument, or UnknownRule."""
+    def wanted(self, url: str | None = None) -> Wanted:
+        """Check what was asked for. InvalidCall naming the argument, or UnknownRule.
+
+        Somebody waits for it while others only wait to be done: where no priority is given, it is
+        one above the rule's, so no backlog of its calls goes before it.
+        """
         config = conf.current()
         name = self.rule if self.rule is not None else rule_of(url) or "default"
         rule, priority, lease = config.rule(name), self.priority, self.lease
@@ -55,16 +60,19 @@ class Options:
         intake.check_key_parts(key, rule, name)
         cost = validation.check_cost(self.cost)
         intake.check_admissible(cost, name, config)
+        label = _label(self.label)
         return Wanted(
             rule_name=name,
             rule=rule,
             key=key,
             cost=cost,
-            priority=rule.priority if priority is None else validation.check_priority(priority),
+            priority=min(rule.priority + 1, HIGHEST)
+            if priority is None
+            else validation.check_priority(priority),
             wait=None if self.wait is None else _seconds("wait", self.wait, least=0.0),
             lease=config.lease(rule) if lease is None else _seconds("lease", lease, least=0.1),
-            label=_label(self.label),
-            method=method.lower(),
+            label=label,
+            shown_label="" if config.encryption_keys else label,
         )
 
 

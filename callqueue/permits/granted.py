@@ -14,7 +14,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import clocks, database, events, states, transitions
+from callqueue import database, events, states, transitions
 from callqueue.execution import judging
 from callqueue.outcome import HoldUntil
 from callqueue.permits import ending
@@ -37,6 +37,7 @@ class Permit:
         self._using, self.job = using, job
         self._cost: Any = None
         self._why: str | None = None  # the provider refused it, and asked for a hold
+        self._sent_at: datetime | None = None  # by the database's clock
         self._has_ended = False
 
     @property
@@ -46,7 +47,7 @@ class Permit:
 
     def sent(self) -> None:
         """The request has left: from now on the permit ages, whether it has an answer or not."""
-        self._write(lambda: ending.tell_sent(self._using, self.job))
+        self._write(self._tell_sent)
 
     def settle(self, cost: int | Mapping[str, int]) -> None:
         """What it cost after all, as `send` takes it. Charged when the permit ends, or now if it
@@ -75,27 +76,31 @@ class Permit:
 
     def ended(self, error: BaseException | None) -> Result:
         """The result of a block that ended so."""
-        job, at = self.job, self.job.now()
+        job = self.job
         if self._why is not None:
             result = transitions.after_giving_up(job, self._why)
             result.outcome = states.THROTTLED
         elif error is None:
             result = transitions.after_success(job)
         elif isinstance(error, Exception):
-            result = transitions.after_failure(job, job.sound_rule, type(error).__name__, at)
+            result = transitions.after_failure(job, None, type(error).__name__, job.now())
         else:  # it was cancelled, or its process is to end: the provider has no part in that
             result = transitions.after_giving_up(job, type(error).__name__)
         result.cost = self._cost
-        return result.at(at, clocks.monotonic())
+        return result
 
     def answered(self, result: Result) -> None:
         """It has this answer, whose body is still under way: the permit ends so, but later."""
-        self._write(lambda: ending.answer(self._using, result))
+        self._write(lambda: ending.lay_hold(self._using, result))
+        self._write(self._tell_sent)
 
     def end_with(self, result: Result) -> None:
         """It ends so."""
         self._has_ended = True
-        self._write(lambda: ending.end(self._using, result))
+        self._write(lambda: ending.end(self._using, result, self._sent_at))
+
+    def _tell_sent(self) -> None:
+        self._sent_at = ending.tell_sent(self._using, self.job) or self._sent_at
 
     def _write(self, work: Callable[[], Any]) -> None:
         """Do it, though the database may be away for a while; what cannot be written is made up for

@@ -54,7 +54,7 @@ class _Transport:
         return self._inner
 
     def _wanted(self, request: Any) -> Wanted | None:
-        return transport.wanted(self._options, request.method, str(request.url))
+        return transport.wanted(self._options, str(request.url))
 
 
 class PermitTransport(_Transport, BaseTransport):

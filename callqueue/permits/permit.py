@@ -21,9 +21,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from callqueue import clocks
 from callqueue.exceptions import NotNow
 from callqueue.permits.asking import Options, Wanted
-from callqueue.permits.begun import until_slot
 from callqueue.permits.granted import AsyncPermit, Permit
-from callqueue.permits.waiting import Waiter
+from callqueue.permits.waiting import STANDS_STILL, Waiter
 from callqueue.transitions import Job
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,10 +35,11 @@ class permit:
     """`with callqueue.permit("stripe", wait=2.0) as permit:` a call that is made here, as soon as
     every limit of its rule admits it.
 
-    `rule`: its name; without it `url` decides, as for `send`. `key`, `cost`, `priority`: as for
-    `send`. `wait`: seconds for which it may wait for its turn (None: as long as it takes; 0: not at
-    all), else NotNow. `lease`: seconds after which it is taken for lost, should its process die
-    (None: the rule's total timeout and LEASE["GRACE"]). `label`: what people are shown.
+    `rule`: its name; without it `url` decides, as for `send`. `key`, `cost`: as for `send`.
+    `priority`: likewise, but one above the rule's where none is given. `wait`: seconds for which it
+    may wait for its turn (None: as long as it takes; 0: not at all), else NotNow. `lease`: seconds
+    after which it is taken for lost, should its process die (None: the rule's total timeout and
+    LEASE["GRACE"]). `label`: what people are shown.
 
     Raises InvalidCall or UnknownRule when it is made, and NotNow when the block is entered. May be
     entered any number of times, by threads and coroutines side by side.
@@ -171,14 +171,14 @@ def begin(asked: Wanted) -> Permit:
         try:
             while not isinstance(found := waiter.step(), Job):
                 sleep(found)
-            while (left := until_slot(found)) > 0:
+            while (left := waiter.until_slot()) > 0:
                 sleep(left)
         except BaseException:
             waiter.withdraw()
             raise
         if _is_in_time(found):
             return Permit(waiter.using, found)
-    raise _too_slow()
+    raise NotNow(None, STANDS_STILL)
 
 
 async def abegin(asked: Wanted) -> AsyncPermit:
@@ -191,14 +191,14 @@ async def abegin(asked: Wanted) -> AsyncPermit:
                 await _asleep(found)
                 stepping = asyncio.ensure_future(sync_to_async(waiter.step)())
                 found = await asyncio.shield(stepping)
-            while (left := until_slot(found)) > 0:
+            while (left := waiter.until_slot()) > 0:
                 await _asleep(left)
         except BaseException:
             await asyncio.shield(_left(waiter, stepping))
             raise
         if _is_in_time(found):
             return AsyncPermit(waiter.using, found)
-    raise _too_slow()
+    raise NotNow(None, STANDS_STILL)
 
 
 async def _left(waiter: Waiter, stepping: asyncio.Future[Any] | None) -> None:
@@ -218,10 +218,6 @@ async def _asleep(seconds: float) -> None:
 def _is_in_time(job: Job) -> bool:
     """Whether it is still charged: a process may have stood still since."""
     return clocks.monotonic() < job.lease_ends
-
-
-def _too_slow() -> NotNow:
-    return NotNow(None, "this process stands still for longer than the lease")
 
 
 def _who() -> Any:

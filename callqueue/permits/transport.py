@@ -27,13 +27,13 @@ from callqueue.transitions import Result
 PASS, REFUSE = conf.OTHER_HOSTS
 
 
-def wanted(options: Options, method: str, url: str) -> Wanted | None:
+def wanted(options: Options, url: str) -> Wanted | None:
     """The permit that a request needs; None where its host has no rule, and passes."""
     if options.rule is None and rule_of(url) is None:
         if conf.current().other_hosts == REFUSE:
             raise NotAllowed("no rule names this host, and CALLQUEUE['OTHER_HOSTS'] refuses it")
         return None
-    return options.wanted(url, method)
+    return options.wanted(url)
 
 
 def judged(permit: Permit, response: requests.Response, *, is_cut: bool = False) -> Result:
@@ -101,7 +101,7 @@ class PermitAdapter(HTTPAdapter):
     ) -> requests.Response:
         """Send the request under a permit."""
         url = request.url or ""
-        if (asked := wanted(self._options, request.method or "", url)) is None:
+        if (asked := wanted(self._options, url)) is None:
             return super().send(request, stream=stream, **how)
         permit = begin(asked)
         try:

@@ -1,279 +1,374 @@
-"""How a permit is waited for: a pass of its own, and where that has no room for it, a request that
+"""How a permit is waited for: a pass of its own, and where that has no room for it, a row that
 every pass over the rule sees.
 
 In: what is wanted. Out: a begun attempt, or NotNow. `Waiter.step` does one thing and says how long
-to pause before the next, so that threads and coroutines wait each in their own way. Nobody polls
-the limits: a waiter sleeps until its slot is about to open. One that has others before it only
-looks at its own row, since those who go first, or a dispenser, grant it in its turn; the first of
-its line makes a pass once those before it are gone. A slot that opens before its time is found by
-one of all who wait: each makes a pass now and then, the less often the more they are.
+to pause before the next, so that threads and coroutines wait each in their own way. A permit is a
+call that its block makes: passes charge it in its turn, whoever makes them, and its waiter begins
+it. Nobody polls the limits: the first in line makes a pass when a slot is about to open, and those
+behind it only look at their rows. A slot that opens before its time is found by one of all who
+wait: each makes a pass now and then, the less often the more go before it.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import secrets
 import socket
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
 
 from django.db import router
 
-from callqueue import clocks, conf, database, forecast, tables, texts
+from callqueue import clocks, conf, database, forecast, states, tables, texts, transitions
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.turns import Answer
+from callqueue.dispatch.next_look import NO_STREAK
+from callqueue.dispatch.release_pass import OwnCall, Pass, Taken
 from callqueue.exceptions import InvalidCall, NotNow
-from callqueue.ledger.ready_calls import Asked, Candidate
+from callqueue.execution import claim, judging, recorder
+from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.ledger.settings import Party
-from callqueue.permits import begun, chores, request_rows
+from callqueue.maintenance import recovery
+from callqueue.permits import rows
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted
-from callqueue.permits.begun import Granted, now
-from callqueue.permits.request_rows import BEAT
 from callqueue.transitions import Job
 
-LOOK = 0.06  # seconds between two looks at whether another pass has granted it
-# While no pass has room for it, for all that is known, seconds between two looks, and between two
-# passes of all that wait together: a share of the time that is left, at least and at most.
+# seconds after which a permit expires whose waiter has not said that it lives, if it waits for as
+# long, and after which it says so again
+ALIVE, BEAT = 8.0, 2.0
+LOOK = 0.06  # seconds between two looks at whether another pass has charged it
+# While no pass has room for anybody, for all that is known, seconds between two looks, and between
+# two passes: a share of the time that is left, at least and at most.
 PART, REST, REVIEW = 20, (0.5, 2.0), (0.5, 5.0)
-LONGEST = 20.0  # seconds between two passes of one permit, however many wait
+LONGEST = 20.0  # seconds between two passes of one permit, however many go before it
+NEAR = 8  # permits before one that make it look no less often
 PAUSED = 20.0  # seconds that are taken to be left where an operator alone knows how many
 ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
-BUSY = 0.002, 0.05  # seconds until the next try where another pass has the rules, likewise
+BUSY = 0.002, 0.05  # seconds until the next pass where this one did not see all, likewise
 AT_ONCE = 1.0  # seconds for which a permit that does not wait tries to get the rules
-LAST = 2**62  # the number of a call that all others of its due time go before
+OVERDUE = 1.0  # seconds between two looks for what has died with its process
+CANCELLED = "cancelled"
+IN_THE_WAY = "other passes over the rule were in the way"
+STANDS_STILL = "this process stands still for longer than the lease"
 
 
-@dataclass
+def now() -> float:
+    """Seconds that go on as the waiter's do: with the test's clock, where a test holds one."""
+    return clocks.monotonic() + database.server_clock.ahead.total_seconds()
+
+
 class Waiter:
-    """One permit that is waited for. Call `step` until it gives a Job; `withdraw` where nobody
-    wants it any more.
+    """One permit that is waited for. Call `step` until it gives a Job, whose slot opens in
+    `until_slot` seconds; `withdraw` where nobody wants it any more.
     """
 
-    wanted: Wanted
-
-    def __post_init__(self) -> None:
+    def __init__(self, wanted: Wanted) -> None:
         self.using: str = router.db_for_write(tables.CallQueue)
-        self.asked = Asked(_name(), self.wanted.label, lease=self.wanted.lease)
+        self.wanted, self.wait = wanted, wanted.wait
+        self.worker = _name()
+        self._takes_turns = bool(wanted.key) or any(one.is_keyed for one in wanted.rule.limits)
         self.began = now()
-        self.wait = self.wanted.wait
-        self.request: int | None = None  # its row, once it waits
+        self.pk: int | None = None  # its row, as far as is known
         self.due_at: datetime | None = None
-        self.beat_at = self.pass_at = 0.0
-        self.last: Answer | None = None
-        self.is_first = False  # no other of its rule and key goes before it
-        self.near_at = 0.0  # from when on a pass may have room for it
-        self.in_vain = self.passes = 0
-        self.is_outdated = False  # its last pass went by settings of the past
-        # a pass is under way, or was, and its end is not known
-        self.is_passing = self.has_given_up = False
+        self.ahead = 0  # permits that go before it
+        self.passes = 0
+        self._identity: UUID = uuid4()
+        self._is_passing = False  # a pass is under way, or its end is not known
+        self._waits: bool | None = None  # in the last pass; None: that had not the rules
+        self._has_given_up = False
+        self._is_outdated = False  # the last pass went by settings of the past
+        self._streak = NO_STREAK
+        self.passed_at, self._pause_of_pass = now(), 0.0
+        self._opens_at = self._beat_at = self._slot_at = 0.0
+
+    def step(self) -> Job | float:
+        """Look, or make a pass: the begun attempt as a job, whose slot may still be to open, or the
+        seconds until the next step. NotNow once the wait is over.
+        """
+        return apart(self.using, lambda: database.persist(self.using, self._step, during="permit"))
+
+    def withdraw(self) -> None:
+        """Nobody waits any more; what was charged, perhaps unknown to it, is given back."""
+        if not self._has_given_up:
+            apart(self.using, lambda: database.persist(self.using, self._withdraw, during="permit"))
+
+    def until_slot(self) -> float:
+        """Seconds until the slot of its job has certainly opened."""
+        return max(0.0, self._slot_at - now())
 
     @property
     def left(self) -> float | None:
         """Seconds that are left of the wait; None: any."""
         return None if self.wait is None else max(0.0, self.began + self.wait - now())
 
-    def step(self) -> Job | float:
-        """Look, or make a pass: the begun attempt as a job, whose slot may still be to open, or the
-        seconds until the next step. NotNow once the wait is over.
-        """
-        return apart(self.using, self._step)
+    @property
+    def pass_at(self) -> float:
+        """When its own next pass is; the first in line makes them for all."""
+        if not self.ahead or not self.passes:
+            return self.passed_at + self._pause_of_pass
+        rest = _within(REVIEW, (self._opens_at - self.passed_at) / PART)
+        return self.passed_at + min(LONGEST, max(rest, self._pause_of_pass) * (1 + self.ahead))
 
-    def withdraw(self) -> None:
-        """Nobody waits any more; what was granted, perhaps unknown to it, is given back."""
-        if not self.has_given_up:
-            apart(self.using, self._withdraw)
+    # --- one step
 
     def _step(self) -> Job | float:
-        if (seconds := chores.settling(self.using)) > 0 and self.passes == 0:
+        if (seconds := self._settles_in()) > 0 and self.passes == 0:
             return seconds
-        if self.request is not None and (job := self._look()) is not None:
-            return job
-        if now() >= self.pass_at and (job := self._pass()) is not None:
-            return job
-        if self._is_over:
+        found = self._pass() if now() >= self.pass_at else self._look()
+        if found is not None:
+            return found
+        if self._patience is not None and self._patience <= 0:
             return self._give_up()
-        self._keep_alive()
+        if now() >= self._beat_at:
+            self._beat()
         return self._pause()
+
+    def _settles_in(self) -> float:
+        """Seconds until a process that has just begun may make a pass, where there are
+        dispensers.
+        """
+        if database.in_transaction(self.using):
+            return 0.0
+        left = clock_jumps.watch(self.using).settles_in()
+        return left if left > 0 and tables.dispensers(self.using).exists() else 0.0
 
     @property
     def _patience(self) -> float | None:
         """Seconds until it gives up; None: never. What does not wait still gets an answer, from a
         pass of its own or, where many are in each other's way, a slot from another's.
         """
-        if self.wait is None or self.last is not None:
+        if self.wait is None or self.passes:
             return self.left
         return self.began + self.wait + AT_ONCE - now()
 
-    @property
-    def _is_over(self) -> bool:
-        return self._patience is not None and self._patience <= 0
-
-    # --- one step
-
     def _look(self) -> Job | None:
-        """See whether a pass has granted it, and begin it then."""
-        assert self.request is not None
-        reading = self.last.reading if self.last is not None else None
-        now_us = 0 if reading is None else reading.latest(clocks.monotonic())
-        attempt_id, is_first = request_rows.look(self.using, self.request, now_us)
-        if attempt_id is not None:
-            return self._take_up(attempt_id)
-        if is_first and not self.is_first:
-            self.pass_at = 0.0
-        self.is_first = is_first
+        """See what has become of it, and begin it where it has been charged."""
+        if self.pk is None or self.due_at is None:
+            return None
+        reading = clock_jumps.watch(self.using).last
+        shown = self.due_at
+        if reading is not None:
+            shown = from_us(reading.latest(clocks.monotonic()) + reading.moved)
+        seen = rows.look(self.using, self.pk, self.wanted, self.due_at, shown)
+        if seen is None or seen.status == states.EXPIRED:  # it was taken for dead: it waits again
+            self._stand_anew()
+        elif seen.status in states.WAITING:
+            self.ahead = seen.ahead
+        elif seen.attempt_id is not None:
+            return self._take_up(seen.attempt_id)
+        elif seen.status != states.DISPATCHED:
+            self._has_given_up = True
+            if seen.status == states.FAILED and seen.why.startswith("cost: "):
+                raise InvalidCall("cost", seen.why.removeprefix("cost: "))
+            why = {states.CANCELLED: CANCELLED, states.UNKNOWN: STANDS_STILL}
+            raise NotNow(None, why.get(seen.status, seen.why))
         return None
 
+    def _stand_anew(self) -> None:
+        """Its row is no more: the next pass has another, in the old place."""
+        self.pk, self._identity, self.passed_at, self.ahead = None, uuid4(), 0.0, 0
+
     def _take_up(self, attempt_id: int) -> Job | None:
-        assert self.request is not None
-        lease, owner = self.wanted.lease, self.asked.owner
-        found = request_rows.take_up(self.using, self.request, attempt_id, owner, lease)
-        if found is None:
-            self.pass_at = 0.0
+        """Begin the attempt that it was charged as; None where that was taken back before."""
+        jobs = claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease)
+        if not jobs:
             return None
-        self.request = None
-        return self._job(found)
+        (job,) = jobs
+        if job.unfit is None:
+            return self._granted(job)
+        recorder.write(self.using, [judging.unfit(job)])
+        if job.unfit != claim.EXPIRED:
+            self._has_given_up = True
+            raise NotNow(None, job.unfit)
+        self._stand_anew()
+        return None
+
+    def _granted(self, job: Job) -> Job:
+        opens = job.slot_opens()
+        self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
+        return job
+
+    # --- its own passes
 
     def _pass(self) -> Job | None:
         """Make a pass, and note when the next one is."""
-        answer = database.persist(self.using, self._made_pass, during="permit")
-        self.passes += 1
-        if answer.attempt_id is not None:
-            self.request = None
-            return self._job(begun.granted_by(answer))
-        if answer.reading is None:
-            self._put_off(answer)
-            return None
-        self.last, self.in_vain, self.is_outdated = answer, 0, False
-        self.due_at = self.due_at or from_us(answer.reading.wall)
-        if answer.is_misfit:
-            self._withdraw()
-            self.has_given_up = True
-            raise InvalidCall("cost", answer.reason.removeprefix("cost: "))
-        self.is_first = answer.is_first
-        self.near_at, self.pass_at = self._next_times(answer)
-        if answer.until is None:
-            chores.end_overdue(self.using)
+        done = self._made_pass()
+        if done is None:
+            return self._look()
+        if done.taken is not None:
+            return self._granted(self._job(done.taken))
+        if self._waits is not False:
+            self._note(done)
+        if (
+            not self._waits
+        ):  # it waits no more, or another pass has the rules, and perhaps charges it
+            return self._look()
+        if done.opens_in is None and self.passes:
+            self._end_overdue()
         return None
 
-    def _made_pass(self) -> Answer:
-        using, rule = self.using, self.wanted.rule_name
-        conf.current().rule(rule)  # UnknownRule where the settings have it no more
-        party = _parties.setdefault(using, Party(using))
-        before = party.book
-        book = party.brought_up(conf.current().book, is_outdated=self.is_outdated)
-        if book is not before or self.in_vain:
-            release_pass.ensure_states(using, book.groups[rule])
-        lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
-        if self.is_passing:  # the answer to its commit was lost
-            self._withdraw()
-        self.is_passing = True
-        answer = release_pass.permit(using, book, self._candidate(), lead, self.left)
-        self.is_passing = False
-        return answer
-
-    def _candidate(self) -> Candidate:
-        wanted = self.wanted
-        return Candidate(
-            id=self.request or 0,
-            rule=wanted.rule_name,
-            key=wanted.key,
-            priority=wanted.priority,
-            cost=wanted.cost,
-            method=wanted.method,
-            last_attempt=0,
-            due_at=self.due_at,
-            asked=self.asked,
-        )
-
-    def _put_off(self, answer: Answer) -> None:
-        """No pass was made: the next try is soon, and ever later."""
-        self.in_vain += 1
-        self.is_outdated = answer.is_outdated
-        if answer.is_gone:
-            self.beat_at = 0.0
-        self.pass_at = now() + _growing(BUSY, self.in_vain)
-
-    def _next_times(self, answer: Answer) -> tuple[float, float]:
-        """From when on another pass may have room for it, and when its own next pass is: just
-        before its slot opens, and where nobody knows when that is, ever later.
+    def _made_pass(self) -> Pass | None:
+        """What came of the pass; None where an earlier one, whose end was not known, has left a
+        row.
         """
-        assert answer.reading is not None
-        known = answer.until if answer.until or answer.is_held else answer.earliest
-        left = (known - answer.reading.at) / 1_000_000 if known else 0.0
-        if answer.is_held and known is None:
-            left = PAUSED
-        pause = _within(REVIEW, left / PART) * max(1, answer.waiting) * random.uniform(0.75, 1.25)
-        if answer.until is not None:
-            pause = min(pause, max(0.001, left - release_pass.LEAD / 2) + random.uniform(0.0, 0.01))
-        elif not (answer.is_behind or answer.is_held):
-            pause = min(pause, _growing(ANSWERS, self.passes) * max(1.0, answer.waiting / 8))
-        return now() + left - release_pass.LEAD, now() + min(LONGEST, pause)
+        using, wanted, before = self.using, self.wanted, self.pk
+        if self._is_passing and self.pk is None:
+            self.pk = before = rows.find(using, self._identity)
+            if self.pk is not None:
+                self._is_passing = False
+                return None
+        conf.current().rule(wanted.rule_name)  # UnknownRule where the settings have it no more
+        party = _parties.setdefault(using, Party(using))
+        known = party.book
+        book = party.brought_up(conf.current().book, is_outdated=self._is_outdated)
+        if book is not known or self._streak.locked:
+            release_pass.ensure_states(using, book.groups[wanted.rule_name])
+        lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
+        maker = OwnCall(
+            wanted.rule_name, wanted.priority, self.worker, wanted.lease, lead, self._stand
+        )
+        self._is_passing, self._waits = True, None
+        try:
+            done = release_pass.release(
+                using, book.groups[wanted.rule_name], book, last=self._streak, maker=maker
+            )
+        except BaseException:
+            self.pk = before
+            raise
+        self._is_passing, self._is_outdated = False, done.next_look.joins
+        if self._is_outdated:  # it was undone, and its row with it
+            self.pk, self._waits = before, None
+        return done
 
-    def _keep_alive(self) -> None:
-        """Have a request that passes see, and say that its waiter lives."""
-        if self.request is not None and now() < self.beat_at:
+    def _stand(self, at: datetime) -> int | None:
+        """Have its row wait, as of an instant of the database's clock; None where it does not wait
+        any more.
+        """
+        within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
+        until = at + timedelta(seconds=within)
+        self._beat_at = now() + BEAT
+        if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
+            wanted = self.wanted
+            ready_calls.wake_key(self.using, wanted.rule_name, wanted.priority, wanted.key)
+        self._waits = self.pk is None or rows.keep_alive(self.using, self.pk, until)
+        if not self._waits or self.pk is not None:
+            return self.pk if self._waits else None
+        self.due_at = self.due_at or at
+        self.pk = rows.insert(self.using, self.wanted, self._identity, self.due_at, until)
+        if self._takes_turns:
+            ready_calls.tell_of_keys(self.using, [self.pk])
+        return self.pk
+
+    def _beat(self) -> None:
+        """Say that it lives, in a row that passes see."""
+        with database.writing(self.using):
+            self._stand(database.clock(self.using))
+
+    def _note(self, done: Pass) -> None:
+        """When a pass may have room for anybody, and when its own next one is: just before the next
+        slot opens, and where nobody knows when that is, ever later.
+        """
+        look, self._streak, self.passed_at = done.next_look, done.next_look.streak, now()
+        if self._waits is None:  # somebody else has the rules, or the settings are not agreed on
+            self._pause_of_pass = look.after * random.uniform(0.5, 1.0)
             return
-        within = self._patience
-        if self.request is None or not request_rows.beat(self.using, self.request, within):
-            args = self._candidate(), self.due_at, within  # its old place
-            self.request = request_rows.insert(self.using, *args)
-        self.beat_at = now() + BEAT
+        self.passes += 1
+        left = done.opens_in
+        if left is None:
+            left = 0.0 if look.on_answer else PAUSED
+        self._opens_at = now() + left
+        pause = _within(REVIEW, left / PART) * random.uniform(0.75, 1.25)
+        if done.opens_in is not None:
+            pause = min(pause, max(0.001, left) + random.uniform(0.0, 0.01))
+        elif look.on_answer:
+            pause = min(pause, _growing(ANSWERS, self.passes))
+        if look.goes_on:
+            pause = min(pause, _growing(BUSY, self.passes))
+        self._pause_of_pass = pause
+
+    def _end_overdue(self) -> None:
+        """End what has died with its process, and is waited for: perhaps no dispenser does so."""
+        # A test's clock may go back.
+        if abs(now() - _looked_for_overdue.get(self.using, -OVERDUE)) >= OVERDUE:
+            _looked_for_overdue[self.using] = now()
+            recovery.end_lost(self.using)
+            recovery.void_unbegun(self.using)
+            recovery.expire(self.using)
 
     def _pause(self) -> float:
         """Seconds until the next step."""
-        left = self.near_at - now()
-        until_look = max(LOOK, min(left, _within(REST, left / PART)))
+        left = self._opens_at - now()
+        until_look = max(LOOK * max(1.0, self.ahead / NEAR), min(left, _within(REST, left / PART)))
         until = min(until_look, max(0.0, self.pass_at - now()))
-        if self.left is not None and self.left > 0:
+        if self.left:
             until = min(until, self.left)
         return max(0.001, until)
+
+    def _job(self, taken: Taken) -> Job:
+        """The attempt as a job, as a worker has it of a call."""
+        wanted = self.wanted
+        assert self.pk is not None and self.due_at is not None
+        job = Job(
+            attempt_id=taken.attempt_id,
+            number=taken.number,
+            queue=taken.queue,
+            send_at=taken.send_at,
+            pk=self.pk,
+            rule_name=wanted.rule_name,
+            key=wanted.key,
+            cost=wanted.cost,
+            method=states.PERMIT,
+            params={},
+            failed_count=0,
+            throttled_count=0,
+            unique_key=None,
+            callback=None,
+            first_sent_dt=None,
+            due_at_dt=self.due_at,
+            idempotency_key=str(self._identity),
+            worker=self.worker,
+            clock=taken.reading,
+            charged=wanted.cost,
+            rule=wanted.rule,
+        )
+        opens = job.slot_opens()
+        job.lease_ends = (taken.reading.before if opens is None else opens) + wanted.lease
+        return job
 
     # --- the end of the wait
 
     def _give_up(self) -> Job:
-        if self.request is not None:
-            attempt_id = request_rows.take_back(self.using, self.request)
-            if attempt_id is not None and (job := self._take_up(attempt_id)) is not None:
+        until, reason = self._expected()
+        if self.pk is not None and not rows.forget(self.using, self.pk):
+            if (job := self._look()) is not None:
                 return job
             self._withdraw()
-        self.has_given_up = True
-        raise NotNow(*self._expected())
-
-    def _withdraw(self) -> None:
-        args = self.wanted.rule_name, self.asked.owner, self.request
-        request_rows.withdraw(self.using, *args)
-        self.request = None
+        self._has_given_up = True
+        raise NotNow(until, reason)
 
     def _expected(self) -> tuple[datetime | None, str]:
         """When it should be had, and what it waits for."""
-        last = self.last
-        if last is None:
-            return None, "other passes over the rule were in the way"
-        until = last.instant
-        if not last.is_behind:
-            return until, last.reason
-        call = tables.CallQueue(
-            pk=LAST,
-            rule=self.wanted.rule_name,
-            key=self.wanted.key,
-            priority=self.wanted.priority,
-            cost=self.wanted.cost,
-            due_at_dt=self.due_at or database.clock(self.using),
-        )
-        call._state.db = self.using
+        call = None
+        if self.passes and self.pk is not None:
+            call = tables.calls(self.using).filter(pk=self.pk).first()
+        if call is None:
+            return None, IN_THE_WAY
         found = forecast.forecast(call)
-        if found.position == 1 and until is not None:
-            return until, last.reason
-        return found.release_at, found.reason or last.reason
+        return found.release_at, found.reason
 
-    def _job(self, granted: Granted) -> Job:
-        return begun.job_of(self.wanted, self.asked.owner, granted, self.due_at)
+    def _withdraw(self) -> None:
+        pk = rows.find(self.using, self._identity) if self.pk is None else self.pk
+        if pk is None or rows.forget(self.using, pk) or transitions.cancel(self.using, [pk]):
+            return
+        attempts = tables.attempts(self.using).open().filter(call_id=pk)
+        begun = list(attempts.values_list("pk", flat=True))
+        jobs = claim.begin(self.using, begun, self.worker) if begun else []
+        recorder.write(self.using, [transitions.after_expiry(job) for job in jobs])
 
 
 _parties: dict[str, Party] = {}  # by database: this process
+_looked_for_overdue: dict[str, float] = {}
 
 
 def _within(bounds: tuple[float, float], seconds: float) -> float:
@@ -289,4 +384,4 @@ def _growing(bounds: tuple[float, float], times: int) -> float:
 def _name() -> str:
     """What no other waiter is called."""
     host = texts.storable(socket.gethostname())[:60]
-    return f"{host}:{os.getpid()}:{secrets.token_hex(8)}"
+    return f"{states.OF_PERMITS}{host}:{os.getpid()}:{uuid4().hex[:16]}"

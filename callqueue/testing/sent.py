@@ -21,7 +21,9 @@ OF_PERMITS = ("rule", "key", "label", "cost", "outcome", "response_status")
 
 
 class Sent(Sequence["CallQueue"]):
-    """The calls sent since the test began, as the table has them now; the newest is last."""
+    """The calls sent since the test began, as the table has them now; the newest is last. A permit
+    is not sent.
+    """
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -92,10 +94,12 @@ def assert_permit(
     "failed", "throttled", "" while it is open), `response_status`.
     """
     __tracebackhide__ = True
+    from callqueue import states
     from callqueue.models import CallAttempt, CallQueue
 
-    rows = CallAttempt.objects.using(using or CallQueue.objects.db_for_write)
-    permits = list(rows.filter(call__isnull=True).order_by("pk"))
+    rows = CallAttempt.objects.using(using or CallQueue.objects.db_for_write).charged()
+    of_permits = rows.filter(call__method=states.PERMIT).select_related("call")
+    permits = list(of_permits.order_by("pk"))
     return _Look("taken", permits, _of_permit, _permit_told).newest(count, what)
 
 
@@ -152,9 +156,11 @@ def _is_wanted(name: str, wanted: Any, value: Any) -> bool:
 
 
 def _calls(using: str | None) -> CallQueueQuerySet:
+    from callqueue import states
     from callqueue.models import CallQueue
 
-    return CallQueue.objects.using(using or CallQueue.objects.db_for_write)
+    calls = CallQueue.objects.using(using or CallQueue.objects.db_for_write)
+    return calls.exclude(method=states.PERMIT)
 
 
 def _of_call(call: CallQueue, name: str) -> Any:
@@ -169,7 +175,11 @@ def _of_call(call: CallQueue, name: str) -> Any:
 def _of_permit(permit: CallAttempt, name: str) -> Any:
     if name not in OF_PERMITS:
         raise TypeError(f"assert_permit knows {', '.join(OF_PERMITS)}; not {name}")
-    return getattr(permit, name)
+    return _label(permit) if name == "label" else getattr(permit, name)
+
+
+def _label(permit: CallAttempt) -> str:
+    return str(permit.call.call_data["params"]["label"])
 
 
 def _status_name(status: int) -> str:
@@ -187,7 +197,7 @@ def _call_told(call: CallQueue) -> str:
 
 def _permit_told(permit: CallAttempt) -> str:
     outcome = permit.outcome or "open"
-    return f"permit (rule {permit.rule}, label {permit.label!r}, {outcome})"
+    return f"permit (rule {permit.rule}, label {_label(permit)!r}, {outcome})"
 
 
 def _listed(values: Mapping[str, Any]) -> str:

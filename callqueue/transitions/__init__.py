@@ -27,10 +27,7 @@ from callqueue.transitions.ends import (
 from callqueue.transitions.verbs import (
     astray,
     begin,
-    begin_permit,
     cancel,
-    change_permit,
-    charge_permit,
     end_overdue,
     fail,
     is_owed,
@@ -45,5 +42,4 @@ from callqueue.transitions.verbs import (
     undo_begun,
     undo_released,
     void,
-    void_permits,
 )

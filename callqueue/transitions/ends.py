@@ -32,7 +32,6 @@ class Job:
     """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any
     more.
 
-    `begins_at`: of a permit, the monotonic instant at which its slot has certainly opened.
     `charged`: what it was charged at its release. `is_through`: it is through its gate: it has been
     sent, or is about to be. `gate`: what its request passes, which
     knows when it was sent; None while there is no request. `arrived`: the monotonic instant by
@@ -64,7 +63,6 @@ class Job:
     rule: Rule | None = None
     lease_ends: float = 0.0
     unfit: str | None = None
-    begins_at: float | None = None
     is_through: bool = False
     gate: Any = None
     arrived: float | None = None
@@ -194,10 +192,11 @@ def after_throttle(job: Job, rule: Rule, why: str, now: datetime, until: datetim
 
 
 def after_loss(job: Job, rule: Rule | None, why: str, now: datetime) -> Result:
-    """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN. What
-    would be retried and has no rule any more is FAILED.
+    """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN, as a
+    permit is always. What would be retried and has no rule any more is FAILED.
     """
     on_lost = "auto" if rule is None else rule.on_lost
+    on_lost = "unknown" if job.method == states.PERMIT else on_lost
     if on_lost == "retry" or (on_lost == "auto" and job.method in IDEMPOTENT):
         return after_failure(job, rule, why, now)
     return _result(job, states.LOST, states.UNKNOWN, why, failed_count=job.failed_count + 1)

@@ -1,11 +1,10 @@
 """The page of verbs: every write of a call's or an attempt's state, each a fenced update.
 
-release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle; and of
-permits, which have no call: begin, change, charge, void. What is more than one statement is a
-transaction of `ledger.transaction`, which also says who may wait for whose rows, and in what order;
-which states a call may come from and go to, `states.Move` says; what the end of an attempt makes of
-its call, `ends`. Rows are locked first and judged then, or the update itself names what it starts
-from: so of two moves at once one wins, and the other changes nothing.
+release, begin, tell, record, lose, void, end (expire, fail), cancel, requeue, settle. What is more
+than one statement is a transaction of `ledger.transaction`, which also says who may wait for whose
+rows, and in what order; which states a call may come from and go to, `states.Move` says; what the
+end of an attempt makes of its call, `ends`. Rows are locked first and judged then, or the update
+itself names what it starts from: so of two moves at once one wins, and the other changes nothing.
 An open attempt is inserted where it is charged (`dispatch.release_pass`), in the transaction of its
 release.
 """
@@ -49,14 +48,17 @@ def release(
     by_queue: Mapping[str, Sequence[int]],
     now: datetime,
     reads: database.Columns | None = None,
+    *,
+    lazily: bool = True,
 ) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. To be called in
     the transaction that charges them, and has them locked in a state that may be released.
 
-    A release may be lost in a crash of the database: its call then waits as before, and its
-    message finds nothing to begin. What was begun is not lost with it, since begin waits for the
-    disk, and for all that was committed before; and so does a release that is begun with it, which
-    wants these columns of the calls ("c"), and has them returned.
+    `lazily`: none of them is begun with it. Then a release may be lost in a crash of the database:
+    its call waits as before, and its message finds nothing to begin. What was begun is not lost
+    with it, since begin waits for the disk, and for all that was committed before; and so does a
+    release that is begun with it, which wants these columns of the calls ("c"), and has them
+    returned.
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -67,8 +69,8 @@ def release(
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
-            lazily = database.without_waiting_for_disk(using)
-            database.run(using, f"{update}{lazily}", [queue, at])
+            to_disk = database.without_waiting_for_disk(using) if lazily else ""
+            database.run(using, f"{update}{to_disk}", [queue, at])
         else:
             found += reads.changed(update, [queue, at], f"FROM {table} c {which}")
     return found
@@ -193,37 +195,6 @@ def void(using: str, attempt_ids: Iterable[int], worker: str = "") -> int:
     return untimed(using, work)
 
 
-def begin_permit(using: str, attempt_id: int, owner: str, now: datetime, until: datetime) -> bool:
-    """Begin the attempt that a pass has granted this waiter, until its lease ends; whether it is
-    still its own.
-    """
-    own = tables.attempts(using).unbegun().filter(pk=attempt_id, worker=owner)
-    return bool(own.update(started_at=now, lease_until=until))
-
-
-def change_permit(using: str, attempt_id: int, owner: str, **columns: Any) -> bool:
-    """Write that a permit was sent, or has ended; whether it was still open, and its owner's."""
-    own = tables.attempts(using).open().filter(pk=attempt_id, worker=owner)
-    return bool(own.update(**columns))
-
-
-def charge_permit(using: str, attempt_id: int, owner: str, **columns: Any) -> None:
-    """Write what a permit cost after all, that has ended, or was ended for its owner. To be called
-    in a transaction that has it locked.
-    """
-    tables.attempts(using).filter(pk=attempt_id, worker=owner).update(**columns)
-
-
-def void_permits(using: str, rule: str, owner: str) -> None:
-    """Void the permits that this waiter was granted and has not begun its call under."""
-
-    def work() -> None:
-        rows = tables.attempts(using).open().filter(rule=rule, call__isnull=True, worker=owner)
-        _void_locked(using, list(database.locked(rows, wait=True).values_list("pk", flat=True)))
-
-    untimed(using, work)
-
-
 def end_overdue(using: str, overdue: Any, by: str, move: Move, **columns: Any) -> list[int]:
     """End these calls by a move that has one end, and announce them; the primary keys of those that
     nobody else had locked.
@@ -340,10 +311,16 @@ _UNANNOUNCED = {"callback_at": None, "callback_heard": False, "callback_ask_at":
 
 
 def _requeued(using: str, pks: Sequence[int], move: Move) -> int:
-    """Make these calls NEW, those that the move may start from; the count of them."""
+    """Make these calls NEW, those that the move may start from; the count of them. No permits: the
+    code that would make them has gone on.
+    """
     calls = tables.calls(using)
-    found = calls_to_change(using, pks, "unique_key", "status")
-    keys = [(pk, unique_key) for pk, unique_key, status in found if status in move.sources]
+    found = calls_to_change(using, pks, "unique_key", "status", "method")
+    keys = [
+        (pk, unique_key)
+        for pk, unique_key, status, method in found
+        if status in move.sources and method != states.PERMIT
+    ]
     keyless = [pk for pk, unique_key in keys if unique_key is None]
     count = calls.filter(pk__in=keyless).update(**_as_new())
     # Keys are waited for as rows are: in an order that is the same for all.

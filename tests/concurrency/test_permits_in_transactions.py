@@ -13,8 +13,9 @@ from django.db import connection, transaction
 
 import callqueue
 from callqueue import Concurrency, NotNow, Rule, control, database
-from callqueue.models import CallAttempt, PermitRequest
+from callqueue.models import CallAttempt
 from callqueue.permits import apart
+from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
 THREADS, EACH = 20, 5
@@ -79,7 +80,7 @@ def test_all_that_wait_in_transactions_share_one_connection(rules: Rules) -> Non
         time.sleep(0.02)
     assert most <= THREADS + 1
     assert len(granted) >= THREADS * (EACH // 2)
-    assert not PermitRequest.objects.exists()
+    assert not waiting_rows().exists()
     assert not CallAttempt.objects.open().exists()
     wait_until(lambda: connected() == before)
     wait_until(lambda: "callqueue-permits" not in {one.name for one in threading.enumerate()})

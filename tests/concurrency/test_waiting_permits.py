@@ -16,16 +16,26 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket, clocks, control
-from callqueue.dispatch import release_pass, turns
+from callqueue import (
+    Concurrency,
+    NotNow,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    clocks,
+    control,
+    database,
+)
 from callqueue.exceptions import CallQueueError
 from callqueue.ledger import clock_jumps, settings
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, Hold, PermitRequest
-from callqueue.permits import apart
+from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.permits import apart, waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
+from tests.support.waiters import pass_now
+from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
 
@@ -48,7 +58,7 @@ def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 def wait_until_it_waits() -> None:
     end = time.monotonic() + 30
-    while not PermitRequest.objects.exists():
+    while not waiting_rows().exists():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -58,26 +68,19 @@ def taken(**options: Any) -> int:
         return permit.attempt_id
 
 
-def test_one_of_very_many_that_wait_neither_spins_nor_is_forgotten(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_many_that_wait_neither_spins_nor_is_forgotten(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
-    monkeypatch.setattr(turns, "MOST", 3)
     with callqueue.permit("r"):
         waiters = [Waiter(Options("r").wanted()) for _ in range(6)]
         for _ in range(3):
             for one in waiters:
                 assert not isinstance(one.step(), Job)
-        last = waiters[-1]
-        last.pass_at = 0.0
-        assert last.step() > 0.005, "it has had an answer, and pauses"
-        assert last.last is not None and last.last.is_behind
+        assert pass_now(waiters[-1]) > 0.005, "it has had an answer, and pauses"
     for one in waiters:
-        one.pass_at = 0.0
-        found = one.step()
+        found = pass_now(one)
         assert isinstance(found, Job)
         CallAttempt.objects.filter(pk=found.attempt_id).delete()
-    assert not PermitRequest.objects.exists()
+    assert not waiting_rows().exists()
 
 
 def test_a_waiter_that_was_taken_for_dead_waits_again_in_its_old_place(rules: Rules) -> None:
@@ -85,29 +88,29 @@ def test_a_waiter_that_was_taken_for_dead_waits_again_in_its_old_place(rules: Ru
     with callqueue.permit("r"):
         frozen = Waiter(Options("r").wanted())
         frozen.step()
-        due_at = PermitRequest.objects.get().due_at_dt
+        due_at = waiting_rows().get().due_at_dt
         later = Waiter(Options("r").wanted())
         later.step()
-        PermitRequest.objects.filter(owner=frozen.asked.owner).delete()
-        frozen.beat_at = 0.0
+        waiting_rows().filter(pk=frozen.pk).delete()
         for _ in range(3):
-            assert frozen.step() > 0.0005
-            frozen.pass_at = 0.0
-        assert PermitRequest.objects.get(owner=frozen.asked.owner).due_at_dt == due_at
-    later.pass_at = 0.0
-    assert not isinstance(later.step(), Job), "the other was there first"
-    assert isinstance(frozen.step(), Job)
+            assert pass_now(frozen) > 0.0005
+        assert waiting_rows().get(pk=frozen.pk).due_at_dt == due_at
+    assert not isinstance(pass_now(later), Job), "the other was there first"
+    assert isinstance(pass_now(frozen), Job)
     later.withdraw()
 
 
-def test_the_rows_of_waiters_that_died_go_with_the_next_pass(rules: Rules) -> None:
+def test_permits_of_waiters_that_died_expire_without_a_dispenser(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
-        Waiter(Options("r").wanted()).step()
-    long_ago = release_pass.database.clock("default") - timedelta(seconds=61)
-    PermitRequest.objects.update(alive_until=long_ago)
-    release_pass.release("default", ["r"])
-    assert not PermitRequest.objects.exists()
+        dead = Waiter(Options("r").wanted())
+        dead.step()
+        long_ago = database.clock("default") - timedelta(seconds=61)
+        waiting_rows().update(expires_at_dt=long_ago)
+        with pytest.raises(NotNow):
+            taken(wait=1.5)
+    assert not waiting_rows().exists()
+    assert CallQueue.objects.expired().get().pk == dead.pk
 
 
 def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
@@ -115,9 +118,8 @@ def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
     control.pause("default", "r")
     waiter = Waiter(Options("r").wanted())
     waiter.step()
-    waiter.pass_at = 0.0
-    waiter.step()
-    assert waiter.pass_at - time.monotonic() > 0.5 or waiter.pass_at > 1e6
+    pass_now(waiter)
+    assert waiter.pass_at - waiting.now() > 0.5
     waiter.withdraw()
     with pytest.raises(NotNow, match="held") as refused:
         taken(wait=0)
@@ -141,7 +143,7 @@ def test_what_operators_do_is_minded_by_who_waits(rules: Rules) -> None:
 def test_a_hold_on_all_queues_is_said(rules: Rules) -> None:
     rules(r=Rule(queues=["a", "b"], limits=[TokenBucket("9/s", burst=9, per="queue")]))
     for queue in ("a", "b"):
-        now = release_pass.database.clock("default")
+        now = database.clock("default")
         Hold.objects.create(
             rule="r", per="queue", value=queue, until=now + timedelta(hours=1), source="provider"
         )
@@ -218,7 +220,7 @@ def test_a_coroutine_cancelled_twice_leaves_nothing(rules: Rules) -> None:
         await sync_to_async(connections.close_all)()
 
     asyncio.run(cancelled())
-    assert not PermitRequest.objects.exists() and not CallAttempt.objects.open().exists()
+    assert not waiting_rows().exists() and not CallAttempt.objects.open().exists()
 
 
 def test_an_admitted_permit_makes_few_statements(rules: Rules) -> None:
@@ -226,7 +228,8 @@ def test_an_admitted_permit_makes_few_statements(rules: Rules) -> None:
     taken()
     with CaptureQueriesContext(connection) as asked:
         taken(wait=0)
-    assert len(asked) <= 15, "a permit that is admitted at once costs so many statements"
+    most = 17 if connection.vendor == "mysql" else 16  # that asks for the version by itself
+    assert len(asked) <= most, "a permit that is admitted at once costs so many statements"
 
 
 def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_jump(

@@ -230,7 +230,6 @@ WATCHED = (
     "CallQueue",
     "CallAttempt",
     "Hold",
-    "PermitRequest",
     "RuleState",
     "BelatedEnding",
     "OpinionState",
@@ -243,8 +242,6 @@ def state() -> list[Any]:
     found = []
     for name in WATCHED:
         rows = apps.get_model("callqueue", name)._default_manager.order_by("pk")
-        if name == "CallAttempt":  # a permit whose grant was never heard of is void, and asked anew
-            rows = rows.exclude(outcome=states.VOIDED, call=None)
         for row in rows.values():
             shown = {
                 column: value is not None if isinstance(value, datetime | None) else str(value)

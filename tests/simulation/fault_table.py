@@ -92,7 +92,7 @@ FAULTS = {
         'return queue if per == "queue" else key',
     ),
     "a pass goes by settings of the past": Fault(
-        Change("dispatch.release_pass", "if found[0][3] != book.version:", "if False:"),
+        Change("dispatch.release_pass", "if found[0][2] != book.version:", "if False:"),
         Change("dispatch.release_pass", "    if fresh and not changed_rows:", "    if False:"),
     ),
     "an operator's limit is forgotten": fault(
@@ -142,12 +142,10 @@ FAULTS = {
         "ledger.holds", "for hold in self.by_rule.get(rule, ()):", "for hold in ():"
     ),
     "a permit begins before its slot": fault(
-        "permits.begun",
-        "return 0.0 if job.begins_at is None else max(0.0, job.begins_at - now())",
-        "return 0.0",
+        "permits.waiting", "return max(0.0, self._slot_at - now())", "return 0.0"
     ),
     "a permit that was not used is not charged": fault(
-        "permits.ending", '"outcome": result.outcome,', '"outcome": states.VOIDED,'
+        "permits.ending", "ended_at=None,", "ended_at=None, outcome=states.VOIDED,"
     ),
     "expiry waits for the calls that hosts have": fault(
         "transitions.verbs",

@@ -63,8 +63,8 @@ UNSEEN = {
     ),
     "what is out is requeued": fault(
         "transitions.verbs",
-        "for pk, unique_key, status in found if status in move.sources]",
-        "for pk, unique_key, status in found]",
+        "if status in move.sources and method != states.PERMIT",
+        "if method != states.PERMIT",
     ),
     "what is out expires": Fault(
         Change(
@@ -115,13 +115,19 @@ UNSEEN = {
         Change("execution.recorder", "return _record_apart(using, ended, error)", "raise"),
         Change("texts", "codec = charset(label)\n", "codec = label or 'utf-8'\n"),
     ),
-    "a permit's turn is taken up though it was taken back": fault(
-        "permits.request_rows",
-        "filter(pk=attempt_id, worker=owner).unbegun()",
-        "filter(pk=attempt_id, worker=owner)",
+    "a waiter whose permit has expired gives up": fault(
+        "permits.waiting", "seen is None or seen.status == states.EXPIRED", "seen is None"
     ),
-    "a waiter whose row is gone waits on": fault(
-        "permits.request_rows", "or row.exists()", "or True"
+    "a permit whose pass was not heard of is asked for anew": fault(
+        "permits.waiting", "if self._is_passing and self.pk is None:", "if False:"
+    ),
+    "a permit that was lost is retried": fault(
+        "transitions.ends",
+        'on_lost = "unknown" if job.method == states.PERMIT',
+        'on_lost = "retry" if False',
+    ),
+    "workers are sent what has its maker": fault(
+        "dispatch.release_pass", "if not made.candidate.has_maker", "if True"
     ),
     "an instant is taken for the earliest that it can be": fault(
         "clocks",
@@ -139,7 +145,7 @@ UNSEEN = {
     ),
     "a permit waits for dispensers with the settings of its process": fault(
         "permits.waiting",
-        "party.brought_up(conf.current().book, is_outdated=self.is_outdated)",
+        "party.brought_up(conf.current().book, is_outdated=self._is_outdated)",
         "party.book or party.brought_up(conf.current().book, is_outdated=False)",
     ),
     # Looked for in a handful of long runs yet, chosen by their scenes.
@@ -195,10 +201,8 @@ UNSEEN = {
     "a call that waits keeps nobody back": fault(
         "dispatch.planning", "is_shut = (budget.id, value) in self._shut", "is_shut = False"
     ),
-    "a permit's pass keeps the room of calls": fault(
-        "dispatch.planning",
-        "tallies.of(value).used -= budget.charge_of(made.candidate.cost)",
-        "tallies.of(value).used -= 0",
+    "what is planned is charged, whether it goes or not": fault(
+        "ledger.tallies", ".planned += cost", ".used += cost"
     ),
     "begin minds no jump": fault(
         "transitions.verbs",
@@ -211,11 +215,11 @@ UNSEEN = {
         'believed = known["cost"]',
     ),
     "who gives up keeps what was granted": fault(
-        "permits.request_rows", "        transitions.void_permits(using, rule, owner)\n", ""
+        "permits.waiting", " or transitions.cancel(self.using, [pk])", ""
     ),
     "permits are granted to the dead": fault(
-        "dispatch.turns",
-        "attempt_id__isnull=True, alive_until__gt=from_us(now)",
-        "attempt_id__isnull=True",
+        "ledger.ready_calls",
+        "(expires_at_dt IS NULL OR expires_at_dt > %s)",
+        "(expires_at_dt IS NULL OR %s IS NOT NULL)",
     ),
 }

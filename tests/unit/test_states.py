@@ -46,18 +46,16 @@ def test_the_page_about_states_has_the_same_moves() -> None:
 # By column: the modules that may write it, besides those that only show it.
 WRITERS = {
     "status": {"transitions/verbs.py"},
-    # The end of an attempt: a worker hands its columns to transitions, a permit has no call to move.
+    # The end of an attempt: who made its call hands the columns to transitions.
     "finished_at": {
         "transitions/verbs.py",
         "execution/recorder.py",
-        "permits/ending.py",
         "ledger/clock_jumps.py",
     },
     # A release gives a lease, and whoever begins gives the next.
     "lease_until": {
         "dispatch/release_pass.py",
         "execution/claim.py",
-        "transitions/verbs.py",
     },
     # What an attempt was charged, where it costs something else; tallies forget it once they know.
     "charged": {

@@ -102,7 +102,6 @@ def _rule(rule: RuleLook) -> dict[str, Any]:
         "state": rule.state,
         "waiting": rule.waits.calls,
         "in_flight": rule.flight.count,
-        "not_queued": {"in_flight": rule.flight.permits, "waiting": rule.waits.permits},
         "oldest_due_s": _rounded(rule.oldest_due_s),
         "drain_s": _rounded(rule.seconds()),
         "rate_per_s": round(rule.pace.per_second, 3),
@@ -148,9 +147,6 @@ def _lines(seen: Look) -> Iterator[str]:
     for rule, row in zip(seen.rules, rows, strict=True):
         yield row
         yield from (_used(one, rule.pace.latency) for one in rule.limits)
-        if rule.flight.permits or rule.waits.permits:
-            flying, waiting = rule.flight.permits, rule.waits.permits
-            yield f"    not queued: {flying} in flight, {waiting} waiting"
     yield from (note.text for note in notes(seen) if note.kind != "well")
     yield from (f"{difference}; all that any says holds" for difference in seen.differences)
 

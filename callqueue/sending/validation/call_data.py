@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from callqueue import states
 from callqueue.exceptions import InvalidCall, NotAllowed
 from callqueue.handlers import HTTP_METHODS
 from callqueue.security.addresses import Unreadable, place_of, place_refusal
@@ -198,6 +199,8 @@ def _checked_method(method: object, methods: Callable[[], Collection[str]]) -> s
     if method in HTTP_METHODS:
         return method
     known, lowered = methods(), method.lower()
+    if lowered == states.PERMIT:
+        raise InvalidCall("method", "'permit' is not sent: take a permit with callqueue.permit()")
     if method not in known and lowered not in known:
         raise InvalidCall("method", f"{shown(method)} is unknown{suggest(lowered, known)}")
     return method if method in known else lowered

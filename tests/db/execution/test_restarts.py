@@ -21,7 +21,20 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.apps import apps
 from django.db import DatabaseError, connection, connections, transaction
 
-from callqueue import Retry, Rule, Secret, SlidingWindow, broker, callbacks, database, events, tasks
+from callqueue import (
+    Concurrency,
+    NotNow,
+    Retry,
+    Rule,
+    Secret,
+    SlidingWindow,
+    broker,
+    callbacks,
+    database,
+    events,
+    permit,
+    tasks,
+)
 from callqueue.database.connections import kept as kept_connections
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import ensure_states
@@ -30,6 +43,9 @@ from callqueue.execution import executor
 from callqueue.execution.flight import Flight
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.permits.asking import Options
+from callqueue.permits.waiting import Waiter
+from callqueue.transitions import Job
 from tests.db import commands
 from tests.support.behaviour import Vendor, release, send
 from tests.support.cutting import STRUCK_AFTER, STRUCK_BEFORE, cut, deeds, kill_this_connection
@@ -50,6 +66,7 @@ def _rules(rules: Callable[..., None], transactional_db: None) -> Iterator[None]
         r=Rule(limits=LIMITS, retry=Retry(base=600.0, jitter=False)),
         other=Rule(limits=LIMITS),
         quiet=Rule(limits=LIMITS),
+        one=Rule(limits=[Concurrency(1)]),
     )
     yield
     for kept in kept_connections.pop((os.getpid(), "default"), []):
@@ -190,6 +207,72 @@ def test_begin_and_record_are_struck_at_every_moment(
         )
 
     assert at_every_moment(deed, prepare, work, judge) >= 6
+
+
+@pytest.mark.fault
+def test_a_permit_is_struck_at_every_moment(deed: str) -> None:
+    """Its block runs once and is charged once; or, where no connection can be had, not at all."""
+    entered: list[int] = []
+
+    def prepare() -> None:
+        entered.clear()
+        ensure_states("default", ["r"])
+
+    def work(_: None) -> None:
+        with suppress(DatabaseError), permit("r", wait=30, cost=2) as taken:
+            entered.append(taken.attempt_id)
+            taken.sent()
+            taken.settle(1)
+
+    def judge(_: None, story: str) -> None:
+        ended = list(CallQueue.objects.values_list("method", "status"))
+        if entered:
+            assert ended == [("permit", Status.DONE)], story
+            assert CallAttempt.objects.get().pk == entered[0], story
+            assert CallAttempt.objects.filter(sent_at__isnull=False, cost=1).exists(), story
+        else:
+            assert ended == [], story
+        assert not CallAttempt.objects.open().exists(), story
+
+    assert at_every_moment(deed, prepare, work, judge) >= 12
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("is_charged", [True, False])
+def test_a_permit_that_waits_is_struck_at_every_moment(deed: str, is_charged: bool) -> None:
+    """What another pass has charged is begun; what nobody has is given up, and leaves nothing."""
+    found: list[Any] = []
+
+    def prepare() -> Waiter:
+        found.clear()
+        blocking = permit("one")
+        blocking.__enter__()
+        waiter = Waiter(Options("one", wait=None if is_charged else 0.01).wanted())
+        if is_charged:
+            waiter.step()
+            blocking.__exit__(None, None, None)
+            make_pass("default", ["one"])
+            assert CallAttempt.objects.unbegun().count() == 1
+        return waiter
+
+    def work(waiter: Waiter) -> None:
+        end = time.monotonic() + 30
+        with suppress(NotNow):
+            while not isinstance(step := waiter.step(), Job):
+                assert time.monotonic() < end
+                time.sleep(min(step, 0.01))
+            found.append(step)
+
+    def judge(waiter: Waiter, story: str) -> None:
+        under_way = CallAttempt.objects.open().filter(started_at__isnull=False)
+        assert under_way.count() == 1, story
+        assert len(found) == is_charged, story
+        if found:
+            assert under_way.get().pk == found[0].attempt_id, story
+        assert not CallQueue.objects.waiting().exists(), story
+        assert not CallAttempt.objects.unbegun().exists(), story
+
+    assert at_every_moment(deed, prepare, work, judge) >= 3
 
 
 def _fresh(calls: dict[str, CallQueue]) -> dict[str, CallQueue]:

@@ -51,7 +51,6 @@ def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
         "hold": None,
         "holds": [],
         "keys_held": 0,
-        "not_queued": {"in_flight": 0, "waiting": 0},
         "limits": [
             {
                 "name": "SlidingWindow 10/h",

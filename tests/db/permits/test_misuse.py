@@ -13,10 +13,11 @@ from asgiref.sync import async_to_sync, sync_to_async
 import callqueue
 from callqueue import Breaker, Concurrency, Rule, SlidingWindow
 from callqueue.exceptions import InvalidCall, UnknownRule
-from callqueue.models import CallAttempt, Hold, PermitRequest
-from callqueue.permits import permit as permit_module
+from callqueue.models import CallAttempt, Hold
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
+from tests.support.waiters import pass_now
+from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
 
@@ -165,7 +166,7 @@ def test_a_hold_is_laid_whatever_its_words_are(rules: Rules) -> None:
         permit.hold(30, "why\0 \ud800" + "x" * 5000)
     assert Hold.objects.get().reason.startswith("why ")
     row = CallAttempt.objects.get()
-    assert row.outcome == "throttled" and len(row.label) == 100
+    assert row.outcome == "throttled" and len(row.call.path) == 100
     for wrong in (-1, "30", float("nan"), None, True):
         with pytest.raises(ValueError, match="hold"):
             permit.hold(wrong)  # type: ignore[arg-type]
@@ -179,13 +180,12 @@ def test_a_rule_that_is_gone_by_the_time_of_the_block_is_named(rules: Rules) -> 
         waiter = Waiter(Options("r").wanted())
         waiter.step()
         rules(s=Rule())
-        waiter.pass_at = 0.0
         with pytest.raises(UnknownRule, match="'s'"):
-            waiter.step()
+            pass_now(waiter)
         waiter.withdraw()
     with pytest.raises(UnknownRule, match="'s'"), before:
         pytest.fail("without a rule")
-    assert not PermitRequest.objects.exists() and not CallAttempt.objects.open().exists()
+    assert not waiting_rows().exists() and not CallAttempt.objects.open().exists()
 
 
 def test_a_block_that_was_not_entered_is_not_left(rules: Rules) -> None:
@@ -239,21 +239,21 @@ def test_an_interrupted_wait_leaves_nothing_charged(
         pytest.fail("interrupted")
     with callqueue.permit("r", wait=0):
         pass
-    assert not PermitRequest.objects.exists()
+    assert not waiting_rows().exists()
 
 
 def test_a_process_that_stood_still_past_its_lease_takes_another_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    steps = iter([1000.0, 0.0, 0.0])
-    real = permit_module.until_slot
+    real, lost = Waiter._job, iter([1000.0, 0.0])
 
-    def stood_still(job: Any) -> float:
-        job.lease_ends -= next(steps)
-        return real(job)
+    def stood_still(self: Waiter, begun: Any) -> Any:
+        job = real(self, begun)
+        job.lease_ends -= next(lost)
+        return job
 
-    monkeypatch.setattr(permit_module, "until_slot", stood_still)
+    monkeypatch.setattr(Waiter, "_job", stood_still)
     with callqueue.permit("r") as permit:
         assert CallAttempt.objects.count() == 2
     assert CallAttempt.objects.latest("pk").pk == permit.attempt_id

@@ -1,4 +1,4 @@
-"""A permit is an attempt without a call: charged, shown and ended as attempts are."""
+"""A permit is a call that its block makes: charged, shown and ended as calls are."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django.utils import timezone
 import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
 from callqueue.dispatch import release_pass
-from callqueue.exceptions import CallQueueError, InvalidCall, UnknownRule
+from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, UnknownRule
 from callqueue.history import audit
 from callqueue.ledger import ledger_time, settings
 from callqueue.ledger.settings import Party
 from callqueue.limits.budgets import Book, bind
 from callqueue.look import look
-from callqueue.maintenance import cleanup
-from callqueue.models import CallAttempt, CallQueue, Hold, OpinionState, PermitRequest
+from callqueue.maintenance import cleanup, recovery
+from callqueue.models import CallAttempt, CallQueue, Hold, OpinionState
 from callqueue.permits import waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
@@ -28,20 +28,27 @@ from callqueue.testing import assert_permit, run_callqueue, travel
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
 from tests.support.dispensers import Process
+from tests.support.waiters import pass_now
+from tests.support.waiters import waiter as new_waiter
+from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
 SECOND = timedelta(seconds=1)
 
 
-def test_a_permit_is_an_attempt_without_a_call(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2/h")]))
+def test_a_permit_is_a_call_of_its_own_method(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("2/h")], priority=3))
     with callqueue.permit("r", label="refund") as permit:
         row = CallAttempt.objects.get(pk=permit.attempt_id)
-        assert row.call_id is None and row.label == "refund" and row.finished_at is None
-        assert row.started_at is not None
+        assert row.finished_at is None and row.started_at is not None and row.number == 1
+        call = row.call
+        assert call.status == CallQueue.Status.DISPATCHED and call.dispatched_at_dt is not None
+        assert call.call_data == {"method": "permit", "params": {"label": "refund"}}
+        assert (call.method, call.path, call.priority) == ("permit", "refund", 4)
     row.refresh_from_db()
+    call.refresh_from_db()
     assert row.outcome == CallAttempt.Outcome.SUCCEEDED and row.finished_at is not None
-    assert not PermitRequest.objects.exists()
+    assert call.status == CallQueue.Status.DONE and call.finished_at_dt is not None
 
 
 def test_permits_and_calls_are_charged_to_the_same_limit(rules: Rules, remote: Vendor) -> None:
@@ -68,7 +75,7 @@ def test_not_now_says_until_when(rules: Rules) -> None:
     assert refused.value.until is not None
     assert timezone.now() + timedelta(minutes=59) < refused.value.until
     assert refused.value.until < timezone.now() + timedelta(minutes=62)
-    assert not PermitRequest.objects.exists()
+    assert CallQueue.objects.count() == 1, "what was refused leaves nothing"
 
 
 def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
@@ -82,7 +89,7 @@ def test_a_permit_waits_by_the_clock_of_the_test(rules: Rules) -> None:
         assert timedelta(minutes=59) < waited < timedelta(minutes=63)
         with pytest.raises(NotNow), callqueue.permit("r", wait=60):
             pytest.fail("over the limit")
-    assert not PermitRequest.objects.exists()
+    assert CallQueue.objects.count() == 2
 
 
 def test_a_slot_that_opens_a_little_later_is_waited_for_once(
@@ -104,6 +111,7 @@ def test_what_goes_wrong_in_the_block_is_written_by_its_type_alone(rules: Rules)
         raise ValueError("the secret")
     row = CallAttempt.objects.get()
     assert row.outcome == CallAttempt.Outcome.ERRORED and row.error_message == "ValueError"
+    assert row.call.status == CallQueue.Status.FAILED and row.call.error_message == "ValueError"
 
 
 def test_a_permit_settles_for_what_it_cost(rules: Rules) -> None:
@@ -166,10 +174,10 @@ def test_in_flight_is_what_is_in_the_block(rules: Rules) -> None:
 def test_higher_priority_goes_first_and_equals_by_due_time(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     send("r")
-    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0):
+    with pytest.raises(NotNow) as refused, callqueue.permit("r", wait=0, priority=0):
         pytest.fail("a call was due before")
     assert refused.value.reason
-    with callqueue.permit("r", wait=0, priority=1):
+    with callqueue.permit("r", wait=0):  # one above the rule's
         pass
     assert not remote.requests
 
@@ -228,8 +236,7 @@ def test_dispensers_end_what_only_such_a_process_charged_and_it_comes_again(
     assert OpinionState.objects.filter(lapsed_at=None).count() == 1
     again = Waiter(Options("b", wait=0).wanted())
     assert not isinstance(again.step(), Job), "its settings do not count any more"
-    again.pass_at = 0.0
-    assert isinstance(again.step(), Job)
+    assert isinstance(pass_now(again), Job)
     assert OpinionState.objects.filter(lapsed_at=None).count() == 2
     send("a")
     assert apart.goes() == {}
@@ -304,23 +311,23 @@ def test_a_process_with_the_dispensers_settings_changes_nothing(rules: Rules) ->
     assert settings.read("default") == before
 
 
-def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules) -> None:
-    """A clock that was set a day forward makes every waiter seem dead to who deletes their rows."""
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_permit_that_was_taken_for_dead_waits_on(rules: Rules, is_deleted: bool) -> None:
+    """A clock that was set a day forward makes every waiter seem dead."""
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
-        waiter = Waiter(Options("r").wanted())
+        waiter = new_waiter()
         assert not isinstance(waiter.step(), Job)
-        due = PermitRequest.objects.get().due_at_dt
-        PermitRequest.objects.all().delete()
-        waiter.pass_at = 0.0
-        waiter.step()
-        assert PermitRequest.objects.get().due_at_dt == due
-        waiter.pass_at = 0.0
-        waiter.step()
-        assert waiter.in_vain == 0
-    waiter.pass_at = 0.0
-    granted = waiter.step()
-    assert isinstance(granted, Job)
+        due = waiting_rows().get().due_at_dt
+        if is_deleted:
+            waiting_rows().delete()
+        else:
+            waiting_rows().update(expires_at_dt=due)
+            assert recovery.expire("default") == 1
+        pass_now(waiter)
+        pass_now(waiter)
+        assert waiting_rows().get().due_at_dt == due
+    assert isinstance(pass_now(waiter), Job)
 
 
 def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
@@ -333,9 +340,10 @@ def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
             pass
     lost = CallAttempt.objects.order_by("pk").first()
     assert lost is not None and lost.outcome == CallAttempt.Outcome.LOST
+    assert lost.call.status == CallQueue.Status.UNKNOWN, "nobody knows whether its request left"
     context.__exit__(None, None, None)
     lost.refresh_from_db()
-    assert lost.outcome == CallAttempt.Outcome.LOST
+    assert lost.outcome == CallAttempt.Outcome.LOST and lost.call.status == 7
 
 
 def test_what_is_wrong_is_said_at_once(rules: Rules) -> None:
@@ -369,7 +377,7 @@ def test_a_function_takes_a_permit_each_time(rules: Rules) -> None:
     assert refund("a", n=2) == "aa" and refund("b") == "b"
     with pytest.raises(NotNow):
         refund("a")
-    labels = set(CallAttempt.objects.values_list("label", flat=True))
+    labels = set(CallQueue.objects.values_list("path", flat=True))
     assert len(labels) == 1 and "refund" in labels.pop()
 
 
@@ -378,16 +386,16 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
     with travel() as clock:
         with callqueue.permit("r"):
             pass
-        waiter = Waiter(Options("r").wanted())
+        waiter = new_waiter()
         assert not isinstance(waiter.step(), Job)
-        assert PermitRequest.objects.count() == 1
+        assert waiting_rows().count() == 1
         send("r")
         clock.forward(hours=1.1)
-        PermitRequest.objects.update(alive_until=ledger_time.now("default") + SECOND)
+        waiting_rows().update(expires_at_dt=clock.now() + 60 * SECOND)
         run_callqueue()
         assert not remote.requests, "the permit was there before the call"
         granted = CallAttempt.objects.order_by("-pk").first()
-        assert granted is not None and granted.started_at is None and granted.call_id is None
+        assert granted is not None and granted.started_at is None
         job = waiter.step()
         assert isinstance(job, Job) and job.attempt_id == granted.pk
         assert CallQueue.objects.new().count() == 1
@@ -398,10 +406,10 @@ def test_forecasts_know_the_permits_that_go_before(rules: Rules) -> None:
     with callqueue.permit("r"):
         pass
     call = send("r")
-    waiters = [Waiter(Options("r", priority=n).wanted()) for n in (0, 1)]
+    waiters = [new_waiter(priority=n) for n in (0, 1)]
     for one in waiters:
         one.step()
-    assert PermitRequest.objects.count() == 2 and call.forecast().position == 2
+    assert waiting_rows().count() == 2 and call.forecast().position == 2
     for one in waiters:
         one.withdraw()
     assert call.forecast().position == 1
@@ -421,11 +429,53 @@ def test_the_kit_says_which_permits_were_taken(rules: Rules) -> None:
         assert_permit(url="x")
 
 
-def test_permits_are_shown_as_not_queued(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("5/h")]))
+def test_permits_are_shown_as_calls(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with callqueue.permit("r", label="refund"):
-        shown = look("default").rule("r")
-    assert (shown.flight.count, shown.flight.permits, shown.limits[0].used) == (1, 1, 1)
+        waiter = new_waiter()
+        waiter.step()
+        seen = look("default")
+        shown = seen.rule("r")
+        waiter.withdraw()
+    assert (shown.flight.count, shown.waits.ready, shown.limits[0].used) == (1, 1, 1)
+    assert not seen.workers, "who takes permits is no worker of a queue"
+
+
+def test_a_permit_is_not_sent_and_not_requeued(rules: Rules) -> None:
+    rules(r=Rule())
+    with pytest.raises(InvalidCall, match="permit"):
+        CallQueue.objects.send({"method": "Permit", "params": {}}, rule="r")
+    with pytest.raises(ValueError, match="x"), callqueue.permit("r"):
+        raise ValueError("x")
+    call = CallQueue.objects.get()
+    with pytest.raises(IllegalTransition, match="permit"):
+        call.requeue()
+    assert CallQueue.objects.all().requeue(again=True) == 0
+
+
+def test_a_permit_that_waits_may_be_cancelled(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        waiter = new_waiter()
+        waiter.step()
+        waiting_rows().get().cancel()
+        with pytest.raises(NotNow, match="cancelled") as refused:
+            waiter.step()
+    assert refused.value.until is None
+    assert CallQueue.objects.cancelled().count() == 1
+
+
+def test_one_that_is_cancelled_when_it_is_charged_gives_its_charge_back(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        waiter = new_waiter()
+        waiter.step()
+    release_pass.release("default", ["r"])
+    CallQueue.objects.dispatched().get().cancel()
+    with callqueue.permit("r", wait=0):
+        pass
+    with pytest.raises(NotNow, match="cancelled"):
+        pass_now(waiter)
 
 
 def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> None:
@@ -435,16 +485,22 @@ def test_permits_are_kept_as_long_as_done_calls_and_audited(rules: Rules) -> Non
     limits = audit.audit("default", since=timedelta(hours=1)).findings
     assert [one.highest for one in limits if one.rule == "r"] == [1]
     with travel(days=6):
-        assert cleanup.clean("default").attempts == 0
+        assert cleanup.clean("default").calls == 0
     with travel(days=8):
-        assert cleanup.clean("default").attempts == 1
+        cleaned = cleanup.clean("default")
+        assert (cleaned.calls, cleaned.attempts) == (1, 1)
 
 
-def test_a_permit_without_a_call_has_a_page(rules: Rules, admin_client: Any) -> None:
+def test_a_permit_has_a_page_that_offers_nothing_that_cannot_be(
+    rules: Rules, admin_client: Any
+) -> None:
     rules(r=Rule())
-    with callqueue.permit("r", label="refund") as permit:
-        pass
-    row = CallAttempt.objects.get(pk=permit.attempt_id)
-    assert str(row) == f"permit {row.pk}"
-    page = admin_client.get(reverse("admin:callqueue_callattempt_change", args=[row.pk]))
-    assert b"not queued" in page.content and b"refund" in page.content
+    with pytest.raises(ValueError, match="x"), callqueue.permit("r", label="refund"):
+        raise ValueError("x")
+    call = CallQueue.objects.get()
+    page = admin_client.get(reverse("admin:callqueue_callqueue_change", args=[call.pk]))
+    text = page.content.decode()
+    assert "refund" in text and "ValueError" in text
+    assert f"{call.pk}/requeue/" not in text and f"{call.pk}/edit" not in text
+    listed = admin_client.get(reverse("admin:callqueue_callqueue_changelist"))
+    assert b"permit refund" in listed.content

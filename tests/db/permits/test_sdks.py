@@ -88,7 +88,7 @@ def test_twilio(provider: str, session: requests.Session) -> None:
     client.session.mount("http://", callqueue.PermitAdapter(wait=0, label="sms"))
     answer = client.request("POST", provider + "/2010/Accounts/AC1/Messages.json", data={"To": "1"})
     assert answer.status_code == 200
-    assert statuses() == [200] and CallAttempt.objects.get().label == "sms"
+    assert statuses() == [200] and CallAttempt.objects.get().call.path == "sms"
 
 
 def test_boto3(provider: str) -> None:

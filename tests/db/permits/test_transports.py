@@ -85,7 +85,7 @@ def test_each_request_is_an_attempt_with_its_status(rules: Rules, stub: str, get
     assert get(stub, "/404") == 404
     assert get(stub, "/500") == 500
     assert outcomes() == [("succeeded", 200), ("gave up", 404), ("failed", 500)]
-    assert CallAttempt.objects.filter(label="reports").count() == 1
+    assert CallAttempt.objects.filter(call__path="reports").count() == 1
     assert not CallAttempt.objects.open().exists()
 
 

@@ -15,56 +15,61 @@ from django.test.utils import CaptureQueriesContext
 import callqueue
 from callqueue import Concurrency, NotNow, Rule, SlidingWindow, control
 from callqueue.dispatch import release_pass
-from callqueue.dispatch.turns import Answer
-from callqueue.models import CallAttempt, PermitRequest
-from callqueue.permits import begun
-from callqueue.permits.asking import Options
-from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter
+from callqueue.dispatch.next_look import NO_STREAK, when_locked
+from callqueue.ledger import ready_calls
+from callqueue.models import CallAttempt, CallQueue
+from callqueue.permits.waiting import LOOK, REST, REVIEW, Waiter, now
 from callqueue.testing import travel
 from callqueue.transitions import Job
 from tests.support.behaviour import send
+from tests.support.waiters import pass_now
+from tests.support.waiters import waiter as new_waiter
+from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
 
 
 def waiter(**options: Any) -> Waiter:
-    """One that has made its first pass in vain."""
-    made = Waiter(Options("r", **options).wanted())
+    """One that has made its first pass in vain, and has looked at its row."""
+    made = new_waiter(**options)
     assert not isinstance(made.step(), Job)
+    made.passed_at = now() + 100
+    assert not isinstance(made.step(), Job)
+    made.passed_at = now()
     return made
 
 
 def until_next_pass(one: Waiter) -> float:
-    return one.pass_at - begun.now()
+    return one.pass_at - now()
 
 
-def test_who_becomes_the_first_makes_a_pass_at_once(rules: Rules) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
+@pytest.mark.parametrize("per", ["rule", "key"])
+def test_who_becomes_the_first_makes_a_pass_at_once(rules: Rules, per: str) -> None:
+    rules(r=Rule(limits=[Concurrency(1), SlidingWindow("50/h", per=per)]))
     with callqueue.permit("r"):
         first, other_key, second = waiter(), waiter(key="k"), waiter()
-        assert (first.is_first, other_key.is_first, second.is_first) == (True, True, False)
-        assert second.last is not None and second.last.is_behind
-        second.pass_at = begun.now() + 100
+        of_other_keys = 0 if per == "key" else 1
+        assert (first.ahead, other_key.ahead, second.ahead) == (0, of_other_keys, 1 + of_other_keys)
+        passes = second.passes
         second.step()
-        assert second.passes == 1, "it only looks"
+        assert second.passes == passes, "it only looks"
         first.withdraw()
+        other_key.withdraw()
         second.step()
-        assert second.passes == 2
-        second.pass_at = begun.now() + 100
+        second.passed_at = -1e9
         second.step()
-        assert second.passes == 2, "it is no news any more"
+        assert second.passes == passes + 1 and second.ahead == 0
 
 
 def test_one_that_died_keeps_nobody_from_being_the_first(rules: Rules) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
     with callqueue.permit("r"):
         dead, second = waiter(), waiter()
-        PermitRequest.objects.filter(owner=dead.asked.owner).update(
-            alive_until=CallAttempt.objects.get().released_at
+        CallQueue.objects.filter(pk=dead.pk).update(
+            expires_at_dt=CallAttempt.objects.get().released_at
         )
-        second.pass_at = begun.now() + 100
         second.step()
-        assert second.is_first and second.passes == 2
+        assert second.ahead == 0
 
 
 def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rules) -> None:
@@ -76,6 +81,7 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
         pause = one.step()
         assert isinstance(pause, float) and pause >= REST[0]
     last = waiters[-1]
+    assert last.ahead == 7
     assert 0.75 * 8 * REVIEW[0] < until_next_pass(last) < 8 * 1.25 * REVIEW[1]
     with CaptureQueriesContext(connection) as asked:
         last.step()
@@ -83,15 +89,14 @@ def test_who_waits_long_looks_seldom_and_all_together_make_few_passes(rules: Rul
 
 
 def test_who_is_far_behind_looks_seldom_though_others_go(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2/10s")]))
-    with travel() as clock:
-        for _ in range(2):
-            with callqueue.permit("r"):
-                pass
-            clock.forward(4)
-        near, _, _, far = (waiter() for _ in range(4))
-        assert near.near_at < begun.now() + 3 < begun.now() + 5 < far.near_at
-        near.withdraw()
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        near = waiter()
+        for _ in range(20):
+            waiter()
+        far = waiter()
+        pauses = [one.step() for one in (near, far)]
+        assert pauses[0] <= LOOK < 2 * LOOK < pauses[1], pauses
 
 
 def test_the_first_of_its_key_goes_by_its_own_slot(rules: Rules) -> None:
@@ -117,7 +122,7 @@ def test_one_that_may_be_granted_any_moment_looks_often(rules: Rules) -> None:
     with callqueue.permit("r"):
         pass
     one, behind = waiter(), waiter()
-    behind.near_at = begun.now()
+    behind._opens_at = now()
     pause = behind.step()
     assert isinstance(pause, float) and pause <= LOOK
     one.withdraw()
@@ -136,12 +141,12 @@ def test_a_slot_that_opens_early_is_found_soon(rules: Rules, how: str) -> None:
     assert until_next_pass(one) <= 2 * 1.25 * REVIEW[1]
     if ahead is not None:
         ahead.withdraw()
-        assert isinstance(one.step(), Job), "it is the first now, and looks at once"
-        return
+        one.passed_at = now() + 100
+        one.step()
+        assert until_next_pass(one) <= 101.25 * REVIEW[1], "it is the first now"
     control.resume("default", "r")
     before.settle({"tokens": 1})
-    one.pass_at = 0.0
-    assert isinstance(one.step(), Job)
+    assert isinstance(pass_now(one), Job)
 
 
 def test_not_now_says_what_a_permit_then_waits_for(rules: Rules) -> None:
@@ -182,30 +187,34 @@ def test_nobody_waits_for_longer_than_he_said(rules: Rules, wait: float) -> None
     rules(r=Rule(limits=[SlidingWindow("1/h")]))
     with callqueue.permit("r"):
         pass
-    one = waiter(wait=wait)
+    one = new_waiter(wait=wait)
     pause = one.step()
     assert isinstance(pause, float) and pause <= wait
     one.withdraw()
 
 
-def test_a_permit_that_is_admitted_reads_no_call_where_none_is_ready(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("5/h")]))
-    with callqueue.permit("r"):
+def test_a_pass_for_a_permit_looks_at_no_call_that_goes_after_it(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(limits=[SlidingWindow("50/h")]))
+    for priority in (0, 0, 5):
+        send("r", priority=priority)
+    seen: list[Any] = []
+    real = ready_calls.first
+
+    def first(*args: Any, **how: Any) -> Any:
+        seen.extend(found := real(*args, **how))
+        return found
+
+    monkeypatch.setattr(ready_calls, "first", first)
+    with callqueue.permit("r", priority=1):
         pass
+    assert [one.priority for one in seen] == [5, 1]
+    assert CallQueue.objects.new().count() == 3, "nobody is there to send them"
 
-    def reads_calls() -> list[str]:
-        with CaptureQueriesContext(connection) as asked, callqueue.permit("r", priority=1):
-            pass
-        return [
-            one["sql"]
-            for one in asked
-            if 'callqueue_callqueue" c' in one["sql"] or "callqueue_callqueue` c" in one["sql"]
-        ]
 
-    assert len(reads_calls()) == 1, "what locks the rule says that there is none"
-    send("r", priority=2)
-    found = reads_calls()
-    assert len(found) == 2 and "FOR UPDATE" not in found[1]
+def locked_out(*_: Any, **__: Any) -> release_pass.Pass:
+    return release_pass.Pass(next_look=when_locked(NO_STREAK))
 
 
 def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way(
@@ -213,26 +222,26 @@ def test_one_that_does_not_wait_has_a_slot_from_the_pass_that_was_in_its_way(
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
     with monkeypatch.context() as patch:
-        patch.setattr(release_pass, "permit", lambda *_: Answer())
-        locked_out = Waiter(Options("r", wait=0).wanted())
-        assert not isinstance(locked_out.step(), Job)
+        patch.setattr(release_pass, "release", locked_out)
+        one = new_waiter(wait=0)
+        assert not isinstance(one.step(), Job)
     with callqueue.permit("r", wait=0):
         pass
-    locked_out.pass_at = begun.now() + 100
-    assert isinstance(locked_out.step(), Job)
+    one.passed_at = now() + 100
+    assert isinstance(one.step(), Job)
 
 
 def test_one_that_does_not_wait_gives_up_soon_where_others_are_in_its_way(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(limits=[SlidingWindow("9/h")]))
-    monkeypatch.setattr(release_pass, "permit", lambda *_: Answer())
+    monkeypatch.setattr(release_pass, "release", locked_out)
     with travel() as clock:
         before = clock.now()
         with pytest.raises(NotNow, match="in the way"), callqueue.permit("r", wait=0):
             pytest.fail("somebody else has the rule")
         assert clock.now() - before < timedelta(seconds=1.5)
-    assert not PermitRequest.objects.exists()
+    assert not waiting_rows().exists()
 
 
 def test_one_that_died_stands_in_nobodys_way_for_longer_than_it_would_have_waited(
@@ -246,6 +255,7 @@ def test_one_that_died_stands_in_nobodys_way_for_longer_than_it_would_have_waite
         send("r")
         clock.forward(1.5)
         assert len(release_pass.release("default", ["r"]).released) == 1
+        assert not CallAttempt.objects.filter(call__method="permit").open().exists()
 
 
 @pytest.mark.parametrize("waits", ["permits", "calls", "both"])
@@ -257,7 +267,7 @@ def test_not_now_counts_what_waits_for_the_same_key(rules: Rules, waits: str) ->
         ahead = [waiter(key="a")] if waits != "calls" else []
         if waits != "permits":
             send("r", key="a")
-        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0):
+        with pytest.raises(NotNow) as refused, callqueue.permit("r", key="a", wait=0, priority=0):
             pytest.fail("over the limit")
         until, hours = refused.value.until, 3 if waits == "both" else 2
         assert until is not None
