@@ -103,6 +103,23 @@ def test_a_backlog_drains_at_the_limit_and_never_above(
         assert used_share(instants, n, window) >= 0.8
 
 
+@pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside workers"])
+def test_processes_that_make_their_own_calls_share_a_limit(scene: Scene, has_others: bool) -> None:
+    """Two of them, alone or beside a dispenser and its workers: one limit, and all of it."""
+    scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("100/s")])')
+    scene.send(800, "/delay?s=0.05")
+    if has_others:
+        scene.workers(1, 2)
+        scene.processes.dispenser()
+    for _ in range(2):
+        scene.processes.run()
+    instants = scene.drain(60)
+    never_over(instants, 100, 1.0)
+    with on_a_quiet_machine():
+        share = used_share(instants, 100, 1.0)
+        assert share >= 0.8, share
+
+
 def test_no_burst_after_the_workers_were_away(scene: Scene) -> None:
     scene.rule('Rule(queues=QUEUE, limits=[SlidingWindow("20/s")])')
     scene.send(120)
