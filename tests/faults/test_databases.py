@@ -110,12 +110,14 @@ def stage(at: Callable[..., Stage], server: private.Postgres) -> Stage:
     return at(server.url, server)
 
 
+@pytest.mark.parametrize("maker", ["worker", "run"])
 def test_postgresql_crashes_and_comes_back(
-    stage: Stage, server: private.Postgres, length: Length
+    stage: Stage, server: private.Postgres, length: Length, maker: str
 ) -> None:
-    """`stop -m immediate` under load: workers and dispensers reconnect by themselves."""
-    stage.worker(concurrency=2)
-    dispenser = stage.dispenser()
+    """`stop -m immediate` under load: whoever releases and makes calls reconnects by himself."""
+    if maker == "worker":
+        stage.worker(concurrency=2)
+    dispenser = stage.dispenser() if maker == "worker" else stage.run()
     for _ in range(length(1, 8)):
         for method in ("post", "put", "get"):
             stage.send(20, path="/delay?s=0.1", method=method)
