@@ -53,6 +53,7 @@ class Watch:
         self.narrowed = ClockEstimate()
         self.steady_from: int | None = None
         self._suspicious = False
+        self._late_since: float | None = None  # when it found that others had set ledger time back
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -66,6 +67,7 @@ class Watch:
             self._suspicious = suspicious
             with self._keeping:
                 if not self._suspicious:
+                    self._late_since = None
                     self._keep(reading)
             return jump
 
@@ -151,10 +153,12 @@ class Watch:
 
         Whoever is new may have come after a jump that others deal with only now. If they do, it
         takes over what they say, unless the clock has jumped before its eyes since; if nobody has
-        after a while, there are no others. Who is not new goes by what it saw itself, but for a
-        little that ledger time is late since others have moved it: they erred by as much, or the
-        clock was set back since then. What is written now would be too early if that was made up
-        for later: so it stays so, and all are told (AGREED) and leave it too.
+        after a while, there are no others. Who is not new goes by what it saw itself, but where
+        ledger time is late since others have moved it: they erred by as much (a little, or their
+        machine was paused and they cannot tell), or the clock was set back since then. What they
+        write would be too early if that was made up for later. So only who has seen it set back,
+        before anybody can have written, makes up for it. Where nobody has after a while, and where
+        it is a little, it stays so, and all are told (AGREED) and leave it too.
         """
         by, since = last.jump_to(reading), self.since or 0.0
         if last.moved == reading.moved:
@@ -163,7 +167,13 @@ class Watch:
         is_new = last.before - since <= SETTLED and reading.before - since <= 2 * SETTLED
         if is_new and not seen:
             return 0
-        return AGREED if -MISSED <= by < 0 else by
+        is_fresh = reading.after - last.before <= SETTLED
+        if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):
+            return by
+        if self._late_since is None:
+            self._late_since = reading.before
+        is_left = by >= -MISSED or reading.before - self._late_since > SETTLED
+        return AGREED if is_left else None
 
     def _keep(self, reading: Reading) -> Reading:
         if self.last is not None and self.last.moved != reading.moved:

@@ -9,7 +9,7 @@ from tests.simulation.fault_table import Change, Fault, fault
 
 UNSEEN = {
     "ledger time that was late is put forward": fault(
-        "ledger.clock_jumps", "return AGREED if -MISSED <= by < 0 else by", "return by"
+        "ledger.clock_jumps", "if by >= 0 or (by < -MISSED and seen < 0 and is_fresh):", "if True:"
     ),
     "who has just begun writes what counts": fault(
         "ledger.clock_jumps", " and not found.settles_in()", ""

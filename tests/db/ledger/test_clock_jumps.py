@@ -428,6 +428,42 @@ def test_who_has_looked_once_and_long_ago_deals_with_the_last_of_two_jumps(
     assert released(two_clocks) == 20
 
 
+def test_who_takes_its_own_pause_for_a_jump_makes_no_room(
+    two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's machine was paused for a while and cannot tell, as virtual ones are: it finds that
+    the clock has jumped, and is alone with that. Ledger time is late from then on, for all; were it
+    put forward again, what the worker has written by it would be too early.
+    """
+    behind = {"worker": 0.0}
+    own = lambda: two_clocks.mono - behind.get(others.now, 0.0)  # noqa: E731
+    monkeypatch.setattr(clocks, "monotonic", own)
+    monkeypatch.setattr(clock_jumps, "time", SimpleNamespace(sleep=two_clocks.pass_by))
+    for _ in range(3):
+        two_clocks.pass_by(0.5)
+        others.be("dispenser").look()
+        others.be("worker").look()
+    two_clocks.pass_by(40)
+    behind["worker"] = 40.0
+    for _ in range(2):
+        others.be("dispenser").look()
+        ids = [one.attempt_id for one in release("default", ["r"], batch=10).released]
+        assert len(ids) == 10
+        others.be("worker")
+        results = [answered(job) for job in begin("default", ids)]
+        two_clocks.pass_by(0.01)
+        recorder.record("default", results)
+        for _ in range(5):
+            two_clocks.pass_by(0.4)
+            others.be("dispenser").look()
+    others.be("dispenser")
+    two_clocks.pass_by(50)
+    assert released(two_clocks) == 0
+    two_clocks.pass_by(51)
+    assert released(two_clocks) == 20
+    assert RuleState.objects.get(rule=rule_rows.FRAME).passes < 5, "and nobody goes on moving it"
+
+
 def test_a_dispenser_that_runs_once_lets_those_move_the_ledger_who_saw_the_jump(
     two_clocks: Clocks, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
