@@ -203,15 +203,16 @@ def _errors(name: str, now: Any) -> dict[str, Any]:
 
 
 def _sent(seen: Look, rule: RuleLook) -> dict[str, Any]:
-    """The sums, by calendar days and lately, and a chart of the last 24 hours."""
-    here, moved = seen.time, seen.moved // SECOND
-    now = seen.now // SECOND + moved
+    """The sums, by calendar days and lately, and a chart of the last 24 hours. Sums are in ledger
+    time, to a quarter of an hour.
+    """
+    now, here, moved = int(seen.time.timestamp()), seen.time, seen.moved // SECOND
     zone = _zone(rule)
     today = timezone.localtime(here, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     yesterday = (today - timedelta(hours=12)).replace(hour=0)
     first = min(int(yesterday.timestamp()), now - sums.DAY_S)
-    found = sums.series(using(), rule.name, first - moved, now - moved + 1)
-    every = [(start + moved, one) for start, one in found]  # as the clock shows it
+    series = sums.series(using(), rule.name, first - moved, now + 1 - moved)
+    every = [(start + moved, one) for start, one in series]
     stretches = [(start, one) for start, one in every if start > now - sums.DAY_S - sums.QUARTER_S]
     drawn = {kind: [getattr(one, kind) for _, one in stretches] for kind in COUNTS[1:]}
     shown = [

@@ -16,9 +16,11 @@ from django.utils import timezone
 
 from callqueue import Concurrency, Rule, SlidingWindow, control
 from callqueue.history import errors, sums
+from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.db.admin.staff import DASHBOARD, act, answer, ended, log_in, text_of
+from tests.support.behaviour import move_ledger
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -56,7 +58,10 @@ def keep() -> None:
         pass
 
 
-def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client) -> None:
+@pytest.mark.parametrize("set_by", [0, 40, -40])
+def test_what_it_sent_is_told_by_days_and_lately(rules: Rules, root: Client, set_by: int) -> None:
+    """By the wall's days, though the clock was set by some since."""
+    move_ledger(set_by * DAY_S)
     rules(pay=Rule())
     answered("pay", 17)
     answered("pay", 3, 1000, "throttled")
