@@ -378,23 +378,31 @@ def distinct_next(
 
 
 def distinct_pairs(
-    using: str, table: str, columns: tuple[str, str], where: str, params: Sequence[Any]
+    using: str,
+    table: str,
+    columns: tuple[str, str],
+    where: str,
+    params: Sequence[Any],
+    *,
+    after: tuple[Any, Any],
+    count: int,
 ) -> tuple[str, list[Any]]:
-    """A SELECT of the distinct pairs (a, b) of two columns among the rows that `where` picks, and
-    its parameters. Databases step as in `distinct_next`.
+    """A SELECT of the next `count` distinct pairs (a, b) of two columns past `after`, in order,
+    among the rows that `where` picks, and its parameters. Databases step as in `distinct_next`.
     """
     one, two, table = (quoted(using, name) for name in (*columns, table))
     select = f"SELECT c.{one} AS a, c.{two} AS b FROM {table} c WHERE {where}"
     if not is_postgresql(using):
-        return select.replace("SELECT", "SELECT DISTINCT", 1), list(params)
-    first = f"ORDER BY c.{one}, c.{two} LIMIT 1"
-    following = f"{select} AND (c.{one}, c.{two}) > (k.a, k.b) {first}"
+        past = f"(c.{one} > %s OR (c.{one} = %s AND c.{two} > %s))"
+        sql = f"{select} AND {past} ORDER BY a, b LIMIT {int(count)}"
+        return sql.replace("SELECT", "SELECT DISTINCT", 1), [*params, after[0], *after]
+    step = f"{select} AND (c.{one}, c.{two}) > {{after}} ORDER BY c.{one}, c.{two} LIMIT 1"
     sql = (
-        f"WITH RECURSIVE k(a, b) AS (({select} {first})"
-        f" UNION ALL SELECT n.a, n.b FROM k CROSS JOIN LATERAL ({following}) n)"
-        " SELECT a, b FROM k"
+        f"WITH RECURSIVE k(a, b) AS (({step.format(after='(%s, %s)')}) UNION ALL"
+        f" SELECT n.a, n.b FROM k CROSS JOIN LATERAL ({step.format(after='(k.a, k.b)')}) n)"
+        f" SELECT a, b FROM k LIMIT {int(count)}"
     )
-    return sql, [*params, *params]
+    return sql, [*params, *after, *params]
 
 
 def first_of_each(

@@ -200,7 +200,9 @@ class Chores:
         held = holds.in_force(self.using, names, ledger_time.now(self.using))
         in_turn = held.rules_in_turn(book, names)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
-            ready_calls.gather(self.using, rule)
+            after: ready_calls.Pair | None = ready_calls.FIRST
+            while after is not None:
+                after = ready_calls.gather(self.using, rule, after)
         ready_calls.forget_news(self.using, [name for name in names if name not in in_turn])
 
     def _promote(self) -> None:

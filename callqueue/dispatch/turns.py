@@ -88,8 +88,14 @@ class KeysInTurn:
         not wait any more, for all that is known.
         """
         memo, tallies = self.account.memo, self.account.tallies.values()
-        for rule in sorted(set(self.in_turn).difference(memo.in_turn)):
-            self._is_mid_round |= ready_calls.gather(self.using, rule) == ready_calls.TAKEN
+        begun = {rule: ready_calls.FIRST for rule in self.in_turn if rule not in memo.in_turn}
+        last = {
+            rule: ready_calls.gather(self.using, rule, tuple(after))
+            for rule, after in sorted({**memo.gathering, **begun}.items())
+            if rule in self.in_turn
+        }
+        memo.gathering = {rule: after for rule, after in last.items() if after is not None}
+        self._is_mid_round |= bool(memo.gathering)
         self._is_mid_round |= ready_calls.take_news(self.using, self.in_turn, self.now)
         if memo.in_turn != self.in_turn or any(one.is_anew for one in tallies):
             memo.in_turn = self.in_turn

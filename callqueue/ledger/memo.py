@@ -23,13 +23,15 @@ class Memo:
     void; and so has a rule that shared a budget by another version, and has no row in the group.
 
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
-    their `Kept` says. `in_turn`: the rules whose keys took turns. `binding`: by rule, the budget
-    that kept its next call back, by id; for who looks.
+    their `Kept` says. `in_turn`: the rules whose keys took turns. `gathering`: by rule whose keys
+    have begun to, the last key and priority that was looked at for it. `binding`: by rule, the
+    budget that kept its next call back, by id; for who looks.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
     tallies: dict[str, Any] = field(default_factory=dict)
     in_turn: list[str] = field(default_factory=list)
+    gathering: dict[str, Any] = field(default_factory=dict)
     binding: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -55,6 +57,7 @@ class Memo:
             dict(stored["levels"]),
             dict(stored["tallies"]),
             list(stored["in_turn"]),
+            dict(stored["gathering"]),
             dict(stored.get("binding", {})),
         )
 

@@ -200,7 +200,9 @@ def _columns(using: str) -> database.Columns:
 
 
 HOLD, LOCK = "hold", "lock"  # what a key may wait for, besides room in a limit and an answer
-TAKEN = 2000  # news of keys that one pass takes at most
+TAKEN = 2000  # news of keys that one pass takes at most, and keys that `gather` looks at
+Pair = tuple[str, int]  # a key and a priority
+FIRST = "", -TOP  # less than any
 AT_LEAST = 300 * SECOND  # after which a key that waits for room is looked at in any case
 ANSWERED = 2 * SECOND  # after which one is looked at that waits for an answer
 LIFTED = 30 * SECOND  # after which one is looked at that is held: the hold may be lifted
@@ -271,22 +273,28 @@ def wake_key(using: str, rule: str, priority: int, key: str) -> None:
     own.exclude(blocked_on="").update(blocked_on="")
 
 
-def gather(using: str, rule: str, count: int = TAKEN) -> int:
-    """Give news of keys that have ready calls and neither a turn nor news of it, of so many; the
-    count of them. One statement, which reads the index once a key, where there are none.
+def gather(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
+    """Look at the keys that have ready calls, so many past `after`, and give news of those that
+    have neither a turn nor news of it; the last of them, None where there are no more.
     """
     key, pairs = quoted(using, "key"), ("key", "priority")
-    source, params = database.distinct_pairs(using, TABLE, pairs, READY, [rule])
-    known = " AND ".join(
-        f"NOT EXISTS (SELECT 1 FROM {tables.name(using, model)} t "
+    source, params = database.distinct_pairs(
+        using, TABLE, pairs, READY, [rule], after=after, count=TAKEN
+    )
+    known = " OR ".join(
+        f"EXISTS (SELECT 1 FROM {tables.name(using, model)} t "
         f"WHERE t.rule = %s AND t.{key} = v.a AND t.priority = v.b)"
         for model in ("KeyTurn", "KeyNews")
     )
-    sql = f"SELECT v.b, v.a FROM ({source}) v WHERE {known} LIMIT {int(count)}"
-    found = rows(using, sql, [*params, rule, rule])
-    fresh = [{"rule": rule, "priority": priority, "key": text} for priority, text in found]
+    sql = f"SELECT v.a, v.b, {known} FROM ({source}) v ORDER BY v.a, v.b"
+    found = rows(using, sql, [rule, rule, *params])
+    fresh = [
+        {"rule": rule, "priority": priority, "key": text}
+        for text, priority, is_known in found
+        if not is_known
+    ]
     database.insert_each(tables.KeyNews, using, fresh)
-    return len(fresh)
+    return tuple(found[-1][:2]) if len(found) == TAKEN else None
 
 
 def take_news(using: str, rules: Sequence[str], now: int) -> bool:

@@ -323,6 +323,26 @@ def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) 
     assert passes(1) == ["a"]
 
 
+def test_a_backlog_of_more_keys_than_one_pass_looks_at_has_all_its_turns(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as its keys take turns. To step over all keys in each pass would take too long."""
+    monkeypatch.setattr(ready_calls, "TAKEN", 4)
+    rules(r=Rule(limits=[SlidingWindow("1000/s")]))
+    for priority, key in enumerate(
+        ["", "a", "a ", "A", "a", "b", "ä", "z", "z" * 255, "\U0001f511"]
+    ):
+        send("r", key=key, priority=priority)
+    KeyNews.objects.all().delete()
+    control.pause("default", "r", key="b")
+    with connection.execute_wrapper(noting(statements := [])):
+        assert len(passes(3)) == 9
+    assert sum("order by v.a" in sql.lower() for sql in statements) == 3
+    with connection.execute_wrapper(noting(statements := [])):
+        assert passes(1) == []
+    assert not any("order by v.a" in sql.lower() for sql in statements)
+
+
 def test_the_only_call_that_nobody_has_locked_is_not_the_key_s_last(
     rules: Rules, transactional_db: None
 ) -> None:
