@@ -199,11 +199,11 @@ class Chores:
         names = list(book.budgets)
         held = holds.in_force(self.using, names, ledger_time.now(self.using))
         in_turn = held.rules_in_turn(book, names)
+        ready_calls.forget_news(self.using, in_turn)
         for rule in ready_calls.rules_with_ready(self.using, in_turn):
             after: ready_calls.Pair | None = ready_calls.FIRST
             while after is not None:
                 after = ready_calls.gather(self.using, rule, after)
-        ready_calls.forget_news(self.using, [name for name in names if name not in in_turn])
 
     def _promote(self) -> None:
         """Make calls ready that are due, and see when the next one is."""

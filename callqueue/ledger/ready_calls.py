@@ -318,10 +318,15 @@ def take_news(using: str, rules: Sequence[str], now: int) -> bool:
     return len(taken) == TAKEN
 
 
-def forget_news(using: str, rules: Sequence[str], count: int = TAKEN) -> None:
-    """Forget news of the keys of these rules, which take no turns."""
-    news = tables.KeyNews.objects.using(using).filter(rule__in=rules)
-    if pks := list(news.values_list("pk", flat=True)[:count]):
+def forget_news(using: str, but: Sequence[str]) -> None:
+    """Forget all news of the keys of rules but these: they take no turns."""
+    table = tables.name(using, "KeyNews")
+    told = database.distinct_next(
+        using, table, "rule", "1 = 1", [], after="", down=False, count=1000
+    )
+    others = [rule for rule in told if rule not in but]
+    news = tables.KeyNews.objects.using(using).filter(rule__in=others).values_list("pk", flat=True)
+    while pks := list(news[:TAKEN]):
         database.delete_each(tables.KeyNews, using, pks)
 
 

@@ -310,6 +310,20 @@ def test_news_that_no_pass_takes_is_forgotten(rules: Rules) -> None:
     assert not KeyNews.objects.exists()
 
 
+def test_all_news_that_no_pass_takes_is_forgotten_of_rules_that_are_gone_too(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready_calls, "TAKEN", 2)
+    rules(
+        r=Rule(limits=[SlidingWindow("5/m")]), gone=Rule(limits=[SlidingWindow("5/m", per="key")])
+    )
+    for key in "abcdefg":
+        send("r", key=key), send("gone", key=key)
+    rules(r=Rule(limits=[SlidingWindow("5/m")]))
+    assert len(release()) == 5
+    assert not KeyNews.objects.exists()
+
+
 def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1000/s")]))
     passes(1)
