@@ -350,6 +350,7 @@ class Crew:
             with suppress(IndexError):
                 while True:
                     taken.append(self.pending.popleft())
+            self.refused_at = math.inf  # those that come now have waited for nothing
         return taken
 
     def _note_refusal(self, error: Exception) -> None:

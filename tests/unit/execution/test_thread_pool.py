@@ -97,6 +97,23 @@ def test_jobs_that_no_thread_is_to_be_had_for_are_handed_back_before_their_lease
     assert crew.most() == math.inf  # it is tried again
 
 
+def test_jobs_that_come_after_others_were_handed_back_have_not_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flight, "UNSERVED_S", 0.05)
+    _allow_threads(monkeypatch, 1)
+    goes = threading.Event()
+    crew = flight.Crew(lambda job: goes.wait(20) and job, lambda: None)
+    jobs: list[Any] = [0, 1, 2]
+    crew.add(jobs, 3)
+    while not (left := crew.unserved()):
+        threading.Event().wait(0.01)
+    assert left == [1, 2]
+    crew.pending.extend(jobs)
+    assert crew.unserved() == []
+    goes.set()
+
+
 def test_a_thread_without_a_job_takes_the_next_and_ends_when_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
