@@ -264,7 +264,7 @@ def insert_many(
     carriers: dict[str, tables.CallQueue] = {}
     for at in range(0, len(keys), batch_size):
         carriers |= _carriers([first[key] for key in keys[at : at + batch_size]], using)
-    _tell_of_keys(calls, using)
+    _tell_of_keys(calls, using, batch_size)
     return [call if call.unique_key is None else carriers[call.unique_key] for call in calls]
 
 
@@ -274,11 +274,12 @@ def _takes_turns(call: tables.CallQueue) -> bool:
     return call.ready and (call.key != "" or any(limit.is_keyed for limit in limits))
 
 
-def _tell_of_keys(calls: Iterable[tables.CallQueue], using: str) -> None:
+def _tell_of_keys(calls: Iterable[tables.CallQueue], using: str, batch_size: int = 1) -> None:
     """Give passes news of these calls' keys, in the transaction that inserts them."""
     keys = dict.fromkeys((c.rule, c.priority, c.key) for c in calls if _takes_turns(c))
     news = [{"rule": rule, "priority": priority, "key": key} for rule, priority, key in keys]
-    database.insert_each(tables.KeyNews, using, news)
+    for at in range(0, len(news), batch_size):
+        database.insert_each(tables.KeyNews, using, news[at : at + batch_size])
 
 
 def _carriers(calls: Sequence[tables.CallQueue], using: str) -> dict[str, tables.CallQueue]:
