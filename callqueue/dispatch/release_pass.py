@@ -166,9 +166,9 @@ def _begun(
     """Those of these attempts that are begun as they stand now, each with what was found of its
     call.
     """
-    calls, none = {row["c.id"]: row for row in found}, {"finished_at": None}
+    calls = {row["c.id"]: row for row in found}
     return [
-        {f"a.{name}": value for name, value in {**one, **none, "id": pk}.items()}
+        {f"a.{name}": value for name, value in {**one, "id": pk}.items()}
         | {"a.call": one["call_id"], **calls[one["call_id"]]}
         for pk, one in zip(ids, attempts, strict=True)
         if one["started_at"] is not None
