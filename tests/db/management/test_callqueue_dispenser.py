@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from callqueue import Rule, SlidingWindow, database, texts
+from callqueue import Rule, SlidingWindow, texts
 from callqueue.dispatch import publisher
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
@@ -125,7 +125,7 @@ def test_a_health_check_blames_no_dispenser_for_a_database_that_is_away(
     def away(*_: object) -> None:
         raise OperationalError("nobody there")
 
-    monkeypatch.setattr(database, "clock", away)
+    monkeypatch.setattr(ledger_time, "now", away)
     checked = run("dispenser", "--alive")
     assert (checked.code, "nobody there" in checked.out) == (0, True)
 

@@ -40,7 +40,7 @@ def test_json_is_one_document_with_a_remedy_for_everything_that_is_wrong() -> No
 def test_people_get_a_line_for_each_and_what_to_do() -> None:
     ran = run("doctor")
     assert "dispenser: no dispenser has ever run" in ran.out
-    assert "do: run `manage.py callqueue_dispenser`" in ran.out
+    assert "do: run `manage.py callqueue_run`" in ran.out
     assert "checks found something" in ran.error
 
 
