@@ -98,7 +98,7 @@ def _prune(
     """Delete what is past retention, and add it to `cleaned`: a run that broke off is repeated."""
     total = cleaned.calls + _count_calls(using, older_than) if progress else None
     if not database.in_transaction(using):
-        clock_jumps.watch(using).look()
+        clock_jumps.watch(using).settle()
     database.analyze_changed(using, _table_names())
     for status, cut in _cuts(using, older_than):
         for ids in _batches(_overdue(using, status, cut), batch_size):

@@ -586,6 +586,29 @@ def test_a_sign_of_life_that_is_put_right_after_a_jump_is_no_backup(
     assert Hold.objects.exists()
 
 
+def test_a_cleanup_that_begins_just_after_the_clock_has_jumped_deletes_nothing_that_counts(
+    two_clocks: Clocks, others: Others
+) -> None:
+    """A command is a process of its own, and cannot know; a dispenser deals with it soon."""
+    others.be("dispenser").look()
+    used_up(two_clocks)
+    CallQueue.objects.all().delete()
+    two_clocks.pass_by(1)
+    others.be("dispenser").look()
+    two_clocks.jump(86400 * 60)
+    settled = two_clocks.pass_by
+
+    def pass_by(seconds: float) -> None:
+        settled(seconds)
+        others.be("dispenser").look()
+        others.be("command")
+
+    others.be("command")
+    clock_jumps.time.sleep = pass_by  # type: ignore[assignment]
+    cleanup.clean("default")
+    assert CallAttempt.objects.count() == 20
+
+
 # --- Calls under way
 
 
