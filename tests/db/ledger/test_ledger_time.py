@@ -47,7 +47,7 @@ def full(settings: Any, watched: clock_jumps.Watch) -> None:
     ensure_states("default", ["r"])
     ended = ledger_time.now("default") - timedelta(hours=12)
     CallAttempt.objects.create(
-        number=1, rule="r", queue="celery", cost=1, calls=1, outcome=states.SUCCEEDED,
+        call_id=10**9, number=1, rule="r", queue="celery", cost=1, calls=1, outcome=states.SUCCEEDED,
         released_at=ended, started_at=ended, sent_at=ended, finished_at=ended,
     )  # fmt: skip
     table = database.quoted("default", CallAttempt._meta.db_table)
