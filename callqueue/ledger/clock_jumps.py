@@ -27,6 +27,7 @@ from callqueue.database import from_us
 from callqueue.ledger import ledger_time
 from callqueue.ledger.rule_rows import SILENT
 from callqueue.limits.kinds import SECOND
+from callqueue.states import PERMIT
 
 SETTLED = 0.75  # seconds in which all dispensers that run have looked at the clock
 # microseconds that readings of two processes may be apart in what they make of a jump
@@ -261,7 +262,7 @@ def mend(using: str, rules: Collection[str], jump: Jump, reading: Reading) -> in
     right(tables.opinions(using), "seen_at")
     right(tables.opinions(using), "lapsed_at")
     if jump.by < 0:
-        _bring_retries(using, jump, reading)
+        _bring_back(using, jump, reading)
     return count
 
 
@@ -274,15 +275,17 @@ def _bring_to_now(using: str, rules: Collection[str], now: datetime) -> int:
     return int(rows.update(finished_at=now, sent_at=sent_at))
 
 
-def _bring_retries(using: str, jump: Jump, reading: Reading) -> None:
+def _bring_back(using: str, jump: Jump, reading: Reading) -> None:
     """Calls that wait for their backoff, by a clock that was set back, go on waiting as long as
-    they had to: the first of them, but for what somebody has locked, as an application may for
-    long. Appointments, and what is due after a clock was set forward, stay as they are.
+    they had to, and permits live no longer than their waiters said: the first of them, but for what
+    somebody has locked, as an application may for long. Appointments, and what is due after a clock
+    was set forward, stay as they are.
     """
-    waiting = tables.calls(using).filter(status=states.ERROR, ready=False)
-    before = from_us(reading.wall - jump.by - jump.gap)
-    first = waiting.filter(due_at_dt__gt=before).order_by("due_at_dt")
-    seen = tables.calls(using).filter(pk__in=list(first.values_list("pk", flat=True)[:RETRIES]))
-    free = list(database.locked(seen.order_by("pk")).values_list("pk", flat=True))
-    sooner = F("due_at_dt") + timedelta(microseconds=jump.by)
-    waiting.filter(pk__in=free).update(due_at_dt=sooner)
+    waiting, before = tables.calls(using).waiting(), from_us(reading.wall - jump.by - jump.gap)
+    retries = waiting.filter(status=states.ERROR, ready=False)
+    for rows, name in ((retries, "due_at_dt"), (waiting.filter(method=PERMIT), "expires_at_dt")):
+        first = rows.filter(**{f"{name}__gt": before}).order_by(name)
+        seen = tables.calls(using).filter(pk__in=list(first.values_list("pk", flat=True)[:RETRIES]))
+        free = list(database.locked(seen.order_by("pk")).values_list("pk", flat=True))
+        sooner = F(name) + timedelta(microseconds=jump.by)
+        rows.filter(pk__in=free).update(**{name: sooner})

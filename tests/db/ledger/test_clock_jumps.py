@@ -215,6 +215,24 @@ def _looked() -> None:
         connection.close()
 
 
+def test_the_permit_of_a_process_that_died_lives_no_longer_if_the_clock_is_set_back(
+    two_clocks: Clocks,
+) -> None:
+    """Passes would charge it, and take that back, for as long as the clock was set back."""
+    lives = two_clocks.wall + timedelta(seconds=8)
+    dead = CallQueue.objects.create(
+        rule="r", method=states.PERMIT, call_data={}, ready=True, expires_at_dt=lives
+    )
+    kept = CallQueue.objects.create(rule="r", call_data={}, ready=True, expires_at_dt=lives)
+    two_clocks.pass_by(1)
+    two_clocks.jump(-3600)
+    clock_jumps.watch("default").look()
+    dead.refresh_from_db(), kept.refresh_from_db()
+    left = (dead.expires_at_dt - two_clocks.wall).total_seconds()
+    assert left == pytest.approx(7, abs=0.5)
+    assert kept.expires_at_dt == lives, "an appointment stays"
+
+
 def test_a_scheduled_call_keeps_its_instant(two_clocks: Clocks) -> None:
     clock_jumps.watch("default").look()
     due = two_clocks.wall + timedelta(seconds=10)
