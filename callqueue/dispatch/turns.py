@@ -58,7 +58,7 @@ class KeysInTurn:
         self._is_full |= is_full
         self._is_mid_round |= is_full and bool(without)
         if is_full and self._spent:  # others' calls were cancelled together, perhaps: see how many
-            self._spent += ready_calls.spent(self.using, rule)
+            self._spent += ready_calls.spent(self.using, rule, self.wall)
         return found, Wait(is_unfinished=is_full and count > most)
 
     def settle(self, made: Plan) -> Wait:

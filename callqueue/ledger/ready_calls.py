@@ -339,16 +339,16 @@ def free(using: str, rule: str, count: int) -> list[Turn]:
     return [Turn(*row) for row in rows(using, sql, [rule])]
 
 
-def spent(using: str, rule: str) -> list[int]:
+def spent(using: str, rule: str, wall: datetime) -> list[int]:
     """Of the next turns that may go, so many as a pass takes, those of keys without ready calls."""
-    key, turns = quoted(using, "key"), tables.name(using, "KeyTurn")
-    sql = (
-        f"SELECT t.id FROM (SELECT id, priority, {key} FROM {turns} WHERE rule = %s "
-        f"AND blocked_on = '' ORDER BY priority DESC, served, id LIMIT {TAKEN}) t "
-        f"WHERE NOT EXISTS (SELECT 1 FROM {tables.name(using, 'CallQueue')} c "
-        f"WHERE {READY} AND c.{key} = t.{key} AND c.priority = t.priority)"
+    where, params = _may_go(using, rule, wall)
+    turns = free(using, rule, TAKEN)
+    one_of_each = dict.fromkeys((turn.pair for turn in turns), 1)
+    found = database.first_of_each(
+        using, TABLE, ("priority", "key"), where, params, "due_at_dt, id", one_of_each
     )
-    return [pk for (pk,) in rows(using, sql, [rule, rule])]
+    ready = {pair for pair, _ in found}
+    return [turn.pk for turn in turns if turn.pair not in ready]
 
 
 def save(

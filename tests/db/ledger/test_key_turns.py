@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from callqueue import Concurrency, Rule, SlidingWindow, clocks, control
+from callqueue import Concurrency, Rule, SlidingWindow, clocks, control, database
 from callqueue.database import server_clock
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.dispatch.release_pass import LEAD, ensure_states
@@ -499,14 +499,17 @@ def test_a_dispenser_rests_while_more_keys_are_blocked_than_one_look_sees(rules:
     assert not any("keyturn" in sql for sql in statements)
 
 
-def test_keys_whose_calls_were_cancelled_together_keep_nobody_back(rules: Rules) -> None:
+@pytest.mark.parametrize("ends", ["cancelled", "expired"])
+def test_keys_whose_calls_have_ended_together_keep_nobody_back(rules: Rules, ends: str) -> None:
     rules(r=Rule(limits=[Concurrency(5), SlidingWindow("9/s", per="key")]))
     CallQueue.objects.send_many(
         [{"call_data": a_call(), "key": f"k{i}"} for i in range(300)], rule="r"
     )
     passes(1)
     answer_open()
-    CallQueue.objects.new().cancel()
+    if ends == "cancelled":
+        CallQueue.objects.new().cancel()
+    CallQueue.objects.new().update(expires_at_dt=database.EPOCH)
     send("r", key="z")
     assert passes(2) == ["z"]
     assert not KeyTurn.objects.exists()
