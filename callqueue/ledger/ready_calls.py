@@ -16,6 +16,7 @@ comes without news (other code's changes, a rule whose keys take turns from now 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -298,12 +299,13 @@ def gather(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
 
 
 def take_news(using: str, rules: Sequence[str], now: int) -> bool:
-    """Give turns to the keys of which there is news, where they have none; whether some is left."""
-    if not rules:
-        return False
-    columns = f"id, rule, priority, {quoted(using, 'key')}"
-    of_rules = f"FROM {tables.name(using, 'KeyNews')} WHERE rule IN ({database.places(rules)})"
-    taken = rows(using, f"SELECT {columns} {of_rules} LIMIT {TAKEN}", list(rules))
+    """Give turns to the keys of which there is news, where they have none, by priority; whether
+    some is left.
+    """
+    columns, share = f"id, rule, priority, {quoted(using, 'key')}", -(-TAKEN // max(1, len(rules)))
+    of_rule = f"SELECT {columns} FROM {tables.name(using, 'KeyNews')} WHERE rule = %s"
+    one = f"SELECT * FROM ({of_rule} ORDER BY priority DESC LIMIT {share}) x"
+    taken = database.of_each(using, [(one, (rule,)) for rule in rules])
     if not taken:
         return False
     named = dict.fromkeys((rule, priority, key) for _, rule, priority, key in sorted(taken))
@@ -315,7 +317,7 @@ def take_news(using: str, rules: Sequence[str], now: int) -> bool:
         if (rule, priority, key) not in known
     )
     database.delete_each(tables.KeyNews, using, [pk for pk, *_ in taken])
-    return len(taken) == TAKEN
+    return max(Counter(rule for _, rule, *_ in taken).values()) == share
 
 
 def forget_news(using: str, but: Sequence[str]) -> None:

@@ -456,7 +456,7 @@ class Migration(migrations.Migration):
             options={
                 "default_permissions": (),
                 "indexes": [
-                    models.Index(fields=["rule", "key", "priority"], name="callqueue_news")
+                    models.Index(fields=["rule", "-priority", "key"], name="callqueue_news")
                 ],
             },
         ),

@@ -135,7 +135,7 @@ class KeyNews(models.Model):
 
     class Meta:
         default_permissions = ()
-        indexes = (models.Index(fields=("rule", "key", "priority"), name="callqueue_news"),)
+        indexes = (models.Index(fields=("rule", "-priority", "key"), name="callqueue_news"),)
 
     def __str__(self) -> str:
         return f"{self.rule} {self.key}"

@@ -324,6 +324,28 @@ def test_all_news_that_no_pass_takes_is_forgotten_of_rules_that_are_gone_too(
     assert not KeyNews.objects.exists()
 
 
+def test_news_of_many_calls_is_given_by_the_batch(rules: Rules) -> None:
+    """A statement of a million rows is more than a server takes."""
+    rules(r=Rule(limits=[SlidingWindow("9/m", per="key")]))
+    calls = [{"call_data": a_call(), "key": key} for key in "abcde"]
+    with connection.execute_wrapper(noting(statements := [])):
+        CallQueue.objects.send_many(calls, rule="r", batch_size=2)
+    assert KeyNews.objects.count() == 5
+    assert sum("INSERT" in sql and "keynews" in sql for sql in statements) == 3
+
+
+def test_news_is_taken_by_priority(rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_calls, "TAKEN", 3)
+    keyed = [SlidingWindow("9/m", per="key"), SlidingWindow("2/m", name="all")]
+    rules(q=Rule(limits=keyed), r=Rule(limits=keyed))
+    for key in "abcdefg":
+        send("q", key=key), send("r", key=key)
+    urgent = send("r", key="h", priority=1)
+    ensure_states("default", ["q", "r"])
+    make_pass("default", ["q", "r"])
+    assert CallAttempt.objects.get(rule="r").call_id == urgent.pk
+
+
 def test_keys_with_a_backlog_take_turns_from_one_pass_to_the_next(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("1000/s")]))
     passes(1)
