@@ -19,9 +19,9 @@ def test_rows_that_are_not_changed_are_not_read(count: int) -> None:
     """The begin of a message would read every attempt that there is."""
     rows(
         "default",
-        """INSERT INTO callqueue_callattempt (number, rule, key, queue, cost, calls, released_at,
+        """INSERT INTO callqueue_callattempt (call_id, number, rule, key, queue, cost, calls, released_at,
         outcome, response_body, error_message, worker, finished_at)
-        SELECT 1, 'r', '', '', '1', 1, NOW(), '', '', '', '', CASE WHEN i <= 19900 THEN NOW() END
+        SELECT i, 1, 'r', '', '', '1', 1, NOW(), '', '', '', '', CASE WHEN i <= 19900 THEN NOW() END
         FROM generate_series(1, %s) i RETURNING 1""",
         [MANY],
     )
