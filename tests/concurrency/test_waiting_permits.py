@@ -228,7 +228,8 @@ def test_an_admitted_permit_makes_few_statements(rules: Rules) -> None:
     taken()
     with CaptureQueriesContext(connection) as asked:
         taken(wait=0)
-    most = 17 if connection.vendor == "mysql" else 16  # that asks for the version by itself
+    # MariaDB asks for the version by itself, and SQLite how many rows each update changed.
+    most = {"mysql": 17, "sqlite": 19}.get(connection.vendor, 16)
     assert len(asked) <= most, "a permit that is admitted at once costs so many statements"
 
 

@@ -72,10 +72,12 @@ def clock_set_before(request: pytest.FixtureRequest) -> None:
         return
     request.getfixturevalue("_django_db_helper")
     from callqueue import tables
+    from callqueue.ledger import clock_jumps
     from callqueue.ledger.rule_rows import FRAME
 
     moved = round(minutes * 60_000_000)
     tables.rule_states("default").update_or_create(rule=FRAME, defaults={"served": moved})
+    clock_jumps.forget_readings(is_new=False)
 
 
 @pytest.fixture(scope="session")
