@@ -223,8 +223,8 @@ def import_tasks(app: Any) -> None:
 
 def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -> None:
     """Run the task of this name here, by Celery's tracer; a QueuedTask is queued. LookupError where
-    the project has none. What takes longer is left to itself, and taken as sent: who takes a
-    message from a broker does so before he runs it.
+    the project has none. What takes longer is left to itself, and it and what exits are taken as
+    sent: who takes a message from a broker does so before he runs it.
     """
     task = registered(app, name)
     if task is None:
@@ -236,8 +236,8 @@ def run_by_name(app: Any, name: str, args: tuple[Any, ...], *, seconds: float) -
             aside.within(seconds, name, lambda: task.apply(args, throw=False))
     except aside.TooMany:
         raise
-    except aside.LeftBehind as error:
-        events.emit("listener_failed", receiver=name, error=str(error))
+    except (aside.LeftBehind, SystemExit) as error:
+        events.emit("listener_failed", receiver=name, error=in_one_line(error))
 
 
 def is_its_own(app: Any, name: str) -> bool:

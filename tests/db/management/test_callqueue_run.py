@@ -40,6 +40,12 @@ def hang(*_: Any) -> None:
     released.wait(20)
 
 
+@shared_task(name="tests.exit")
+def leave(*_: Any) -> None:
+    heard.append("exits")
+    raise SystemExit(3)
+
+
 @shared_task(name="tests.add")
 def add(a: int, b: int) -> int:
     return a + b
@@ -137,6 +143,16 @@ def test_a_callback_that_nobody_has_here_is_owed_to_others(rules: Rules, remote:
     owed = CallQueue.objects.filter(callback_heard=True, callback_pending=True)
     run_until(owed.exists)
     assert owed.exists()
+
+
+def test_a_callback_that_exits_is_run_once_and_keeps_back_no_other(rules: Rules) -> None:
+    rules(r=Rule())
+    calls = [task("tests.add", callback=f"tests.{name}") for name in ("hear", "exit", "hear")]
+    owed = CallQueue.objects.filter(callback_pending=True)
+    run_until(lambda: ended(3)() and not owed.exists(), seconds=5)
+    assert not owed.exists()
+    said = [one if one == "exits" else one[0] for one in heard]
+    assert sorted(said, key=str) == sorted([calls[0].pk, "exits", calls[2].pk], key=str)
 
 
 def test_a_callback_that_hangs_keeps_back_nobody_and_is_not_run_twice(
