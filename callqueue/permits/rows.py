@@ -53,8 +53,10 @@ def insert(
 
 
 def keep_alive(using: str, pk: int, until: datetime) -> bool:
-    """Say that the waiter lives; whether its permit still waits."""
-    return bool(tables.calls(using).waiting().filter(pk=pk).update(expires_at_dt=until))
+    """Say that the waiter lives; whether its permit still waits, and nobody has locked it."""
+    said = [{"pk": pk, "expires_at_dt": until}]
+    waits = f"t.status IN ({database.listed(states.WAITING)})"
+    return bool(database.update_free(tables.CallQueue, using, said, waits))
 
 
 def find(using: str, identity: UUID) -> int | None:

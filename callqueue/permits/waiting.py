@@ -198,11 +198,11 @@ class Waiter:
             return self._look()
         if done.taken is not None:
             return self._granted(self._job(done.taken))
-        if self._waits is not False:
-            self._note(done)
-        if (
-            not self._waits
-        ):  # it waits no more, or another pass has the rules, and perhaps charges it
+        if self._waits is False:  # it waits no more, or somebody has locked its row
+            self.passed_at, self._pause_of_pass = now(), LOOK
+            return self._look()
+        self._note(done)
+        if not self._waits:  # another pass has the rules, and perhaps charges it
             return self._look()
         if done.opens_in is None and self.passes:
             self._end_overdue()
@@ -243,7 +243,7 @@ class Waiter:
 
     def _stand(self, at: datetime) -> int | None:
         """Have its row wait, as of an instant of the database's clock; None where it does not wait
-        any more.
+        any more, or somebody has locked it: the pass has the rules, and waits for nobody.
         """
         within = ALIVE if self._patience is None else min(ALIVE, max(self._patience, 0.1))
         until = at + timedelta(seconds=within)

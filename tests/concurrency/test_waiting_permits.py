@@ -113,6 +113,26 @@ def test_permits_of_waiters_that_died_expire_without_a_dispenser(rules: Rules) -
     assert CallQueue.objects.expired().get().pk == dead.pk
 
 
+def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> None:
+    """A pass has its rules in hand: whose row it waits for would stop all that share them."""
+    rules(r=Rule(limits=[Concurrency(2)]))
+    control.pause("default", "r")
+    waiter = Waiter(Options("r").wanted())
+    waiter.step()
+    control.resume("default", "r")
+    with transaction.atomic():
+        list(CallQueue.objects.select_for_update().filter(pk=waiter.pk))
+        passing, found = in_a_thread(lambda: (pass_now(waiter), waiter.pass_at - waiting.now()))
+        passing.join(1)
+        other, taken_by_other = in_a_thread(lambda: taken(wait=1.0))
+        other.join(10)
+    passing.join(10)
+    assert isinstance(taken_by_other[0], int)
+    if connection.vendor != "sqlite":  # it locks no rows
+        assert found[0][0] > 0.005 and found[0][1] > 0.005, "it does not spin"
+        assert isinstance(pass_now(waiter), Job)
+
+
 def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
     rules(r=Rule())
     control.pause("default", "r")
