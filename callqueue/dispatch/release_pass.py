@@ -99,6 +99,7 @@ class Taken:
     attempt_id: int
     number: int
     queue: str
+    cost: Any
     send_at: datetime | None
     reading: Reading
 
@@ -475,8 +476,9 @@ def _taken(reading: Reading, choice: Choice, ids: Sequence[int], own: _Own) -> T
     for attempt_id, made in zip(ids, choice.releases, strict=True):
         if own.id == made.candidate.id:
             send_at = None if made.send_at is None else from_us(made.send_at)
-            number = made.candidate.last_attempt + 1
-            return Taken(attempt_id, number, made.queue, send_at, reading)
+            call = made.candidate
+            number = call.last_attempt + 1
+            return Taken(attempt_id, number, made.queue, call.cost, send_at, reading)
     return None
 
 
@@ -500,7 +502,8 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
     """When the group is looked at again: half of LEAD before the first blocked call may go, and
     where an operator alone knows when, every REVIEW.
     """
-    account, released = made.account, _released(made.account, made.ids, made.choice.releases)
+    account, gone = made.account, len(made.ids)
+    released = _released(account, made.ids, made.choice.releases)
     wait, opens_in = made.choice.wait, None
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)
@@ -510,9 +513,9 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
         wait,
         next_look.REVIEW if opens_in is None and made.held.by_rule else opens_in,
         last,
-        has_released=bool(released),
-        open_attempts=account.open_count + len(released),
-        untold_attempts=account.untold_count + len(released),
+        has_released=bool(gone),
+        open_attempts=account.open_count + gone,
+        untold_attempts=account.untold_count + gone,
         poll=conf.current().poll,
     )
     begun = Begun(made.begun, made.reading) if made.begun else None

@@ -317,7 +317,7 @@ class Waiter:
             pk=self.pk,
             rule_name=wanted.rule_name,
             key=wanted.key,
-            cost=wanted.cost,
+            cost=taken.cost,
             method=states.PERMIT,
             params={},
             failed_count=0,
@@ -329,7 +329,7 @@ class Waiter:
             idempotency_key=str(self._identity),
             worker=self.worker,
             clock=taken.reading,
-            charged=wanted.cost,
+            charged=taken.cost,
             rule=wanted.rule,
         )
         opens = job.slot_opens()

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf
+from callqueue import Concurrency, NotNow, Rule, SlidingWindow, conf, control
 from callqueue.dispatch import release_pass
 from callqueue.exceptions import CallQueueError, IllegalTransition, InvalidCall, UnknownRule
 from callqueue.history import audit
@@ -23,6 +23,7 @@ from callqueue.maintenance import cleanup, recovery
 from callqueue.models import CallAttempt, CallQueue, Hold, OpinionState
 from callqueue.permits import waiting
 from callqueue.permits.asking import Options
+from callqueue.permits.granted import Permit
 from callqueue.permits.waiting import Waiter
 from callqueue.testing import assert_permit, run_callqueue, travel
 from callqueue.transitions import Job
@@ -399,6 +400,32 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
         job = waiter.step()
         assert isinstance(job, Job) and job.attempt_id == granted.pk
         assert CallQueue.objects.new().count() == 1
+
+
+def test_a_pass_that_charges_a_permit_knows_that_it_is_open(rules: Rules) -> None:
+    """Else whoever waits for an answer takes the charge for one, and makes a pass in vain."""
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        waiters = [new_waiter(), new_waiter()]
+        for one in waiters:
+            one.step()
+    look = release_pass.release("default", ["r"]).next_look
+    assert look.on_answer
+    assert look.open_attempts == look.untold_attempts == CallAttempt.objects.open().count() == 1
+
+
+def test_a_cost_that_was_changed_by_hand_is_what_it_is_charged_with(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("10/h")]))
+    control.pause("default", "r")
+    one = new_waiter()
+    one.step()
+    CallQueue.objects.update(cost=5)
+    control.resume("default", "r")
+    job = pass_now(one)
+    assert isinstance(job, Job)
+    permit = Permit("default", job)
+    permit.end_with(permit.ended(None))
+    assert CallAttempt.objects.get().cost == 5
 
 
 def test_forecasts_know_the_permits_that_go_before(rules: Rules) -> None:
