@@ -204,8 +204,7 @@ class Waiter:
         self._note(done)
         if not self._waits:  # another pass has the rules, and perhaps charges it
             return self._look()
-        if done.opens_in is None and self.passes:
-            self._end_overdue()
+        self._end_overdue()
         return None
 
     def _made_pass(self) -> Pass | None:

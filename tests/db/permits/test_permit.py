@@ -347,6 +347,19 @@ def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
     assert lost.outcome == CallAttempt.Outcome.LOST and lost.call.status == 7
 
 
+def test_who_waits_ends_what_died_in_its_block_though_other_slots_open(rules: Rules) -> None:
+    """Perhaps no dispenser does so, and the limit would be the smaller by it for ever."""
+    rules(r=Rule(limits=[SlidingWindow("4/s")]))
+    with travel() as clock:
+        for _ in range(3):
+            assert isinstance(new_waiter(lease=0.5).step(), Job)
+        clock.forward(5)
+        for _ in range(8):
+            with callqueue.permit("r"):
+                pass
+    assert not CallAttempt.objects.open().exists()
+
+
 def test_what_is_wrong_is_said_at_once(rules: Rules) -> None:
     rules(r=Rule(hosts=["api.example.com"], limits=[SlidingWindow("5/s")]))
     with pytest.raises(UnknownRule, match="'r'"):
