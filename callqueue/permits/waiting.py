@@ -255,9 +255,19 @@ class Waiter:
             return self.pk if self._waits else None
         self.due_at = self.due_at or at
         self.pk = rows.insert(self.using, self.wanted, self._identity, self.due_at, until)
-        if self._takes_turns:
+        if not self._is_passing or self._is_in_turn():
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
+
+    def _is_in_turn(self) -> bool:
+        """Whether keys of its rule take turns now: news of others is taken by nobody but a
+        dispenser, and perhaps there is none. Asked within a pass, which has the rules.
+        """
+        rule, book = self.wanted.rule_name, _parties[self.using].book
+        if book is not None and any(one.limit.is_keyed for one in book.budgets[rule]):
+            return True
+        laid = tables.holds(self.using).filter(rule=rule)
+        return laid.exclude(per__in=("rule", "queue")).exists()
 
     def _beat(self) -> None:
         """Say that it lives, in a row that passes see."""

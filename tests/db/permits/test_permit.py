@@ -20,7 +20,7 @@ from callqueue.ledger.settings import Party
 from callqueue.limits.budgets import Book, bind
 from callqueue.look import look
 from callqueue.maintenance import cleanup, recovery
-from callqueue.models import CallAttempt, CallQueue, Hold, OpinionState
+from callqueue.models import CallAttempt, CallQueue, Hold, KeyNews, OpinionState
 from callqueue.permits import waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.granted import Permit
@@ -345,6 +345,24 @@ def test_permits_in_flight_are_lost_with_their_lease(rules: Rules) -> None:
     context.__exit__(None, None, None)
     lost.refresh_from_db()
     assert lost.outcome == CallAttempt.Outcome.LOST and lost.call.status == 7
+
+
+def test_no_news_is_left_of_keys_that_take_no_turns(rules: Rules) -> None:
+    """Where no dispenser runs nobody takes it. A hold on a key has all of its rule take turns,
+    those without a key too.
+    """
+    rules(r=Rule(limits=[SlidingWindow("10/s")]))
+    for key in ("a", "b"):
+        with callqueue.permit("r", key=key, wait=0):
+            pass
+    assert not KeyNews.objects.exists()
+    control.pause("default", "r", key="held")
+    for key in ("c", "", "d", ""):
+        with callqueue.permit("r", key=key, wait=0):
+            pass
+    with pytest.raises(NotNow), callqueue.permit("r", key="held", wait=0):
+        pytest.fail("it is held")
+    assert not KeyNews.objects.exists()
 
 
 def test_who_waits_ends_what_died_in_its_block_though_other_slots_open(rules: Rules) -> None:
