@@ -27,7 +27,7 @@ from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.planning import Choice, Release
 from callqueue.dispatch.room import ROOMY, Room
 from callqueue.ledger import account as ledger
-from callqueue.ledger import clock_jumps, holds, ledger_time, rule_rows, settings
+from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
 from callqueue.ledger.memo import Memo, name_of
@@ -77,31 +77,19 @@ class Begun:
 
 @dataclass(frozen=True)
 class OwnCall:
-    """A call that the process which makes the pass makes itself: of this rule and priority, as
-    `worker`, with a lease of so many seconds, up to `lead` seconds ahead of its slot.
+    """A call that the process which makes the pass makes itself: of this rule and priority, with a
+    lease of so many seconds, up to `lead` seconds ahead of its slot.
 
     `stand`: has the call's row wait as of an instant of the database's clock; its primary key, None
-    where it waits no more.
+    where it waits no more. `is_new`: that inserts the row.
     """
 
     rule: str
     priority: int
-    worker: str
     lease: float
     lead: float
     stand: Callable[[datetime], int | None]
-
-
-@dataclass(frozen=True)
-class Taken:
-    """An own call, charged and begun: by which queue, and when its slot opens (None: now)."""
-
-    attempt_id: int
-    number: int
-    queue: str
-    cost: Any
-    send_at: datetime | None
-    reading: Reading
+    is_new: bool
 
 
 class Outdated(Exception):
@@ -150,7 +138,7 @@ def charge(
         by_queue.setdefault(made.queue, []).append(call.id)
         account.charge(call.rule, call.key, made.queue, call.cost)
     reads = None if begins is None else _columns(account.using, begins.reads)
-    found = transitions.release(account.using, by_queue, wall, reads, lazily=own is None)
+    found = transitions.release(account.using, by_queue, wall, reads)
     attempts = _attempts(account, releases, "" if begins is None else begins.worker, own)
     ids = _insert_attempts(account.using, attempts)
     return ids, _begun(found, ids, attempts) if begins is not None else []
@@ -196,13 +184,15 @@ def _released(account: Account, ids: Sequence[int], releases: Sequence[Release])
 def _attempts(
     account: Account, releases: Sequence[Release], worker: str, own: _Own | None
 ) -> list[dict[str, Any]]:
-    """An open attempt for each release, begun by this worker unless it has no name."""
+    """An open attempt for each release, begun by this worker unless it has no name, or the call
+    has a maker that is another.
+    """
     config, at = conf.current(), from_us(account.now)
 
     def attempt(made: Release) -> dict[str, Any]:
         call, begins, lease = made.candidate, worker, config.release_lease
         if own is not None and own.id == call.id:
-            begins, lease = own.maker.worker, own.maker.lease
+            lease = own.maker.lease
         elif call.has_maker:
             begins, lease = "", CLAIMED
         elif worker:
@@ -308,15 +298,13 @@ class Pass:
     """What a pass released, and when to look again.
 
     `opens_in`: seconds until a limit or a hold may let the next call go; None where that is not
-    known. `begun`: what it has begun, which nobody else makes; `taken`: the call for whose sake it
-    was made, where that is begun.
+    known. `begun`: what it has begun, which nobody else makes.
     """
 
     released: list[Released] = field(default_factory=list)
     next_look: NextLook = field(default=NextLook())
     opens_in: float | None = None
     begun: Begun | None = None
-    taken: Taken | None = None
 
 
 def release(
@@ -334,9 +322,10 @@ def release(
 
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
     `last`: how many passes before this one had no success; `room`: of whoever makes the calls;
-    `begins`: who does, where that is this process; `maker`: for the sake of whose own call it is
-    made, if it is. Makes the same number of statements whatever it releases. Where another
-    dispenser holds the group, or the book is not what is in force, nothing is released.
+    `begins`: who does, where that is this process; `maker`: where it makes one call of its own
+    alone, for whose sake the pass is. Makes the same number of statements whatever it releases.
+    Where another dispenser holds the group, or the book is not what is in force, nothing is
+    released.
     """
     book = book or settings.book_in_force(using)
     watch, batch = _watch(using), int(min(batch, room.most))
@@ -393,7 +382,6 @@ class _Made:
     ids: Sequence[int]
     begun: Sequence[Mapping[str, Any]]
     reading: Reading
-    taken: Taken | None
 
 
 def _watch(using: str) -> clock_jumps.Watch:
@@ -461,6 +449,8 @@ def _make(
     """Count, choose, charge and remember."""
     account = _count(locked, LEAD if own is None else own.maker.lead)
     held = holds.in_force(locked.using, locked.group, from_us(locked.now))
+    if own is not None and own.maker.is_new and held.rules_in_turn(account.book, [own.maker.rule]):
+        ready_calls.tell_of_keys(locked.using, [own.id])
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.maker.rule, own.maker.priority)
     choice = choose(account, held, served, batch, sake, room)
@@ -468,18 +458,7 @@ def _make(
     if own is None:
         account.memo.binding = dict(choice.binding)
     remember(account, locked.rows, choice.releases)
-    taken = None if own is None else _taken(locked.reading, choice, ids, own)
-    return _Made(account, held, choice, ids, begun, locked.reading, taken)
-
-
-def _taken(reading: Reading, choice: Choice, ids: Sequence[int], own: _Own) -> Taken | None:
-    for attempt_id, made in zip(ids, choice.releases, strict=True):
-        if own.id == made.candidate.id:
-            send_at = None if made.send_at is None else from_us(made.send_at)
-            call = made.candidate
-            number = call.last_attempt + 1
-            return Taken(attempt_id, number, made.queue, call.cost, send_at, reading)
-    return None
+    return _Made(account, held, choice, ids, begun, locked.reading)
 
 
 def _count(locked: _Locked, lead: float) -> Account:
@@ -519,4 +498,4 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
         poll=conf.current().poll,
     )
     begun = Begun(made.begun, made.reading) if made.begun else None
-    return Pass(released, look, opens_in, begun, made.taken)
+    return Pass(released, look, opens_in, begun)

@@ -105,13 +105,18 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | N
 
 
 def take_begun(
-    using: str, rows: Sequence[Mapping[str, Any]], worker: str, reading: Reading
+    using: str,
+    rows: Sequence[Mapping[str, Any]],
+    worker: str,
+    reading: Reading,
+    lease: float | None = None,
 ) -> list[Job]:
     """The jobs of attempts that were begun with their charge, by a pass of this process; in the
-    order in which to send them. `rows`: columns as begin reads them; `reading`: the pass's own.
+    order in which to send them. `rows`: columns as begin reads them; `reading`: the pass's own;
+    `lease`: as for `begin`.
     """
     clock, steady_from = clock_jumps.watch(using).take(reading)
-    jobs = [_job(row, worker, clock, from_us(steady_from)) for row in rows]
+    jobs = [_job(row, worker, clock, from_us(steady_from), lease) for row in rows]
     return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
 
 

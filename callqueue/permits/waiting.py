@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -23,7 +24,7 @@ from callqueue import clocks, conf, database, forecast, states, tables, texts, t
 from callqueue.database import from_us
 from callqueue.dispatch import release_pass
 from callqueue.dispatch.next_look import NO_STREAK
-from callqueue.dispatch.release_pass import OwnCall, Pass, Taken
+from callqueue.dispatch.release_pass import Begins, OwnCall, Pass
 from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
 from callqueue.ledger import clock_jumps, ready_calls
@@ -171,23 +172,22 @@ class Waiter:
 
     def _take_up(self, attempt_id: int) -> Job | None:
         """Begin the attempt that it was charged as; None where that was taken back before."""
-        jobs = claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease)
+        return self._taken_up(claim.begin(self.using, [attempt_id], self.worker, self.wanted.lease))
+
+    def _taken_up(self, jobs: Sequence[Job]) -> Job | None:
         if not jobs:
             return None
         (job,) = jobs
         if job.unfit is None:
-            return self._granted(job)
+            opens = job.slot_opens()
+            self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
+            return job
         recorder.write(self.using, [judging.unfit(job)])
         if job.unfit != claim.EXPIRED:
             self._has_given_up = True
             raise NotNow(None, job.unfit)
         self._stand_anew()
         return None
-
-    def _granted(self, job: Job) -> Job:
-        opens = job.slot_opens()
-        self._slot_at = 0.0 if opens is None else opens + now() - clocks.monotonic()
-        return job
 
     # --- its own passes
 
@@ -196,8 +196,11 @@ class Waiter:
         done = self._made_pass()
         if done is None:
             return self._look()
-        if done.taken is not None:
-            return self._granted(self._job(done.taken))
+        if done.begun is not None:
+            own, lease = done.begun, self.wanted.lease
+            return self._taken_up(
+                claim.take_begun(self.using, own.rows, self.worker, own.reading, lease)
+            )
         if self._waits is False:  # it waits no more, or somebody has locked its row
             self.passed_at, self._pause_of_pass = now(), LOOK
             return self._look()
@@ -225,12 +228,22 @@ class Waiter:
             release_pass.ensure_states(using, book.groups[wanted.rule_name])
         lead = release_pass.LEAD if self.left is None else min(release_pass.LEAD, self.left)
         maker = OwnCall(
-            wanted.rule_name, wanted.priority, self.worker, wanted.lease, lead, self._stand
+            wanted.rule_name,
+            wanted.priority,
+            wanted.lease,
+            lead,
+            self._stand,
+            is_new=self.pk is None,
         )
         self._is_passing, self._waits = True, None
         try:
             done = release_pass.release(
-                using, book.groups[wanted.rule_name], book, last=self._streak, maker=maker
+                using,
+                book.groups[wanted.rule_name],
+                book,
+                last=self._streak,
+                begins=Begins(self.worker, claim.READS),
+                maker=maker,
             )
         except BaseException:
             self.pk = before
@@ -255,19 +268,9 @@ class Waiter:
             return self.pk if self._waits else None
         self.due_at = self.due_at or at
         self.pk = rows.insert(self.using, self.wanted, self._identity, self.due_at, until)
-        if not self._is_passing or self._is_in_turn():
+        if not self._is_passing:  # else the pass does, where keys take turns
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
-
-    def _is_in_turn(self) -> bool:
-        """Whether keys of its rule take turns now: news of others is taken by nobody but a
-        dispenser, and perhaps there is none. Asked within a pass, which has the rules.
-        """
-        rule, book = self.wanted.rule_name, _parties[self.using].book
-        if book is not None and any(one.limit.is_keyed for one in book.budgets[rule]):
-            return True
-        laid = tables.holds(self.using).filter(rule=rule)
-        return laid.exclude(per__in=("rule", "queue")).exists()
 
     def _beat(self) -> None:
         """Say that it lives, in a row that passes see."""
@@ -313,37 +316,6 @@ class Waiter:
         if self.left:
             until = min(until, self.left)
         return max(0.001, until)
-
-    def _job(self, taken: Taken) -> Job:
-        """The attempt as a job, as a worker has it of a call."""
-        wanted = self.wanted
-        assert self.pk is not None and self.due_at is not None
-        job = Job(
-            attempt_id=taken.attempt_id,
-            number=taken.number,
-            queue=taken.queue,
-            send_at=taken.send_at,
-            pk=self.pk,
-            rule_name=wanted.rule_name,
-            key=wanted.key,
-            cost=taken.cost,
-            method=states.PERMIT,
-            params={},
-            failed_count=0,
-            throttled_count=0,
-            unique_key=None,
-            callback=None,
-            first_sent_dt=None,
-            due_at_dt=self.due_at,
-            idempotency_key=str(self._identity),
-            worker=self.worker,
-            clock=taken.reading,
-            charged=taken.cost,
-            rule=wanted.rule,
-        )
-        opens = job.slot_opens()
-        job.lease_ends = (taken.reading.before if opens is None else opens) + wanted.lease
-        return job
 
     # --- the end of the wait
 

@@ -48,17 +48,14 @@ def release(
     by_queue: Mapping[str, Sequence[int]],
     now: datetime,
     reads: database.Columns | None = None,
-    *,
-    lazily: bool = True,
 ) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. To be called in
     the transaction that charges them, and has them locked in a state that may be released.
 
-    `lazily`: none of them is begun with it. Then a release may be lost in a crash of the database:
-    its call waits as before, and its message finds nothing to begin. What was begun is not lost
-    with it, since begin waits for the disk, and for all that was committed before; and so does a
-    release that is begun with it, which wants these columns of the calls ("c"), and has them
-    returned.
+    A release may be lost in a crash of the database: its call then waits as before, and its
+    message finds nothing to begin. What was begun is not lost with it, since begin waits for the
+    disk, and for all that was committed before; and so does a release that is begun with it, which
+    wants these columns of the calls ("c"), and has them returned.
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -69,8 +66,8 @@ def release(
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
-            to_disk = database.without_waiting_for_disk(using) if lazily else ""
-            database.run(using, f"{update}{to_disk}", [queue, at])
+            lazily = database.without_waiting_for_disk(using)
+            database.run(using, f"{update}{lazily}", [queue, at])
         else:
             found += reads.changed(update, [queue, at], f"FROM {table} c {which}")
     return found

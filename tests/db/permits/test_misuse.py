@@ -228,13 +228,13 @@ def test_an_interrupted_wait_leaves_nothing_charged(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule(limits=[Concurrency(1)]))
-    real = Waiter._job
+    real = Waiter._taken_up
 
     def interrupted(self: Waiter, granted: Any) -> Any:
-        monkeypatch.setattr(Waiter, "_job", real)
+        monkeypatch.setattr(Waiter, "_taken_up", real)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Waiter, "_job", interrupted)
+    monkeypatch.setattr(Waiter, "_taken_up", interrupted)
     with pytest.raises(KeyboardInterrupt), callqueue.permit("r"):
         pytest.fail("interrupted")
     with callqueue.permit("r", wait=0):
@@ -246,14 +246,14 @@ def test_a_process_that_stood_still_past_its_lease_takes_another_permit(
     rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules(r=Rule())
-    real, lost = Waiter._job, iter([1000.0, 0.0])
+    real, lost = Waiter._taken_up, iter([1000.0, 0.0])
 
     def stood_still(self: Waiter, begun: Any) -> Any:
         job = real(self, begun)
         job.lease_ends -= next(lost)
         return job
 
-    monkeypatch.setattr(Waiter, "_job", stood_still)
+    monkeypatch.setattr(Waiter, "_taken_up", stood_still)
     with callqueue.permit("r") as permit:
         assert CallAttempt.objects.count() == 2
     assert CallAttempt.objects.latest("pk").pk == permit.attempt_id
