@@ -239,11 +239,13 @@ class Dispenser:
         """Whether it is due, or has left calls for want of room and there is more of it; and there
         is any.
         """
-        if self.maker is None:
+        is_short = group.next_look.on_room
+        if self.maker is None or not (is_short or group.is_due(time.monotonic())):
             return group.is_due(time.monotonic())
-        if group.next_look.on_room and self.maker.room().is_more_than(group.left):
+        room = self.maker.room()  # it looks at all that is in flight
+        if is_short and room.is_more_than(group.left):
             group.has_room()
-        return group.is_due(time.monotonic()) and self.maker.room().most >= 1
+        return group.is_due(time.monotonic()) and room.most >= 1
 
     def _apart(self, group: RuleGroup, work: Callable[[RuleGroup], object]) -> None:
         """Do it. A fault in one group stops no other; a database that is away stops all."""

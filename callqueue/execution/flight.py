@@ -323,6 +323,7 @@ class Crew:
         with suppress(KeyError):
             self.resting.popitem()[0].put(None)
             return True
+        thread = None
         try:
             thread = threading.Thread(target=self._work, name=NAME, daemon=True)
             self.threads.add(thread)
