@@ -111,11 +111,6 @@ def rules_of_ready(using: str) -> list[str]:
     return found
 
 
-def of_rule_sql(rule: str) -> str:
-    """The condition of the ready calls of the rule that an expression names."""
-    return READY.replace("%s", rule)
-
-
 def first(
     using: str,
     rule: str,

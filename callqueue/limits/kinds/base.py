@@ -188,11 +188,6 @@ class Limit:
         return self.per == "queue"
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is per rule and in calls: what is free of it is how many calls may go."""
-        return self.is_per_rule and self.unit == "calls"
-
-    @property
     def jitter_us(self) -> int:
         """The jitter in microseconds: where none is given, 0.05 s or 2 % of the window, whichever
         is more. A call ages from its answer where that is sooner, so that a long window's jitter
