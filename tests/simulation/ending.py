@@ -49,6 +49,10 @@ class Ending:
         for rule in self.world.scene.rules:
             control.resume("default", rule)
 
+    def look_again(self) -> None:
+        """More was sent: what was seen of the calls before says nothing."""
+        self._look_at = 0
+
     def is_done(self) -> bool:
         """Whether every call has ended. Asked now and then."""
         if self.world.judge.complaints:

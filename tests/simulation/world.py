@@ -149,6 +149,7 @@ class World:
             probe(self)
             if self.length is lengths.LONG and not self.judge.complaints:
                 drain(self)
+                self.ending.look_again()
                 self.scheduler.run(self.scheduler.now / MICRO + PATIENCE, self.ending.is_done)
 
     # --- What the provider is told, and what fails
