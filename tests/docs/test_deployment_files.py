@@ -12,19 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs.test_docs_code import blocks, options_of
+from tests.docs.test_docs_code import options_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 UNITS = sorted((DOCS / "how-to" / "systemd").iterdir())
+MANIFESTS = [DOCS / "how-to" / "kubernetes" / name for name in ("migrate.yaml", "shop.yaml")]
 
 
 def manifests() -> list[list[dict[str, Any]]]:
-    """The files of the page, each with its documents."""
-    found = [
-        list(yaml.safe_load_all(b.values[0])) for b in blocks("yaml") if "kind: " in b.values[0]
-    ]
-    assert len(found) == 2
-    return found
+    """The job, and what is applied: each with its documents."""
+    return [list(yaml.safe_load_all(file.read_text(encoding="utf-8"))) for file in MANIFESTS]
 
 
 def applied() -> list[dict[str, Any]]:

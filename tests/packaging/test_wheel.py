@@ -171,6 +171,7 @@ def test_it_holds_the_pages_that_hints_name(wheel: zipfile.ZipFile) -> None:
         *pages,
         "how-to/monitoring/grafana-dashboard.json",
         "how-to/systemd/shop-worker.service",
+        "how-to/kubernetes/shop.yaml",
     ]
     assert {f"callqueue/docs/{name}" for name in named} <= set(wheel.namelist())
     assert not [name for name in wheel.namelist() if "docs/images" in name or "_build" in name]
