@@ -1,5 +1,5 @@
-"""Permits of many threads, each with a connection of its own, beside dispensers: never over the
-limit, in their turn, and none left behind.
+"""Permits of many threads beside dispensers, and while what they wait for changes under them: in
+their turn, in and out of their callers' transactions, and none spins, hangs, or is left behind.
 """
 
 from __future__ import annotations
@@ -7,80 +7,240 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 import callqueue
-from callqueue import Concurrency, NotNow, Rule, SlidingWindow, TokenBucket
+from callqueue import (
+    Concurrency,
+    NotNow,
+    Rule,
+    SlidingWindow,
+    TokenBucket,
+    clocks,
+    control,
+    database,
+)
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import executor
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.ledger import clock_jumps, settings
+from callqueue.maintenance import recovery
+from callqueue.models import CallAttempt, CallQueue, Hold
+from callqueue.permits import apart, waiting
 from callqueue.permits.asking import Options
 from callqueue.permits.waiting import Waiter
 from callqueue.transitions import Job
 from tests.support.behaviour import Vendor, send
 from tests.support.recorder import highest_in_window
+from tests.support.waiters import pass_now
 from tests.support.waiters import waiting as waiting_rows
 
 Rules = Callable[..., None]
 
 
-def together(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """The work of so many threads at once."""
+def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
 
-    def one(number: int) -> Any:
+    def run() -> None:
         try:
-            return work(number)
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
         finally:
             connections.close_all()
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
 
 
-@pytest.mark.parametrize(
-    ("limit", "n", "window"),
-    [(SlidingWindow("5/s"), 5, 1.0), (TokenBucket("5/s", burst=5), 10, 1.0)],
-    ids=["window", "bucket"],
-)
-def test_no_window_has_more_than_the_limit(rules: Rules, limit: Any, n: int, window: float) -> None:
-    rules(r=Rule(limits=[limit]))
-    arrivals: list[float] = []
+def wait_until_it_waits() -> None:
+    end = time.monotonic() + 30
+    while not waiting_rows().exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
-    def work(number: int) -> None:
+
+def taken(**options: Any) -> int:
+    with callqueue.permit("r", **options) as permit:
+        return permit.attempt_id
+
+
+def test_one_of_many_that_wait_neither_spins_nor_is_forgotten(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        waiters = [Waiter(Options("r").wanted()) for _ in range(6)]
         for _ in range(3):
-            with callqueue.permit("r", label=f"thread {number}"):
-                arrivals.append(time.monotonic())
-
-    together(5, work)
-    assert len(arrivals) == CallAttempt.objects.count() == 15
-    assert highest_in_window(sorted(arrivals), window) <= n
+            for one in waiters:
+                assert not isinstance(one.step(), Job)
+        assert pass_now(waiters[-1]) > 0.005, "it has had an answer, and pauses"
+    for one in waiters:
+        found = pass_now(one)
+        assert isinstance(found, Job)
+        CallAttempt.objects.filter(pk=found.attempt_id).delete()
     assert not waiting_rows().exists()
-    assert not CallAttempt.objects.open().exists()
 
 
-def test_never_more_in_flight_than_the_limit(rules: Rules) -> None:
+def test_permits_of_waiters_that_died_expire_without_a_dispenser(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+    with callqueue.permit("r"):
+        dead = Waiter(Options("r").wanted())
+        dead.step()
+        long_ago = database.clock("default") - timedelta(seconds=61)
+        waiting_rows().update(expires_at_dt=long_ago)
+        with pytest.raises(NotNow):
+            taken(wait=1.5)
+    assert not waiting_rows().exists()
+    assert CallQueue.objects.expired().get().pk == dead.pk
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="it locks no rows")
+def test_a_permit_that_somebody_has_locked_keeps_back_no_other(rules: Rules) -> None:
+    """A pass has its rules in hand: whose row it waits for would stop all that share them."""
     rules(r=Rule(limits=[Concurrency(2)]))
-    inside, most, lock = [0], [0], threading.Lock()
+    control.pause("default", "r")
+    waiter = Waiter(Options("r").wanted())
+    waiter.step()
+    control.resume("default", "r")
+    with transaction.atomic():
+        list(CallQueue.objects.select_for_update().filter(pk=waiter.pk))
+        passing, found = in_a_thread(lambda: (pass_now(waiter), waiter.pass_at - waiting.now()))
+        passing.join(1)
+        other, taken_by_other = in_a_thread(lambda: taken(wait=1.0))
+        other.join(10)
+    passing.join(10)
+    assert isinstance(taken_by_other[0], int)
+    assert found[0][0] > 0.005 and found[0][1] > 0.005, "it does not spin"
+    assert isinstance(pass_now(waiter), Job)
 
-    def work(_: int) -> None:
-        for _ in range(2):
-            with callqueue.permit("r"):
-                with lock:
-                    inside[0] += 1
-                    most[0] = max(most[0], inside[0])
-                time.sleep(0.02)
-                with lock:
-                    inside[0] -= 1
 
-    together(4, work)
-    assert most[0] <= 2 and CallAttempt.objects.count() == 8
+def test_a_paused_rule_is_not_asked_all_the_time(rules: Rules) -> None:
+    rules(r=Rule())
+    control.pause("default", "r")
+    waiter = Waiter(Options("r").wanted())
+    waiter.step()
+    pass_now(waiter)
+    assert waiter.pass_at - waiting.now() > 0.5
+    waiter.withdraw()
+    with pytest.raises(NotNow, match="held") as refused:
+        taken(wait=0)
+    assert refused.value.until is None
+
+
+def test_what_operators_do_is_minded_by_who_waits(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("1/h", name="l")]))
+    taken()
+    thread, found = in_a_thread(lambda: taken(wait=60))
+    wait_until_it_waits()
+    control.pause("default", "r")
+    settings.set_rate("default", "l", "2/h")
+    time.sleep(0.5)
+    assert not found
+    control.resume("default", "r")
+    thread.join(60)
+    assert isinstance(found[0], int), found
+
+
+def test_a_hold_on_all_queues_is_said(rules: Rules) -> None:
+    rules(r=Rule(queues=["a", "b"], limits=[TokenBucket("9/s", burst=9, per="queue")]))
+    for queue in ("a", "b"):
+        now = database.clock("default")
+        Hold.objects.create(
+            rule="r", per="queue", value=queue, until=now + timedelta(hours=1), source="provider"
+        )
+    with pytest.raises(NotNow, match="held") as refused:
+        taken(wait=0)
+    assert refused.value.until is not None
+    Hold.objects.filter(value="a").delete()
+    taken(wait=0)
+
+
+def test_what_a_permit_is_told_in_a_transaction_never_fails_it(rules: Rules) -> None:
+    rules(r=Rule())
+    with callqueue.permit("r") as permit, transaction.atomic():
+        permit.sent()
+        permit.settle(2)
+        permit.hold(30, "429")
+    permit_of = CallAttempt.objects.get(pk=permit.attempt_id)
+    assert permit_of.sent_at is not None and permit_of.cost == 2 and Hold.objects.exists()
+
+
+def test_a_hold_told_where_the_rule_is_locked_is_laid_after_the_transaction(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "PATIENCE", 0.5)
+    rules(r=Rule())
+    began = time.monotonic()
+    with callqueue.permit("r") as permit, transaction.atomic():
+        control.pause("default", "r", reason="mine")
+        permit.hold(30, "429")
+    assert time.monotonic() - began < 30
+    while Hold.objects.count() < 2 and time.monotonic() - began < 30:
+        time.sleep(0.05)
+    assert set(Hold.objects.values_list("source", flat=True)) == {"operator", "provider"}
+
+
+def test_a_coroutine_cancelled_twice_leaves_nothing(rules: Rules) -> None:
+    rules(r=Rule(limits=[Concurrency(1)]))
+
+    async def enter() -> None:
+        async with callqueue.apermit("r"):
+            pytest.fail("over the limit")
+
+    async def cancelled() -> None:
+        async with callqueue.apermit("r"):
+            for pause in (0.0, 0.001, 0.02, 0.3):
+                waiting = asyncio.ensure_future(enter())
+                await asyncio.sleep(pause)
+                waiting.cancel()
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            await asyncio.sleep(1.0)
+        async with callqueue.apermit("r", wait=0):
+            pass
+        from asgiref.sync import sync_to_async
+
+        await sync_to_async(connections.close_all)()
+
+    asyncio.run(cancelled())
+    assert not waiting_rows().exists() and not CallAttempt.objects.open().exists()
+
+
+def test_an_admitted_permit_makes_few_statements(rules: Rules) -> None:
+    rules(r=Rule(limits=[SlidingWindow("5/h")]))
+    taken()
+    with CaptureQueriesContext(connection) as asked:
+        taken(wait=0)
+    # One asks whether a key is held. MariaDB asks for the version by itself, and SQLite how many rows
+    # each update changed.
+    most = {"mysql": 18, "sqlite": 20}.get(connection.vendor, 17)
+    assert len(asked) <= most, "a permit that is admitted at once costs so many statements"
+
+
+def test_a_new_process_lets_the_clock_settle_where_a_dispenser_may_have_seen_it_jump(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule())
+    clock_jumps.forget_readings()
+    assert isinstance(Waiter(Options("r", wait=0).wanted()).step(), Job)
+    recovery.beat("default", "another")
+    clock_jumps.forget_readings()
+    waiter = Waiter(Options("r", wait=0).wanted())
+    pause = waiter.step()
+    assert isinstance(pause, float) and 0 < pause <= clock_jumps.SETTLED
+    later = clocks.monotonic() + clock_jumps.SETTLED
+    monkeypatch.setattr(clock_jumps.watch("default"), "since", later - 2 * clock_jumps.SETTLED)
+    assert isinstance(waiter.step(), Job)
 
 
 def test_permits_and_queued_calls_share_the_limit_and_both_go_on(
@@ -99,26 +259,18 @@ def test_permits_and_queued_calls_share_the_limit_and_both_go_on(
 
     stop = threading.Event()
 
-    def dispense() -> None:
-        try:
-            Dispenser(publish=execute).run(stop=stop, seconds=60)
-        finally:
-            connections.close_all()
-
-    dispenser = threading.Thread(target=dispense)
-    dispenser.start()
-
-    def work(_: int) -> None:
+    def work() -> None:
         for _ in range(5):
             with callqueue.permit("r"):
                 arrivals.append(time.monotonic())
 
+    dispenser, _ = in_a_thread(lambda: Dispenser(publish=execute).run(stop=stop, seconds=60))
     try:
-        together(4, work)
-        until = time.monotonic() + 60
-        while (
-            CallQueue.objects.done().filter(method="get").count() < 20 and time.monotonic() < until
-        ):
+        for thread, found in [in_a_thread(work) for _ in range(4)]:
+            thread.join()
+            assert found == [None]
+        until, made = time.monotonic() + 60, CallQueue.objects.done().filter(method="get")
+        while made.count() < 20 and time.monotonic() < until:
             time.sleep(0.05)
     finally:
         stop.set()
@@ -127,28 +279,24 @@ def test_permits_and_queued_calls_share_the_limit_and_both_go_on(
     assert highest_in_window(sorted(arrivals), 1.0) <= 10
 
 
-def test_an_urgent_permit_goes_before_the_backlog_and_an_equal_one_after_it(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1000/h")]))
-    CallQueue.objects.send_many(
-        [{"method": "get", "params": {"url": "https://api.example.com/"}}] * 1200, rule="r"
-    )
-    with callqueue.permit("r", wait=0):
-        pass
-    with pytest.raises(NotNow), callqueue.permit("r", wait=0, priority=0):
-        pytest.fail("before the backlog")
+@contextmanager
+def in_autocommit_off() -> Iterator[None]:
+    transaction.set_autocommit(False)
+    try:
+        yield
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
 
 
-def test_a_rolled_back_transaction_takes_no_charge_with_it(rules: Rules) -> None:
+@pytest.mark.parametrize("begins", [transaction.atomic, in_autocommit_off])
+def test_a_rolled_back_transaction_takes_no_charge_with_it(rules: Rules, begins: Any) -> None:
     rules(r=Rule(limits=[SlidingWindow("2/h")]))
     if connection.vendor == "sqlite":
-        with (
-            transaction.atomic(),
-            pytest.raises(CallQueueError, match="SQLite"),
-            callqueue.permit("r"),
-        ):
-            pytest.fail("on SQLite")
+        with begins(), pytest.raises(CallQueueError, match="SQLite"):
+            taken()
         return
-    with pytest.raises(ZeroDivisionError), transaction.atomic():  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), begins():  # noqa: PT012
         CallQueue.objects.count()
         with callqueue.permit("r") as permit:
             permit.sent()
@@ -156,18 +304,6 @@ def test_a_rolled_back_transaction_takes_no_charge_with_it(rules: Rules) -> None
         raise ZeroDivisionError
     assert CallAttempt.objects.get().cost == 2
     assert CallAttempt.objects.get().finished_at is not None
-
-
-def test_a_waiter_that_dies_is_granted_no_more_than_one_slot(rules: Rules) -> None:
-    rules(r=Rule(limits=[Concurrency(1)]))
-    with callqueue.permit("r"):
-        dead = Waiter(Options("r").wanted())
-        assert not isinstance(dead.step(), Job)
-    waiting_rows().update(expires_at_dt=CallAttempt.objects.get().released_at)
-    with callqueue.permit("r", wait=30):
-        pass
-    dead.withdraw()
-    assert not waiting_rows().exists()
 
 
 def test_coroutines_wait_side_by_side(rules: Rules) -> None:
@@ -187,24 +323,3 @@ def test_coroutines_wait_side_by_side(rules: Rules) -> None:
     asyncio.run(all_of_them())
     assert len(arrivals) == 10 and highest_in_window(sorted(arrivals), 1.0) <= 4
     assert CallAttempt.objects.filter(sent_at__isnull=False, outcome="succeeded").count() == 10
-
-
-def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_nothing(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-
-    async def cancelled() -> None:
-        async with callqueue.apermit("r"):
-            pass
-        waiting = asyncio.ensure_future(_enter())
-        await asyncio.sleep(0.3)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await sync_to_async(connections.close_all)()
-
-    async def _enter() -> None:
-        async with callqueue.apermit("r"):
-            pytest.fail("over the limit")
-
-    asyncio.run(cancelled())
-    assert not waiting_rows().exists() and CallAttempt.objects.count() == 1

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from celery import current_app, shared_task
-from django.db import connection, transaction
+from django.db import transaction
 
 import callqueue
 from callqueue import Concurrency, NotNow, QueuedTask, Rule, SlidingWindow
-from callqueue.exceptions import CallQueueError
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.testing import run_callqueue
 from tests.support.waiters import waiting as waiting_rows
@@ -45,19 +44,6 @@ def test_an_eager_task_takes_a_permit_in_its_callers_thread(rules: Rules) -> Non
     assert row.outcome == "succeeded" and row.call.path == "refund"
     with pytest.raises(NotNow):
         refund.delay()
-
-
-def test_in_its_callers_transaction_it_is_charged_for_good(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/h")]))
-    if connection.vendor == "sqlite":
-        with transaction.atomic(), pytest.raises(CallQueueError, match="SQLite"):
-            refund.delay()
-        assert not CallAttempt.objects.exists()
-        return
-    with pytest.raises(ZeroDivisionError), transaction.atomic():  # noqa: PT012
-        refund.delay()
-        raise ZeroDivisionError
-    assert CallAttempt.objects.get().outcome == "succeeded"
 
 
 def test_a_task_sent_on_commit_takes_it_after_the_transaction(rules: Rules) -> None:
