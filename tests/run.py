@@ -61,7 +61,6 @@ OWN_SQL = [
             "maintenance",
             "sending",
             "test_calls_from_send_to_end.py",
-            "test_fields.py",
             "test_transitions.py",
         )
     ),

@@ -15,7 +15,6 @@ from django.core.checks import run_checks
 from django.db import connection
 
 from callqueue import QueuedTask, Retry, RetryLater, Rule, Secret, SecretFor, SlidingWindow, states
-from callqueue.admin import edit_call
 from callqueue.exceptions import CallQueueError, InvalidCall
 from callqueue.maintenance import reconcile
 from callqueue.models import CallAttempt, CallQueue
@@ -113,17 +112,6 @@ def test_a_file_names_secrets_only_where_it_was_let(
         {"a": LOOKS, "b": {"$$secret": "KEY"}},
         {"a": VALUE, "b": LOOKS},
     ]
-
-
-def test_an_editor_of_calls_names_no_secret() -> None:
-    stored = {"method": "post", "params": {"url": URL, "headers": {"Authorization": Secret("KEY")}}}
-    shown = edit_call.shown(stored)
-    assert edit_call.read(json.dumps(shown), stored) == stored
-    typed = {**shown, "params": {**shown["params"], "json": {"a": LOOKS}}}
-    assert edit_call.read(json.dumps(typed), stored)["params"]["json"] == {"a": LOOKS}
-    typed = {**shown, "params": {**shown["params"], "json": {"a": "[secret KEY]"}}}
-    with pytest.raises(InvalidCall, match="nothing of that name"):
-        edit_call.read(json.dumps(typed), stored)
 
 
 def test_an_error_tells_no_name_but_the_one_that_was_asked_for() -> None:

@@ -11,12 +11,10 @@ from django.core import mail
 from django.utils import timezone
 
 import callqueue
-from callqueue import GiveUp, Retry, Rule, SlidingWindow
+from callqueue import GiveUp, Retry, Rule
 from callqueue.execution import claim, executor, recorder, request
 from callqueue.handlers import Context
-from callqueue.ledger import ledger_time
-from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, release, run, send
 
 Rules = Callable[..., None]
@@ -260,53 +258,6 @@ def test_a_call_expires_if_it_was_not_released_in_time(rules: Rules, remote: Ven
     executor.execute("default", list(call.attempts.values_list("pk", flat=True)))
     assert fresh(waiting).status == fresh(released).status == Status.EXPIRED
     assert remote.requests == []
-
-
-def test_what_was_released_and_never_begun_goes_again(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    call = send("r")
-    release()
-    CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
-    assert recovery.recover("default") == 1
-    assert fresh(call).status == Status.NEW
-    assert run() == 1
-    assert [a.number for a in fresh(call).attempts.all()] == [1, 2]
-
-
-@pytest.mark.parametrize(("method", "status"), [("get", Status.ERROR), ("post", Status.UNKNOWN)])
-def test_what_was_begun_and_fell_silent_is_retried_or_unknown(
-    rules: Rules, method: str, status: int
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("1/m")]))
-    call = send("r", method=method)
-    release()
-    CallAttempt.objects.update(
-        started_at=ledger_time.now("default"),
-        lease_until=ledger_time.now("default") - timedelta(seconds=1),
-    )
-    assert recovery.recover("default") == 1
-    call = fresh(call)
-    assert call.status == status
-    assert call.attempts.get().outcome == "lost"
-    send("r")
-    assert (
-        release() == []
-    )  # it may have reached the provider: charged until its lease's end, then it ages
-
-
-def test_a_record_past_the_lease_is_refused(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    call = send("r")
-    release()
-
-    def too_late() -> int:
-        CallAttempt.objects.update(lease_until=ledger_time.now("default") - timedelta(seconds=1))
-        recovery.recover("default")
-        return 200
-
-    remote.answers["/"] = too_late
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
-    assert fresh(call).status == Status.UNKNOWN
 
 
 def test_signals_tell_of_ends(rules: Rules, remote: Vendor) -> None:

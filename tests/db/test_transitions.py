@@ -14,7 +14,7 @@ from django.utils import timezone
 from callqueue import Retry, Rule, states, transitions
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.exceptions import IllegalTransition
-from callqueue.execution import claim, executor, recorder
+from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue
@@ -203,32 +203,3 @@ def test_requeue_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
     CallQueue.objects.filter(pk=call.pk).update(status=Status.DONE)
     call.requeue(again=True)
     assert call.status == Status.NEW
-
-
-def test_cancel_from_where_it_may_be(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    new, released, begun, done = (send("r") for _ in range(4))
-    new.cancel()
-    assert new.status == Status.CANCELLED
-    assert new.finished_at_dt is not None
-    release()
-    released.cancel()
-    assert released.status == Status.CANCELLED
-    begun.attempts.update(started_at=ledger_time.now("default"))
-    for call in (begun, new):
-        with pytest.raises(IllegalTransition):
-            call.cancel()
-    executor.execute("default", list(CallAttempt.objects.values_list("pk", flat=True)))
-    assert len(remote.requests) == 1
-    assert fresh(done).status == Status.DONE
-
-
-def test_querysets_requeue_and_cancel_what_may_be(rules: Rules) -> None:
-    rules(r=Rule())
-    calls = [send("r") for _ in range(4)]
-    CallQueue.objects.filter(pk=calls[0].pk).update(status=Status.DONE)
-    assert CallQueue.objects.all().cancel() == 3
-    assert CallQueue.objects.cancelled().requeue() == 3
-    assert CallQueue.objects.new().count() == CallQueue.objects.due().count() == 3
-    assert CallQueue.objects.done().requeue() == 0
-    assert CallQueue.objects.done().requeue(again=True) == 1

@@ -20,7 +20,7 @@ from callqueue.ledger import ledger_time
 from callqueue.ledger.rule_rows import FRAME
 from callqueue.models import CallAttempt, CallQueue, RuleState
 from callqueue.testing import travel
-from tests.support.behaviour import Vendor, release, run, send
+from tests.support.behaviour import Vendor, release, send
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -47,29 +47,6 @@ def test_a_call_that_can_no_longer_be_made_fails_with_the_reason_and_the_rest_go
     assert "fax" in fresh(handlerless).error_message
     assert fresh(sound).status == Status.DONE
     assert released
-
-
-def test_a_second_delivery_makes_no_second_request(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    send("r")
-    release()
-    ids = list(CallAttempt.objects.values_list("pk", flat=True))
-    assert executor.execute("default", ids) == 1
-    assert executor.execute("default", ids) == 0
-    assert len(remote.requests) == 1
-
-
-def test_an_old_message_after_a_requeue_makes_no_request(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule())
-    call = send("r")
-    release()
-    old = list(call.attempts.values_list("pk", flat=True))
-    fresh(call).cancel()
-    fresh(call).requeue()
-    run()
-    assert executor.execute("default", old) == 0
-    assert len(remote.requests) == 1
-    assert [a.outcome for a in fresh(call).attempts.all()] == ["voided", "succeeded"]
 
 
 def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -> None:
@@ -107,17 +84,6 @@ def test_a_message_that_comes_twice_makes_one_request(rules: Rules, remote: Vend
     assert executor.execute("default", [pk]) == 1
     assert executor.execute("default", [pk]) == 0
     assert executor.execute("default", [pk, pk, pk + 1000]) == 0
-    assert len(remote.requests) == 1
-
-
-def test_one_message_that_names_an_attempt_twice_makes_one_request(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    call = send()
-    release()
-    pk = call.attempts.get().pk
-    executor.execute("default", [pk, pk])
     assert len(remote.requests) == 1
 
 

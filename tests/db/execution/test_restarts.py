@@ -533,46 +533,6 @@ def test_a_dispenser_is_struck_at_every_moment(deed: str, told: list[tuple[int, 
     assert at_every_moment(deed, prepare, work, judge) >= 10
 
 
-@pytest.mark.slow
-@pytest.mark.fault
-def test_a_single_round_is_struck_at_every_moment() -> None:
-    until: dict[str, Until] = {}
-
-    def prepare() -> dict[str, CallQueue]:
-        calls = _scene()
-        until["now"] = Until({calls[name].pk for name in ("unheard", "a", "b", "c")})
-        return calls
-
-    def judge(calls: dict[str, CallQueue], story: str) -> None:
-        assert until["now"].stop.is_set(), f"{story}: {list(CallAttempt.objects.values())}"
-        assert set(CallAttempt.objects.open().values_list("pk", flat=True)) <= set(
-            until["now"].ids
-        ), story
-        _judge_scene(calls, story)
-
-    assert (
-        at_every_moment(
-            deeds()[-1],
-            prepare,
-            lambda _: Dispenser(publish=until["now"]).run_once(),
-            judge,
-            is_of_each=False,
-        )
-        >= 10
-    )
-
-
-@pytest.mark.fault
-def test_the_task_of_recovery_is_struck_at_every_moment(deed: str) -> None:
-    from callqueue.tasks import recover_lost_calls
-
-    def judge(calls: dict[str, CallQueue], story: str) -> None:
-        _judge_scene(calls, story)
-        assert CallQueue.objects.get(pk=calls["unheard"].pk).status == Status.NEW, story
-
-    assert at_every_moment(deed, _scene, lambda _: recover_lost_calls(), judge) >= 5
-
-
 OLD = {"DONE": Status.DONE, "FAILED": Status.FAILED, "UNKNOWN": Status.UNKNOWN, "NEW": Status.NEW}
 
 

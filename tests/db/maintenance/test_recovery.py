@@ -164,18 +164,6 @@ def test_what_fell_silent_is_charged_from_its_end(rules: Rules) -> None:
     assert release() == []
 
 
-def test_two_recoveries_at_once_end_a_call_once(rules: Rules, transactional_db: None) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("one writer at a time is all that SQLite knows")
-    rules(default=Rule(limits=[WIDE]))
-    calls = [send() for _ in range(30)]
-    release()
-    overdue(started_at=ledger_time.now("default") - timedelta(seconds=61), worker="gone:1:x")
-    at_once(4, lambda _: recovery.end_lost("default"))
-    assert {state(call) for call in calls} == {Status.UNKNOWN}
-    assert set(CallAttempt.objects.values_list("outcome", flat=True)) == {"lost"}
-
-
 # --- The fence
 
 
@@ -195,23 +183,6 @@ def test_a_record_after_recovery_changes_nothing(rules: Rules, remote: Vendor) -
     assert state(call) == Status.UNKNOWN
     attempt.refresh_from_db()
     assert (attempt.outcome, attempt.response_status) == ("lost", None)
-
-
-def test_the_idempotency_key_is_one_for_the_whole_life_of_a_call(
-    rules: Rules, remote: Vendor
-) -> None:
-    rules(default=Rule(limits=[WIDE], retry=SOON, on_lost="retry"))
-    remote.answers["/"] = 500
-    call = send()
-    for _ in range(3):
-        behaviour.run()
-    call.refresh_from_db()
-    call.requeue()
-    remote.answers["/"] = 200
-    behaviour.run()
-    keys = [params["headers"]["Idempotency-Key"] for _, _, params in remote.requests]
-    assert len(keys) == 4
-    assert len(set(keys)) == 1
 
 
 # --- The broker refuses
@@ -278,14 +249,6 @@ def test_a_callback_that_was_never_sent_is_sent_by_a_dispenser_once(
 # --- Sending inside transactions
 
 
-def test_a_rollback_takes_the_call_with_it(rules: Rules, transactional_db: None) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    with transaction.atomic():
-        send()
-        transaction.set_rollback(True)
-    assert not CallQueue.objects.exists()
-
-
 def test_a_savepoint_takes_only_its_own_calls_with_it(rules: Rules, transactional_db: None) -> None:
     rules(default=Rule(limits=[WIDE]))
     with transaction.atomic():
@@ -307,17 +270,6 @@ def test_a_call_is_not_seen_before_it_is_committed(rules: Rules, transactional_d
         seen = at_once(1, lambda _: Dispenser(publish=lambda *_: True).run_once())
     assert seen == [0]
     assert release() == [call]
-
-
-def test_twenty_threads_with_one_unique_key_make_one_call(
-    rules: Rules, transactional_db: None
-) -> None:
-    rules(default=Rule(limits=[WIDE]))
-    found = at_once(20, lambda number: send(path=f"/{number}", unique_key="order-1").pk)
-    assert len(set(found)) == 1
-    assert CallQueue.objects.count() == 1
-    CallQueue.objects.get().cancel()
-    assert send(unique_key="order-1").pk not in found
 
 
 def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:

@@ -7,7 +7,6 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from requests import PreparedRequest
 
 from callqueue.security import addresses
 from callqueue.security.addresses import host_refusal, literal_address, refusal
@@ -122,19 +121,6 @@ def test_no_spelling_of_a_refused_address_gets_through(spelling: tuple[str, IPv4
     found = literal_address(host)
     assert found == address
     assert refusal(found) is not None
-
-
-@given(spellings())
-def test_what_requests_makes_of_a_spelling_is_the_same_address(
-    spelling: tuple[str, IPv4Address],
-) -> None:
-    host, address = spelling
-    prepared = PreparedRequest()
-    try:
-        prepared.prepare_url(f"http://{host}/", None)
-    except (ValueError, OSError):
-        return  # then it cannot be called at all
-    assert literal_address((prepared.url or "").split("/")[2]) == address
 
 
 @given(REFUSED_V4)
