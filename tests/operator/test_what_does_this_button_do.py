@@ -12,7 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow
+from callqueue import Rule, SlidingWindow
 from callqueue.ledger import ledger_time
 from callqueue.models import CallQueue, Hold
 from callqueue.testing import travel
@@ -21,7 +21,6 @@ from tests.operator.asking import (
     Rules,
     dispenser,
     every,
-    number,
     plain,
     send,
     tables,
@@ -139,28 +138,6 @@ def test_a_raised_limit_is_not_held_to_the_pace_of_the_old_one(
         now, then = rows["r"][-2:]
         assert now in ("18 minutes", "19 minutes")
         assert then.endswith(" seconds")
-
-
-@pytest.mark.parametrize(
-    ("action", "word"), [("requeue_calls", "Requeue"), ("cancel_calls", "Cancel")]
-)
-def test_a_bulk_action_names_rules_counts_and_reasons(
-    rules: Rules, remote: Vendor, ask: Ask, action: str, word: str
-) -> None:
-    retry = Retry(max_attempts=1) if action == "requeue_calls" else Retry(base=600)
-    rules(pay=Rule(retry=retry), ship=Rule(retry=retry))
-    remote.answers["/"] = (503, {}, b"")
-    calls = [*send("pay", 3), *send("ship", 2)]
-    run()
-    asked = ask.choose(action, calls)
-    said = plain(asked)
-    assert f"{word} 5 calls" in said
-    rows = [row for table in tables(asked) for row in table if row]
-    counts = {row[0]: number(row[-1]) for row in rows if re.fullmatch(r"[\d,]+", row[-1])}
-    assert (counts["pay"], counts["ship"]) == (3, 2)
-    assert "503" in said
-    assert not CallQueue.objects.new().exists()
-    assert not CallQueue.objects.cancelled().exists()
 
 
 def test_calls_of_rules_that_share_a_limit_are_reckoned_together_before_a_requeue(

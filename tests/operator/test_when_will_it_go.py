@@ -73,9 +73,14 @@ def test_every_door_says_the_same_and_so_it_comes(
         send("r", count, **options)
         run()
         dispenser()
+        middle, began = waiting("r")[count // 2], timezone.now()
+        at = middle.forecast().release_at
         said = at_every_door(ask, "r")
         took = run_all("r")
     assert took > 120
+    middle.refresh_from_db()
+    assert at is not None and middle.dispatched_at_dt is not None
+    assert at - began == pytest.approx(middle.dispatched_at_dt - began, rel=0.1)
     for door, found in said.items():
         assert found == pytest.approx(took, rel=0.1, abs=70), (door, said, took)
 

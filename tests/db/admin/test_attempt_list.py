@@ -14,7 +14,7 @@ from django.urls import reverse
 from callqueue import Rule
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt
-from tests.db.admin.staff import attempt, log_in, text_of
+from tests.db.admin.staff import attempt, text_of
 from tests.support.behaviour import send
 
 Rules = Callable[..., None]
@@ -100,8 +100,3 @@ def test_an_attempt_whose_call_is_gone_is_still_listed(
     assert attempts["lost"].pk in listed(root)
     page = reverse("admin:callqueue_callattempt_change", args=[attempts["lost"].pk])
     assert root.get(page).status_code == 200
-
-
-def test_only_those_who_may_view_attempts_see_the_list(attempts: dict[str, CallAttempt]) -> None:
-    assert log_in("view_callqueue").get(reverse(LIST)).status_code == 403
-    assert log_in("view_callattempt").get(reverse(LIST)).status_code == 200

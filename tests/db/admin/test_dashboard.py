@@ -118,23 +118,6 @@ def test_more_than_a_limit_allows_is_told_apart(rules: Rules, root: Client) -> N
     assert "7 of 5" in bar
 
 
-def test_it_says_what_is_held_failed_and_throttled(
-    rules: Rules, root: Client, dispenser: DispenserState
-) -> None:
-    rules(pay=Rule(), read=Rule())
-    Hold.objects.create(rule="pay", source="breaker", reason="5 of 5 failed")
-    wait("pay", 3)
-    came_to("read", sent=600, done=508, failed=12, throttled=80)
-    summed()
-    said = [text for _, text in sentences(root)]
-    assert "1 rule held (pay by its breaker, 3 waiting)." in said
-    assert "12 attempts failed and 80 were throttled in the last hour." in said
-    assert any(text.startswith("1 dispenser, seen ") for text in said)
-    read = rows(root)["read"]
-    assert (read["throttled"], read["failed"]) == ("80", "12")
-    assert rows(root)["pay"]["why"] == "5 of 5 failed"
-
-
 def test_it_does_not_say_that_nothing_failed_where_nobody_has_looked(
     rules: Rules, root: Client, dispenser: DispenserState
 ) -> None:

@@ -94,14 +94,6 @@ def test_an_edit_names_no_secret_whatever_is_typed(with_secret: None, root: Clie
     assert params["headers"]["X-Key"] == Secret("KEY")
 
 
-def _to_another_host(data: Any) -> None:
-    data["params"]["url"] = "https://evil.example/v1"
-
-
-def _to_another_port(data: Any) -> None:
-    data["params"]["url"] = "https://vendor.example:8443/v1"
-
-
 def _another_secret(data: Any) -> None:
     data["params"]["headers"]["X-Other"] = "[secret OTHER]"
 
@@ -110,28 +102,16 @@ def _moved_redaction(data: Any) -> None:
     data["params"]["headers"]["X-Copy"] = "Bearer [redacted]"
 
 
-def _mail(data: Any) -> Any:
-    return {"method": "send_email", "params": {"to": "a@evil.example", "message": "x"}}
-
-
 def _bad_header(data: Any) -> None:
     data["params"]["headers"]["X-Plain"] = "a\r\nb"
-
-
-def _bad_method(data: Any) -> None:
-    data["method"] = "pots"
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_to_another_host, "another kind of call"),
-        (_to_another_port, "another kind of call"),
         (_another_secret, "OTHER"),
         (_moved_redaction, "[redacted]"),
-        (_mail, "another kind of call"),
         (_bad_header, "line break"),
-        (_bad_method, "another kind of call"),
         (lambda data: [1], "call_data"),
     ],
 )

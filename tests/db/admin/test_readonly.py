@@ -11,7 +11,6 @@ from django.urls import reverse
 
 from callqueue.ledger import ledger_time
 from callqueue.models import Hold
-from tests.support.behaviour import release, send
 
 Rules = Callable[..., None]
 
@@ -44,22 +43,3 @@ def test_holds_are_filtered_by_rule(rules: Rules, root: Client) -> None:
     Hold.objects.create(rule="ship", reason="theirs", source=Hold.Source.PROVIDER)
     page = root.get(f"{reverse('admin:callqueue_hold_changelist')}?rule__exact=pay")
     assert {reason for reason in ("mine", "theirs") if reason in page.content.decode()} == {"mine"}
-
-
-def test_holds_and_attempts_can_only_be_looked_at(rules: Rules, root: Client) -> None:
-    call = send()
-    release()
-    hold = Hold.objects.create(rule="pay", reason="because")
-    pages = [("hold", hold.pk), ("callattempt", call.attempts.get().pk)]
-    for model, pk in pages:
-        assert root.get(reverse(f"admin:callqueue_{model}_changelist")).status_code == 200
-        page = reverse(f"admin:callqueue_{model}_change", args=[pk])
-        assert root.get(page).status_code == 200
-        assert root.post(page, {}).status_code == 403
-        assert root.get(reverse(f"admin:callqueue_{model}_add")).status_code == 302
-        assert (
-            root.post(
-                reverse(f"admin:callqueue_{model}_delete", args=[pk]), {"post": "yes"}
-            ).status_code
-            == 403
-        )

@@ -14,31 +14,9 @@ from callqueue import Rule, SlidingWindow
 from callqueue.admin.rule_actions import rule_url
 from callqueue.maintenance import recovery
 from callqueue.models import Hold, SettingsState
-from tests.db.admin.staff import DASHBOARD, act, log_in, text_of
-from tests.support.behaviour import send
+from tests.db.admin.staff import act, text_of
 
 Rules = Callable[..., None]
-
-
-def test_a_changed_limit_is_told_what_it_would_do_before_it_is_saved(rules: Rules) -> None:
-    rules(pay=Rule(limits=[SlidingWindow("100/h")]), ship=Rule())
-    for _ in range(250):
-        send("pay")
-    operator = log_in("view_callqueue", "control_rule")
-    limit = {"do": "limit", "rule": "pay", "limit": "pay#0"}
-    asked = operator.post(reverse(DASHBOARD), {**limit, "rate": "1000/h"})
-    assert [list(one.values()) for one in asked.context["concerned"]] == [
-        ["pay", "250", "0", "0", "2 hours", "0 seconds", False]
-    ]
-    assert not SettingsState.objects.exclude(rates={}).exists()
-    assert "changed from 100/h to 1000/h" in act(operator, **limit, rate="1000/h", confirm="yes")
-    (shown,) = operator.get(rule_url("pay")).context["limits"]
-    assert (shown["limit"].rate, shown["changed"]) == ("1000/h", "100/h")
-    assert "changed from 100/h" in text_of(operator.get(rule_url("pay")))
-    act(operator, **limit, rate="", confirm="yes")
-    (shown,) = operator.get(rule_url("pay")).context["limits"]
-    assert (shown["limit"].rate, shown["changed"]) == ("100/h", "")
-    assert LogEntry.objects.count() == 2
 
 
 @pytest.mark.parametrize(

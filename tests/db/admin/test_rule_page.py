@@ -19,7 +19,7 @@ from callqueue.history import errors, sums
 from callqueue.history.sums import DAY_S
 from callqueue.ledger import ledger_time
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
-from tests.db.admin.staff import DASHBOARD, act, answer, ended, log_in, text_of
+from tests.db.admin.staff import DASHBOARD, answer, ended, log_in, text_of
 from tests.support.behaviour import move_ledger
 
 Rules = Callable[..., None]
@@ -86,17 +86,6 @@ def test_the_last_day_is_drawn_and_written(rules: Rules, root: Client) -> None:
         assert re.search(rf'<rect class="cq-{kind}" [^>]*height="{height}"', shown["chart"])
     ((_, numbers),) = shown["chart_rows"]
     assert numbers == ["5", "3", "0", "2"]
-
-
-def test_who_did_what_to_the_rule_is_for_those_who_see_holds(rules: Rules) -> None:
-    rules(pay=Rule(), other=Rule())
-    operator = log_in("view_callqueue", "view_hold", "control_rule")
-    for rule in ("pay", "other"):
-        act(operator, do="pause", rule=rule, key=f"of {rule}", confirm="yes", **{"for": "1h"})
-    ((_, who, what),) = page(operator, "pay").context["logged"]
-    assert who == "user0"
-    assert "of pay" in what
-    assert not page(log_in("view_callqueue"), "pay").context["logged"]
 
 
 def test_a_limit_that_calls_in_flight_use_up_says_so(rules: Rules, root: Client) -> None:

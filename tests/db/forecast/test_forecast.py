@@ -12,11 +12,9 @@ import pytest
 
 from callqueue import (
     Concurrency,
-    FixedWindow,
     Forecast,
     Rule,
     SlidingWindow,
-    TokenBucket,
     database,
     forecast,
 )
@@ -26,7 +24,6 @@ from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.testing import run_callqueue, travel
 from tests.support.behaviour import Vendor, release, send
-from tests.support.length import ONLY_AT_LENGTH
 
 Rules = Callable[..., None]
 URL = {"method": "get", "params": {"url": "http://vendor.example/"}}
@@ -56,43 +53,6 @@ def test_the_position_follows_priority_and_the_order_of_being_due(rules: Rules) 
     assert [call.forecast().position for call in calls] == [3, 1, 4, 2]
 
 
-@pytest.mark.parametrize(
-    ("count", "limits", "reason"),
-    [
-        pytest.param(
-            1000,
-            [SlidingWindow("100/m")],
-            "SlidingWindow 100/m",
-            marks=ONLY_AT_LENGTH,
-        ),
-        (150, [TokenBucket("100/m", burst=10)], "TokenBucket 100/m"),
-        (300, [SlidingWindow("10/s"), SlidingWindow("50/m")], "SlidingWindow 50/m"),
-        (300, [SlidingWindow("15/m", per="queue")], "SlidingWindow 15/m per queue"),
-        (300, [SlidingWindow("3000/h"), SlidingWindow("30/10s")], "SlidingWindow 30/10s"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_backlog_goes_when_it_was_said_within_a_tenth(
-    rules: Rules, remote: Vendor, count: int, limits: list[Any], reason: str
-) -> None:
-    rules(r=Rule(queues=["one", "two"], limits=limits))
-    CallQueue.objects.send_many([URL] * 30, rule="r")
-    with travel() as clock:
-        run_callqueue()  # so that the windows are not empty
-        CallQueue.objects.send_many([URL] * count, rule="r")
-        calls = list(CallQueue.objects.waiting().order_by("pk"))
-        now = clock.now()
-        said = [(call, call.forecast()) for call in (calls[count // 2], calls[-1])]
-        run_callqueue(max_passes=50_000, skip_waits=True)
-        for call, found in said:
-            released_at = CallAttempt.objects.get(call=call).released_at
-            went = ledger_time.to_wall("default", released_at) - now
-            assert found.release_at is not None
-            assert found.release_at - now == pytest.approx(went, rel=0.1)
-            assert reason in found.reason
-        assert said[1][1].position == len(calls)
-
-
 def test_a_call_goes_by_the_queue_that_has_room_first(rules: Rules, remote: Vendor) -> None:
     rules(r=Rule(queues=["one", "two"], limits=[SlidingWindow("1/m", per="queue")]))
     with travel() as clock:
@@ -108,43 +68,6 @@ def test_a_call_goes_by_the_queue_that_has_room_first(rules: Rules, remote: Vend
         went = ledger_time.to_wall("default", CallAttempt.objects.get(call=third).released_at)
         assert said is not None
         assert said - now == pytest.approx(went - now, abs=timedelta(seconds=2))
-
-
-def test_a_calendar_quota_opens_at_midnight(rules: Rules, remote: Vendor) -> None:
-    rules(r=Rule(limits=[FixedWindow("10/d", timezone="America/Los_Angeles")]))
-    CallQueue.objects.send_many([URL] * 25, rule="r")
-    release()
-    found = CallQueue.objects.waiting().order_by("-pk")[0].forecast()
-    windows = FixedWindow("10/d", timezone="America/Los_Angeles").window
-    now = database.to_us(database.clock("default"))
-    after_next = windows(windows(now)[1])[1]
-    assert found.release_at is not None
-    opens = database.from_us(after_next) + timedelta(seconds=60)  # the usual jitter of a day
-    assert abs(found.release_at - opens) < timedelta(seconds=5)
-    assert found.reason == "FixedWindow 10/d is used up, and 14 calls go before it"
-
-
-def test_a_window_too_large_to_be_read_row_by_row_is_forecast_too(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("3000/h")]))
-    now = ledger_time.now("default")
-    ago = [timedelta(minutes=59 - i % 30) for i in range(3000)]
-    CallAttempt.objects.bulk_create(
-        CallAttempt(
-            call_id=1,
-            number=1,
-            rule="r",
-            released_at=now - t,
-            finished_at=now - t,
-            outcome="succeeded",
-        )
-        for t in ago
-    )
-    CallQueue.objects.send_many([URL] * 1500, rule="r")
-    while sums.add_up("default"):
-        pass
-    found = CallQueue.objects.waiting().order_by("-pk")[0].forecast()
-    assert seconds_from_now(found.release_at) == pytest.approx(15 * 60, rel=0.12)
-    assert found.reason == "SlidingWindow 3000/h is used up, and 1,499 calls go before it"
 
 
 @pytest.mark.parametrize(("rate", "window"), [("3000/10s", 10), ("3000/h", 3600)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -66,21 +65,6 @@ def test_where_calls_wait_for_answers_the_drain_time_knows_how_long_those_take(
     rules: Rules, rule: Rule, is_stamped: bool
 ) -> None:
     assert 50 <= drain_s(rules, rule, is_stamped=is_stamped) <= 135
-
-
-def used_up(rules: Rules) -> Any:
-    rules(r=Rule(limits=[Concurrency(9)], queues="q"))
-    answered(10, 10.0)
-    for _ in range(12):
-        send("r")
-    assert len(release()) == 9
-    rule = look("default").rule("r")
-    (limit,) = rule.limits
-    return limit.note(rule.pace.latency)
-
-
-def test_who_looks_is_told_what_uses_a_limit_up(rules: Rules) -> None:
-    assert used_up(rules) == "used up by 9 calls in flight, which take 10 seconds each"
 
 
 def test_a_call_that_waits_for_those_in_flight_says_so(rules: Rules) -> None:

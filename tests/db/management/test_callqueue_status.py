@@ -45,13 +45,6 @@ def test_json_has_the_figures_of_every_rule() -> None:
     assert (limit["used"], limit["free"], limit["note"]) == (2, 0, "")
 
 
-def test_json_has_the_hold() -> None:
-    run("pause", "r", "--for", "1h", "--reason", "they asked")
-    hold = run("status", "--json").document["rules"]["r"]["hold"]
-    assert hold["reason"] == "they asked"
-    assert hold["until"]
-
-
 def test_people_get_a_table_with_times_as_people_say_them() -> None:
     ran = run("status")
     lines = ran.out.splitlines()
