@@ -12,10 +12,9 @@ from django.db import connection
 from django.utils import timezone
 
 from callqueue import Rule
-from callqueue.dispatch import chores, dispenser
+from callqueue.dispatch import chores
 from callqueue.dispatch.dispenser import Dispenser
-from callqueue.dispatch.next_look import LOCKED, REVIEW, TRIES, when_locked
-from callqueue.dispatch.release_pass import Pass
+from callqueue.dispatch.next_look import REVIEW
 from callqueue.ledger import ready_calls
 from callqueue.models import CallQueue
 from tests.support.behaviour import send
@@ -83,27 +82,3 @@ def test_a_dispenser_looks_ever_less_often_for_a_ready_call_that_is_locked(rules
     running.tick()
     assert len(made) == 2
     assert group.next_look.streak.in_vain == 0
-
-
-def test_a_dispenser_looks_ever_less_often_at_a_rule_whose_row_is_locked(
-    rules: Rules, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules(r=Rule())
-    send("r")
-    running = Dispenser(publish=lambda *_: True)
-    running._follow_settings()
-    group = running.groups[("r",)]
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            dispenser, "release", lambda *_, last, **__: Pass(next_look=when_locked(last))
-        )
-        pauses = []
-        for _ in range(TRIES + 1):
-            before = time.monotonic()
-            running._release(group)
-            pauses.append(group.look_at - before)
-    assert pauses[0] < 0.01 + LOCKED
-    assert pauses[-1] >= chores.ROUND
-    assert sum(pauses) < 6 * chores.ROUND
-    assert running._release(group).released
-    assert group.next_look.streak.locked == 0

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from callqueue import Breaker, Retry, Rule, SlidingWindow, control, states
+from callqueue import Breaker, Retry, Rule, control, states
 from callqueue.dispatch.release_pass import release
 from callqueue.ledger import rule_rows
-from callqueue.models import CallAttempt, CallQueue, Hold, KeyTurn, RuleState
+from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
 from callqueue.testing import travel
 from tests.db.maintenance.test_breaker import answer
 from tests.support.behaviour import Vendor, run, send
@@ -80,82 +80,6 @@ def test_a_paused_rule_that_is_paused_anew_is_free_at_no_moment(rules: Rules, se
     control.resume("default", "r")
     pass_of_each_dispenser()
     assert CallAttempt.objects.count() == DISPENSERS
-
-
-@contextmanager
-def stopped_at(place: int, error: BaseException, *, after: bool) -> Iterator[list[bool]]:
-    """The statement of this number fails, or the one after it is not reached; whether it came."""
-    seen: list[bool] = []
-
-    def stop(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-        is_beginning = sql.startswith("BEGIN")  # of SQLite, which Django sends as a statement
-        seen.extend([] if is_beginning else [True])
-        if is_beginning or len(seen) != place:
-            return execute(sql, *args)
-        if after:
-            execute(sql, *args)
-        raise error
-
-    with connection.execute_wrapper(stop):
-        yield seen
-
-
-def until_none_fails(error: BaseException, after: bool, work: Callable[[], Any]) -> Iterator[None]:
-    """Do the work, failing at its first statement, at its second, ...; yields after each."""
-    for place in range(1, 100):
-        with stopped_at(place, error, after=after) as seen:
-            try:
-                work()
-            except type(error):
-                assert len(seen) >= place
-        yield
-        if len(seen) < place:
-            assert place > 3
-            return
-    pytest.fail("it has no end")
-
-
-FAILURES = [
-    pytest.param(KeyboardInterrupt(), id="interrupted"),
-    pytest.param(OperationalError("canceling statement due to statement timeout"), id="timeout"),
-]
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("error", FAILURES)
-def test_a_pause_that_fails_half_way_leaves_the_rule_held(
-    rules: Rules, error: BaseException, after: bool
-) -> None:
-    rules(r=Rule())
-    send("r")
-    control.pause("default", "r", seconds=300, reason="first")
-    for _ in until_none_fails(
-        error, after, lambda: control.pause("default", "r", seconds=60, reason="second")
-    ):
-        assert Hold.objects.count() == 1
-        release("default", ["r"])
-        assert not CallAttempt.objects.exists()
-    assert Hold.objects.get().reason == "second"
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("error", FAILURES)
-def test_a_resume_that_fails_half_way_has_ended_nothing_or_all_of_it(
-    rules: Rules, error: BaseException, after: bool
-) -> None:
-    """No key sleeps on, for a hold that is gone."""
-    rules(r=Rule(limits=[SlidingWindow("100/s", per="key")]))
-    send("r", key="a")
-
-    def resume() -> None:
-        control.pause("default", "r", key="a")
-        release("default", ["r"])
-        assert KeyTurn.objects.exclude(blocked_on="").exists()
-        control.resume("default", "r")
-
-    for _ in until_none_fails(error, after, resume):
-        assert Hold.objects.exists() or not KeyTurn.objects.exclude(blocked_on="").exists()
-    assert not Hold.objects.exists()
 
 
 def test_a_pause_that_waits_for_a_pass_too_long_leaves_the_rule_held(

@@ -28,7 +28,7 @@ from callqueue.dispatch.release_pass import release as make_pass
 from callqueue.execution import claim, recorder
 from callqueue.ledger import ledger_time
 from callqueue.maintenance import recovery
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallAttempt, CallQueue, KeyTurn
 from callqueue.outcome import HoldUntil
 from callqueue.states import Move
 from callqueue.transitions import Job
@@ -99,6 +99,14 @@ def held_thrice() -> None:
     paused()
     control.pause("default", "r", key="a")
     control.pause("default", "r", key="b")
+
+
+def held_keys() -> None:
+    """A call of a key that a pass found held, so that its turn sleeps until the hold is lifted."""
+    send("r", key="a")
+    control.pause("default", "r", key="a")
+    make_pass("default", ["other", "r"])
+    assert KeyTurn.objects.exclude(blocked_on="").exists()
 
 
 def record(jobs: list[Job]) -> None:
@@ -178,6 +186,7 @@ ACTS = {
     "pause what is paused": Act(paused, lambda _: control.pause("default", "r", seconds=60)),
     "pause a key": Act(calls, lambda _: control.pause("default", "r", key="a")),
     "resume": Act(held_thrice, lambda _: control.resume("default", "r")),
+    "resume a key": Act(held_keys, lambda _: control.resume("default", "r")),
     "change a limit": Act(calls, lambda _: control.change_limit("default", "r", "shared", "50/s")),
     "release": Act(calls, lambda _: make_pass("default", ["other", "r"])),
     "begin": Act(released, lambda ids: claim.begin("default", ids)),
@@ -224,12 +233,14 @@ PASSING = {
     "passes",
     "memo",
     "served",
+    "blocked_until",
     "version",
 }
 WATCHED = (
     "CallQueue",
     "CallAttempt",
     "Hold",
+    "KeyTurn",
     "RuleState",
     "BelatedEnding",
     "OpinionState",
