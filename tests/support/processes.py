@@ -151,11 +151,8 @@ class Processes:
         pool: str = "prefork",
         arguments: Sequence[str] = (),
         wait: bool = True,
-        inside: Sequence[str] = (),
     ) -> Running:
-        """A Celery worker on these queues (short names), ready for work; `inside` is a command that
-        runs the rest of its line.
-        """
+        """A Celery worker on these queues (short names), ready for work."""
         names = ",".join(self.broker.queue(queue) for queue in queues or ("celery",))
         number = len(self.started)
         quiet = ["--without-gossip", "--without-mingle", "--loglevel=INFO"]
@@ -168,9 +165,8 @@ class Processes:
             f"w{number}-{self.broker.prefix}@%h",
         ]
         celery = [sys.executable, "-m", "celery", "--app", "tests.celery_app"]
-        worker = self.start(
-            "worker", [*inside, *celery, "worker", "--queues", names, *size, *quiet, *arguments]
-        )
+        own = [*celery, "worker", "--queues", names, *size, *quiet, *arguments]
+        worker = self.start("worker", own)
         if wait:
             worker.wait_for_log(" ready.")
         return worker

@@ -45,7 +45,6 @@ class Arrival:
     """
 
     at: float
-    peer: str
     connection: int
     method: str
     target: str
@@ -72,14 +71,13 @@ class Recorder:
     this process.
     """
 
-    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int = 0) -> None:
         self.port = port
-        self.host = host
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Recorder:
-        place = ["--host", self.host, "--port", str(self.port)]
-        command = [sys.executable, "-m", "tests.support.recorder", *place, "--until-stdin-closes"]
+        place = ["--port", str(self.port), "--until-stdin-closes"]
+        command = [sys.executable, "-m", "tests.support.recorder", *place]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True
@@ -99,7 +97,7 @@ class Recorder:
                 pipe.close()
 
     def url(self, path: str = "/ok", **query: Any) -> str:
-        return f"http://{self.host}:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
+        return f"http://127.0.0.1:{self.port}{path}" + (f"?{urlencode(query)}" if query else "")
 
     def arrivals(self, path: str | None = None) -> list[Arrival]:
         """In order of arrival; only those whose path begins with `path`, if given."""
@@ -131,7 +129,7 @@ class Recorder:
         return int(json.loads(self._ask("POST", f"/_control/release/{quote(name)}"))["released"])
 
     def _ask(self, method: str, target: str, timeout: float = 30.0) -> str:
-        request = urllib.request.Request(f"http://{self.host}:{self.port}{target}", method=method)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{target}", method=method)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
             request, timeout=timeout
         ) as response:
@@ -181,11 +179,10 @@ class Entry:
     record.
     """
 
-    __slots__ = ("answered_at", "at", "body", "connection", "head", "peer", "status")
+    __slots__ = ("answered_at", "at", "body", "connection", "head", "status")
 
-    def __init__(self, at: float, peer: str, connection: int, head: bytes, body: bytes) -> None:
+    def __init__(self, at: float, connection: int, head: bytes, body: bytes) -> None:
         self.at = at
-        self.peer = peer
         self.connection = connection
         self.head = head
         self.body = body[:KEPT_BODY_BYTES]
@@ -196,7 +193,6 @@ class Entry:
         method, target, headers = parse_head(self.head)
         document = {
             "at": self.at,
-            "peer": self.peer,
             "connection": self.connection,
             "method": method,
             "target": target,
@@ -312,9 +308,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.peer = (transport.get_extra_info("peername") or ("",))[
-            0
-        ]  # none where the other side is gone already
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
@@ -341,7 +334,7 @@ class Connection(asyncio.Protocol):
         if path.startswith("/_"):
             control(self, path, dict(parse_qsl(query)))
             return
-        self.entry = Entry(now, self.peer, self.number, head, body)
+        self.entry = Entry(now, self.number, head, body)
         self.memory.record(self.entry)
         name, _, rest = path[1:].partition("/")
         behaviour = BEHAVIOURS.get(name, not_found)
@@ -548,11 +541,11 @@ async def wait(connection: Connection, count: int, timeout: float) -> None:
 # The server: the process.
 
 
-async def serve(host: str, port: int, *, until_stdin_closes: bool) -> None:
+async def serve(port: int, *, until_stdin_closes: bool) -> None:
     memory = Memory()
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    server = listening(host, port)
+    server = listening(port)
     accepting = loop.create_task(accept_for_ever(server, memory))
     print(server.getsockname()[1], flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -566,9 +559,9 @@ async def serve(host: str, port: int, *, until_stdin_closes: bool) -> None:
     server.close()
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(port: int) -> socket.socket:
     """The server's socket; what it accepts is stamped, on Linux."""
-    server = socket.create_server((host, port), backlog=1024)
+    server = socket.create_server(("127.0.0.1", port), backlog=1024)
     server.setblocking(False)
     if sys.platform == "linux":
         server.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -577,7 +570,6 @@ def listening(host: str, port: int) -> socket.socket:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A recording HTTP server for tests.")
-    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument(
         "--until-stdin-closes",
@@ -585,7 +577,7 @@ def main() -> None:
         help="end when the process that started it does",
     )
     options = parser.parse_args()
-    asyncio.run(serve(options.host, options.port, until_stdin_closes=options.until_stdin_closes))
+    asyncio.run(serve(options.port, until_stdin_closes=options.until_stdin_closes))
 
 
 if __name__ == "__main__":
