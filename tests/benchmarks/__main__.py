@@ -28,7 +28,6 @@ def main() -> None:
         ("keys", 10_000, "of calls waiting, for `flat`"),
         ("counted", 300_000, "attempts in a window of a day, for `flat`"),
         ("rows", 1_000_000, "calls, and as many attempts, for `dashboard`"),
-        ("share", 0.1, "of the full size of `million`"),
         ("drain", 20.0, "seconds that each backlog of `exact` takes"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=told)
@@ -92,21 +91,6 @@ def flat(options: argparse.Namespace) -> Measured:
         for one in found.values()
     ]
     return "Flat", ["a pass, median", "small ms", "large ms", "ratio", "statements"], rows, found
-
-
-def sending(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import sending as room
-
-    found = room.measure()
-    rows = [
-        [
-            f"{ours} against {theirs}",
-            *_of(found, **{theirs: ".3f", ours: ".3f"}),
-            f"{found[ours] / found[theirs]:.2f}",
-        ]
-        for ours, theirs in (("send", "create"), ("send_many", "bulk_create"))
-    ]
-    return "Sending", ["", "Django's ms", "ours ms", "ratio"], rows, found
 
 
 def parts(options: argparse.Namespace) -> Measured:
@@ -183,28 +167,6 @@ def dashboard(options: argparse.Namespace) -> Measured:
     return "Dashboard", head, rows, found
 
 
-def million(options: argparse.Namespace) -> Measured:
-    from tests.benchmarks import scale
-
-    found = scale.million(options.share)
-    first, cleanup, memory = found["first"], found["cleanup"], found["first"]["memory_mb"]
-    sizes = [sum(found[name].values()) / 1e6 for name in ("sizes", "sizes_after_cleanup", "sizes_second")]  # fmt: skip
-    grown = [f"{name} {memory[0][name]:.0f} to {memory[-1][name]:.0f}" for name in memory[0]] if memory else ["too short"]  # fmt: skip
-    rows = [
-        ["seconds, calls a second", f"{first['seconds']:.0f}, {first['rate']:,.0f}"],
-        ["the most calls of a rule in any second", str(first["highest_in_a_second"])],
-        ["CPU ms a call", ", ".join(f"{role} {ms:.2f}" for role, ms in first["cpu_ms"].items())],
-        ["PostgreSQL's share of one core", f"{first['postgresql_cpu_share']:.0%}"],
-        ["memory, MB", ", ".join(grown)],
-        ["tables, MB: after the run, cleaned and vacuumed, after as many again", ", ".join(f"{size:,.0f}" for size in sizes)],
-        ["growth by the second run", f"{found['growth']:.2f}"],
-        ["cleanup, rows a second, while calls went on", f"{cleanup['rows_per_second']:,.0f}"],
-        ["p95 of a call before and during cleanup, ms", ", ".join(_of(cleanup, p95_before_ms=".0f", p95_meanwhile_ms=".0f"))],
-    ]  # fmt: skip
-    title = f"{found['calls']:,} calls through 24 rules of {found['rate']}/s on 24 queues"
-    return title, ["", ""], rows, found
-
-
 def permits(options: argparse.Namespace) -> Measured:
     from tests.benchmarks import permits as room
 
@@ -221,15 +183,13 @@ EXPERIMENTS: dict[str, tuple[Callable[[argparse.Namespace], Measured], *tuple[st
     "throughput": (throughput,),
     "latency": (latency,),
     "flat": (flat,),
-    "sending": (sending,),
     "parts": (parts,),
     "exact": (exact, "drain"),
     "slots": (slots,),
     "dashboard": (dashboard, "rows"),
-    "million": (million, "share"),
     "permits": (permits,),
 }
-USUAL = ["throughput", "latency", "flat", "sending"]
+USUAL = ["throughput", "latency", "flat"]
 
 if __name__ == "__main__":
     main()
