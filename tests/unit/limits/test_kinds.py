@@ -224,6 +224,28 @@ def test_room_never_shrinks_as_time_goes_by(rate: str, game: list[Move], later: 
     assert second.free >= first.free
 
 
+@settings(max_examples=examples(200, 2000), deadline=None)
+@given(
+    limit=st.sampled_from(
+        [SlidingWindow("5/2s"), TokenBucket("3/s", burst=4), FixedWindow("5/m", jitter=0.5)]
+    ),
+    ago=st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=12),
+    later=st.integers(0, 3 * SECOND),
+    open_cost=st.integers(0, 2),
+)
+def test_a_later_leave_never_makes_more_room(
+    limit: Limit, ago: list[int], later: int, open_cost: int
+) -> None:
+    def opens(ages: list[int]) -> list[float]:
+        aged = sorted((START - age, 1) for age in ages)
+        usage = Usage(open_cost, aged, limit.horizon(START), may_owe=True)
+        found = [limit.meter(usage, START).free_at(cost) for cost in range(1, limit.capacity + 1)]
+        return [float("inf") if instant is None else instant for instant in found]
+
+    put_off = [max(0, ago[0] - later), *ago[1:]]
+    assert all(then >= now for now, then in zip(opens(ago), opens(put_off), strict=True))
+
+
 @pytest.mark.parametrize(("jitter", "least"), [(0.05, 19.0), (0.01, 19.7)])
 def test_with_a_backlog_the_whole_of_the_bound_is_used(jitter: float, least: float) -> None:
     limit = SlidingWindow("20/s", jitter=jitter)
