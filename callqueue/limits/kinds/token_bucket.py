@@ -113,7 +113,9 @@ class _BucketMeter(Meter):
 
     @property
     def free(self) -> int:
-        return max(0, self._level // self._period - self._open)
+        # What leaves last may do so only after now, and until then it fills.
+        level = self._level - self._n * max(0, self._at - self._now)
+        return max(0, level // self._period - self._open)
 
     def free_at(self, cost: int) -> int | None:
         wanted = (self._open + cost) * self._period

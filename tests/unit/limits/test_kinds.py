@@ -8,6 +8,7 @@ count is then judged by a check of its own, which shares no code with the limits
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count, pairwise
@@ -375,3 +376,24 @@ def test_two_per_cent_of_a_day_cost_a_day_no_more_than_the_answers_take(seconds:
     later = answered + SECOND
     free_at = limit.meter(usage_at(limit, made, later), later).free_at(1)
     assert free_at == answered + limit.period_us + 1
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        SlidingWindow("9/s"),
+        TokenBucket("9/s", burst=7),
+        FixedWindow("9/s"),
+        Concurrency(9),
+    ],
+)
+def test_what_is_free_now_fits_now_and_not_one_more(limit: Limit) -> None:
+    """Also of a bucket some of whose charges are known to leave later: it fills until then."""
+    rand, now = random.Random(3), 1_000_000 * SECOND
+    for _ in range(300):
+        instants = sorted(now + rand.randint(-2 * SECOND, SECOND // 4) for _ in range(6))
+        aged = [(at, rand.randint(1, 2)) for at in instants]
+        usage = Usage(rand.randint(0, 5), aged, now - limit.window_us, 0)
+        meter = limit.meter(usage, now)
+        assert not meter.free or meter.known_at(meter.free) == now
+        assert meter.known_at(meter.free + 1) != now
