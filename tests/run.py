@@ -72,9 +72,7 @@ OWN_THREADS = [
     *(f"tests/db/permits/test_{name}.py" for name in ("misuse", "permit", "settling", "waiting")),
 ]
 # of those, what says the same to every database
-ALIKE = [
-    f"tests/concurrency/test_{name}.py" for name in ("beside_the_loop", "dear_answers", "slow_api")
-]
+ALIKE = [f"tests/concurrency/test_{name}.py" for name in ("beside_the_loop", "dear_answers")]
 BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
 FEW = 3  # more than these are no accident of a busy machine
 INTERRUPTED = 130

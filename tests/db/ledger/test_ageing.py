@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks
+from callqueue import Concurrency, FixedWindow, Rule, SlidingWindow, TokenBucket, clocks, control
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, judging, recorder, telling, wire
 from callqueue.forecast import has_room
@@ -156,10 +156,20 @@ def _raise_that_it_is_away(*_: Any) -> int:
     raise OperationalError("gone")
 
 
-def test_what_only_tallied_limits_count_is_not_told_of(rules: Rules) -> None:
-    """They ask for the answer: telling would be for nothing."""
-    released(rules, Rule(limits=[SlidingWindow("5000/m")]), calls=1)
-    assert telling.tell("default", under_way(ago=50)) == 0
+def test_what_only_tallied_limits_count_is_not_told_of(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ask for the answer: telling would be for nothing. Which those are, and what is slow, is
+    asked of what is in force, and not of this process's own settings.
+    """
+    monkeypatch.setattr(settings, "LATELY", 0.0)
+    assert released(rules, Rule(limits=[SlidingWindow("5000/m")]), calls=2) == 2
+    jobs = under_way(ago=11)
+    assert telling.tell("default", jobs) == 0
+    control.change_limit("default", "r", "r#0", "2/10s")
+    assert telling.tell("default", jobs) == 2
+    send("r")
+    assert len(release()) == 1
 
 
 def test_all_that_are_slow_are_told_of_once(rules: Rules) -> None:
