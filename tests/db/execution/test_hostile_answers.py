@@ -209,22 +209,6 @@ def test_every_handler_fails_by_itself_whatever_it_says(rules: Rules, listed: li
             assert attempt.error_message.startswith(type(verdict).__name__)
 
 
-@pytest.mark.parametrize(
-    "charset", ["undefined", "idna", "unicode_escape", "utf-7", "no-such-charset"]
-)
-def test_a_charset_that_is_none_harms_no_other_call_of_its_message(
-    rules: Rules, remote: Vendor, charset: str
-) -> None:
-    rules(r=Rule())
-    calls = [send("r", f"/{number}") for number in range(4)]
-    for number in range(4):
-        remote.answers[f"/{number}"] = answered(f"/{number}")
-    remote.answers["/1"] = answered("/1", body="+2AA- \\ud800 é".encode(), charset=charset)
-    as_one_message()
-    assert [fresh(call).status for call in calls] == [Status.DONE] * 4
-    assert calls[1].attempts.get().response_body == "+2AA- \\ud800 é"
-
-
 def test_over_a_socket_every_call_of_a_message_ends_as_its_own_answer_says(rules: Rules) -> None:
     long = b"=" * (1 << 20)
     served = {

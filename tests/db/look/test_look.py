@@ -34,10 +34,6 @@ def told(name: str) -> Any:
     return as_json(look("default"))["rules"][name]
 
 
-def waiting(name: str) -> int:
-    return of(name).waits.calls
-
-
 def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
     rules(pay=Rule(limits=[SlidingWindow("10/h")]))
     assert told("pay") == {
@@ -63,17 +59,6 @@ def test_a_rule_without_calls_has_nothing_to_tell(rules: Rules) -> None:
             }
         ],
     }
-
-
-def test_waiting_are_the_ready_the_scheduled_and_those_to_be_retried(rules: Rules) -> None:
-    rules(pay=Rule(), other=Rule())
-    send("pay"), send("other")
-    send("pay", not_before=timezone.now() + timedelta(hours=1))
-    failed = send("pay")
-    CallQueue.objects.filter(pk=failed.pk).update(status=CallQueue.Status.ERROR, ready=False)
-    done = send("pay")
-    CallQueue.objects.filter(pk=done.pk).update(status=CallQueue.Status.DONE, ready=False)
-    assert (waiting("pay"), waiting("other")) == (3, 1)
 
 
 def test_the_oldest_due_is_found_in_whatever_priority(rules: Rules) -> None:

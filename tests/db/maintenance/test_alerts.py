@@ -10,12 +10,10 @@ import pytest
 from django.dispatch import Signal
 from django.utils import timezone
 
-from callqueue import Retry, Rule, SlidingWindow, events, states
+from callqueue import Retry, Rule, events
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import wire
-from callqueue.history import audit
-from callqueue.ledger import ledger_time
-from callqueue.models import CallAttempt, CallQueue
+from callqueue.models import CallQueue
 from tests.support.behaviour import Vendor, run, send
 
 Rules = Callable[..., None]
@@ -39,29 +37,6 @@ def told() -> Iterator[Callable[[Signal], list[dict[str, Any]]]]:
     yield listen_to
     for signal, listen in listening:
         signal.disconnect(listen)
-
-
-def test_a_limit_that_was_exceeded_is_told_by_the_audit(
-    rules: Rules, told: Any, caplog: Any
-) -> None:
-    rules(r=Rule(limits=[SlidingWindow("2/m")]))
-    heard = told(events.limit_exceeded)
-    now = ledger_time.now("default")
-    CallAttempt.objects.bulk_create(
-        CallAttempt(
-            call_id=1,
-            number=1,
-            rule="r",
-            released_at=now,
-            sent_at=now,
-            finished_at=now,
-            outcome=states.SUCCEEDED,
-        )
-        for _ in range(3)
-    )
-    audit.audit("default", since=timedelta(hours=1))
-    assert heard == [{"limit": "SlidingWindow 2/m", "rule": "r", "highest": 3, "allowed": 2}]
-    assert "limit_exceeded limit='SlidingWindow 2/m' rule=r highest=3 allowed=2" in caplog.text
 
 
 def test_a_hold_that_the_provider_asked_for_is_told_once(

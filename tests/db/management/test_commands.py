@@ -118,15 +118,6 @@ def test_a_dry_run_counts_and_changes_nothing() -> None:
     assert statuses(waiting) == [Status.NEW]
 
 
-def test_cancel_wants_to_be_told_which() -> None:
-    call = send("r")
-    refused = run("cancel")
-    assert refused.code == 2
-    assert "--all" in refused.error
-    assert statuses(call) == [Status.NEW]
-    assert run("cancel", "--all").out == "cancelled 1 call\n"
-
-
 # --- schedule
 
 TASKS = ["callqueue.cleanup_call_queue", "callqueue.dispenser", "callqueue.recover_lost_calls"]
@@ -236,9 +227,3 @@ def test_people_get_a_table(rules: Rules) -> None:
     ran = run("audit")
     assert "5 attempts since" in ran.out
     assert "SlidingWindow 20/s" in ran.out
-
-
-def test_one_attempt_is_no_plural(rules: Rules) -> None:
-    rules(r=Rule(limits=[SlidingWindow("20/s")]))
-    paced(1, 0.1)
-    assert "1 attempt since" in run("audit").out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from celery import current_app, shared_task
@@ -83,12 +82,3 @@ def test_a_callback_that_is_tried_again_has_not_failed() -> None:
 def test_other_tasks_fail_by_themselves() -> None:
     send(callback=sending_another.name)
     assert run_callqueue() == 1
-
-
-def test_a_failed_callback_does_not_fail_the_next_run(db: Any) -> None:
-    send(callback=breaking.name)
-    with pytest.raises(CallbackFailed):
-        run_callqueue()
-    call = send(callback=telling)
-    run_callqueue()
-    assert told == [call.pk]

@@ -78,17 +78,6 @@ def test_without_until_idle_it_makes_one_pass(
     assert status_of(call) == Status.ERROR
 
 
-def test_what_a_limit_keeps_back_is_not_waited_for(
-    rules: Rules, callqueue_transport: FakeTransport
-) -> None:
-    rules(default=Rule(limits=[SlidingWindow("2/h")]))
-    callqueue_transport.default = 200
-    for _ in range(5):
-        send()
-    assert run_callqueue() == 2
-    assert CallQueue.objects.new().count() == 3
-
-
 def test_calls_that_send_calls_without_end_are_noticed(
     rules: Rules, callqueue_transport: FakeTransport
 ) -> None:
@@ -102,22 +91,6 @@ def test_calls_that_send_calls_without_end_are_noticed(
     send()
     with pytest.raises(AssertionError, match="not idle after 5 passes"):
         run_callqueue(max_passes=5)
-
-
-def test_a_callback_runs_at_once(rules: Rules, callqueue_transport: FakeTransport) -> None:
-    from celery import shared_task
-
-    told: list[Any] = []
-
-    @shared_task(name="tests.told", ignore_result=True)
-    def tell(call_id: int, status: str) -> None:
-        told.append((call_id, status))
-
-    rules(default=Rule())
-    callqueue_transport.default = 200
-    call = send(callback="tests.told")
-    run_callqueue()
-    assert told == [(call.pk, "done")]
 
 
 def test_a_handler_that_breaks_the_tests_transaction_fails_it_at_once(
