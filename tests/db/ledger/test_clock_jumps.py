@@ -349,6 +349,17 @@ class Others:
         self.now = name
         return self.watch("default")
 
+    def be_new(self, two_clocks: Clocks) -> None:
+        """One that has just begun; while it waits until the clock is known, a dispenser looks."""
+
+        def pass_by(seconds: float) -> None:
+            two_clocks.pass_by(seconds)
+            self.be("dispenser").look()
+            self.be("newcomer")
+
+        self.be("newcomer")
+        clock_jumps.time.sleep = pass_by  # type: ignore[assignment]
+
 
 @pytest.fixture
 def others(two_clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Others:
@@ -559,15 +570,7 @@ def test_a_hold_that_is_laid_after_the_jump_is_as_long_too(
     others.be("dispenser").look()
     two_clocks.pass_by(1)
     two_clocks.jump(jump)
-    settled = two_clocks.pass_by
-
-    def pass_by(seconds: float) -> None:
-        settled(seconds)
-        others.be("dispenser").look()
-        others.be("newcomer")
-
-    others.be("newcomer")
-    clock_jumps.time.sleep = pass_by  # type: ignore[assignment]
+    others.be_new(two_clocks)
     holds.lay("default", ["r"], "rule", "", timedelta(seconds=30), "", source="provider")
     left = Hold.objects.get().until - two_clocks.ledger
     assert abs(left - timedelta(seconds=30)) < timedelta(seconds=0.1)
@@ -614,15 +617,7 @@ def test_a_cleanup_that_begins_just_after_the_clock_has_jumped_deletes_nothing_t
     two_clocks.pass_by(1)
     others.be("dispenser").look()
     two_clocks.jump(86400 * 60)
-    settled = two_clocks.pass_by
-
-    def pass_by(seconds: float) -> None:
-        settled(seconds)
-        others.be("dispenser").look()
-        others.be("command")
-
-    others.be("command")
-    clock_jumps.time.sleep = pass_by  # type: ignore[assignment]
+    others.be_new(two_clocks)
     cleanup.clean("default")
     assert CallAttempt.objects.count() == 20
 
