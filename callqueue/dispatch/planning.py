@@ -22,7 +22,10 @@ from callqueue.ledger.holds import Held
 from callqueue.ledger.ready_calls import Candidate
 from callqueue.ledger.tallies import Scope
 from callqueue.limits.budgets import Budget
-from callqueue.limits.kinds import Meter
+from callqueue.limits.kinds import SECOND, Meter
+
+# of a longer window it is a small part how much later a review sees what a call did not use up
+SHORT = 10 * SECOND
 
 
 @dataclass(frozen=True)
@@ -257,8 +260,17 @@ class _Planner:
         assert way.binding is not None
         budget, value = way.binding
         self.made.keep_back(candidate, budget, way.instant)
+        self.made.wait |= Wait(on_answer=self._may_be_given_back(budget))
         self._shut.add((budget.id, value))
         return budget.limit.is_keyed
+
+    def _may_be_given_back(self, budget: Budget) -> bool:
+        """Whether an answer may make room before the instant that is known: its call may have cost
+        less than it was charged.
+        """
+        rules, has_open = self.account.book.rules, self.account.open_count or self.made.releases
+        settles = any(rules[name].settle for name in budget.rules)
+        return bool(settles and has_open) and budget.limit.window_us <= SHORT
 
     def _best_way(self, candidate: Candidate) -> _Way | None:
         """By the queue that is free first, and of those the one with most room; where all wait for

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from callqueue import Concurrency, Rule, SlidingWindow
 from callqueue.dispatch import planning
 from callqueue.dispatch.next_look import Wait
@@ -52,6 +54,26 @@ def test_what_an_answer_must_make_room_for_waits_for_it() -> None:
     made = planning.plan(of, {"r": calls("r", 1, 2, 3)}, FREE, {})
     assert released(made) == [1, 2]
     assert made.wait == Wait(on_answer=True)
+
+
+@pytest.mark.parametrize(
+    ("rate", "settle", "is_open", "is_waited_for"),
+    [
+        ("9/2s", str, 1, True),
+        ("9/2s", str, 0, False),
+        ("9/2s", None, 1, False),
+        ("9/m", str, 1, False),
+    ],
+)
+def test_what_an_answer_may_give_back_is_waited_for_where_the_window_is_short(
+    rate: str, settle: Any, is_open: int, is_waited_for: bool
+) -> None:
+    """Its call may have cost less than it was charged: that is seen at once, not at a review."""
+    of = account(r=Rule(limits=[SlidingWindow(rate, unit="tokens")], settle=settle))
+    ((budget,),) = of.book.budgets.values()
+    of.aged[budget.id, ""], of.open[budget.id, ""], of.open_count = [(NOW, 9)], 0, is_open
+    made = planning.plan(of, {"r": calls("r", 1, cost={"tokens": 3})}, FREE, {})
+    assert made.wait == Wait(NOW + budget.limit.window_us + 1, on_answer=is_waited_for)
 
 
 def test_a_costly_call_shuts_its_budget_for_those_behind_it() -> None:
