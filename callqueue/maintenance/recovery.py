@@ -22,6 +22,8 @@ from callqueue.transitions import Result, after_loss
 
 # for how long a due call may have a rule that these settings do not know
 ORPHANED = timedelta(seconds=10)
+# for how long somebody may be about it who puts right what was written as the clock jumped
+MENDING = timedelta(seconds=2)
 SILENT = "the worker fell silent: no answer was recorded within the lease"
 WENT_BACK = "the database went back in time: what it forgot may still count at the provider"
 MOST = 1000  # rows that one statement of recovery handles
@@ -185,8 +187,10 @@ def has_gone_back(using: str, name: str, last: Sign) -> bool:
         return not _has_attempt(using, last.newest) and is_recent
     if seen >= last.at:
         return False
-    # The clock may have jumped when it was given, and it was put right once somebody knew.
-    right = last.at - max(0, ledger_time.moved(using) - last.moved) * MICROSECOND
+    # The clock may have jumped when it was given, and it was put right once somebody knew: as what
+    # was written while he was about it.
+    by = ledger_time.moved(using) - last.moved
+    right = last.at - max(0, by) * MICROSECOND - (MENDING if by else timedelta(0))
     return bool(seen < right)
 
 

@@ -18,7 +18,7 @@ from callqueue import broker as messages
 from callqueue.dispatch import publisher
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder
-from callqueue.ledger import ledger_time
+from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold
 from tests.support import behaviour
@@ -339,6 +339,21 @@ def test_a_dispenser_that_was_frozen_until_others_forgot_it(
     assert not recovery.has_gone_back("default", "me:1", frozen)
     DispenserState.objects.filter(name="me:1").delete()
     assert recovery.has_gone_back("default", "me:1", frozen) is is_held
+
+
+@pytest.mark.parametrize(("lost", "has_gone"), [(0.3, False), (4, True)])
+def test_a_beat_that_was_put_right_with_a_jump_is_no_backup(
+    rules: Rules, lost: float, has_gone: bool
+) -> None:
+    """Who puts right what was written as the clock jumped takes the beats of meanwhile for his now,
+    which is a little earlier than theirs.
+    """
+    rules(default=Rule(limits=[WIDE]))
+    sign = recovery.beat("default", "me:1")
+    ledger_time.make_frame("default")
+    ledger_time.move("default", ledger_time.read("default"), clock_jumps.AGREED)
+    DispenserState.objects.update(seen_at=sign.at - timedelta(seconds=lost))
+    assert recovery.has_gone_back("default", "me:1", sign) is has_gone
 
 
 @pytest.mark.parametrize("remembers", ["an older beat", "nothing"])
