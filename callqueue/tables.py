@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from callqueue.models import Hold as Hold
     from callqueue.models import KeyNews as KeyNews
     from callqueue.models import KeyTurn as KeyTurn
+    from callqueue.models import LedgerState as LedgerState
     from callqueue.models import OpinionState as OpinionState
     from callqueue.models import RuleState as RuleState
     from callqueue.models import SettingsState as SettingsState
@@ -54,6 +55,11 @@ def holds(using: str) -> QuerySet[Hold]:
 def rule_states(using: str) -> QuerySet[RuleState]:
     """The rules' rows, which passes lock."""
     return _rows("RuleState", using)
+
+
+def ledger_state(using: str) -> QuerySet[LedgerState]:
+    """The row that says how far the ledger was moved."""
+    return _rows("LedgerState", using)
 
 
 def settings(using: str) -> QuerySet[SettingsState]:

@@ -28,9 +28,8 @@ from callqueue.admin.lists import (
     of_any_rule,
 )
 from callqueue.ledger.ledger_time import LedgerNow
-from callqueue.ledger.rule_rows import FRAME
 from callqueue.look import words
-from callqueue.models import CallAttempt, Hold, RuleState
+from callqueue.models import CallAttempt, Hold, LedgerState
 from callqueue.security.redaction import redact_headers, redact_text
 
 
@@ -64,7 +63,7 @@ class HoldAdmin(_ViewOnly):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Hold]:
         """With ledger time, and by how much what is shown lies behind the database's clock."""
         rows = super().get_queryset(request)
-        frame = RuleState.objects.using(rows.db).filter(rule=FRAME).values("served")
+        frame = LedgerState.objects.using(rows.db).values("moved")
         found: QuerySet[Hold] = rows.annotate(now=LedgerNow(), moved=Coalesce(Subquery(frame), 0))
         return found
 

@@ -137,6 +137,7 @@ class Watch:
         with database.writing(self.using):
             database.end_if_silent(self.using, SILENT)
             ledger_time.make_frame(self.using)
+            list(database.locked(tables.ledger_state(self.using), wait=True))
             stored = tables.rule_states(self.using).order_by("rule")
             rules = list(database.locked(stored, wait=True).values_list("pk", flat=True))
             reading = ledger_time.read(self.using)

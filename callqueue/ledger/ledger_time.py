@@ -21,7 +21,8 @@ from django.db.models import F
 from callqueue import clocks, database, tables
 from callqueue.clocks import Reading
 from callqueue.database import MICROSECOND, ClockNow, from_us, to_us
-from callqueue.ledger.rule_rows import FRAME
+
+ROW = 1  # the key of the only row
 
 
 class LedgerNow(ClockNow):
@@ -48,8 +49,7 @@ def now(using: str) -> datetime:
 
 def moved(using: str) -> int:
     """How far the ledger was moved: microseconds. One statement."""
-    rows = tables.rule_states(using).filter(rule=FRAME)
-    return rows.values_list("served", flat=True).first() or 0
+    return tables.ledger_state(using).values_list("moved", flat=True).first() or 0
 
 
 def of_wall(using: str, instant: datetime) -> datetime:
@@ -69,9 +69,8 @@ def moved_sql(using: str, *, held: bool = False) -> str:
     `held`: and nobody moves it until the transaction ends, see `held`; to be selected before the
     clock.
     """
-    table = tables.name(using, "RuleState")
     sharing = database.sharing(using) if held else ""
-    return f"(SELECT served FROM {table} WHERE rule = '{FRAME}'{sharing})"
+    return f"(SELECT moved FROM {tables.name(using, 'LedgerState')} WHERE id = {ROW}{sharing})"
 
 
 def _moved(using: str) -> str:
@@ -122,12 +121,11 @@ def move(using: str, reading: Reading, by: int) -> Reading:
     """Set ledger time back by so much, so that it goes on as it did; the reading in that frame.
     With all rules' rows locked, and the frame's.
     """
-    frame = tables.rule_states(using).filter(rule=FRAME)
-    frame.update(passes=F("passes") + 1, served=F("served") + by)
+    tables.ledger_state(using).update(moved=F("moved") + by)
     return replace(reading, at=reading.at - by, moved=reading.moved + by)
 
 
 def make_frame(using: str) -> None:
     """Make the row that keeps how far the ledger was moved, where it is missing."""
-    made = [tables.RuleState(rule=FRAME)]
-    tables.rule_states(using).bulk_create(made, ignore_conflicts=True)
+    made = [tables.LedgerState(pk=ROW)]
+    tables.ledger_state(using).bulk_create(made, ignore_conflicts=True)

@@ -7,10 +7,6 @@ from typing import Any
 
 from callqueue import database, tables
 
-# The row that is no rule's, since no rule has this name: of the frame of ledger time (`served`: how
-# far it was moved, `passes`: how often).
-FRAME = "\njumps"
-OF_NO_RULE = (FRAME,)
 # seconds without a statement after which the server ends a transaction for which others wait: its
 # process is frozen, or gone
 SILENT = 5

@@ -232,7 +232,7 @@ def set_rate(using: str, limit: str, rate: str | None) -> None:
         rates |= {} if rate is None else {limit: rate}
         if rates != before.rates:
             _raise_version(using, before.version, ledger_time.now(using), rates=rates)
-    states = tables.rule_states(using).exclude(rule__in=rule_rows.OF_NO_RULE)
+    states = tables.rule_states(using)
     busy = set(states.values_list("rule", flat=True))
     end = time.monotonic() + PATIENCE
     while busy and time.monotonic() < end:

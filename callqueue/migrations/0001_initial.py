@@ -111,6 +111,16 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="LedgerState",
+            fields=[
+                ("id", models.PositiveSmallIntegerField(primary_key=True, serialize=False)),
+                ("moved", models.BigIntegerField(default=0)),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
             name="SettingsState",
             fields=[
                 ("id", models.PositiveSmallIntegerField(primary_key=True, serialize=False)),

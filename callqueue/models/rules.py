@@ -30,6 +30,21 @@ class RuleState(models.Model):
         return self.rule
 
 
+class LedgerState(models.Model):
+    """How far ledger time is behind the database's clock, in one row. Who writes an instant that
+    counts shares its lock, so that nobody moves the ledger meanwhile.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True)
+    moved = models.BigIntegerField(default=0)  # microseconds
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.moved)
+
+
 class SettingsState(models.Model):
     """What is in force for all processes, in one row: every change raises its version, and a pass
     goes by one version.

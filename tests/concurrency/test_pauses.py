@@ -13,8 +13,7 @@ from django.db import OperationalError, connection, transaction
 
 from callqueue import Breaker, Retry, Rule, control, states
 from callqueue.dispatch.release_pass import release
-from callqueue.ledger import rule_rows
-from callqueue.models import CallAttempt, CallQueue, Hold, RuleState
+from callqueue.models import CallAttempt, CallQueue, Hold, LedgerState, RuleState
 from callqueue.testing import travel
 from tests.db.maintenance.test_breaker import answer
 from tests.support.behaviour import Vendor, run, send
@@ -127,7 +126,7 @@ def test_a_pass_that_judges_a_probe_waits_for_nobody_who_moves_the_ledger(
                 release("default", ["r"])
 
         with transaction.atomic():
-            list(RuleState.objects.select_for_update().filter(rule=rule_rows.FRAME))
+            list(LedgerState.objects.select_for_update())
             together(in_time)
     hold = Hold.objects.get(source="breaker")
     assert "the call that probed the rule failed too" in hold.reason

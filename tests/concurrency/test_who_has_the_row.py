@@ -36,10 +36,10 @@ from callqueue import broker as messages
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.exceptions import IllegalTransition
 from callqueue.execution import claim, executor, recorder
-from callqueue.ledger import holds, ledger_time, rule_rows
+from callqueue.ledger import holds, ledger_time
 from callqueue.maintenance import cleanup, recovery
 from callqueue.managers import CallAttemptQuerySet
-from callqueue.models import BelatedEnding, CallAttempt, CallQueue, Hold, RuleState
+from callqueue.models import BelatedEnding, CallAttempt, CallQueue, Hold, LedgerState
 from callqueue.transitions import Job
 from tests.support import hammer
 from tests.support.behaviour import Vendor, send
@@ -706,7 +706,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
     """
     rules(r=Rule())
     both, tried, moved = threading.Barrier(3), threading.Event(), threading.Event()
-    frame = RuleState.objects.filter(rule=rule_rows.FRAME)
+    frame = LedgerState.objects
     shown: list[Any] = []
     found: list[clocks.Reading] = []
 
@@ -725,7 +725,7 @@ def test_nobody_moves_the_ledger_while_an_instant_is_being_written(
             frame.select_for_update().get()
             moved.set()
             until_one_waits_for_a_lock()
-            frame.update(served=7)
+            frame.update(moved=7)
             shown.append(database.clock("default"))
 
     def write_after() -> None:

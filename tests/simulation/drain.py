@@ -173,10 +173,9 @@ def wipe() -> None:
     from django.db import transaction
 
     from callqueue import tables
-    from callqueue.ledger.rule_rows import OF_NO_RULE
 
     with transaction.atomic():
-        rules = tables.rule_states("default").exclude(rule__in=OF_NO_RULE).order_by("rule")
+        rules = tables.rule_states("default").order_by("rule")
         for row in rules.select_for_update():
             rules.filter(pk=row.pk).update(memo={})
         tables.Tally.objects.using("default").all().delete()

@@ -277,11 +277,9 @@ def _grip(world: World, draw: Any) -> None:
         from django.db import transaction
 
         from callqueue import tables
-        from callqueue.ledger.rule_rows import OF_NO_RULE
 
         rows = getattr(tables, name)("default").order_by("pk")
-        pks = [pk for pk in rows.values_list("pk", flat=True) if pk not in OF_NO_RULE]
-        some = [pk for pk in pks if draw.random() < share]
+        some = [pk for pk in rows.values_list("pk", flat=True) if draw.random() < share]
         with cuts_allowed(), transaction.atomic():
             list(rows.filter(pk__in=some).select_for_update(of=("self",)).values_list("pk"))
             world.scheduler.sleep(seconds)

@@ -16,9 +16,9 @@ from requests.utils import get_encoding_from_headers
 from callqueue import database
 from callqueue.dispatch.dispenser import Dispenser
 from callqueue.execution import claim, executor, judging, recorder, request, wire
-from callqueue.ledger.rule_rows import FRAME
+from callqueue.ledger.ledger_time import ROW
 from callqueue.limits.kinds import SECOND
-from callqueue.models import CallQueue, RuleState
+from callqueue.models import CallQueue, LedgerState
 
 # What a call becomes that was sent and had no answer: method, the rule's `on_lost`, state.
 WHEN_LOST = [
@@ -83,8 +83,8 @@ def send(rule: str = "default", path: str = "/", method: str = "post", **options
 
 def move_ledger(seconds: float) -> None:
     """As if the clock was set by so much, in all, since the ledger began."""
-    moved = {"served": round(seconds * SECOND)}
-    RuleState.objects.update_or_create(rule=FRAME, defaults=moved)
+    moved = {"moved": round(seconds * SECOND)}
+    LedgerState.objects.update_or_create(pk=ROW, defaults=moved)
 
 
 def run() -> int:

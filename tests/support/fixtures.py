@@ -73,10 +73,10 @@ def clock_set_before(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("_django_db_helper")
     from callqueue import tables
     from callqueue.ledger import clock_jumps
-    from callqueue.ledger.rule_rows import FRAME
+    from callqueue.ledger.ledger_time import ROW
 
     moved = round(minutes * 60_000_000)
-    tables.rule_states("default").update_or_create(rule=FRAME, defaults={"served": moved})
+    tables.ledger_state("default").update_or_create(pk=ROW, defaults={"moved": moved})
     clock_jumps.forget_readings(is_new=False)
 
 

@@ -17,8 +17,7 @@ from callqueue import Rule, SlidingWindow, conf, tasks
 from callqueue.dispatch.release_pass import LEAD
 from callqueue.execution import claim, executor, in_flight
 from callqueue.ledger import ledger_time
-from callqueue.ledger.rule_rows import FRAME
-from callqueue.models import CallAttempt, CallQueue, RuleState
+from callqueue.models import CallAttempt, CallQueue, LedgerState
 from callqueue.testing import travel
 from tests.support.behaviour import Vendor, release, send
 
@@ -125,7 +124,7 @@ def test_a_begin_that_read_before_the_ledger_was_moved_begins_nothing(
     takes = claim.transitions.begin
 
     def moved_first(*given: Any) -> set[int]:
-        RuleState.objects.filter(rule=FRAME).update(served=F("served") + 3_600_000_000)
+        LedgerState.objects.update(moved=F("moved") + 3_600_000_000)
         return takes(*given)
 
     monkeypatch.setattr(claim.transitions, "begin", moved_first)

@@ -15,10 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from callqueue import FixedWindow, Rule, SlidingWindow, clocks, database, states
 from callqueue.database import ClockNow, from_us, server_clock
 from callqueue.dispatch.release_pass import ensure_states, release
-from callqueue.ledger import clock_jumps, ledger_time, rule_rows
+from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.limits.kinds import SECOND
-from callqueue.models import CallAttempt, RuleState
+from callqueue.models import CallAttempt, LedgerState
 from callqueue.testing import travel
 from tests.support.behaviour import send
 
@@ -109,7 +109,7 @@ def test_all_ways_to_ledger_time_agree(
     monkeypatch.setattr(server_clock, "ahead", timedelta(seconds=jump))
     watched.look()
     ledger_time.make_frame("default")
-    rows = RuleState.objects.filter(rule=rule_rows.FRAME)
+    rows = LedgerState.objects.all()
     by_orm, wall = rows.annotate(now=LedgerNow(), wall=ClockNow()).values_list("now", "wall").get()
     reading = ledger_time.read("default")
     after = from_us(reading.at)
@@ -120,12 +120,8 @@ def test_all_ways_to_ledger_time_agree(
     assert abs((wall - by_orm) - moved) < error
     assert ledger_time.to_wall("default", after) == from_us(reading.wall)
     assert ledger_time.of_wall("default", from_us(reading.wall)) == after
-    assert (
-        rows.filter(rule=rule_rows.FRAME)
-        .annotate(now=LedgerNow())
-        .filter(now__lte=ledger_time.now("default") + error)
-        .exists()
-    )
+    late = ledger_time.now("default") + error
+    assert rows.annotate(now=LedgerNow()).filter(now__lte=late).exists()
 
 
 @pytest.mark.parametrize("moved", [0, 37 * 60, -37 * 60, 86400 * 40])
@@ -147,7 +143,7 @@ def test_a_day_of_the_calendar_ends_when_the_clock_says_so(
 ) -> None:
     settings.CALLQUEUE = {"RULES": {"r": Rule(limits=[FixedWindow("2/d")])}}
     ensure_states("default", ["r"])
-    RuleState.objects.filter(rule=rule_rows.FRAME).update(served=moved * SECOND)
+    LedgerState.objects.update(moved=moved * SECOND)
     now = database.clock("default")
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
     with travel(to=midnight - timedelta(minutes=5)) as clock:
