@@ -84,7 +84,8 @@ def bulk() -> int:
     made: list[CallQueue] = CallQueue.objects.send_many([{"method": "get"}], batch_size=10, rule="read")
     has_room: bool = CallQueue.objects.under_threshold("read")
     cancelled: int = CallQueue.objects.filter(rule="read").cancel()
-    return len(made) + cancelled + CallQueue.objects.failed().requeue() + has_room
+    requeued: int = CallQueue.objects.failed().requeue()
+    return len(made) + cancelled + requeued + has_room
 
 
 async def later() -> CallQueue | None:
