@@ -39,7 +39,7 @@ class Maker:
     def room(self) -> Room:
         """What may be released now; nothing while this process lacks what calls need."""
         under_way = list(self.flight.under_way.values())
-        http = sum(job.method in HTTP_METHODS for job in under_way)
+        http = sum(job.call.method in HTTP_METHODS for job in under_way)
         most = 0 if starvation.pause.is_on else min(in_flight.most(), self.flight.crew.most())
         return Room(most - http, min(most, HANDLED) - (len(under_way) - http))
 
@@ -49,7 +49,7 @@ class Maker:
 
     def take(self, begins: Begins, begun: Begun) -> None:
         """Have these calls made."""
-        jobs = claim.take_begun(self.using, begun.rows, begins.worker, begun.reading)
+        jobs = claim.take_begun(self.using, begun.rows, begun.reading)
         self.flight.take_off(jobs)
 
     def reconcile(self, using: str, queues: Sequence[str]) -> None:

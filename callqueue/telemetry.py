@@ -62,20 +62,21 @@ def traced(make: Make) -> Make:
 
 def _opened(job: Job) -> Any:
     """The span of an attempt, to be entered."""
-    is_http, url = job.method in HTTP_METHODS, job.params.get("url")
-    sender = trace.get_current_span(_w3c.extract({"traceparent": job.trace_context or ""}))
+    call, attempt, url = job.call, job.attempt, job.params.get("url")
+    is_http = call.method in HTTP_METHODS
+    sender = trace.get_current_span(_w3c.extract({"traceparent": call.trace_context or ""}))
     context = sender.get_span_context()
     attributes: dict[str, Any] = {
-        "callqueue.rule": job.rule_name,
-        "callqueue.call_id": job.pk,
-        "callqueue.attempt": job.number,
-        "callqueue.queue": job.queue,
-        "http.request.method": job.method.upper() if is_http else "",
-        "http.request.resend_count": job.number - 1 if is_http else 0,
+        "callqueue.rule": call.rule,
+        "callqueue.call_id": call.id,
+        "callqueue.attempt": attempt.number,
+        "callqueue.queue": attempt.queue,
+        "http.request.method": call.method.upper() if is_http else "",
+        "http.request.resend_count": attempt.number - 1 if is_http else 0,
         "server.address": urlsplit(url).hostname if is_http and isinstance(url, str) else "",
     }
     return trace.get_tracer("callqueue").start_as_current_span(
-        job.method.upper() if is_http else f"callqueue {job.method}",
+        call.method.upper() if is_http else f"callqueue {call.method}",
         kind=trace.SpanKind.CLIENT,
         links=[trace.Link(context)] if context.is_valid else [],
         attributes={name: value for name, value in attributes.items() if value},

@@ -10,6 +10,7 @@ from callqueue.database.bulk import (
     insert_each,
     insert_objects,
     new_object,
+    read_object,
     update_each,
     update_free,
 )

@@ -25,39 +25,21 @@ from callqueue import clocks, conf, database, events, states, tables, texts, tra
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
-from callqueue.fields import UNREADABLE
 from callqueue.handlers import HTTP_METHODS, methods
 from callqueue.ledger import clock_jumps, ledger_time, settings
 from callqueue.transitions import Job
 
-# what is read of an attempt and of its call, by the name that a job has for it
-_OF_ATTEMPT = {
-    "attempt_id": "id",
-    "number": "number",
-    "queue": "queue",
-    "send_at": "send_at",
-    "pk": "call",
-}
-_OF_CALL = {
-    "rule_name": "rule",
-    **{
-        name: name
-        for name in (
-            "key", "cost", "method", "failed_count", "throttled_count", "unique_key", "callback",
-            "first_sent_dt", "due_at_dt", "trace_context",
-        )
-    },
-}  # fmt: skip
-# and what else is read, most of it to decide whether it may be begun, or made
-_FOR_FENCE = ("cost", "released_at", "started_at", "finished_at", "worker")
-_FOR_FITNESS = ("status", "last_attempt", "call_data", "expires_at_dt", "idempotency_key")
-# of the call, all that a job is made of
-READS = tuple(dict.fromkeys(["id", *_OF_CALL.values(), *_FOR_FITNESS]))
+# what is read of an attempt, and of its call
+OF_ATTEMPT = ("id", "number", "queue", "cost", "send_at", "released_at", "started_at", "worker")
+READS = (
+    "id", "rule", "key", "cost", "method", "failed_count", "throttled_count", "unique_key",
+    "callback", "first_sent_dt", "due_at_dt", "trace_context", "status", "last_attempt",
+    "call_data", "expires_at_dt", "idempotency_key",
+)  # fmt: skip
+# the columns, each with its name in a row of both
+_OF_ATTEMPT = [(name, f"a.{name}") for name in OF_ATTEMPT]
+_OF_CALL = [(name, f"c.{name}") for name in READS]
 _READING = ("clock", "moved")  # what the statement selects of the clock
-_OF_JOB = [
-    *((name, f"a.{column}") for name, column in _OF_ATTEMPT.items()),
-    *((name, f"c.{column}") for name, column in _OF_CALL.items()),
-]
 # why a call cannot be made, where it is not for its own sake
 EXPIRED = "expired"
 NEWER = "only other processes' settings have its rule: their workers can make it"
@@ -89,11 +71,12 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | N
     found = _read(using, attempt_ids)
     clock, steady_from = _read_clock(using, found, before)
     rows = [row for row in found if _can_begin(row, worker)]
-    jobs = [_job(row, worker, clock, steady_from, lease) for row in rows]
+    jobs = _jobs(using, rows, clock, steady_from, lease)
     taken = set[int]()
     if jobs:
-        taken = transitions.begin(using, [_begun(job) for job in jobs], worker, clock.moved)
-    jobs = [job for job in jobs if job.attempt_id in taken]
+        begun = [_begun(job, worker) for job in jobs]
+        taken = transitions.begin(using, begun, worker, clock.moved)
+    jobs = [job for job in jobs if job.attempt.id in taken]
     _leave_to_others(using, jobs)
     if len(jobs) < len(attempt_ids):
         give_back(using, attempt_ids)
@@ -101,23 +84,19 @@ def _begin(using: str, attempt_ids: Sequence[int], worker: str, lease: float | N
         events.emit("attempt_refused", attempts=count, reason=why)
     if clock_jumps.watch(using).wants_look and not database.in_transaction(using):
         clock_jumps.watch(using).look()
-    return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
+    return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
 
 def take_begun(
-    using: str,
-    rows: Sequence[Mapping[str, Any]],
-    worker: str,
-    reading: Reading,
-    lease: float | None = None,
+    using: str, rows: Sequence[Mapping[str, Any]], reading: Reading, lease: float | None = None
 ) -> list[Job]:
     """The jobs of attempts that were begun with their charge, by a pass of this process; in the
     order in which to send them. `rows`: columns as begin reads them; `reading`: the pass's own;
     `lease`: as for `begin`.
     """
     clock, steady_from = clock_jumps.watch(using).take(reading)
-    jobs = [_job(row, worker, clock, from_us(steady_from), lease) for row in rows]
-    return sorted(jobs, key=lambda job: job.send_at or from_us(clock.at))
+    jobs = _jobs(using, rows, clock, from_us(steady_from), lease)
+    return sorted(jobs, key=lambda job: job.attempt.send_at or from_us(clock.at))
 
 
 def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
@@ -127,7 +106,7 @@ def _leave_to_others(using: str, jobs: Sequence[Job]) -> None:
     strange = [job for job in jobs if job.rule is None and job.unfit != EXPIRED]
     known = settings.known_rules(using) if strange else ()
     for job in strange:
-        if job.rule_name in known:
+        if job.call.rule in known:
             job.unfit = NEWER
 
 
@@ -160,9 +139,10 @@ def _read(using: str, attempt_ids: Sequence[int]) -> list[dict[str, Any]]:
 @lru_cache
 def _columns(using: str) -> tuple[database.Columns, str, str]:
     """What is read of an attempt "a" and its call "c", and the two tables, quoted."""
-    of_attempt = tuple(dict.fromkeys([*_OF_ATTEMPT.values(), *_FOR_FENCE]))
-    of_call = tuple(dict.fromkeys([*_OF_CALL.values(), *_FOR_FITNESS]))
-    wanted = {"a": (tables.CallAttempt, of_attempt), "c": (tables.CallQueue, of_call)}
+    wanted = {
+        "a": (tables.CallAttempt, (*OF_ATTEMPT, "finished_at")),
+        "c": (tables.CallQueue, READS),
+    }
     attempts, calls = (tables.name(using, model) for model in ("CallAttempt", "CallQueue"))
     return database.Columns(using, wanted), attempts, calls
 
@@ -202,46 +182,41 @@ def slot(
     return min(send_at, latest) if steady_from <= released_at else latest
 
 
-def _job(
-    row: Mapping[str, Any],
-    worker: str,
+def _jobs(
+    using: str,
+    rows: Sequence[Mapping[str, Any]],
     clock: Reading,
     steady_from: datetime,
-    lease: float | None = None,
-) -> Job:
-    """The attempt and its call, and the clock: nothing else is known of a job when it is begun."""
-    config, data = conf.current(), row["c.call_data"]
-    is_readable = (
-        isinstance(data, Mapping) and data != UNREADABLE and isinstance(data.get("params"), Mapping)
-    )
-    job = Job(
-        **{name: row[column] for name, column in _OF_JOB},
-        charged=row["a.cost"],
-        idempotency_key=str(row["c.idempotency_key"]),
-        params=data["params"] if is_readable else {},
-        worker=worker,
-        clock=clock,
-        rule=config.rules.get(row["c.rule"]),
-    )
-    if is_readable:
-        job.method = str(data.get("method", "")).lower()
-    opens = job.slot_opens()
-    ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
-    seconds = config.lease(job.rule) if lease is None else lease
-    job.lease_ends = clock.before + ahead + seconds
-    job.unfit = _reason_against(job, is_readable, row["c.expires_at_dt"])
-    job.send_at = slot(job.send_at, row["a.released_at"], clock, steady_from)
-    return job
+    lease: float | None,
+) -> list[Job]:
+    """Each attempt with its call, and the clock: nothing else is known of a job when it begins."""
+    config, jobs = conf.current(), list[Job]()
+    attempts, calls = tables.CallAttempt, tables.CallQueue
+    for row in rows:
+        attempt = database.read_object(attempts, using, {n: row[at] for n, at in _OF_ATTEMPT})
+        call = database.read_object(calls, using, {n: row[at] for n, at in _OF_CALL})
+        job = Job(attempt, call, clock, config.rules.get(call.rule))
+        opens = job.slot_opens()
+        ahead = 0.0 if opens is None else max(0.0, opens - clock.after)
+        seconds = config.lease(job.rule) if lease is None else lease
+        job.lease_ends = clock.before + ahead + seconds
+        job.unfit = _reason_against(job)
+        attempt.send_at = slot(attempt.send_at, attempt.released_at, clock, steady_from)
+        jobs.append(job)
+    return jobs
 
 
-def _begun(job: Job) -> dict[str, Any]:
-    """The columns of an attempt that is begun; its lease ends no earlier than the worker's own."""
+def _begun(job: Job, worker: str) -> dict[str, Any]:
+    """The columns of an attempt that this worker begins; its lease ends no earlier than the
+    worker's own.
+    """
     started_at = from_us(job.clock.at)
     seconds = max(0.0, job.lease_ends - job.clock.before)
+    job.attempt.worker = worker
     return {
-        "pk": job.attempt_id,
+        "pk": job.attempt.id,
         "started_at": started_at,
-        "worker": job.worker,
+        "worker": worker,
         "lease_until": started_at + timedelta(seconds=seconds),
     }
 
@@ -249,21 +224,23 @@ def _begun(job: Job) -> dict[str, Any]:
 # --- Whether it can still be made here
 
 
-def _reason_against(job: Job, readable: bool, expires_at: datetime | None) -> str | None:
+def _reason_against(job: Job) -> str | None:
     """Why the call cannot be made any more, if so."""
-    if expires_at is not None and expires_at <= from_us(job.clock.wall):
+    call, data = job.call, job.call.call_data
+    if call.expires_at_dt is not None and call.expires_at_dt <= from_us(job.clock.wall):
         return EXPIRED
     if job.rule is None:
-        return f"the rule {job.rule_name!r} is not in CALLQUEUE['RULES'] any more"
-    if job.failed_count and transitions.is_key_stale(job, job.rule, from_us(job.clock.wall)):
+        return f"the rule {call.rule!r} is not in CALLQUEUE['RULES'] any more"
+    if call.failed_count and transitions.is_key_stale(job, from_us(job.clock.wall)):
         return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
-    if not readable:
+    if not isinstance(data, Mapping) or not isinstance(data.get("params"), Mapping):
         return (
             "its call_data cannot be read; "
             "is the key that encrypted it missing from ENCRYPTION_KEYS?"
         )
-    if job.method not in {*HTTP_METHODS, *methods(), states.PERMIT}:
-        return f"there is no handler for the method {job.method!r} any more"
+    call.method = str(data.get("method", "")).lower()
+    if call.method not in {*HTTP_METHODS, *methods(), states.PERMIT}:
+        return f"there is no handler for the method {call.method!r} any more"
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)
         try:

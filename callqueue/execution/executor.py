@@ -65,9 +65,9 @@ class _Message:
         database.close_all()  # what struck may have done so in the middle of an answer
         if self.jobs is None and recorder.interruption(struck) is not None:
             self.jobs = claim.begin(self.using, self.attempt_ids, self.worker)
-        owed = {result.job.attempt_id for result in self.owed}
-        unsent = [job for job in self.jobs or () if not job.is_through]
-        left = [job for job in unsent if job.attempt_id not in owed]
+        owed = {result.job.attempt.id for result in self.owed}
+        unsent = [job for job in self.jobs or () if job.gate is None or not job.gate.is_passed]
+        left = [job for job in unsent if job.attempt.id not in owed]
         with suppress(DatabaseError, InterfaceError):
             self._record([*self.owed, *(transitions.after_void(job, request.LEFT) for job in left)])
 

@@ -113,7 +113,7 @@ class Flight:
         """Hand over jobs that this process has begun, whatever their methods; returns at once. Room
         for them is the caller's to see to: see `room`.
         """
-        self.under_way.update((job.attempt_id, job) for job in jobs if job.unfit is None)
+        self.under_way.update((job.attempt.id, job) for job in jobs if job.unfit is None)
         self.inbox.put(list(jobs))
 
     def room(self) -> int:
@@ -162,7 +162,7 @@ class Flight:
         self._settle()
         if self.under_way and time.monotonic() - self.told >= TELL:
             self.told = time.monotonic()
-            ended = {job.attempt_id for job, _ in list(self.crew.ended)}
+            ended = {job.attempt.id for job, _ in list(self.crew.ended)}
             open_ = [job for pk, job in list(self.under_way.items()) if pk not in ended]
             if self._connected(lambda: telling.tell(self.using, open_)) is None:
                 self.told += telling.AWAY
@@ -213,7 +213,7 @@ class Flight:
         results = [result for _, result in taken if result is not None]
         unserved = crew.unserved()
         for job in [*(job for job, _ in taken), *unserved]:
-            self.under_way.pop(job.attempt_id, None)
+            self.under_way.pop(job.attempt.id, None)
         return [*results, *(transitions.after_void(job, UNSERVED) for job in unserved)]
 
     def _record(self, results: Sequence[Result]) -> None:
@@ -244,17 +244,17 @@ class Flight:
                 message.error, message.waiting = error, []
             return
         for message in dict.fromkeys(wanted.values()):
-            begun = [job for job in jobs if wanted[job.attempt_id] is message]
+            begun = [job for job in jobs if wanted[job.attempt.id] is message]
             message.waiting = [pk for pk in message.waiting if pk not in wanted]
             message.count += len(begun)
             message.moved = time.monotonic()
-            message.queue = begun[0].queue if begun else message.queue
+            message.queue = begun[0].attempt.queue if begun else message.queue
         self._launch(jobs)
 
     def _launch(self, jobs: Sequence[Job]) -> None:
         """Send jobs on their way, and record those that cannot be made any more."""
         sound = [job for job in jobs if job.unfit is None]
-        self.under_way.update((job.attempt_id, job) for job in sound)
+        self.under_way.update((job.attempt.id, job) for job in sound)
         self.moved = time.monotonic()
         self.crew.add(sound, _threads_for(sound))
         self._record([judging.unfit(job) for job in jobs if job.unfit is not None])
@@ -288,7 +288,7 @@ def _threads_for(jobs: Collection[Job]) -> int:
     waiting when it comes, and enough for the others to be sent within a few milliseconds, as long
     as answers take as long as the last ones.
     """
-    untimed = [job.rule_name for job in jobs if job.send_at is None]
+    untimed = [job.call.rule for job in jobs if job.attempt.send_at is None]
     waits = sum(max(0.0, request.expected_wait(rule) - OWN) for rule in untimed)
     return len(jobs) - len(untimed) + round(waits / SOON)
 

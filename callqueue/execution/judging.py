@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from callqueue import clocks, conf, events, outcome, texts, transitions
+from callqueue import clocks, conf, events, outcome, states, texts, transitions
 from callqueue.execution import claim, starvation
 from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
@@ -36,11 +36,13 @@ ELSEWHERE = timedelta(seconds=10)  # until a call is released again that workers
 def of_answer(job: Job, answer: Answer) -> Result:
     """The result of an HTTP request, however far it got."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
-    sent_at = None
-    if answer.sent_at is not None:
-        sent_at = min(ended_at, job.shown_at(job.arrived_by(answer.sent_at, ended_mono)))
-    if answer.sent and job.first_sent_dt is None:
-        job.first_sent_dt = job.wall(sent_at or ended_at)
+    sent_at, arrived = None, answer.sent_at
+    if arrived is not None and job.gate is not None:
+        arrived = job.gate.arrived_by(arrived, ended_mono)
+    if arrived is not None:
+        sent_at = min(ended_at, job.shown_at(arrived))
+    if answer.sent and job.call.first_sent_dt is None:
+        job.call.first_sent_dt = job.wall(sent_at or ended_at)
     return _of_answer(job, answer, job.wall(ended_at)).at(ended_at, ended_mono, sent_at)
 
 
@@ -55,14 +57,14 @@ def failed(job: Job, why: str) -> Result:
     """Nothing was sent, or a handler failed: retried under the rule's Retry."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     now = job.wall(ended_at)
-    return transitions.after_failure(job, job.rule, why, now).at(ended_at, ended_mono)
+    return transitions.after_failure(job, why, now).at(ended_at, ended_mono)
 
 
 def lost(job: Job, why: str) -> Result:
     """Sent, and no answer: the rule's `on_lost` decides."""
     ended_at, ended_mono = job.now(), clocks.monotonic()
     now = job.wall(ended_at)
-    return transitions.after_loss(job, job.sound_rule, why, now).at(ended_at, ended_mono)
+    return transitions.after_loss(job, why, now).at(ended_at, ended_mono)
 
 
 def unfit(job: Job) -> Result:
@@ -74,7 +76,8 @@ def unfit(job: Job) -> Result:
     if job.unfit == claim.STARVED:
         starvation.pause.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
-    return transitions.after_unfitness(job, job.unfit or "").at(job.now(), 0.0)
+    given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
+    return given_up.at(job.now(), 0.0)
 
 
 def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
@@ -83,13 +86,13 @@ def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:
     if answer.refused:
         return transitions.after_giving_up(job, answer.error)
     response = answer.response
-    if response is not None and not (answer.broken and job.method in IDEMPOTENT):
+    if response is not None and not (answer.broken and job.call.method in IDEMPOTENT):
         result = _of_response(job, response, _cut(answer), now)
     elif answer.sent:
         why = answer.error or "the answer broke off"
-        result = transitions.after_loss(job, job.sound_rule, why, now)
+        result = transitions.after_loss(job, why, now)
     else:
-        return transitions.after_failure(job, job.sound_rule, answer.error, now)
+        return transitions.after_failure(job, answer.error, now)
     result.response, result.is_whole = response, not (answer.truncated or answer.broken)
     return result
 
@@ -146,9 +149,9 @@ def _judged(job: Job, verdict: Outcome, now: datetime, note: str = "") -> Result
     if isinstance(verdict, RetryLater):
         after = verdict.after
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        return transitions.after_failure(job, job.sound_rule, why, now, seconds)
+        return transitions.after_failure(job, why, now, seconds)
     hold = _hold(job, verdict, now)
-    result = transitions.after_throttle(job, job.sound_rule, why, now, hold["until"])
+    result = transitions.after_throttle(job, why, now, hold["until"])
     result.hold = hold
     return result
 
@@ -161,7 +164,7 @@ def _hold(job: Job, verdict: HoldUntil, now: datetime) -> dict[str, Any]:
     retry, seconds = job.sound_rule.retry, _seconds(verdict.until, now)
     is_named = not seconds <= 0  # what is no number fails below: such a verdict is none
     if not is_named:
-        seconds = backoff(retry, job.throttled_count + 1, 1.0)
+        seconds = backoff(retry, job.call.throttled_count + 1, 1.0)
     per, value = _scope(job, verdict.scope)
     return {
         "per": per,
@@ -183,9 +186,9 @@ def _scope(job: Job, scope: str | None) -> tuple[str, str]:
     """What a hold covers: the scope named, or the narrowest `per` of the rule that the call has."""
     pers = [scope] if scope else [limit.per for limit in job.sound_rule.limits]
     for per in pers:
-        if per not in ("rule", "queue") and (value := key_part(job.key, per)):
+        if per not in ("rule", "queue") and (value := key_part(job.call.key, per)):
             return per, value
-    return ("queue", job.queue) if "queue" in pers else ("rule", "")
+    return ("queue", job.attempt.queue) if "queue" in pers else ("rule", "")
 
 
 def _settled(job: Job, response: Any) -> Any:
@@ -197,7 +200,7 @@ def _settled(job: Job, response: Any) -> Any:
         return None if cost is None else check_cost(cost)
     except BaseException as error:
         why = f"settle failed: {type(error).__name__}"
-        events.emit("attempt_failed", call_id=job.pk, reason=why)
+        events.emit("attempt_failed", call_id=job.call.id, reason=why)
         return None
 
 

@@ -25,7 +25,7 @@ from callqueue.ledger import holds, ledger_time, settings
 from callqueue.ledger.transaction import Locked, transaction
 from callqueue.limits.budgets import cost_of
 from callqueue.maintenance import breaker
-from callqueue.transitions import LONGEST_MESSAGE, Job, Result, astray
+from callqueue.transitions import LONGEST_MESSAGE, Result, astray
 
 # An end that is recorded later may have left a tallied window by then: those are a second or more.
 LATE = timedelta(seconds=0.5)
@@ -71,7 +71,7 @@ def write(using: str, results: Sequence[Result], *, lazily: bool = False) -> int
         rows = _with_corrections(results, rows, locked.now - LATE)
         return transitions.record(using, results, rows, locked)
 
-    calls = [result.job.pk for result in results]
+    calls = [result.job.call.id for result in results]
     kept = transaction(using, work, calls=calls, lazily=lazily) if results else []
     if len(kept) < len(results):
         count, why = len(results) - len(kept), "the lease had ended before the record"
@@ -91,7 +91,7 @@ def lay(using: str, result: Result) -> None:
     hold, reading = dict(result.hold), ledger_time.read(using)
     ends = hold.pop("until") - timedelta(microseconds=result.job.clock.moved)
     lasts = ends + astray(result, reading) - from_us(reading.at)
-    rules = _sharers(using, result.job.rule_name, hold["per"])
+    rules = _sharers(using, result.job.call.rule, hold["per"])
     holds.lay(using, rules, **hold, lasts=lasts, source="provider")
     result.hold = None
 
@@ -158,14 +158,14 @@ def interruption(raised: BaseException | None) -> BaseException | None:
     return raised
 
 
-def correction(job: Job, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
+def correction(charged: Any, cost: Any, outcome: str, *, is_late: bool = False) -> dict[str, Any]:
     """The columns of an attempt that costs something else than it was charged, or ended long ago:
     the mark for the next pass, which knows what is tallied, and what it was charged. Empty for
     others.
     """
-    if job.charged == cost and outcome != states.VOIDED and not is_late:
+    if charged == cost and outcome != states.VOIDED and not is_late:
         return {}
-    return {"charged": job.charged, "correction_pending": True}
+    return {"charged": charged, "correction_pending": True}
 
 
 def _with_corrections(
@@ -175,7 +175,9 @@ def _with_corrections(
     before `late` is recorded late.
     """
     found = [
-        correction(one.job, own["cost"], one.outcome, is_late=own["finished_at"] < late)
+        correction(
+            one.job.attempt.cost, own["cost"], one.outcome, is_late=own["finished_at"] < late
+        )
         for one, own in zip(results, attempts, strict=True)
     ]
     if not any(found):
@@ -186,10 +188,11 @@ def _with_corrections(
 
 def _columns_of_attempt(result: Result, reading: Reading) -> dict[str, Any]:
     sent_at, finished_at = _instants(result, reading)
-    cost = result.job.cost if result.cost is None else result.cost
+    attempt, cost = result.job.attempt, result.cost
+    cost = result.job.call.cost if cost is None else cost
     return {
-        "pk": result.job.attempt_id,
-        "worker": result.job.worker,
+        "pk": attempt.id,
+        "worker": attempt.worker,
         "sent_at": sent_at,
         "finished_at": finished_at,
         "outcome": result.outcome,
@@ -211,13 +214,13 @@ def _instants(result: Result, reading: Reading) -> tuple[datetime | None, dateti
 def _tell(using: str, results: Sequence[Result]) -> None:
     ended = []
     for result in results:
-        job, status = result.job, result.status
+        job, call, status = result.job, result.job.call, result.status
         if status == states.DONE:
             events.emit("call_done", **job.facts)
         if status not in states.FINAL:
             events.emit("attempt_failed", **job.facts, reason=result.error)
             continue
-        callbacks.log(job.pk, status, job.rule_name, result.why)
+        callbacks.log(call.id, status, call.rule, result.why)
         if transitions.is_owed(result):
-            ended.append((job.pk, job.rule_name))
+            ended.append((call.id, call.rule))
     callbacks.announce(using, ended)

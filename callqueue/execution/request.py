@@ -62,7 +62,7 @@ class SlotGate(wire.Gate):
     def wait(self) -> None:
         """Sleep until the slot opens, on the database's clock, erring late."""
         self._sleep()
-        self._job.is_through = True
+        self.is_passed = True
         left = self._job.lease_ends - clocks.monotonic()
         if left <= 0:
             raise wire.Dropped("the lease had ended before the first byte was sent")
@@ -79,7 +79,7 @@ class SlotGate(wire.Gate):
 
     def _needed(self) -> float:
         job = self._job
-        return min(job.sound_rule.total_timeout, expected_wait(job.rule_name))
+        return min(job.sound_rule.total_timeout, expected_wait(job.call.rule))
 
 
 def make(job: Job) -> Result:
@@ -87,7 +87,8 @@ def make(job: Job) -> Result:
     SystemExit too, is its call's.
     """
     try:
-        disclosed = disclosure.disclose(job.method, job.params, rule=job.rule_name, key=job.key)
+        call = job.call
+        disclosed = disclosure.disclose(call.method, job.params, rule=call.rule, key=call.key)
     except (InvalidCall, NotAllowed) as error:
         return scrubbed(transitions.after_giving_up(job, str(error)), ())
     except BaseException as error:
@@ -96,20 +97,20 @@ def make(job: Job) -> Result:
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.failed(job, why), ())
-    with at_work(disclosed.values, job.method, job.params):
+    with at_work(disclosed.values, call.method, job.params):
         return scrubbed(_made(job, disclosed), disclosed.values)
 
 
 def _made(job: Job, disclosed: Disclosed) -> Result:
-    gate = SlotGate(job)
+    job.gate = gate = SlotGate(job)
     try:
-        if job.method in HTTP_METHODS:
+        if job.call.method in HTTP_METHODS:
             return judging.of_answer(job, _requested(job, disclosed, gate))
         return judging.of_value(job, _handled(job, dict(disclosed.params), gate))
     except wire.Dropped as dropped:
         return _given_back(job, dropped)
     except BaseException as error:
-        if not job.is_through and (want := starved(error)):
+        if not gate.is_passed and (want := starved(error)):
             return _given_back(job, Starved(want))
         why = texts.worded(error)
         return judging.lost(job, why) if gate.sent_at is not None else judging.failed(job, why)
@@ -129,12 +130,11 @@ def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> wire.Answer:
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
     )
     params, policy = _with_idempotency_key(job, disclosed.params), _policy(job)
-    job.gate = gate
-    answer = wire.request(job.method, params, policy=policy, timeouts=timeouts, gate=gate)
+    answer = wire.request(job.call.method, params, policy=policy, timeouts=timeouts, gate=gate)
     if answer.starved:
         starvation.pause.begin(answer.error)
     if answer.sent_at is not None:
-        _waits[job.rule_name] = clocks.monotonic() - answer.sent_at
+        _waits[job.call.rule] = clocks.monotonic() - answer.sent_at
     return answer
 
 
@@ -144,8 +144,8 @@ def _with_idempotency_key(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     params, header = dict(given), job.sound_rule.idempotency_header
     own = params.get("headers") or {}
-    if header and job.method not in SAFE and header.lower() not in map(str.lower, own):
-        params["headers"] = {**own, header: job.idempotency_key}
+    if header and job.call.method not in SAFE and header.lower() not in map(str.lower, own):
+        params["headers"] = {**own, header: str(job.call.idempotency_key)}
     return params
 
 
@@ -161,22 +161,22 @@ def _policy(job: Job) -> wire.Policy:
 
 def _handled(job: Job, params: Mapping[str, Any], gate: SlotGate) -> object:
     """Let the method's handler make the call; what it returns."""
-    handler = find(job.method)
+    call, handler = job.call, find(job.call.method)
     if want := starved():  # it would fail for that, and nobody could say how far it had got
         raise Starved(want)
     gate.wait()
     left = timedelta(seconds=max(0.0, job.lease_ends - clocks.monotonic()))
     context = Context(
-        call_id=job.pk,
-        rule=job.rule_name,
-        key=job.key,
-        attempt=job.number,
-        idempotency_key=job.idempotency_key,
+        call_id=call.id,
+        rule=call.rule,
+        key=call.key,
+        attempt=job.attempt.number,
+        idempotency_key=str(call.idempotency_key),
         deadline=datetime.now(UTC) + left,
-        is_last=job.failed_count + 1 >= job.sound_rule.retry.max_attempts,
+        is_last=call.failed_count + 1 >= job.sound_rule.retry.max_attempts,
     )
-    if job.first_sent_dt is None:
-        job.first_sent_dt = job.wall(job.now())
+    if call.first_sent_dt is None:
+        call.first_sent_dt = job.wall(job.now())
     return handler(params, context)
 
 
@@ -193,7 +193,7 @@ def scrubbed(result: Result, values: tuple[str, ...]) -> Result:
     """
     hold = result.hold or {"reason": ""}
     said = {result.error, result.why, hold["reason"]} - {""}
-    payload = payload_of(result.job.method, result.job.params) if said else []
+    payload = payload_of(result.job.call.method, result.job.params) if said else []
     cleaned = {"": "", **{text: clean(text, values, payload) for text in said}}
     result.error, result.why = cleaned[result.error], cleaned[result.why]
     hold["reason"] = cleaned[hold["reason"]]
@@ -220,7 +220,7 @@ def _columns(result: Result, values: tuple[str, ...]) -> Mapping[str, Any]:
     columns, content = {"response_status": response.status_code}, response.content or b""
     headers, long, size = _cut(response.headers)
     is_large = size + len(content) >= LARGE
-    turn = _turns.setdefault(job.rule_name, threading.Lock()) if is_large else None
+    turn = _turns.setdefault(job.call.rule, threading.Lock()) if is_large else None
     left = max(0.0, (job.lease_ends - clocks.monotonic()) / 2)
     if turn is not None and not turn.acquire(timeout=left):
         size = min(len(content), LONGEST_SIZE)

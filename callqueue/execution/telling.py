@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -35,12 +36,13 @@ def tell(using: str, under_way: Iterable[Job]) -> int | None:
     None where the database is away. No statement where there are none.
     """
     now = clocks.monotonic()
-    jobs = sorted((job for job in under_way if _is_slow(job, now)), key=lambda job: job.attempt_id)
+    slow = (job for job in under_way if _is_slow(job.gate, now))
+    jobs = sorted(slow, key=lambda job: job.attempt.id)
     if not jobs:
         return 0
     try:
-        patience = {name: _patience(using, name) for name in {job.rule_name for job in jobs}}
-        jobs = [job for job in jobs if patience[job.rule_name] is not None]
+        patience = {name: _patience(using, name) for name in {job.call.rule for job in jobs}}
+        jobs = [job for job in jobs if patience[job.call.rule] is not None]
         count = (
             transaction(using, lambda locked: _write(using, jobs, patience, locked)) if jobs else 0
         )
@@ -51,7 +53,7 @@ def tell(using: str, under_way: Iterable[Job]) -> int | None:
                 connections[using].close()
         return None
     for job in jobs:
-        job.is_told = True
+        job.gate.is_told = True
     return count
 
 
@@ -60,9 +62,9 @@ def _write(
 ) -> int:
     reading, rows = locked.reading, []
     for job in jobs:
-        latest = reading.before - (patience[job.rule_name] or 0.0) - LATE
-        sent_at = from_us(reading.latest(max(job.arrived or 0.0, latest)))
-        rows.append({"pk": job.attempt_id, "worker": job.worker, "sent_at": sent_at})
+        latest = reading.before - (patience[job.call.rule] or 0.0) - LATE
+        sent_at = from_us(reading.latest(max(job.gate.arrived or 0.0, latest)))
+        rows.append({"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": sent_at})
     return transitions.tell(using, rows)
 
 
@@ -79,17 +81,16 @@ def _patience(using: str, rule: str) -> float | None:
     return min(patient, default=None)
 
 
-def _is_slow(job: Job, now: float) -> bool:
-    """Whether it is to be told of: sent a while ago, as a whole, and arrived."""
-    gate = job.gate
-    if gate is None or job.is_told or not gate.is_whole:
+def _is_slow(gate: Any, now: float) -> bool:
+    """Whether what passed this gate is to be told of: sent a while ago, as a whole, and arrived."""
+    if gate is None or gate.is_told or not gate.is_whole:
         return False
     sent = gate.sent_at
     if sent is None or now - sent < SLOW:
         return False
-    if job.arrived is None or job.arrived < sent:
+    if gate.arrived is None or gate.arrived < sent:
         has_arrived = gate.has_arrived()
         # A packet that was lost and sent again has been counted since the last look.
-        job.arrived = None if not has_arrived else now if job.is_late else sent
-        job.is_late = not has_arrived
-    return job.arrived is not None
+        gate.arrived = None if not has_arrived else now if gate.is_late else sent
+        gate.is_late = not has_arrived
+    return gate.arrived is not None

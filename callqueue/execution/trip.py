@@ -71,12 +71,24 @@ class Gate:
 
     `sent_at` is clocks.monotonic() just after the last byte of the request; None where no byte of
     it may have reached the network. `ends` is when the request must have ended, on that clock,
-    whatever its timeouts say. `is_whole`: whether the last byte has left.
+    whatever its timeouts say.
     """
 
     sent_at: float | None = None
     ends: float = math.inf
-    is_whole: bool = False
+    is_passed = False  # something was sent, or is about to be
+    is_whole = False  # the last byte has left
+    arrived: float | None = None  # when the other side had all of it, as far as that is known
+    is_late = False  # it had not at the last look
+    is_told = False  # the ledger knows when it was sent
+
+    def arrived_by(self, sent: float, answered: float) -> float:
+        """The latest instant at which the other side can have had all of what was sent then, as far
+        as this process saw.
+        """
+        if self.arrived is not None:
+            return max(sent, self.arrived)
+        return answered if self.is_late else sent
 
     def has_arrived(self) -> bool:
         """Whether the other side has all that was sent. A connection puts in what can tell."""

@@ -32,7 +32,7 @@ def observe(using: str, results: Sequence[Result]) -> None:
     """
     any_failed: dict[str, bool] = {}
     for result in results:
-        rule, name = result.job.rule, result.job.rule_name
+        rule, name = result.job.rule, result.job.call.rule
         if rule is not None and rule.breaker is not None:
             failed = result.outcome != states.SUCCEEDED
             any_failed[name] = any_failed.get(name, False) or failed

@@ -18,7 +18,7 @@ from callqueue.ledger import holds, ledger_time, ready_calls, settings, tallies
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, Pair, free_pairs, transaction
 from callqueue.states import Move
-from callqueue.transitions import Result, after_loss
+from callqueue.transitions import Job, Result, after_loss
 
 # for how long a due call may have a rule that these settings do not know
 ORPHANED = timedelta(seconds=10)
@@ -51,7 +51,7 @@ def end_lost(using: str) -> int:
 
     def work(locked: Locked) -> tuple[int, list[Result]]:
         pairs = _overdue_pairs(using, ids, locked.now)
-        results = [_lost(pair.call, locked.wall) for pair in pairs if pair.call]
+        results = [_lost(pair.attempt, pair.call, locked) for pair in pairs if pair.call]
         attempt_ids = [pair.attempt.pk for pair in pairs]
         return transitions.lose(using, attempt_ids, results, SILENT, locked), results
 
@@ -80,20 +80,20 @@ def _overdue_pairs(using: str, ids: list[int], now: datetime) -> list[Pair]:
     return [pair for pair, lease_until in leases if lease_until is not None and lease_until < now]
 
 
-def _lost(call: Any, now: datetime) -> Result:
-    """What becomes of a call whose worker fell silent; `now` is wall time."""
+def _lost(attempt: Any, call: Any, locked: Locked) -> Result:
+    """What becomes of a call whose worker fell silent."""
     rule = conf.current().rules.get(call.rule)
     why = SILENT if rule is not None else f"{SILENT}; the rule {call.rule!r} is gone"
-    return after_loss(call, rule, why, now)
+    return after_loss(Job(attempt, call, locked.reading, rule), why, locked.wall)
 
 
 def _tell_of_lost(using: str, results: list[Result]) -> None:
     ended: dict[int, list[int]] = {}
     for result in results:
         name = conf.NAMES_OF_STATUS[result.status]
-        events.emit("attempt_lost", call_id=result.job.pk, status=name, reason=SILENT)
+        events.emit("attempt_lost", call_id=result.job.call.id, status=name, reason=SILENT)
         if result.status in states.FINAL:
-            ended.setdefault(result.status, []).append(result.job.pk)
+            ended.setdefault(result.status, []).append(result.job.call.id)
     for status, ids in ended.items():
         callbacks.tell(using, ids, status)
 

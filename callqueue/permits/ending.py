@@ -24,7 +24,7 @@ def tell_sent(using: str, job: Job) -> datetime | None:
     """Its request has left by now: from then on it ages, though it has no answer yet. The instant;
     None where the permit is not its own any more.
     """
-    own = {"pk": job.attempt_id, "worker": job.worker}
+    own = {"pk": job.attempt.id, "worker": job.attempt.worker}
 
     def work(locked: Any) -> datetime | None:
         told = transitions.tell(using, [{**own, "sent_at": locked.now}])
@@ -37,14 +37,14 @@ def settle(using: str, job: Job, cost: Any) -> None:
     """Charge what it cost after all, of a permit that has ended already: by then tallies and levels
     may count it as it was, so they are told. What it costs more ages from its end, with the rest.
     """
-    row = tables.attempts(using).filter(pk=job.attempt_id, worker=job.worker)
+    row = tables.attempts(using).filter(pk=job.attempt.id, worker=job.attempt.worker)
 
     def work() -> None:
-        _forget_levels(using, job.rule_name)
+        _forget_levels(using, job.call.rule)
         found = database.locked(row, wait=True).values("cost", "charged", "correction_pending")
         for known in found:
             believed = known["charged"] if known["correction_pending"] else known["cost"]
-            columns = recorder.correction(replace(job, charged=believed), cost, states.SUCCEEDED)
+            columns = recorder.correction(believed, cost, states.SUCCEEDED)
             if costs_more(cost, known["cost"]):
                 columns["sent_at"] = None
             none = {"charged": None, "correction_pending": False}
@@ -63,13 +63,13 @@ def end(using: str, result: Result, sent_at: datetime | None) -> None:
         ended_at=None,  # it ages from the record on
         sent_at=sent_at,
         status=result.status if result.status in states.FINAL else states.FAILED,
-        due_at=job.due_at_dt,
+        due_at=job.call.due_at_dt,
         kept={**recorder.NOTHING, "response_status": status},
     )
     # Should a crash of the database undo it, the permit is charged until its lease ends.
-    if recorder.write(using, [final], lazily=result.cost in (None, job.charged)):
+    if recorder.write(using, [final], lazily=result.cost in (None, job.attempt.cost)):
         breaker.observe(using, [result])
-    elif result.cost not in (None, job.cost):
+    elif result.cost not in (None, job.call.cost):
         settle(using, job, result.cost)
 
 

@@ -43,7 +43,7 @@ class Permit:
     @property
     def attempt_id(self) -> int:
         """The attempt's primary key."""
-        return self.job.attempt_id
+        return self.job.attempt.id
 
     def sent(self) -> None:
         """The request has left: from now on the permit ages, whether it has an answer or not."""
@@ -78,12 +78,11 @@ class Permit:
         """The result of a block that ended so."""
         job = self.job
         if self._why is not None:
-            result = transitions.after_giving_up(job, self._why)
-            result.outcome = states.THROTTLED
+            result = transitions.after_giving_up(job, self._why, states.THROTTLED)
         elif error is None:
             result = transitions.after_success(job)
         elif isinstance(error, Exception):
-            result = transitions.after_failure(job, None, type(error).__name__, job.now())
+            result = transitions.after_giving_up(job, type(error).__name__, states.ERRORED)
         else:  # it was cancelled, or its process is to end: the provider has no part in that
             result = transitions.after_giving_up(job, type(error).__name__)
         result.cost = self._cost

@@ -198,9 +198,7 @@ class Waiter:
             return self._look()
         if done.begun is not None:
             own, lease = done.begun, self.wanted.lease
-            return self._taken_up(
-                claim.take_begun(self.using, own.rows, self.worker, own.reading, lease)
-            )
+            return self._taken_up(claim.take_begun(self.using, own.rows, own.reading, lease))
         if self._waits is False:  # it waits no more, or somebody has locked its row
             self.passed_at, self._pause_of_pass = now(), LOOK
             return self._look()

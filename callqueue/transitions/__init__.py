@@ -19,7 +19,6 @@ from callqueue.transitions.ends import (
     after_loss,
     after_success,
     after_throttle,
-    after_unfitness,
     after_void,
     end_deferred,
     is_key_stale,

@@ -1,11 +1,10 @@
 """A job, which is a begun attempt with its call; the result that came of it; and what the end of an
 attempt makes of its call: done, to be retried (and when), failed or unknown.
 
-In: what a worker read when it began the attempt, and what happened. Out: what the record writes.
-Rows of calls have the names of a job that decide what its call becomes, so recovery, which has no
-job, passes a row. What calls become that somebody had locked when their answers were recorded is
-kept, in the transaction that records their attempts, and written once their rows are free: the
-answer is safe and ages at once, and no worker waits for somebody else's transaction.
+In: what a worker, or recovery, read of the attempt, and what happened. Out: what the record writes.
+What calls become that somebody had locked when their answers were recorded is kept, in the
+transaction that records their attempts, and written once their rows are free: the answer is safe
+and ages at once, and no worker waits for somebody else's transaction.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from callqueue import callbacks, clocks, database, states, tables
 from callqueue.clocks import Reading
@@ -29,45 +28,16 @@ LONGEST_MESSAGE = 2000  # characters of a call's or an attempt's error message t
 
 @dataclass
 class Job:
-    """A begun attempt and its call. `lease_ends` is monotonic. `unfit`: why it cannot be made any
-    more.
+    """A begun attempt: its row and its call's, as they were read, and the clock that came along."""
 
-    `charged`: what it was charged at its release. `is_through`: it is through its gate: it has been
-    sent, or is about to be. `gate`: what its request passes, which
-    knows when it was sent; None while there is no request. `arrived`: the monotonic instant by
-    which the other side had all of it, as far as that is known; `is_late`: it did not at the last
-    look; `is_told`: whether the ledger knows when it was sent.
-    """
-
-    attempt_id: int
-    number: int
-    queue: str
-    send_at: datetime | None
-    pk: int
-    rule_name: str
-    key: str
-    cost: Any
-    method: str
-    params: Mapping[str, Any] = field(repr=False)
-    failed_count: int
-    throttled_count: int
-    unique_key: str | None
-    callback: str | None
-    first_sent_dt: datetime | None
-    due_at_dt: datetime
-    idempotency_key: str
-    worker: str
+    attempt: tables.CallAttempt = field(repr=False)
+    call: tables.CallQueue = field(repr=False)
     clock: Reading
-    trace_context: str | None = None
-    charged: Any = 1
-    rule: Rule | None = None
-    lease_ends: float = 0.0
-    unfit: str | None = None
-    is_through: bool = False
+    rule: Rule | None  # None: these settings have it no more
+    lease_ends: float = 0.0  # monotonic
+    unfit: str | None = None  # why it cannot be made any more
+    # what its request passes, and which knows when it was sent; None before it is made
     gate: Any = None
-    arrived: float | None = None
-    is_late: bool = False
-    is_told: bool = False
 
     @property
     def sound_rule(self) -> Rule:
@@ -78,7 +48,12 @@ class Job:
     @property
     def facts(self) -> dict[str, Any]:
         """What events say of it."""
-        return {"call_id": self.pk, "rule": self.rule_name, "attempt": self.number}
+        return {"call_id": self.call.id, "rule": self.call.rule, "attempt": self.attempt.number}
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What its method is given, of a job that is fit."""
+        return cast(Mapping[str, Any], self.call.call_data["params"])
 
     def now(self) -> datetime:
         """The latest that ledger time can be now."""
@@ -92,17 +67,10 @@ class Job:
         """The latest that ledger time can have been at this monotonic instant."""
         return from_us(self.clock.latest(instant))
 
-    def arrived_by(self, sent: float, answered: float) -> float:
-        """The latest instant at which the other side can have had all of a request that was sent
-        then, as far as this process saw. All three are monotonic.
-        """
-        if self.arrived is not None:
-            return max(sent, self.arrived)
-        return answered if self.is_late else sent
-
     def slot_opens(self) -> float | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""
-        return None if self.send_at is None else self.clock.monotonic_at(to_us(self.send_at))
+        send_at = self.attempt.send_at
+        return None if send_at is None else self.clock.monotonic_at(to_us(send_at))
 
 
 @dataclass
@@ -147,13 +115,16 @@ class Result:
 STALE = "not retried: its idempotency key would be older than idempotency_ttl"
 
 
-def is_key_stale(job: Job, rule: Rule, at: datetime) -> bool:
+def is_key_stale(job: Job, at: datetime) -> bool:
     """Whether the provider may have forgotten the key of this call's first request by then, so that
     a retry could be made twice.
     """
-    if job.method in IDEMPOTENT or job.method not in HTTP_METHODS or job.first_sent_dt is None:
+    call, rule = job.call, job.rule
+    if call.method in IDEMPOTENT or call.method not in HTTP_METHODS or call.first_sent_dt is None:
         return False
-    return rule.idempotency_header is not None and at - job.first_sent_dt > rule.idempotency_ttl
+    if rule is None or rule.idempotency_header is None:
+        return False
+    return at - call.first_sent_dt > rule.idempotency_ttl
 
 
 def after_success(job: Job, value: object = None, note: str = "") -> Result:
@@ -161,56 +132,59 @@ def after_success(job: Job, value: object = None, note: str = "") -> Result:
     return _result(job, states.SUCCEEDED, states.DONE, "", error=note, value=value)
 
 
-def after_failure(
-    job: Job, rule: Rule | None, why: str, now: datetime, after: float | None = None
-) -> Result:
+def after_failure(job: Job, why: str, now: datetime, after: float | None = None) -> Result:
     """Retried after `after` seconds (None: the rule's backoff), or FAILED: no attempts left, or the
-    idempotency key too old by then.
+    idempotency key too old by then, or no rule any more.
     """
-    failed = job.failed_count + 1
+    failed, rule = job.call.failed_count + 1, job.rule
     if rule is None or failed >= rule.retry.max_attempts:
-        return _failed(job, states.ERRORED, why)
+        return after_giving_up(job, why, states.ERRORED)
     seconds = backoff(rule.retry, failed, random.random()) if after is None else after
     due_at = now + timedelta(seconds=max(0.0, seconds))
-    if is_key_stale(job, rule, due_at):
-        return _failed(job, states.ERRORED, f"{why}; {STALE}", error=why)
+    if is_key_stale(job, due_at):
+        return after_giving_up(job, f"{why}; {STALE}", states.ERRORED, error=why)
     return _result(job, states.ERRORED, states.ERROR, why, failed_count=failed, due_at=due_at)
 
 
-def after_throttle(job: Job, rule: Rule, why: str, now: datetime, until: datetime) -> Result:
+def after_throttle(job: Job, why: str, now: datetime, until: datetime) -> Result:
     """Goes again when the hold ends; no attempt is used up until it has happened `max_rate_limited`
     times to this call.
     """
-    throttled = job.throttled_count + 1
-    if throttled < rule.retry.max_rate_limited:
+    throttled = job.call.throttled_count + 1
+    if throttled < job.sound_rule.retry.max_rate_limited:
         result = _result(job, states.THROTTLED, states.ERROR, why, due_at=until)
     else:
         seconds = max(0.0, (until - now) / timedelta(seconds=1))
-        result = after_failure(job, rule, f"{why} (throttled {throttled} times)", now, seconds)
+        result = after_failure(job, f"{why} (throttled {throttled} times)", now, seconds)
     result.outcome, result.error, result.throttled_count = states.THROTTLED, why, throttled
     return result
 
 
-def after_loss(job: Job, rule: Rule | None, why: str, now: datetime) -> Result:
+def after_loss(job: Job, why: str, now: datetime) -> Result:
     """Sent perhaps, no answer: retried where safe, or where the rule says so; else UNKNOWN, as a
     permit is always. What would be retried and has no rule any more is FAILED.
     """
-    on_lost = "auto" if rule is None else rule.on_lost
-    on_lost = "unknown" if job.method == states.PERMIT else on_lost
-    if on_lost == "retry" or (on_lost == "auto" and job.method in IDEMPOTENT):
-        return after_failure(job, rule, why, now)
-    return _result(job, states.LOST, states.UNKNOWN, why, failed_count=job.failed_count + 1)
+    on_lost, method = "auto" if job.rule is None else job.rule.on_lost, job.call.method
+    on_lost = "unknown" if method == states.PERMIT else on_lost
+    if on_lost == "retry" or (on_lost == "auto" and method in IDEMPOTENT):
+        return after_failure(job, why, now)
+    failed = job.call.failed_count + 1
+    return _result(job, states.LOST, states.UNKNOWN, why, failed_count=failed)
 
 
-def after_giving_up(job: Job, why: str) -> Result:
-    """No retry can help."""
-    return _failed(job, states.GAVE_UP, why)
+def after_giving_up(
+    job: Job, why: str, outcome: str = states.GAVE_UP, error: str | None = None
+) -> Result:
+    """No retry can help. `outcome`: how the attempt ended; voided, it is not charged."""
+    failed = job.call.failed_count + 1
+    return _result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
 
 
 def after_void(job: Job, why: str, due_at: datetime | None = None) -> Result:
     """The attempt never reached the wire: the call waits as it did before, or until `due_at`."""
-    status = states.ERROR if job.failed_count or job.throttled_count else states.NEW
-    return _result(job, states.VOIDED, status, "", error=why, due_at=due_at or job.due_at_dt)
+    call = job.call
+    status = states.ERROR if call.failed_count or call.throttled_count else states.NEW
+    return _result(job, states.VOIDED, status, "", error=why, due_at=due_at or call.due_at_dt)
 
 
 def after_expiry(job: Job) -> Result:
@@ -219,22 +193,12 @@ def after_expiry(job: Job) -> Result:
     return _result(job, states.VOIDED, states.EXPIRED, why, error="expired")
 
 
-def after_unfitness(job: Job, why: str) -> Result:
-    """The call cannot be made any more: it has failed, and the attempt is not charged."""
-    return _failed(job, states.VOIDED, why)
-
-
-def _failed(job: Job, outcome: str, why: str, error: str | None = None) -> Result:
-    failed = job.failed_count + 1
-    return _result(job, outcome, states.FAILED, why, error=error, failed_count=failed)
-
-
 def _result(
     job: Job, outcome: str, status: int, why: str, *, error: str | None = None, **changed: Any
 ) -> Result:
     """The result of a job, of whose call nothing has changed but what is named."""
-    counts = {name: getattr(job, name) for name in ("failed_count", "throttled_count")}
-    columns = {**counts, "due_at": job.due_at_dt, **changed}
+    counts = {name: getattr(job.call, name) for name in ("failed_count", "throttled_count")}
+    columns = {**counts, "due_at": job.call.due_at_dt, **changed}
     return Result(job, outcome, status, why=why, error=why if error is None else error, **columns)
 
 
@@ -243,14 +207,17 @@ MOST = 1000  # calls that one round ends
 
 def keep(using: str, jobs: Sequence[Job], columns: Sequence[dict[str, Any]]) -> None:
     """Keep what the calls of these jobs become, in columns, for those that are still there."""
-    listed = tables.calls(using).filter(pk__in=[job.pk for job in jobs])
+    listed = tables.calls(using).filter(pk__in=[job.call.id for job in jobs])
     there = set(listed.values_list("pk", flat=True))
     rows = [
         tables.BelatedEnding(
-            attempt_id=job.attempt_id, call_id=job.pk, number=job.number, columns=_as_json(one)
+            attempt_id=job.attempt.id,
+            call_id=job.call.id,
+            number=job.attempt.number,
+            columns=_as_json(one),
         )
         for job, one in zip(jobs, columns, strict=True)
-        if job.pk in there
+        if job.call.id in there
     ]
     # An earlier try may have kept them, whose answer was lost.
     tables.BelatedEnding.objects.using(using).bulk_create(rows, ignore_conflicts=True)

@@ -113,7 +113,7 @@ def record(
     results = [_with_due_at(result, locked.reading) for result in results]
     ended = [columns_of_call(one, locked.wall) for one in results if _is_out(one, locked.calls)]
     database.update_each(tables.CallQueue, using, ended)
-    others = [one for one in results if one.job.pk not in locked.calls]
+    others = [one for one in results if one.job.call.id not in locked.calls]
     if others:
         columns = [columns_of_call(one, locked.wall) for one in others]
         ends.keep(using, [one.job for one in others], columns)
@@ -383,7 +383,7 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
     """The columns that a result gives its call, for one bulk update; `now` is wall time."""
     final = result.status in FINAL
     return {
-        "pk": result.job.pk,
+        "pk": result.job.call.id,
         "status": result.status,
         "due_at_dt": result.due_at,
         "ready": False,  # until it is promoted
@@ -391,18 +391,18 @@ def columns_of_call(result: Result, now: datetime) -> dict[str, Any]:
         "throttled_count": result.throttled_count,
         "error_message": result.why[:LONGEST_MESSAGE],
         "finished_at_dt": now if final else None,
-        "first_sent_dt": result.job.first_sent_dt,
-        "active_key": None if final else result.job.unique_key,
+        "first_sent_dt": result.job.call.first_sent_dt,
+        "active_key": None if final else result.job.call.unique_key,
         "callback_pending": final and is_owed(result),
     }
 
 
 def is_owed(result: Result) -> bool:
     """Whether the end of its call is to be announced, if it is one."""
-    job, status = result.job, result.status
+    call, status = result.job.call, result.status
     return (
-        bool(job.callback)
-        or callbacks.owes_result(job.method, status)
+        bool(call.callback)
+        or callbacks.owes_result(call.method, status)
         or callbacks.has_receivers(status)
     )
 
@@ -432,5 +432,6 @@ def _with_due_at(result: Result, reading: Reading) -> Result:
 
 def _is_out(result: Result, calls: Mapping[int, tuple[int, int]]) -> bool:
     """Whether the call is locked here, and is still out with this attempt."""
-    status, number = calls.get(result.job.pk, (None, None))
-    return status in Move.RECORD.sources and number == result.job.number
+    job = result.job
+    status, number = calls.get(job.call.id, (None, None))
+    return status in Move.RECORD.sources and number == job.attempt.number

@@ -223,7 +223,7 @@ def test_a_record_says_how_many_attempts_were_no_longer_its_own(
         send("r")
     jobs = claim.begin("default", released_by("r"))
     past = timezone.now() - PAST
-    CallAttempt.objects.filter(pk=jobs[0].attempt_id).update(lease_until=past)
+    CallAttempt.objects.filter(pk=jobs[0].attempt.id).update(lease_until=past)
     assert recovery.end_lost("default") == 1
     caplog.set_level("INFO", "callqueue")
     assert recorder.write("default", [answered(job) for job in jobs]) == 2
@@ -344,7 +344,7 @@ def test_what_is_written_afterwards_is_what_would_have_been_written(
 ) -> None:
     rules(r=Rule())
     first, second = (send("r", method="get", callback="shop.told") for _ in range(2))
-    jobs = {job.pk: job for job in claim.begin("default", released_by("r"))}
+    jobs = {job.call.pk: job for job in claim.begin("default", released_by("r"))}
     reports = [answered(jobs[call.pk], status) for call in (first, second)]
     reports[1].due_at = reports[0].due_at  # the backoff is drawn
     with held_by_a_host(second.pk), waiting_for_nobody():
@@ -468,7 +468,7 @@ def test_a_cancel_that_is_under_way_when_a_worker_begins_wins(
     def begin() -> list[int]:
         assert voided.wait(PATIENCE)
         try:
-            return [job.pk for job in claim.begin("default", ids)]
+            return [job.call.pk for job in claim.begin("default", ids)]
         finally:
             begun_the_other.set()
 

@@ -120,7 +120,9 @@ def throttled(jobs: list[Job]) -> None:
 
 
 def tell(jobs: list[Job]) -> None:
-    rows = [{"pk": job.attempt_id, "worker": job.worker, "sent_at": job.now()} for job in jobs]
+    rows = [
+        {"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": job.now()} for job in jobs
+    ]
     transitions.tell("default", rows)
 
 

@@ -188,8 +188,8 @@ def test_what_strikes_while_a_call_is_made_is_raised_and_makes_it_no_second_time
         made.append(job)
         raise error
 
-    job = SimpleNamespace(method="celery_task", rule_name="r", pk=1, number=1, queue="", params={})
-    job.trace_context = None
+    call = SimpleNamespace(method="celery_task", rule="r", id=1, trace_context=None)
+    job = SimpleNamespace(call=call, attempt=SimpleNamespace(number=1, queue=""), params={})
     with pytest.raises(error):
         telemetry.traced(struck)(job)  # type: ignore[arg-type]
     assert made == [job]

@@ -55,11 +55,11 @@ def recorded(end: Callable[[Job], Result], call: CallQueue, rules: Rules) -> Non
 
 
 def failing(job: Job) -> Result:
-    return transitions.after_failure(job, job.rule, "500", job.now())
+    return transitions.after_failure(job, "500", job.now())
 
 
 def lost(job: Job) -> Result:
-    return transitions.after_loss(job, job.sound_rule, "no answer", job.now())
+    return transitions.after_loss(job, "no answer", job.now())
 
 
 def giving_up(job: Job) -> Result:

@@ -176,8 +176,8 @@ FAULTS = {
     ),
     "what has not arrived is told of": fault(
         "execution.telling",
-        "job.arrived = None if not has_arrived else now if job.is_late else sent",
-        "job.arrived = sent - 0.1",
+        "gate.arrived = None if not has_arrived else now if gate.is_late else sent",
+        "gate.arrived = sent - 0.1",
     ),
     "a key that is held goes all the same": fault(
         "ledger.holds",
@@ -191,18 +191,18 @@ FAULTS = {
     "who records judges by settings of his own what is tallied": Fault(
         Change(
             "execution.recorder",
-            "    if job.charged == cost and outcome != states.VOIDED and not is_late:\n",
-            "    if job.charged == cost and outcome != states.VOIDED and not is_late "
-            "or not _is_tallied(job):\n",
+            "        for one, own in zip(results, attempts, strict=True)\n    ]\n    if not any",
+            "        if _is_tallied(one.job) else {}\n"
+            "        for one, own in zip(results, attempts, strict=True)\n    ]\n    if not any",
         ),
         Change(
             "execution.recorder",
             "def correction(",
-            """def _is_tallied(job: Job) -> bool:
+            """def _is_tallied(job: Any) -> bool:
     from callqueue import conf
     from callqueue.ledger.tallies import is_tallied
 
-    budgets = conf.current().book.budgets.get(job.rule_name, ())
+    budgets = conf.current().book.budgets.get(job.call.rule, ())
     return any(is_tallied(budget.limit) for budget in budgets)
 
 

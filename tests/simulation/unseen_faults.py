@@ -123,7 +123,7 @@ UNSEEN = {
     ),
     "a permit that was lost is retried": fault(
         "transitions.ends",
-        'on_lost = "unknown" if job.method == states.PERMIT',
+        'on_lost = "unknown" if method == states.PERMIT',
         'on_lost = "retry" if False',
     ),
     "workers are sent what has its maker": fault(

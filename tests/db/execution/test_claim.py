@@ -60,7 +60,7 @@ def test_the_lease_that_a_begin_writes_ends_with_the_workers_own(rules: Rules) -
             send_at=F("released_at") + timedelta(seconds=LEAD)
         )
         jobs = {
-            job.rule_name: job
+            job.call.rule: job
             for job in claim.begin(
                 "default", list(CallAttempt.objects.values_list("pk", flat=True))
             )
@@ -106,7 +106,7 @@ def test_a_begin_whose_answer_was_lost_is_taken_as_its_own_and_no_one_elses(rule
     ids = list(CallAttempt.objects.values_list("pk", flat=True))
     first = claim.begin("default", ids, "a-worker")
     again = claim.begin("default", ids, "a-worker")
-    assert [job.attempt_id for job in first] == [job.attempt_id for job in again] == ids
+    assert [job.attempt.id for job in first] == [job.attempt.id for job in again] == ids
     assert claim.begin("default", ids, "another-worker") == []
 
 

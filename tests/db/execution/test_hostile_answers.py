@@ -346,7 +346,7 @@ def test_a_report_that_the_database_takes_in_no_form_keeps_no_other_from_it(
     write = recorder._columns_of_attempt
 
     def refusing(report: Any, now: Any) -> dict[str, Any]:
-        if report.job.pk == calls[1].pk:
+        if report.job.call.pk == calls[1].pk:
             raise DataError
         return write(report, now)
 

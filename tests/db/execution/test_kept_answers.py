@@ -289,10 +289,9 @@ def test_the_answer_is_there_when_the_callback_runs(rules: Rules, remote: Vendor
 def job(rule: str = "r", seconds: float = 0.0) -> Job:
     from callqueue import clocks
 
-    shown = Rule()
-    known = dict.fromkeys(Job.__dataclass_fields__)
+    call = CallQueue(rule=rule, method="get", call_data={"method": "get", "params": {}})
     ends = clocks.monotonic() + 2 * seconds
-    return Job(**{**known, "rule_name": rule, "rule": shown, "method": "get", "lease_ends": ends})  # type: ignore[arg-type]
+    return Job(CallAttempt(), call, clocks.Reading(0, 0.0, 0.0), Rule(), lease_ends=ends)
 
 
 def kept(

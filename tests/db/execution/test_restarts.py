@@ -268,7 +268,7 @@ def test_a_permit_that_waits_is_struck_at_every_moment(deed: str, is_charged: bo
         assert under_way.count() == 1, story
         assert len(found) == is_charged, story
         if found:
-            assert under_way.get().pk == found[0].attempt_id, story
+            assert under_way.get().pk == found[0].attempt.id, story
         assert not CallQueue.objects.waiting().exists(), story
         assert not CallAttempt.objects.unbegun().exists(), story
 

@@ -55,7 +55,7 @@ def test_what_is_told_of_ages_from_when_it_was_sent(rules: Rules) -> None:
     second.gate.sent_at += 10
     assert telling.tell("default", [first, second]) == 2
     assert len(release()) == 1
-    sent = CallAttempt.objects.get(pk=second.attempt_id).sent_at
+    sent = CallAttempt.objects.get(pk=second.attempt.id).sent_at
     assert timedelta(seconds=1) <= ledger_time.now("default") - sent < timedelta(seconds=8)
 
 
@@ -121,7 +121,7 @@ def test_what_arrived_late_ages_from_then_when_it_is_answered_too(rules: Rules) 
     for job in jobs:
         answered(job)
     assert len(release()) == 0
-    attempt = CallAttempt.objects.get(pk=unseen.attempt_id)
+    attempt = CallAttempt.objects.get(pk=unseen.attempt.id)
     assert attempt.sent_at == attempt.finished_at  # between two looks: nobody knows when
 
 
@@ -136,7 +136,7 @@ def test_telling_is_one_statement_and_one_that_reads_the_clock(rules: Rules) -> 
     told = [one["sql"] for one in made.captured_queries]
     is_counted_apart = connection.vendor == "sqlite"
     assert len([sql for sql in told if "SAVEPOINT" not in sql]) == 2 + is_counted_apart
-    for row in CallAttempt.objects.filter(pk__in=[job.attempt_id for job in jobs]):
+    for row in CallAttempt.objects.filter(pk__in=[job.attempt.id for job in jobs]):
         assert row.sent_at and row.finished_at is None and row.outcome == "" and row.cost == 1
 
 
@@ -148,7 +148,7 @@ def test_a_database_that_is_away_is_told_later(
     with monkeypatch.context() as away:
         away.setattr(telling.transitions, "tell", _raise_that_it_is_away)
         assert telling.tell("default", jobs) is None
-    assert not any(job.is_told for job in jobs)
+    assert not any(job.gate.is_told for job in jobs)
     assert telling.tell("default", jobs) == 2
 
 
@@ -182,8 +182,8 @@ def test_all_that_are_slow_are_told_of_once(rules: Rules) -> None:
 def test_what_ended_or_is_another_workers_is_not_told_of(rules: Rules) -> None:
     released(rules, Rule(limits=[TWO]))
     ended, taken = under_way(ago=11)
-    CallAttempt.objects.filter(pk=ended.attempt_id).update(finished_at=ledger_time.now("default"))
-    CallAttempt.objects.filter(pk=taken.attempt_id).update(worker="another")
+    CallAttempt.objects.filter(pk=ended.attempt.id).update(finished_at=ledger_time.now("default"))
+    CallAttempt.objects.filter(pk=taken.attempt.id).update(worker="another")
     assert telling.tell("default", [ended, taken]) == 0
     assert not CallAttempt.objects.filter(sent_at__isnull=False).exists()
 
@@ -205,7 +205,7 @@ def test_what_the_answer_adds_to_the_cost_is_charged_from_the_answer(rules: Rule
     assert len(release()) == 0
     answered(jobs[1], settled={"tokens": 10})
     assert len(release()) == 0
-    attempt = CallAttempt.objects.get(pk=jobs[0].attempt_id)
+    attempt = CallAttempt.objects.get(pk=jobs[0].attempt.id)
     later = attempt.finished_at - timedelta(seconds=11)
     CallAttempt.objects.filter(pk=attempt.pk).update(finished_at=later)
     assert len(release()) == 2

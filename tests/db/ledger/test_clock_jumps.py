@@ -310,13 +310,8 @@ def test_two_dispensers_move_the_ledger_once(two_clocks: Clocks, moves: list[int
 )
 def test_a_lease_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """time.monotonic stands still then; a worker that wakes past its lease must not send."""
-    job: Any = SimpleNamespace(
-        slot_opens=lambda: None,
-        lease_ends=clocks.monotonic() + 90,
-        is_left=False,
-        is_through=False,
-    )
-    job.sound_rule, job.rule_name = Rule(total_timeout=60), "r"
+    job: Any = SimpleNamespace(slot_opens=lambda: None, lease_ends=clocks.monotonic() + 90)
+    job.sound_rule, job.call = Rule(total_timeout=60), SimpleNamespace(rule="r")
     request.SlotGate(job).wait()
     awake = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: awake + 3600)

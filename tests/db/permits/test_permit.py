@@ -429,7 +429,7 @@ def test_a_waiting_permit_is_granted_by_whoever_makes_a_pass(rules: Rules, remot
         granted = CallAttempt.objects.order_by("-pk").first()
         assert granted is not None and granted.started_at is None
         job = waiter.step()
-        assert isinstance(job, Job) and job.attempt_id == granted.pk
+        assert isinstance(job, Job) and job.attempt.id == granted.pk
         assert CallQueue.objects.new().count() == 1
 
 
