@@ -65,7 +65,9 @@ class Streak:
 
     locked: int = 0  # another pass had the rules
     fruitless: int = 0  # nothing was released; passes in the middle of a round do not count
-    in_vain: int = 0  # nothing was found, and nothing to wait for: what was ready is locked
+    # it was woken for calls that were ready, found none, and nothing to wait for: they are locked
+    in_vain: int = 0
+    is_woken: bool = False  # the next pass is made since calls are ready
 
 
 NO_STREAK = Streak()
@@ -125,7 +127,7 @@ def when_passed(
     between two looks for calls that are ready.
     """
     fruitless = 0 if has_released else last.fruitless + (not wait.is_mid_round)
-    streak = replace(last, locked=0, fruitless=fruitless)
+    streak = replace(last, locked=0, fruitless=fruitless, is_woken=False)
     if wait.is_unfinished and fruitless < FRUITLESS and not wait.on_room:
         look = NextLook(goes_on=True)
     elif opens_in is not None or wait.on_answer or wait.on_room:
@@ -133,7 +135,7 @@ def when_passed(
     else:
         rest = _growing(poll, last.in_vain) if last.in_vain else 0.0
         look = NextLook(after=rest, on_ready=True)
-        streak = replace(streak, in_vain=0 if has_released else last.in_vain + 1)
+        streak = replace(streak, in_vain=0 if has_released else last.in_vain + last.is_woken)
     return replace(
         look,
         on_answer=wait.on_answer,
@@ -185,7 +187,8 @@ class RuleGroup:
 
     def wake(self) -> None:
         """A call is ready: a pass is wanted at once."""
-        self.next_look, self.look_at = replace(self.next_look, on_ready=False), 0.0
+        streak = replace(self.next_look.streak, is_woken=True)
+        self.next_look, self.look_at = replace(self.next_look, on_ready=False, streak=streak), 0.0
 
     def has_room(self) -> None:
         """Whoever makes the calls has made some: a pass is wanted soon, for several together."""
