@@ -44,3 +44,18 @@ def test_many_readings_are_closer_than_any() -> None:
         share = n / 9
         closer = narrowed.add(Reading(round((n + share * 0.01) * 1_000_000), float(n), n + 0.01))
     assert closer.after - closer.before < 0.005
+
+
+@given(TRIPS, st.floats(0.0, 60.0))
+def test_an_instant_is_never_taken_for_earlier_than_it_may_be(
+    trip: tuple[float, float, float], later: float
+) -> None:
+    """Whenever the database read its clock: no slot is used before it opens, and what is written
+    down to age from does not age sooner.
+    """
+    round_trip, share, _ = trip
+    reading = Reading(round((5100 + share * round_trip) * 1_000_000), 100.0, 100.0 + round_trip)
+    mono = 100.0 + round_trip + later
+    truth = round((5000 + mono) * 1_000_000)
+    assert reading.latest(mono) >= truth - 2
+    assert reading.monotonic_at(truth) >= mono - 2e-6

@@ -578,6 +578,7 @@ def test_a_hold_that_is_laid_after_the_jump_is_as_long_too(
     two_clocks.jump(jump)
     others.be_new(two_clocks)
     holds.lay("default", ["r"], "rule", "", timedelta(seconds=30), "", source="provider")
+    others.be("dispenser").look()
     left = Hold.objects.get().until - two_clocks.ledger
     assert abs(left - timedelta(seconds=30)) < timedelta(seconds=0.1)
 
