@@ -71,8 +71,14 @@ OWN_THREADS = [
     "tests/db/execution/test_restarts.py",
     *(f"tests/db/permits/test_{name}.py" for name in ("misuse", "permit", "settling", "waiting")),
 ]
-# of those, what says the same to every database
-ALIKE = [f"tests/concurrency/test_{name}.py" for name in ("beside_the_loop", "dear_answers")]
+# of those, what says the same to every database, in Django's own words
+ALIKE = [
+    *(f"tests/concurrency/test_{name}.py" for name in ("beside_the_loop", "dear_answers")),
+    *(f"tests/db/dispatch/test_{name}.py" for name in ("publisher", "standby")),
+    *(f"tests/db/maintenance/test_{name}.py" for name in ("alerts", "breaker")),
+    "tests/db/look/test_doctor.py",
+    "tests/db/sending/test_async_and_routers.py",
+]
 BESIDE, ALONE = 2, 3  # sessions at once, while some wait for processes, and after them
 FEW = 3  # more than these are no accident of a busy machine
 INTERRUPTED = 130
@@ -149,7 +155,7 @@ def plan(answering: list[str], arguments: list[str], faults: bool) -> list[Sessi
     if faults:
         sessions += [Session(name, BEHAVIOUR, marks) for name in ("postgresql", *others)]
         return sessions + [Session(name, BEHAVIOUR) for name in others]
-    sessions += [Session(name, OWN_SQL, computes=True) for name in reversed(others)]
+    sessions += [Session(name, OWN_SQL, without=ALIKE, computes=True) for name in reversed(others)]
     sessions.append(Session("postgresql", ["tests/db"], without=computing))
     sessions += [Session(name, OWN_THREADS, without=ALIKE) for name in reversed(others)]
     return [*sessions, Session("postgresql", ["tests/concurrency"])]
