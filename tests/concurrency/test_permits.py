@@ -85,7 +85,7 @@ def test_one_of_many_that_wait_neither_spins_nor_is_forgotten(rules: Rules) -> N
     for one in waiters:
         found = pass_now(one)
         assert isinstance(found, Job)
-        CallAttempt.objects.filter(pk=found.attempt_id).delete()
+        CallAttempt.objects.filter(pk=found.attempt.id).delete()
     assert not waiting_rows().exists()
 
 
