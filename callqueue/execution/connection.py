@@ -1,9 +1,11 @@
-"""Connections to checked addresses, and the pools that keep them for a moment.
+"""One request on its way: what it may do and when it must have ended, the addresses of its host,
+and the connection to one of them.
 
-A request enters by urllib3's pools; the head of an answer leaves, its body still to be read within
-the trip's bounds, or Failed with the reason. In this order: compose, connect, pass the gate, send,
-await the answer. The address that was checked is the one that is connected to; nothing is sent
-before the gate has been passed; nothing of a request is delivered once it was given up.
+A request enters by the wire's pools; the head of an answer leaves, its body still to be read within
+the trip's bounds, or Failed with the reason. In this order: compose, resolve, connect, pass the
+gate, send, await the answer. Every address of a name may be called, and what was checked is what is
+connected to; nothing is sent before the gate has been passed; nothing of a request is delivered
+once it was given up. Texts of errors are safe to show: they repeat no header, body or query.
 """
 
 from __future__ import annotations
@@ -12,17 +14,15 @@ import errno
 import io
 import math
 import os
-import queue
 import re
 import socket
 import ssl
 import struct
 import sys
 import threading
-from collections import deque
+import time
 from contextlib import suppress
 from email.parser import Parser
-from functools import lru_cache
 from http.client import (
     HTTPException,
     HTTPMessage,
@@ -30,29 +30,17 @@ from http.client import (
     LineTooLong,
     UnknownProtocol,
 )
-from typing import Any, cast
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, cast
 
-from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
-from urllib3.util.ssl_ import create_urllib3_context
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
+from callqueue import clocks
 from callqueue.execution.starvation import starved
-from callqueue.execution.trip import (
-    Failed,
-    Flooded,
-    Policy,
-    Refused,
-    Starved,
-    Trip,
-    allowed_addresses,
-    now,
-    reason_of,
-)
-from callqueue.security.addresses import Place
+from callqueue.security.addresses import Place, literal_address, refusal
 
 try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7), SIOCOUTQ
     import fcntl
@@ -62,10 +50,20 @@ try:  # what asks how many bytes the other side has not confirmed: Linux, tcp(7)
 except ImportError:  # Windows
     _UNCONFIRMED = None
 
+clock = clocks.monotonic
+MOST_TURNS = 32_768  # reads and chunks that an answer may come in, besides one for each KiB of it
+# bytes off the network that are no body: heads, chunks' sizes, trailers, what unfolds to nothing
+WASTE = 512 * 1024
+_SPELL = 64  # turns after which other threads get theirs
+_REST = 0.001  # seconds that they get
+# What is judged in a worker is judged by the settings that it was started with.
+HERE = "(in this worker's settings)"
+# names being resolved at once, in this process: a resolver that hangs must not eat all threads
+LOOKUPS = 64
+_lookups = threading.BoundedSemaphore(LOOKUPS)
 # servers close idle connections; one that closes while a POST goes out leaves its fate unknown
 IDLE_SECONDS = 1.5
 MOST_INTERIM = 20  # interim answers (100, 102, 103) before the one that counts
-MOST_POOLS = 64  # places to which connections are kept
 _PIECE = 65536
 _LONGEST_LINE, _MOST_HEADERS = 65536, 100  # bytes and lines, as http.client has it
 # No two parts of it match the same: else a line of blanks would take as long as their square.
@@ -77,6 +75,143 @@ _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 _NOTHING_LATER, _AS_USUAL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 # what a kernel says that looks like Linux and does not know SIOCOUTQ
 _UNKNOWN = {errno.ENOTTY, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class Dropped(Exception):
+    """The gate refuses, or this process lacks what a request takes: nothing was sent."""
+
+
+class Starved(Dropped):
+    """The latter: no fault of the call's, and none of the other side's."""
+
+
+class Failed(Exception):
+    """There will be no answer; the text says why."""
+
+
+class Refused(Failed):
+    """By policy, or because no request can be made of this: another time will not be better."""
+
+
+class Flooded(Failed):
+    """The server keeps this process busy with what is no answer; the text says with what."""
+
+
+class Policy(NamedTuple):
+    """What may be called, whom to trust, and how much of a body to read. `allowed_networks` are
+    CIDR ranges.
+    """
+
+    allowed_hosts: tuple[str, ...] = ("*",)
+    allowed_networks: tuple[str, ...] = ()
+    verify: bool | str = True
+    max_response_bytes: int = 1048576
+
+
+class Timeouts(NamedTuple):
+    """Seconds: for one connection, between two bytes, and from the name to the last byte."""
+
+    connect: float = 3.05
+    read: float = 27
+    total: float = 60
+
+
+class Gate:
+    """What a request passes just before its first byte. This gate is always open.
+
+    `sent_at` is clocks.monotonic() just after the last byte of the request; None where no byte of
+    it may have reached the network. `ends` is when the request must have ended, on that clock,
+    whatever its timeouts say.
+    """
+
+    sent_at: float | None = None
+    ends: float = math.inf
+    is_passed = False  # something was sent, or is about to be
+    is_whole = False  # the last byte has left
+    arrived: float | None = None  # when the other side had all of it, as far as that is known
+    is_late = False  # it had not at the last look
+    is_told = False  # the ledger knows when it was sent
+
+    def arrived_by(self, sent: float, answered: float) -> float:
+        """The latest instant at which the other side can have had all of what was sent then, as far
+        as this process saw.
+        """
+        if self.arrived is not None:
+            return max(sent, self.arrived)
+        return answered if self.is_late else sent
+
+    def has_arrived(self) -> bool:
+        """Whether the other side has all that was sent. A connection puts in what can tell."""
+        return True
+
+    def wait(self) -> None:
+        """Return when the first byte may go, or raise Dropped. Called connected and composed.
+
+        The time spent here counts against no timeout. Called once more where the server hung up
+        meanwhile: then nothing has been sent, and there is a new connection.
+        """
+
+
+def reason_of(error: Exception) -> str:
+    """A network error in a few words, without the objects that urllib3 puts into its texts."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate not accepted, {error.verify_message}"
+    said = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
+    return str(said) or type(error).__name__
+
+
+def now() -> float:
+    """Seconds, from a clock that never jumps; a test may put another in its place."""
+    return clock()
+
+
+class Trip:
+    """The end of one request, its gate, and what its answer has cost so far."""
+
+    def __init__(self, timeouts: Timeouts, gate: Gate, policy: Policy) -> None:
+        self.timeouts, self.gate, self.policy = timeouts, gate, policy
+        self.ends = min(clock() + timeouts.total, gate.ends)
+        self.in_gate = 0.0
+        self.kept = 0  # bytes of its body, decoded
+        self._off_network = self._turns = 0
+
+    def left(self, bound: float = math.inf) -> float:
+        """Seconds that the next wait may take. TimeoutError where the total is used up."""
+        left = self.ends - clock()
+        if left <= 0:
+            raise TimeoutError(f"{self._whole()} is over")
+        return left if left < bound else bound
+
+    def pass_gate(self) -> float:
+        """Seconds spent in the gate. The end moves by them, but not past the gate's own."""
+        before = clock()
+        self.gate.wait()
+        waited = clock() - before
+        self.in_gate += waited
+        self.ends = min(self.ends + waited, self.gate.ends)
+        return waited
+
+    def why_late(self, name: str, bound: float) -> str:
+        """Which timeout it was that struck just now."""
+        return self._whole() if self.ends <= clock() else f"the {name} timeout of {bound:g} s"
+
+    def _whole(self) -> str:
+        if self.ends == self.gate.ends:
+            return "the lease"
+        return f"the total timeout of {self.timeouts.total:g} s"
+
+    def took(self, count: int) -> None:
+        """Count a read or a chunk of the answer, each of which costs much the same whatever it
+        brings, and its bytes. Flooded where there are too many, or hardly any of it is body.
+        """
+        self._off_network += count
+        self._turns += 1
+        if self._off_network - self.kept > WASTE + self._off_network // 4:
+            raise Flooded(f"{self._off_network // 1024} KiB came that are hardly any body")
+        if self._turns > MOST_TURNS + self._off_network // 1024:
+            raise Flooded(f"it came in more than {MOST_TURNS} pieces")
+        if self._turns % _SPELL == 0:
+            time.sleep(_REST)
 
 
 class Connection(HTTPConnection):
@@ -303,6 +438,74 @@ def _wait_at_most(sock: socket.socket, seconds: float) -> None:
         sock.settimeout(seconds)
 
 
+# --- The addresses that a name has
+
+
+def allowed_addresses(host: str, port: int, trip: Trip) -> list[tuple[int, Any]]:
+    """Families and socket addresses of a host. Refused where one of them may not be called."""
+    address = literal_address(host)
+    if address is None:
+        found = _looked_up(host, port, trip)
+    else:
+        found = socket.getaddrinfo(
+            str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    places = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    for _, where in places:
+        if why := refusal(str(where[0]), trip.policy.allowed_networks):
+            name = f"the host {host} resolves: " if address is None else ""
+            raise Refused(f"{name}{why} {HERE}")
+    return places
+
+
+def _looked_up(host: str, port: int, trip: Trip) -> list[Any]:
+    """getaddrinfo knows no timeout: it runs in a thread, which is left behind where it hangs."""
+    outcome: SimpleQueue[Any] = SimpleQueue()
+    try:
+        if not _lookups.acquire(timeout=trip.left()):
+            raise Empty
+        _start_lookup(host, port, outcome)
+        found = outcome.get(timeout=trip.left())
+    except (Empty, TimeoutError):
+        late = trip.why_late("total", trip.timeouts.total)
+        raise Failed(f"resolving the name {host} took longer than {late}") from None
+    if isinstance(found, Exception):
+        if want := starved(found):
+            raise Starved(want)
+        raise Failed(f"the name {host} does not resolve: {reason_of(found)}")
+    return list(found)
+
+
+def _start_lookup(host: str, port: int, outcome: SimpleQueue[Any]) -> None:
+    arguments = (host, port, outcome, _lookups)
+    try:
+        threading.Thread(target=_look_up, args=arguments, daemon=True, name="lookup").start()
+    except RuntimeError as error:  # no more threads
+        _lookups.release()
+        outcome.put(error)
+
+
+def _look_up(
+    host: str, port: int, outcome: SimpleQueue[Any], lookups: threading.BoundedSemaphore
+) -> None:
+    try:
+        outcome.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except Exception as error:
+        outcome.put(error)
+    finally:
+        lookups.release()
+
+
+def _start_afresh() -> None:
+    """In a forked child: the parent's lookups are the parent's."""
+    global _lookups
+    _lookups = threading.BoundedSemaphore(LOOKUPS)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_afresh)
+
+
 # --- Answers
 
 
@@ -393,120 +596,3 @@ def _headers_of(file: Any) -> HTTPMessage:
             return Parser(_class=HTTPMessage).parsestr("".join(lines))
         message.set_raw(plain[1], plain[2].lstrip(" \t"))
     return message
-
-
-# --- Pools
-
-
-class _Idle(deque[Connection]):
-    """Idle connections, the one that was used last at the end. Any thread may put and get."""
-
-    def __init__(self, maxsize: int = 0) -> None:
-        super().__init__()
-
-    def put(self, connection: Connection | None, block: bool = False) -> None:
-        if connection is not None and connection.sock is not None:
-            self.append(connection)
-
-    def get(self, block: bool = False, timeout: float | None = None) -> Connection:
-        try:
-            return self.pop()
-        except IndexError:
-            raise queue.Empty from None
-
-    def close_older(self, at: float) -> None:
-        """Close those that are idle since before that."""
-        with suppress(IndexError):
-            while self[0].idle_since < at:
-                self.popleft().close()
-
-
-class _Pool(HTTPConnectionPool):
-    """Connections to one place under one policy: who reuses one would have been let through to its
-    address too.
-    """
-
-    ConnectionCls = Connection
-    QueueCls = _Idle  # type: ignore[assignment]
-
-    def urlopen(  # type: ignore[override]
-        self, method: str, url: str, body: Any = None, headers: Any = None, **_: Any
-    ) -> BaseHTTPResponse:
-        """What requests asks of a pool: send, and come back with the head of the answer."""
-        connection: Any = self._get_conn()  # a live one, or a new one
-        connection.trip = here.trip
-        try:
-            connection.request(method, url, body, headers, preload_content=False)
-            response: Any = connection.getresponse()
-        except BaseException:
-            connection.close()
-            raise
-        response._connection, response._pool = connection, self  # which release it at its end
-        return cast(BaseHTTPResponse, response)
-
-    def _put_conn(self, conn: Any) -> None:
-        if conn.is_whole:
-            # It is answered, so it has arrived; and what this connection knows is the next one's.
-            del conn.trip.gate.has_arrived
-        else:
-            conn.close()
-        del conn.trip
-        conn.idle_since = now()
-        super()._put_conn(conn)
-
-
-class _SecurePool(_Pool, HTTPSConnectionPool):
-    ConnectionCls = SecureConnection
-
-
-here = threading.local()  # `trip`: of this thread's request
-_pools: dict[tuple[Place, bool | str, tuple[str, ...]], _Pool] = {}
-
-
-def pool_of(place: Place, policy: Policy) -> _Pool:
-    """The pool of calls to this place under this policy."""
-    key = (place, policy.verify, policy.allowed_networks)
-    pool = _pools.get(key)
-    if pool is None:
-        pool = _pools.setdefault(key, _new_pool(place, policy.verify))
-        with suppress(KeyError, RuntimeError):  # another thread does so
-            while len(_pools) > MOST_POOLS:
-                del _pools[next(iter(_pools))]
-    return pool
-
-
-def close_idle(seconds: float = IDLE_SECONDS) -> None:
-    """Close this process's connections that have been idle for so long: no call takes them any
-    more, and each is a descriptor.
-    """
-    for pool in list(_pools.values()):
-        cast(_Idle, pool.pool).close_older(now() - seconds)
-
-
-def _new_pool(place: Place, verify: bool | str) -> _Pool:
-    if place.scheme == "https":
-        return _SecurePool(place.host, place.port, maxsize=0, ssl_context=_context(verify))
-    return _Pool(place.host, place.port, maxsize=0)
-
-
-@lru_cache(maxsize=64)
-def _context(verify: bool | str) -> ssl.SSLContext:
-    """One per set of trusted certificates: reading them takes longer than a call."""
-    context = create_urllib3_context()
-    if verify is False:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
-    where = DEFAULT_CA_BUNDLE_PATH if verify is True else verify
-    try:
-        context.load_verify_locations(**{"capath" if os.path.isdir(where) else "cafile": where})
-    except OSError as error:
-        if want := starved(error):
-            raise Starved(want) from None
-        why = error.strerror or error
-        raise Failed(f"the certificates to trust cannot be read from {where}: {why}") from None
-    return context
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # the parent's connections are the parent's

@@ -20,9 +20,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from callqueue import answers, clocks, conf, states, texts, transitions
 from callqueue.exceptions import CallQueueError, InvalidCall, NotAllowed
 from callqueue.execution import judging, starvation, wire
+from callqueue.execution.connection import Starved
 from callqueue.execution.recorder import NOTHING, unstorable
 from callqueue.execution.starvation import starved
-from callqueue.execution.trip import Starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.redaction import REDACTED, redact_headers
 from callqueue.security.withholding import WITHHELD, at_work, clean, holds, payload_of, withhold

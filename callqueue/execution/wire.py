@@ -9,40 +9,52 @@ the environment, and never raises for what a network or a server did.
 
 from __future__ import annotations
 
+import os
+import queue
+import ssl
+import threading
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from http.client import HTTPException
-from typing import Any
+from typing import Any, cast
 
 import requests
 import urllib3.response
 from requests.adapters import HTTPAdapter
-from requests.utils import default_headers
+from requests.utils import DEFAULT_CA_BUNDLE_PATH, default_headers
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import DecodeError, HTTPError
+from urllib3.response import BaseHTTPResponse
+from urllib3.util.ssl_ import create_urllib3_context
 
-from callqueue.execution import connection
-from callqueue.execution.connection import close_idle, pool_of
-from callqueue.execution.trip import (
+from callqueue.execution.connection import (
     HERE,
+    IDLE_SECONDS,
+    Connection,
     Dropped,
     Failed,
     Flooded,
     Gate,
     Policy,
     Refused,
+    SecureConnection,
     Starved,
     Timeouts,
     Trip,
     now,
 )
+from callqueue.execution.starvation import starved
 from callqueue.security.addresses import Place, Unreadable, place_of, place_refusal
 from callqueue.texts import charset
 
 __all__ = ["Answer", "Dropped", "Gate", "Policy", "Timeouts", "close_idle", "request"]
 
 _PIECE = 65536
+MOST_POOLS = 64  # places to which connections are kept
 _LONGEST_KEPT = 500  # characters of a URL that is remembered as it is prepared
 _FOLDED_PIECE = 8192  # of what is compressed: unfolding one keeps other threads waiting
 _TELLING: dict[type[Exception], str] = {
@@ -148,6 +160,123 @@ def _judged(url: str, policy: Policy) -> Place:
     return place
 
 
+# --- Pools of connections, kept for a moment
+
+
+class _Idle(deque[Connection]):
+    """Idle connections, the one that was used last at the end. Any thread may put and get."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        super().__init__()
+
+    def put(self, connection: Connection | None, block: bool = False) -> None:
+        if connection is not None and connection.sock is not None:
+            self.append(connection)
+
+    def get(self, block: bool = False, timeout: float | None = None) -> Connection:
+        try:
+            return self.pop()
+        except IndexError:
+            raise queue.Empty from None
+
+    def close_older(self, at: float) -> None:
+        """Close those that are idle since before that."""
+        with suppress(IndexError):
+            while self[0].idle_since < at:
+                self.popleft().close()
+
+
+class _Pool(HTTPConnectionPool):
+    """Connections to one place under one policy: who reuses one would have been let through to its
+    address too.
+    """
+
+    ConnectionCls = Connection
+    QueueCls = _Idle  # type: ignore[assignment]
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, body: Any = None, headers: Any = None, **_: Any
+    ) -> BaseHTTPResponse:
+        """What requests asks of a pool: send, and come back with the head of the answer."""
+        connection: Any = self._get_conn()  # a live one, or a new one
+        connection.trip = here.trip
+        try:
+            connection.request(method, url, body, headers, preload_content=False)
+            response: Any = connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+        response._connection, response._pool = connection, self  # which release it at its end
+        return cast(BaseHTTPResponse, response)
+
+    def _put_conn(self, conn: Any) -> None:
+        if conn.is_whole:
+            # It is answered, so it has arrived; and what this connection knows is the next one's.
+            del conn.trip.gate.has_arrived
+        else:
+            conn.close()
+        del conn.trip
+        conn.idle_since = now()
+        super()._put_conn(conn)
+
+
+class _SecurePool(_Pool, HTTPSConnectionPool):
+    ConnectionCls = SecureConnection
+
+
+here = threading.local()  # `trip`: of this thread's request
+_pools: dict[tuple[Place, bool | str, tuple[str, ...]], _Pool] = {}
+
+
+def pool_of(place: Place, policy: Policy) -> _Pool:
+    """The pool of calls to this place under this policy."""
+    key = (place, policy.verify, policy.allowed_networks)
+    pool = _pools.get(key)
+    if pool is None:
+        pool = _pools.setdefault(key, _new_pool(place, policy.verify))
+        with suppress(KeyError, RuntimeError):  # another thread does so
+            while len(_pools) > MOST_POOLS:
+                del _pools[next(iter(_pools))]
+    return pool
+
+
+def close_idle(seconds: float = IDLE_SECONDS) -> None:
+    """Close this process's connections that have been idle for so long: no call takes them any
+    more, and each is a descriptor.
+    """
+    for pool in list(_pools.values()):
+        cast(_Idle, pool.pool).close_older(now() - seconds)
+
+
+def _new_pool(place: Place, verify: bool | str) -> _Pool:
+    if place.scheme == "https":
+        return _SecurePool(place.host, place.port, maxsize=0, ssl_context=_context(verify))
+    return _Pool(place.host, place.port, maxsize=0)
+
+
+@lru_cache(maxsize=64)
+def _context(verify: bool | str) -> ssl.SSLContext:
+    """One per set of trusted certificates: reading them takes longer than a call."""
+    context = create_urllib3_context()
+    if verify is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    where = DEFAULT_CA_BUNDLE_PATH if verify is True else verify
+    try:
+        context.load_verify_locations(**{"capath" if os.path.isdir(where) else "cafile": where})
+    except OSError as error:
+        if want := starved(error):
+            raise Starved(want) from None
+        why = error.strerror or error
+        raise Failed(f"the certificates to trust cannot be read from {where}: {why}") from None
+    return context
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # the parent's connections are the parent's
+
+
 # --- Sending
 
 
@@ -155,7 +284,7 @@ class _Adapter(HTTPAdapter):
     """A requests adapter that sends through our pools."""
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
-        return pool_of(connection.here.place, connection.here.trip.policy)
+        return pool_of(here.place, here.trip.policy)
 
     def cert_verify(self, *_: Any, **__: Any) -> None:
         """The connection's own context verifies."""
@@ -184,7 +313,7 @@ def _send(prepared: requests.PreparedRequest, trip: Trip, answer: Answer) -> Non
     """The request and its answer, body read. Whatever is raised, `answer` says how far this got. A
     test may have put an adapter in ours' place. `elapsed` is without the time in the gate.
     """
-    timeouts, url, here = trip.timeouts, prepared.url or "", connection.here
+    timeouts, url = trip.timeouts, prepared.url or ""
     here.place, here.trip = _judged(url, trip.policy), trip
     began = now()
     try:

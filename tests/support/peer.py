@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from callqueue import clocks
-from callqueue.execution import connection, wire
+from callqueue.execution import wire
 from callqueue.execution.wire import Answer, Gate, Policy, Timeouts
 
 LOOPBACK = Policy(allowed_networks=("127.0.0.0/8", "::1/128"))
@@ -302,7 +302,7 @@ class Names:
 
 def kept_connections() -> list[Any]:
     """Those of this process that are idle."""
-    return [one for pool in connection._pools.values() for one in pool.pool]
+    return [one for pool in wire._pools.values() for one in pool.pool]
 
 
 class Recording(Gate):

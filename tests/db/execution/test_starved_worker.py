@@ -16,7 +16,7 @@ import pytest
 
 from callqueue import Rule, Secret, handler
 from callqueue.database.connections import kept as kept_connections
-from callqueue.execution import connection, executor, flight, in_flight, recorder, starvation
+from callqueue.execution import executor, flight, in_flight, recorder, starvation, wire
 from callqueue.ledger import ready_calls
 from callqueue.models import CallAttempt, CallQueue
 from callqueue.tasks import make_api_call
@@ -36,7 +36,7 @@ def _note(params: Any, context: Any) -> None:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     called.clear()
-    connection._context.cache_clear()
+    wire._context.cache_clear()
     monkeypatch.setattr(starvation, "pause", starvation.Pause())
 
 

@@ -20,7 +20,7 @@ from callqueue.dispatch.dispenser import Membership
 from callqueue.dispatch.release_pass import ensure_states, release
 from callqueue.execution import judging, recorder, request, telling, wire
 from callqueue.execution.claim import begin
-from callqueue.execution.trip import Trip
+from callqueue.execution.connection import Trip
 from callqueue.ledger import clock_jumps, holds, ledger_time, settings
 from callqueue.ledger.transaction import transaction as in_time
 from callqueue.limits.budgets import bind

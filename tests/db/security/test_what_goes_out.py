@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from callqueue import Rule, SlidingWindow
 from callqueue.exceptions import CallQueueError
 from callqueue.execution import wire
-from callqueue.execution.trip import Refused
+from callqueue.execution.connection import Refused
 from callqueue.handlers import HTTP_METHODS
 from callqueue.limits.kinds import FixedWindow, TokenBucket
 from callqueue.models import CallQueue

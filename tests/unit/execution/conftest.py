@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from callqueue.execution import trip
+from callqueue.execution import connection
 from callqueue.execution.wire import close_idle
 from tests.support.peer import Certificate, Clock, Names
 
@@ -26,7 +26,7 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     moved = Clock()
-    monkeypatch.setattr(trip, "clock", moved)
+    monkeypatch.setattr(connection, "clock", moved)
     return moved
 
 

@@ -20,9 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callqueue import clocks
-from callqueue.execution import connection, trip
-from callqueue.execution.connection import Connection
-from callqueue.execution.trip import Trip
+from callqueue.execution import connection, wire
+from callqueue.execution.connection import Connection, Trip
 from callqueue.execution.wire import Answer, Dropped, Gate, Policy, Timeouts, close_idle
 from tests.support.peer import (
     LOOPBACK,
@@ -500,7 +499,7 @@ def test_threads_share_connections_each_by_one_at_a_time() -> None:
 
 
 def test_connections_to_few_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_POOLS", 2)
+    monkeypatch.setattr(wire, "MOST_POOLS", 2)
     with ExitStack() as stack:
         peers = [stack.enter_context(Peer(answering(echo))) for _ in range(3)]
         for peer in peers:
@@ -560,7 +559,7 @@ def is_starved(answer: Answer) -> bool:
 )
 def test_without_descriptors_nothing_is_connected_and_nobody_else_is_blamed(url: str) -> None:
     """Not the name server, and not who keeps certificates; and it is not remembered."""
-    connection._context.cache_clear()
+    wire._context.cache_clear()
     with Peer(answering(echo)) as peer:
         with no_descriptors():
             answers = [call(url), call(peer.url())]
@@ -598,7 +597,7 @@ def test_without_a_thread_to_look_a_name_up(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert is_starved(call("http://localhost:1/"))
-    assert trip._lookups._value == trip.LOOKUPS  # type: ignore[attr-defined]
+    assert connection._lookups._value == connection.LOOKUPS  # type: ignore[attr-defined]
 
 
 # --- Names
@@ -623,7 +622,7 @@ def test_resolvers_that_hang_are_left_behind_and_bounded_in_number(
 ) -> None:
     over = threading.Event()
     began: list[str] = []
-    monkeypatch.setattr(trip, "_lookups", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(connection, "_lookups", threading.BoundedSemaphore(2))
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, *_, **__: began.append(host) or (over.wait(5) and [])
     )

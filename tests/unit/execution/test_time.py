@@ -1,6 +1,6 @@
 """Servers that are slow on purpose: when a call ends, and what it costs this process until then.
 
-Time is real where a socket must wait for it, and short; where it need not pass, `trip.clock` is
+Time is real where a socket must wait for it, and short; where it need not pass, `connection.clock` is
 moved.
 """
 
