@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError
 
-from callqueue import database, events, states, transitions
-from callqueue.execution import judging
+from callqueue import database, events, states, tables, transitions
+from callqueue.execution import judging, recorder
+from callqueue.ledger import settings
+from callqueue.ledger.transaction import Locked, transaction, untimed
+from callqueue.limits.budgets import cost_of, costs_more
+from callqueue.maintenance import breaker
 from callqueue.outcome import HoldUntil
-from callqueue.permits import ending
 from callqueue.permits.apart import is_in_callers_transaction, write_apart
 from callqueue.sending import validation
 from callqueue.texts import storable
@@ -57,7 +61,7 @@ class Permit:
         checked = validation.check_cost(units)
         self._cost = checked
         if self._has_ended:
-            self._write(lambda: ending.settle(self._using, self.job, checked))
+            self._write(lambda: self._settle(checked))
 
     def hold(self, until: float | datetime, why: str = "", scope: str | None = None) -> None:
         """Lay a hold, as an answer with `Retry-After` does: seconds, or an aware datetime; at most
@@ -70,7 +74,7 @@ class Permit:
         self._why = storable(why)[:LONGEST_MESSAGE] or "throttled"
         verdict = HoldUntil(until, self._why if why else "", scope=scope)
         result = judging.of_value(self.job, verdict)
-        self._write(lambda: ending.lay_hold(self._using, result))
+        self._write(lambda: self._lay_hold(result))
 
     # --- its end
 
@@ -90,16 +94,73 @@ class Permit:
 
     def answered(self, result: Result) -> None:
         """It has this answer, whose body is still under way: the permit ends so, but later."""
-        self._write(lambda: ending.lay_hold(self._using, result))
+        self._write(lambda: self._lay_hold(result))
         self._write(self._tell_sent)
 
     def end_with(self, result: Result) -> None:
         """It ends so."""
         self._has_ended = True
-        self._write(lambda: ending.end(self._using, result, self._sent_at))
+        self._write(lambda: self._end(result))
+
+    # --- what is written of it, where it is still its own: recovery ends what outlives its lease
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        return {"pk": self.job.attempt.id, "worker": self.job.attempt.worker}
 
     def _tell_sent(self) -> None:
-        self._sent_at = ending.tell_sent(self._using, self.job) or self._sent_at
+        """Its request has left by now: from then on it ages, though it has no answer yet."""
+
+        def work(locked: Locked) -> datetime | None:
+            told = transitions.tell(self._using, [{**self._own, "sent_at": locked.now}])
+            return locked.now if told else None
+
+        self._sent_at = transaction(self._using, work, lazily=True) or self._sent_at
+
+    def _settle(self, cost: Any) -> None:
+        """Charge what it cost after all, though it has ended: by then tallies and levels may count
+        it as it was, so they are told. What it costs more ages from its end, with the rest.
+        """
+        row = tables.attempts(self._using).filter(**self._own)
+
+        def work() -> None:
+            _forget_levels(self._using, self.job.call.rule)
+            found = database.locked(row, wait=True).values("cost", "charged", "correction_pending")
+            for known in found:
+                believed = known["charged"] if known["correction_pending"] else known["cost"]
+                columns = recorder.correction(believed, cost, states.SUCCEEDED)
+                if costs_more(cost, known["cost"]):
+                    columns["sent_at"] = None
+                none = {"charged": None, "correction_pending": False}
+                costs = {"cost": cost, "calls": cost_of(cost, "calls"), "settled": True}
+                row.update(**{**none, **costs, **columns})
+
+        untimed(self._using, work)
+
+    def _lay_hold(self, result: Result) -> None:
+        if result.hold is not None:
+            recorder.lay(self._using, result)
+
+    def _end(self, result: Result) -> None:
+        """Record how it ended, and what that means for its rule: holds, and the circuit breaker. A
+        permit is never retried, so what a call would be retried for has failed.
+        """
+        self._lay_hold(result)
+        job, status = self.job, getattr(result.response, "status_code", None)
+        final = replace(
+            result,
+            ended_at=None,  # it ages from the record on
+            sent_at=self._sent_at,
+            status=result.status if result.status in states.FINAL else states.FAILED,
+            due_at=job.call.due_at_dt,
+            kept={**recorder.NOTHING, "response_status": status},
+        )
+        # Should a crash of the database undo it, the permit is charged until its lease ends.
+        is_lazy = result.cost in (None, job.attempt.cost)
+        if recorder.write(self._using, [final], lazily=is_lazy):
+            breaker.observe(self._using, [result])
+        elif result.cost not in (None, job.call.cost):
+            self._settle(result.cost)
 
     def _write(self, work: Callable[[], Any]) -> None:
         """Do it, though the database may be away for a while; what cannot be written is made up for
@@ -146,3 +207,13 @@ class AsyncPermit(Permit):
         """Wait until all is written."""
         if self._last is not None:
             await asyncio.shield(self._last)
+
+
+def _forget_levels(using: str, rule: str) -> None:
+    """Have the next pass count anew what the buckets of the rule's group hold."""
+    book = settings.book_in_force(using)
+    group = book.groups.get(rule, ())
+    if any(budget.limit.keeps_level for budget in book.group_budgets(group)):
+        rows = tables.rule_states(using).filter(rule__in=group).order_by("rule")
+        for state in database.locked(rows, wait=True):
+            rows.filter(pk=state.pk).update(memo={**state.memo, "levels": {}})

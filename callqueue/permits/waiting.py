@@ -16,6 +16,7 @@ import random
 import socket
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from django.db import router
@@ -29,8 +30,8 @@ from callqueue.exceptions import InvalidCall, NotNow
 from callqueue.execution import claim, judging, recorder
 from callqueue.ledger import clock_jumps, ready_calls
 from callqueue.ledger.settings import Party
+from callqueue.ledger.transaction import untimed
 from callqueue.maintenance import recovery
-from callqueue.permits import rows
 from callqueue.permits.apart import apart
 from callqueue.permits.asking import Wanted
 from callqueue.transitions import Job
@@ -44,6 +45,7 @@ LOOK = 0.06  # seconds between two looks at whether another pass has charged it
 PART, REST, REVIEW = 20, (0.5, 2.0), (0.5, 5.0)
 LONGEST = 20.0  # seconds between two passes of one permit, however many go before it
 NEAR = 8  # permits before one that make it look no less often
+MANY = 64  # permits before one that are counted
 PAUSED = 20.0  # seconds that are taken to be left where an operator alone knows how many
 ANSWERS = 0.01, 0.2  # seconds between two passes that wait for an answer, at first and at most
 BUSY = 0.002, 0.05  # seconds until the next pass where this one did not see all, likewise
@@ -52,6 +54,17 @@ OVERDUE = 1.0  # seconds between two looks for what has died with its process
 CANCELLED = "cancelled"
 IN_THE_WAY = "other passes over the rule were in the way"
 STANDS_STILL = "this process stands still for longer than the lease"
+
+
+class Seen(NamedTuple):
+    """What a look has found. `attempt_id`: what it was charged as, if it was; `ahead`: the permits
+    that go before it, MANY at most.
+    """
+
+    status: int
+    why: str
+    attempt_id: int | None
+    ahead: int
 
 
 def now() -> float:
@@ -151,7 +164,7 @@ class Waiter:
         shown = self.due_at
         if reading is not None:
             shown = from_us(reading.latest(clocks.monotonic()) + reading.moved)
-        seen = rows.look(self.using, self.pk, self.wanted, self.due_at, shown)
+        seen = self._seen(self.pk, self.due_at, shown)
         if seen is None or seen.status == states.EXPIRED:  # it was taken for dead: it waits again
             self._stand_anew()
         elif seen.status in states.WAITING:
@@ -214,7 +227,7 @@ class Waiter:
         """
         using, wanted, before = self.using, self.wanted, self.pk
         if self._is_passing and self.pk is None:
-            self.pk = before = rows.find(using, self._identity)
+            self.pk = before = self._found()
             if self.pk is not None:
                 self._is_passing = False
                 return None
@@ -261,11 +274,11 @@ class Waiter:
         if self._takes_turns:  # its key may wait for what a costlier one wanted, that is gone
             wanted = self.wanted
             ready_calls.wake_key(self.using, wanted.rule_name, wanted.priority, wanted.key)
-        self._waits = self.pk is None or rows.keep_alive(self.using, self.pk, until)
+        self._waits = self.pk is None or self._is_kept_alive(self.pk, until)
         if not self._waits or self.pk is not None:
             return self.pk if self._waits else None
         self.due_at = self.due_at or at
-        self.pk = rows.insert(self.using, self.wanted, self._identity, self.due_at, until)
+        self.pk = self._inserted(self.due_at, until)
         if not self._is_passing:  # else the pass does, where keys take turns
             ready_calls.tell_of_keys(self.using, [self.pk])
         return self.pk
@@ -319,7 +332,7 @@ class Waiter:
 
     def _give_up(self) -> Job:
         until, reason = self._expected()
-        if self.pk is not None and not rows.forget(self.using, self.pk):
+        if self.pk is not None and not self._is_forgotten(self.pk):
             if (job := self._look()) is not None:
                 return job
             self._withdraw()
@@ -337,13 +350,90 @@ class Waiter:
         return found.release_at, found.reason
 
     def _withdraw(self) -> None:
-        pk = rows.find(self.using, self._identity) if self.pk is None else self.pk
-        if pk is None or rows.forget(self.using, pk) or transitions.cancel(self.using, [pk]):
+        pk = self._found() if self.pk is None else self.pk
+        if pk is None or self._is_forgotten(pk) or transitions.cancel(self.using, [pk]):
             return
         attempts = tables.attempts(self.using).open().filter(call_id=pk)
         begun = list(attempts.values_list("pk", flat=True))
         jobs = claim.begin(self.using, begun, self.worker) if begun else []
         recorder.write(self.using, [transitions.after_expiry(job) for job in jobs])
+
+    # --- its row among the calls, while it waits
+
+    def _inserted(self, due_at: datetime, expires_at: datetime) -> int:
+        """Have it wait; its row's primary key."""
+        wanted = self.wanted
+        columns = {
+            "rule": wanted.rule_name,
+            "key": wanted.key,
+            "priority": wanted.priority,
+            "cost": wanted.cost,
+            "method": states.PERMIT,
+            "call_data": {"method": states.PERMIT, "params": {"label": wanted.label}},
+            "path": wanted.shown_label,
+            "idempotency_key": self._identity,
+            "due_at_dt": due_at,
+            "expires_at_dt": expires_at,
+            "ready": True,
+        }
+        row = database.new_object(tables.CallQueue, columns)
+        database.insert_objects(tables.CallQueue, self.using, [row], batch_size=1)
+        pk = row.pk or self._found()  # MySQL does not tell it
+        assert pk is not None
+        return pk
+
+    def _is_kept_alive(self, pk: int, until: datetime) -> bool:
+        """Say that the waiter lives; whether the permit still waits, and nobody has locked it."""
+        said = [{"pk": pk, "expires_at_dt": until}]
+        waits = f"t.status IN ({database.listed(states.WAITING)})"
+        return bool(database.update_free(tables.CallQueue, self.using, said, waits))
+
+    def _found(self) -> int | None:
+        """The row that was inserted, though its inserter may not know."""
+        rows = tables.calls(self.using).filter(idempotency_key=self._identity)
+        return rows.filter(method=states.PERMIT).values_list("pk", flat=True).first()
+
+    def _seen(self, pk: int, due_at: datetime, now: datetime) -> Seen | None:
+        """What has become of it; None where its row is gone. One statement.
+
+        Where keys have limits of their own, only those of its key go before it.
+        """
+        using, wanted = self.using, self.wanted
+        calls, attempts = (tables.name(using, model) for model in ("CallQueue", "CallAttempt"))
+        at, shown = (database.as_parameter(using, one) for one in (due_at, now))
+        is_rival, rival = "o.rule = %s", [wanted.rule_name]
+        if any(limit.is_keyed for limit in wanted.rule.limits):
+            is_rival += f" AND o.{database.quoted(using, 'key')} = %s"
+            rival.append(wanted.key)
+        rivals = (
+            f"SELECT 1 FROM {calls} o WHERE o.method = '{states.PERMIT}' AND o.ready AND o.status "
+            f"IN ({database.listed(states.WAITING)}) AND {is_rival} AND (o.priority > %s OR "
+            "(o.priority = %s AND (o.due_at_dt < %s OR (o.due_at_dt = %s AND o.id < %s)))) "
+            f"AND o.expires_at_dt > %s LIMIT {MANY}"
+        )
+        found = database.rows(
+            using,
+            f"SELECT c.status, c.error_message, (SELECT MAX(a.id) FROM {attempts} a WHERE "
+            f"a.call_id = c.id AND a.finished_at IS NULL), (SELECT COUNT(*) FROM ({rivals}) r) "
+            f"FROM {calls} c WHERE c.id = %s",
+            [*rival, wanted.priority, wanted.priority, at, at, pk, shown, pk],
+        )
+        return Seen(*found[0]) if found else None
+
+    def _is_forgotten(self, pk: int) -> bool:
+        """Wait no more: the row goes, and leaves nothing. False where it does not wait, or was
+        charged before.
+        """
+
+        def work() -> bool:
+            rows = tables.calls(self.using).filter(pk=pk)
+            found = database.locked(rows, wait=True).values_list("status", "last_attempt").first()
+            if found is not None and (found[0] not in states.WAITING or found[1]):
+                return False
+            rows.delete()
+            return True
+
+        return untimed(self.using, work)
 
 
 _parties: dict[str, Party] = {}  # by database: this process

@@ -145,7 +145,7 @@ FAULTS = {
         "permits.waiting", "return max(0.0, self._slot_at - now())", "return 0.0"
     ),
     "a permit that was not used is not charged": fault(
-        "permits.ending", "ended_at=None,", "ended_at=None, outcome=states.VOIDED,"
+        "permits.granted", "ended_at=None,", "ended_at=None, outcome=states.VOIDED,"
     ),
     "expiry waits for the calls that hosts have": fault(
         "transitions.verbs",

@@ -210,7 +210,7 @@ UNSEEN = {
         "AND %s IS NOT NULL",
     ),
     "a correction of a correction": fault(
-        "permits.ending",
+        "permits.granted",
         'believed = known["charged"] if known["correction_pending"] else known["cost"]',
         'believed = known["cost"]',
     ),

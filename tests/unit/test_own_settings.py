@@ -66,7 +66,7 @@ def test_what_counts_is_not_asked_of_ones_own_settings() -> None:
 
 def test_no_correction_is_judged_by_any_settings() -> None:
     """Who ends an attempt marks it by what its row says."""
-    for module in ("execution/recorder.py", "transitions/verbs.py", "permits/ending.py"):
+    for module in ("execution/recorder.py", "transitions/verbs.py", "permits/granted.py"):
         tree = ast.parse((PACKAGE / module).read_text("utf-8"))
         assert not [line for line, _ in asked(tree)], module
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -61,7 +61,7 @@ WRITERS = {
     "charged": {
         "transitions/verbs.py",
         "execution/recorder.py",
-        "permits/ending.py",
+        "permits/granted.py",
         "ledger/tally_rows.py",
     },
 }
