@@ -67,8 +67,8 @@ def announce(using: str, ended: Iterable[tuple[int, str]]) -> None:
     config, by_queue = conf.current(), dict[str, list[int]]()
     for pk, rule in ended:
         by_queue.setdefault(config.queue_of(rule), []).append(pk)
-    most = FEW if broker.is_in_this_process() else MOST
     for queue, pks in by_queue.items():
+        most = FEW if broker.is_in_this_process() else MOST
         for at in range(0, len(pks), most):
             broker.send_beside(broker.ANNOUNCE, (pks[at : at + most], using), queue=queue)
 

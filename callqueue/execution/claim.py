@@ -239,7 +239,7 @@ def _reason_against(job: Job) -> str | None:
             "is the key that encrypted it missing from ENCRYPTION_KEYS?"
         )
     call.method = str(data.get("method", "")).lower()
-    if call.method not in {*HTTP_METHODS, *methods(), states.PERMIT}:
+    if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
     for name in ("classify", "settle"):
         path = getattr(job.rule, name)

@@ -97,6 +97,8 @@ def make(job: Job) -> Result:
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.failed(job, why), ())
+    if call.method in HTTP_METHODS and not disclosed.values:  # others' logs have nothing to tell
+        return scrubbed(_made(job, disclosed), ())
     with at_work(disclosed.values, call.method, job.params):
         return scrubbed(_made(job, disclosed), disclosed.values)
 
