@@ -1,11 +1,12 @@
-"""The processes of a run: dispensers, workers, beats, those who take permits, and whoever does one
-thing for the application. They begin, die, and begin again.
+"""The processes of a run: dispensers, workers, makers (`callqueue_run`), beats, those who take
+permits, and whoever does one thing for the application. They begin, die, and begin again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scheduler import Process
@@ -14,6 +15,8 @@ from tests.simulation.statements import Doom
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+RELEASING = ("dispenser", "maker")
+ROOMS = (1, 1, 2, 3, 32)  # calls that a maker has in flight at most
 RECOVERS = 1.3  # seconds between two rounds of a beat's recovery
 
 
@@ -27,6 +30,12 @@ class Cast:
     def enter(self) -> None:
         """Those with whom a run begins."""
         draw, length = self.scheduler.stream("cast"), self.world.length
+        own = self.scheduler.stream("makers")
+        makers = own.choice(length.makers)
+        for number in range(makers):
+            self.start("maker", number > 0 and own.random() < 0.5, own.choice([1, 1, 5]))
+        if makers and own.random() < 0.5:
+            return  # alone
         for number in range(draw.choice(length.dispensers)):
             # what a deploy has half done
             is_other = number > 0 and draw.random() < 0.5
@@ -42,9 +51,12 @@ class Cast:
         process = self._made(kind, kind, is_other)
         process.slowness = slowness
         rules = scene.other if is_other else scene.rules
-        if kind == "dispenser":
+        if kind in RELEASING:
             judge.settings[process] = rules
-            self._start(process, self._dispense)
+            if kind == "maker":
+                room = self.scheduler.stream("rooms").choice(ROOMS)
+                process.config = replace(process.config, calls_per_slot=room)
+            self._start(process, self._release)
         elif kind == "worker":
             for _ in range(self.scheduler.stream("scene").choice([1, 2])):
                 self._start(process, self._work)
@@ -83,7 +95,22 @@ class Cast:
 
     def serving(self, kind: str) -> list[Process]:
         """Those that are alive, and were not told to go."""
-        return [p for p in self.alive(kind) if not (hasattr(p, "stop") and p.stop.is_set())]
+        return [p for p in self.alive(kind) if not _is_told_to_go(p)]
+
+    def releasing(self) -> list[Process]:
+        """Those that release, and were not told to go."""
+        return [process for kind in RELEASING for process in self.serving(kind)]
+
+    def lingering(self) -> list[Process]:
+        """Those that were told to go, and are there still."""
+        return [p for kind in RELEASING for p in self.alive(kind) if _is_told_to_go(p)]
+
+    def room(self) -> int | None:
+        """For how many calls there is room at once, where makers are alone; None: for all."""
+        makers = self.serving("maker")
+        if self.serving("dispenser") or not makers:
+            return None
+        return sum(process.config.calls_per_slot for process in makers)
 
     def asking(self) -> list[Process]:
         """Those that still want a permit, or have one."""
@@ -95,13 +122,20 @@ class Cast:
 
     # --- What they do
 
-    def _dispense(self, process: Process) -> None:
+    def _release(self, process: Process) -> None:
+        """What `callqueue_dispenser` does, and `callqueue_run`."""
+        from callqueue import maker
         from callqueue.dispatch import dispenser
 
         process.stop = dispenser.threading.Event()
-        one = dispenser.Dispenser("default", name=process.name)
+        own = maker.Maker("default") if process.kind == "maker" else None
+        if own is not None:
+            own.concurrency = 1  # its room is CALLS_PER_SLOT then
+        one = dispenser.Dispenser("default", name=process.name, maker=own)
         one.run(stop=process.stop)
         one.leave()
+        if own is not None:
+            own.leave()
         self.world.judge.left[process] = self.scheduler.now
         process.is_dead = True
 
@@ -172,6 +206,10 @@ class Cast:
     def _restart(self, process: Process) -> None:
         if process.kind != "asker":
             self.start(process.kind, process.is_other)
+
+
+def _is_told_to_go(process: Process) -> bool:
+    return hasattr(process, "stop") and process.stop.is_set()
 
 
 @contextmanager

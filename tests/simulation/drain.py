@@ -58,15 +58,15 @@ def _is_over(world: World, sent: list[CallOf], count: int) -> bool:
 
 
 def _drawn(world: World, draw: Any) -> list[dict[str, Any]]:
-    """What is to be sent. Where keys take turns, a call that costs much keeps those behind it back
-    for no one knows how long: there all cost the same.
+    """What is to be sent. Where keys take turns, or rules share a limit, a call that costs much
+    keeps those of others behind it back for no one knows how long: there all cost the same.
     """
     scene = world.scene
     found = []
     for rule in sorted(scene.rules):
         limits = list(scene.limits(rule))
-        is_keyed = any(limit.per not in ("rule", "queue") for limit in limits)
-        costs = scene.costs[:1] if is_keyed else scene.costs
+        is_apart = any(limit.per not in ("rule", "queue") or limit.name for limit in limits)
+        costs = scene.costs[:1] if is_apart else scene.costs
         for _ in range(MOST // len(scene.rules)):
             found.append({"rule": rule, "key": draw.choice(scene.keys), "cost": draw.choice(costs)})
     return found

@@ -34,9 +34,10 @@ class Ending:
             process.doom.clear()
             process.slowness = 1.0
             process.thawed_at = min(process.thawed_at, scheduler.now)
-        for kind in ("dispenser", "worker"):
-            if not world.cast.serving(kind):
-                world.cast.start(kind)
+        if not world.cast.releasing():
+            world.cast.start("dispenser")
+        if world.cast.serving("dispenser") and not world.cast.serving("worker"):
+            world.cast.start("worker")
         if any(one.kind == "pause" for one in world.misfortunes):
             for after in RESUMED:
                 world.cast.act("operator", after, self._resume)
@@ -67,7 +68,8 @@ class Ending:
         # What was granted to somebody who died before he knew is charged for a while, and so is an
         # attempt whose call was deleted.
         loose = ask("SELECT COUNT(*) FROM callqueue_callattempt WHERE finished_at IS NULL")
-        self._is_quiet = not left[0][0] and not loose[0][0] and not self.world.cast.asking()
+        cast = self.world.cast
+        self._is_quiet = not (left[0][0] or loose[0][0] or cast.asking() or cast.lingering())
         return self._is_quiet
 
     def judge(self) -> None:
@@ -86,6 +88,8 @@ class Ending:
                 judge.complain(f"attempt {pk} ended by a slip of the code: {why}")
         for process in world.cast.asking():
             judge.complain(f"{process.name} waits for its permit for ever")
+        for process in world.cast.lingering():
+            judge.complain(f"{process.name} was told to go, and does not")
         loose = [one[0] for one in attempts if one[3] in ("", None)]
         if loose and not judge.complaints:
             judge.complain(f"attempts {loose} stay open")

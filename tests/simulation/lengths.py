@@ -15,6 +15,7 @@ class Length:
     kinds: tuple[int, int]  # of misfortunes
     dispensers: tuple[int, ...]
     workers: tuple[int, ...]
+    makers: tuple[int, ...]  # where there are any, they are alone in every other run
     senders: tuple[int, ...]  # how many calls one transaction sends
     calls: tuple[int, int]
     permits: tuple[int, ...]
@@ -23,12 +24,13 @@ class Length:
 
 LONG = Length(
     troubled=3.5, quiet=1.0, misfortunes=(0, 1, 2, 3, 4, 6, 9), kinds=(1, 5),
-    dispensers=(1, 2, 2, 3), workers=(1, 2, 2), senders=(1, 1, 2, 4), calls=(4, 10),
-    permits=(0, 0, 1, 2, 4), probed=1.0,
+    dispensers=(1, 2, 2, 3), workers=(1, 2, 2), makers=(0, 0, 1, 2), senders=(1, 1, 2, 4),
+    calls=(4, 10), permits=(0, 0, 1, 2, 4), probed=1.0,
 )  # fmt: skip
 SHORT = Length(
     troubled=0.8, quiet=0.1, misfortunes=(0, 1, 2, 2), kinds=(1, 2), dispensers=(1, 1, 2, 2),
-    workers=(1, 2, 2), senders=(2, 3, 4), calls=(3, 5), permits=(0, 0, 0, 1), probed=0.1,
+    workers=(1, 2, 2), makers=(0, 0, 1, 2), senders=(2, 3, 4), calls=(3, 5), permits=(0, 0, 0, 1),
+    probed=0.1,
 )  # fmt: skip
 LONG_ONES = 10
 

@@ -249,20 +249,21 @@ def _rate(world: World, draw: Any) -> None:
 
 
 def _deploy(world: World, draw: Any) -> None:
-    """A dispenser with other settings begins, and one of the others ends; perhaps all is rolled
-    back later.
+    """A dispenser or a maker with other settings begins, and one of the others ends; perhaps all is
+    rolled back later.
     """
     is_other = draw.random() < 0.7
     seconds = draw.uniform(0.0, 1.5)
 
     def end() -> None:
-        old = [p for p in world.cast.serving("dispenser") if p.is_other != is_other]
+        old = [p for p in world.cast.releasing() if p.is_other != is_other]
         for process in old[: draw.choice([1, 3])]:
             # Not the last: another deploy may have ended the one that this one began.
-            if hasattr(process, "stop") and len(world.cast.serving("dispenser")) > 1:
+            if hasattr(process, "stop") and len(world.cast.releasing()) > 1:
                 process.stop.set()
 
-    world.cast.start("dispenser", is_other)
+    kinds = ["maker"] if not world.cast.alive("worker") else ["dispenser", "dispenser", "maker"]
+    world.cast.start(draw.choice(kinds), is_other)
     world.scheduler.later(seconds, end)
 
 

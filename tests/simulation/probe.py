@@ -81,7 +81,7 @@ def _foresee(world: World, rule: str) -> None:
         found.append(CallQueue.objects.get(pk=call.pk).forecast())
 
     # A process that goes by settings which no dispenser has would foresee by these.
-    world.cast.act("prober", 0.0, ask, world.cast.serving("dispenser")[0].is_other)
+    world.cast.act("prober", 0.0, ask, world.cast.releasing()[0].is_other)
     begun = scheduler.now
 
     def counted() -> int | None:

@@ -163,7 +163,7 @@ class World:
         return 0.9 * min((one.jitter for one in limits), default=settings_of_runs.JITTER)
 
     def _find_attempt(self, request: Request) -> None:
-        """Which attempt it is: one that its worker has a message of."""
+        """Which attempt it is: one that its worker has a message of, or its maker has released."""
         call = self.judge.calls[request.token]
         if self.scene.settles(call.rule) and call.pk is not None:
             # A forecast knows no more of a call than its charge.
@@ -172,9 +172,12 @@ class World:
             request.used = self.scheduler.stream("used").randint(1, max(1, most))
         if request.attempt is not None:
             return  # a permit's
-        ids = {pk for message in request.process.all_messages for pk in message.ids}
+        who = request.process
+        ids = {pk for message in who.all_messages for pk in message.ids}
         own = [
-            one.pk for one in self.judge.releases.values() if one.call == call.pk and one.pk in ids
+            one.pk
+            for one in self.judge.releases.values()
+            if one.call == call.pk and (one.pk in ids or (one.by is who and who.kind == "maker"))
         ]
         if not own:
             self.judge.complain(f"{request.token} was sent without an attempt")
