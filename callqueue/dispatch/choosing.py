@@ -27,6 +27,7 @@ from callqueue.ledger import ready_calls
 from callqueue.ledger.account import SAMPLE as KNOWN
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held, InForce
+from callqueue.ledger.known_room import NotKnown
 from callqueue.ledger.ready_calls import TOP, Candidate
 from callqueue.limits.budgets import Book, Budget, cost_of
 from callqueue.maintenance import breaker
@@ -136,13 +137,22 @@ def _is_doubtful(
         return False
     is_of_one_queue = len(account.book.rules[rule].queue_names) == 1
     has_begun = is_of_one_queue and account.open_by_rule[rule] and rule not in account.unbegun_since
-    came_back = not has_begun and any(call.last_attempt for call in candidates)
-    few = min(trust(lease), KNOWN)  # an account may know of no more than a sample
-    return (
+    came_back = not (has_begun and account.is_counted) and any(c.last_attempt for c in candidates)
+    is_doubtful = (
         came_back
-        or account.open_by_rule[rule] >= few
+        or may_be_behind(account.open_by_rule[rule])
         or account.open_by_rule[rule] + len(candidates) > trust(lease)
     )
+    if is_doubtful and not account.is_counted:
+        raise NotKnown
+    return is_doubtful
+
+
+def may_be_behind(open_attempts: int) -> bool:
+    """Whether so much of a rule is open that its workers may be behind. An account may know of no
+    more than a sample.
+    """
+    return open_attempts >= min(trust(conf.current().release_lease), KNOWN)
 
 
 def _shown(account: Account, rule: str, queue: str, lease: float) -> Shown:

@@ -17,7 +17,7 @@ from celery import current_app
 
 from callqueue import aside, broker, clocks, conf, database, events, transitions
 from callqueue.dispatch.next_look import RuleGroup
-from callqueue.dispatch.release_pass import Released
+from callqueue.dispatch.release_pass import SPREAD, Released
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import ledger_time
 
@@ -28,8 +28,6 @@ MESSAGE_SIZE = 32
 # worker does, whose clock may be ten minutes off, for brokers that drop nothing
 RECOVER_LASTS = 30.0
 RECOVER_EXPIRES = 3600.0
-# messages that a pass makes for a queue before any of them carries more than one attempt
-SPREAD = 4
 MAKE_API_CALL, RECOVER = "callqueue.make_api_call", "callqueue.recover_lost_calls"
 Message = tuple[str, list[int]]  # the queue, and the attempts' ids
 Publish = Callable[[str, Sequence[Message]], object]  # raises BrokerAway

@@ -3,8 +3,9 @@ that releases calls.
 
 In: the names of the group's rules. Out: the attempts to publish, and when to look again. Calls
 become DISPATCHED, an open attempt of each stands in the ledger, and the rules' rows remember what
-the next pass wants to know. A pass makes the same number of statements whatever it releases; it
-never publishes, and never makes a call. One that a process makes for the sake of a call that it
+the next pass wants to know. A pass makes the same number of statements whatever it releases, but
+for those that count, where enough is not known to be free; it never publishes, and never makes a
+call. One that a process makes for the sake of a call that it
 makes itself (`OwnCall`) charges that one, born begun, and others that have their makers; what a
 worker is to be sent is left to a dispenser, and keeps its room.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -22,7 +24,7 @@ from callqueue import callbacks, clocks, conf, database, states, tables, transit
 from callqueue.clocks import Reading
 from callqueue.database import from_us
 from callqueue.dispatch import next_look
-from callqueue.dispatch.choosing import choose
+from callqueue.dispatch.choosing import choose, may_be_behind
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.planning import Choice, Release
 from callqueue.dispatch.room import ROOMY, Room
@@ -30,6 +32,7 @@ from callqueue.ledger import account as ledger
 from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
 from callqueue.ledger.holds import Held
+from callqueue.ledger.known_room import NotKnown, promises_more
 from callqueue.ledger.memo import Memo, name_of
 from callqueue.limits.budgets import Book, cost_of
 
@@ -38,6 +41,9 @@ from callqueue.limits.budgets import Book, cost_of
 CLAIMED = 5.0
 LEAD = 0.15  # seconds ahead of its slot that a call may be released: hides the broker's latency
 BATCH = 500  # calls that one pass releases at most
+NOT_HELD = Held({})
+# messages that a pass makes for a queue before any of them carries more than one attempt
+SPREAD = 4
 
 
 @dataclass(frozen=True)
@@ -258,7 +264,7 @@ def remember(account: Account, rows: Mapping[str, LockedRule], releases: Sequenc
     passes = {name: row.passes + (name in changed) for name, row in rows.items()}
     memos = {name: {**rows[name].memo, "group": group} for name in changed}
     if first in changed:
-        memos[first] = account.memo.dump(passes, version)
+        memos[first] = {**rows[first].memo, **account.memo.dump(passes, version)}
     fresh = [
         {"pk": name, "served": served[name], "memo": memos[name], "passes": passes[name]}
         for name in sorted(changed)
@@ -287,10 +293,15 @@ def _served(rows: Mapping[str, LockedRule], releases: Sequence[Release]) -> dict
 
 
 def _is_remembered(rows: Mapping[str, LockedRule], first: str, account: Account) -> bool:
-    """Whether the first row holds already all that is to be remembered."""
-    passes = {name: row.passes for name, row in rows.items()}
-    fresh = account.memo.dump(passes, account.book.version)
-    return json.dumps(fresh, sort_keys=True) == json.dumps(rows[first].memo, sort_keys=True)
+    """Whether the first row holds already all that is to be remembered, and no more room than is
+    there: that some more is known to be free is not worth a statement.
+    """
+    passes, kept = {name: row.passes for name, row in rows.items()}, dict(rows[first].memo)
+    fresh, known = account.memo.dump(passes, account.book.version), kept.get("room", {})
+    if promises_more(known, fresh["room"]):
+        return False
+    same = {**kept, **fresh, "room": known}
+    return json.dumps(same, sort_keys=True) == json.dumps({**kept, "room": known}, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -323,7 +334,7 @@ def release(
     `book`: what is in force (by default it is read), and the settings whose calls may be released;
     `last`: how many passes before this one had no success; `room`: of whoever makes the calls;
     `begins`: who does, where that is this process; `maker`: where it makes one call of its own
-    alone, for whose sake the pass is. Makes the same number of statements whatever it releases.
+    alone, for whose sake the pass is.
     Where another dispenser holds the group, or the book is not what is in force, nothing is
     released.
     """
@@ -365,6 +376,11 @@ class _Locked:
     rows: Mapping[str, LockedRule]
     now: int
     reading: Reading
+
+    @property
+    def laid(self) -> dict[str, int]:
+        """By rule, how many holds were ever laid."""
+        return {rule: row.memo.get("laid", 0) for rule, row in self.rows.items()}
 
     @property
     def wall(self) -> datetime:
@@ -446,14 +462,23 @@ def _lock_sql(using: str, group: Sequence[str]) -> str:
 def _make(
     locked: _Locked, batch: int, room: Room, begins: Begins | None, own: _Own | None
 ) -> _Made:
-    """Count, choose, charge and remember."""
-    account = _count(locked, LEAD if own is None else own.maker.lead)
-    held = holds.in_force(locked.using, locked.group, from_us(locked.now))
-    if own is not None and own.maker.is_new and held.rules_in_turn(account.book, [own.maker.rule]):
-        ready_calls.tell_of_keys(locked.using, [own.id])
+    """Count unless enough is known to be free, choose, charge and remember."""
     served = {rule: row.served for rule, row in locked.rows.items()}
     sake = None if own is None else (own.maker.rule, own.maker.priority)
-    choice = choose(account, held, served, batch, sake, room)
+    lead = LEAD if own is None else own.maker.lead
+    # Whether workers are behind, which packs what is many for them, only a count says.
+    most = batch if begins is not None else SPREAD
+    account, held, choice = _account(locked, lead), NOT_HELD, None
+    if _knows_enough(account, locked):
+        with suppress(NotKnown):
+            found = choose(account, held, served, min(batch, most + 1), sake, room)
+            is_few = len(found.releases) <= most
+            choice = found if is_few and not found.wait.on_answer else None
+    if choice is None:
+        account, held = _counted(locked, lead)
+        if own is not None and own.maker.is_new:
+            _tell_of_own_key(own, held, locked)
+        choice = choose(account, held, served, batch, sake, room)
     ids, begun = charge(account, choice.releases, locked.wall, begins, own)
     if own is None:
         account.memo.binding = dict(choice.binding)
@@ -461,20 +486,44 @@ def _make(
     return _Made(account, held, choice, ids, begun, locked.reading)
 
 
-def _count(locked: _Locked, lead: float) -> Account:
-    """What the limits are charged with now, and may be charged with up to `lead` seconds ahead."""
+def _account(locked: _Locked, lead: float) -> Account:
+    """An account of what the limits may be charged with up to `lead` seconds ahead, with nothing
+    read.
+    """
     kept = {rule: (row.passes, row.memo) for rule, row in locked.rows.items()}
-    account = ledger.read(
-        locked.using,
-        locked.book,
-        locked.group,
-        locked.now,
-        Memo.load(locked.group, kept, locked.book.version),
-        until=locked.now + round(lead * 1_000_000),
-        has_corrections=any(row.is_corrected for row in locked.rows.values()),
+    memo = Memo.load(locked.group, kept, locked.book.version)
+    until, moved = locked.now + round(lead * 1_000_000), locked.reading.moved
+    group = tuple(locked.group)
+    return Account(locked.using, locked.book, group, locked.now, until, memo, moved=moved)
+
+
+def _knows_enough(account: Account, locked: _Locked) -> bool:
+    """Whether room is known that nothing has made less, and what is open at most is so little that
+    no queue's workers may be behind.
+    """
+    is_corrected = any(row.is_corrected for row in locked.rows.values())
+    return (
+        not is_corrected
+        and not account.memo.in_turn
+        and account.take_known(locked.laid)
+        and not any(may_be_behind(count) for count in account.open_by_rule.values())
     )
-    account.moved = locked.reading.moved
-    return account
+
+
+def _counted(locked: _Locked, lead: float) -> tuple[Account, Held]:
+    """An account of what the limits are charged with now, and what is held."""
+    account = _account(locked, lead)
+    account.read(has_corrections=any(row.is_corrected for row in locked.rows.values()))
+    held = holds.in_force(locked.using, locked.group, from_us(locked.now))
+    if not (held.by_rule or held.probing):
+        account.note_room(locked.laid)
+    return account, held
+
+
+def _tell_of_own_key(own: _Own, held: Held, locked: _Locked) -> None:
+    """Give news of the key of a call that this pass has inserted, where keys take turns."""
+    if held.rules_in_turn(locked.book, [own.maker.rule]):
+        ready_calls.tell_of_keys(locked.using, [own.id])
 
 
 def _conclude(made: _Made, batch: int, last: Streak) -> Pass:

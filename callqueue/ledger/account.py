@@ -25,7 +25,8 @@ from callqueue.database import (
     quoted,
     rows,
 )
-from callqueue.ledger import memo
+from callqueue.ledger import known_room, memo
+from callqueue.ledger.known_room import KnownMeter, KnownRoom
 from callqueue.ledger.memo import Memo as Memo
 from callqueue.ledger.tallies import (
     Scope,
@@ -239,7 +240,9 @@ class Account:
     `open_*`: the open attempts; `untold_count`: those of them that the ledger knows nothing of yet;
     `unbegun_since`: by rule, when the oldest that no worker has begun
     was released. `tallies`: by budget. `is_whole`: whether tallied budgets are read as far as those
-    who only look want to know: what has left, and what of them is open.
+    who only look want to know: what has left, and what of them is open. `is_counted`: whether the
+    charges were read; if not, it goes by known room: what is asked beyond that raises NotKnown, and
+    of open attempts it knows by rule how many there are at most.
     """
 
     using: str
@@ -252,6 +255,7 @@ class Account:
     moved: int = 0  # by how much ledger time is behind the wall
 
     def __post_init__(self) -> None:
+        self.is_counted = True
         self.open_count = self.untold_count = 0
         self.open_by_queue: dict[str, int] = defaultdict(int)
         self.open_by_rule: dict[str, int] = defaultdict(int)
@@ -261,6 +265,9 @@ class Account:
         self.aged: dict[Scope, list[tuple[int, int]]] = defaultdict(list)
         self._meters: dict[Scope, Meter] = {}
         self._keys_read: set[str] = set()
+        self._room: KnownRoom | None = None
+        self._charged: dict[str, int] = defaultdict(int)  # by budget, what this pass releases
+        self._released: dict[str, int] = defaultdict(int)  # by rule, how many
         self._oldest_open = self.now
 
     @property
@@ -287,9 +294,12 @@ class Account:
 
     def charge(self, rule: str, key: str, queue: str, cost: Any) -> None:
         """Charge the tallies with what a plan has taken, and the pass writes."""
+        self._released[rule] += 1
         for budget in self.book.budgets[rule]:
+            of_unit = budget.charge_of(cost)
+            self._charged[budget.id] += of_unit
             if (tallies := self.tallies.get(budget.id)) is not None:
-                value, of_unit = budget.value_of(key, queue), budget.charge_of(cost)
+                value = budget.value_of(key, queue)
                 tallies.of(value).planned = 0
                 tallies.change(value, of_unit)
 
@@ -299,7 +309,7 @@ class Account:
         since = limit.horizon(self.now)
         # What was answered only now may have aged away long ago.
         aged = sorted(charge for charge in self.aged.get(scope, ()) if charge[0] >= since)
-        may_owe = bool(budget.former or any(self.book.rules[one].settle for one in budget.rules))
+        may_owe = self.book.may_owe(budget)
         usage = Usage(self.open.get(scope, 0), aged, since, may_owe=may_owe)
         if limit.keeps_level and not limit.is_keyed:
             return memo.brought_up(self.memo, budget, value, usage, self._oldest_open, self.now)
@@ -322,6 +332,37 @@ class Account:
         self._read_open()
         self._read_aged()
 
+    # --- known room
+
+    def take_known(self, laid: Mapping[str, int]) -> bool:
+        """Read the tallies alone, and go by what an earlier pass left free of all other budgets;
+        False where that is not known, or a hold may be in force. `laid`: by rule, how many were.
+        """
+        budgets, known = known_room.counted(self.book, self.rules), KnownRoom.loaded(self.memo.room)
+        if budgets is None or known is None:
+            return False
+        if not known.is_of(budgets, self.now, self.moved, laid):
+            return False
+        self.is_counted, self._room = False, known
+        self.read_tallies(has_corrections=False)
+        self.open_by_rule.update(known.open)
+        return True
+
+    def note_room(self, laid: Mapping[str, int]) -> None:
+        """Note what is free, before a plan takes any of it: so that it is known from now on, where
+        no hold is in force. `laid`: by rule, how many were.
+        """
+        budgets = known_room.counted(self.book, self.rules)
+        if budgets is not None:
+            free = {one.id: self.meter(one).free for one in budgets}
+            is_open = {rule: self.open_by_rule[rule] for rule in self.rules}
+            print_ = known_room.print_of(tuple(budgets))
+            self._room = KnownRoom(self.now, self.moved, print_, laid, free, is_open)
+
+    def known(self) -> dict[str, Any]:
+        """What is known to be free after all that was charged, as the memo keeps it."""
+        return self._room.without(self._charged, self._released).dumped() if self._room else {}
+
     # --- tallied budgets
 
     def read_tallies(self, has_corrections: bool) -> None:
@@ -342,6 +383,8 @@ class Account:
         """A meter over what is charged before this account releases anything."""
         if budget.id in self.tallies:
             return self.tallies[budget.id].meter(value)
+        if not self.is_counted and self._room:
+            return KnownMeter(self._room.free[budget.id], self.now)
         return budget.limit.meter(self.usage(budget, value), self.now)
 
     # --- open attempts
@@ -478,6 +521,7 @@ def save(account: Account) -> None:
     for one in account.tallies.values():
         one.save()
     account.memo.tallies = {name: one.remembered() for name, one in account.tallies.items()}
+    account.memo.room = account.known()
     memo.forget_other_levels(account.memo, {budget.id for budget in account.budgets})
 
 

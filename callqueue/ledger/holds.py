@@ -1,6 +1,7 @@
 """Holds: what keeps a scope of a rule from being released, whatever its limits say.
 
-Read at every pass, so a hold acts within a pass. Laying one twice is one hold; only its end can
+Read at every pass that counts, and whoever lays one voids the known room by which others would not:
+so a hold acts within a pass. Laying one twice is one hold; only its end can
 move, and only later, unless it is replaced. Whatever is done is one transaction: no pass sees half
 of it, and what fails has changed nothing.
 """
@@ -16,7 +17,7 @@ from django.db.models import Q
 
 from callqueue import broker, conf, events, tables
 from callqueue.database import as_parameter, from_us, instant_us, places, quoted, rows
-from callqueue.ledger import ledger_time, ready_calls
+from callqueue.ledger import ledger_time, ready_calls, rule_rows
 from callqueue.ledger.ledger_time import LedgerNow
 from callqueue.ledger.transaction import Locked, transaction, untimed
 from callqueue.limits.budgets import Book, key_part
@@ -126,7 +127,7 @@ def lay(
     scope = {"per": per, "value": value, "source": source}
 
     def work(locked: Locked) -> tuple[bool, datetime | None]:
-        ready_calls.lock(using, rules)
+        rule_rows.forget_room(using, ready_calls.lock(using, rules))
         until = None if lasts is None else locked.now + lasts
         laid = [
             _lay(using, {"rule": rule, **scope}, until, reason, locked.now, extend, replace)

@@ -25,7 +25,8 @@ class Memo:
     `levels`: of token buckets, (instant, level, fingerprint) by scope. `tallies`: by budget, what
     their `Kept` says. `in_turn`: the rules whose keys took turns. `gathering`: by rule whose keys
     have begun to, the last key and priority that was looked at for it. `binding`: by rule, the
-    budget that kept its next call back, by id; for who looks.
+    budget that kept its next call back, by id; for who looks. `room`: the known room, as
+    `KnownRoom` dumps it.
     """
 
     levels: dict[str, list[Any]] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Memo:
     in_turn: list[str] = field(default_factory=list)
     gathering: dict[str, Any] = field(default_factory=dict)
     binding: dict[str, str] = field(default_factory=dict)
+    room: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -59,6 +61,7 @@ class Memo:
             list(stored["in_turn"]),
             dict(stored["gathering"]),
             dict(stored.get("binding", {})),
+            dict(stored.get("room", {})),
         )
 
     def dump(self, version: Mapping[str, int], settings: int) -> dict[str, Any]:

@@ -240,10 +240,12 @@ def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> 
     )
 
 
-def lock(using: str, rules: Sequence[str]) -> None:
-    """Lock the rows of these rules, in their order. Waits for a pass to end."""
+def lock(using: str, rules: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Lock the rows of these rules, in their order; what passes remember in them. Waits for a pass
+    to end.
+    """
     states = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
-    list(database.locked(states, wait=True).values_list("pk"))
+    return dict(database.locked(states, wait=True).values_list("pk", "memo"))
 
 
 def wake_all(using: str, rules: Sequence[str]) -> None:

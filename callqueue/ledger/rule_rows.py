@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from callqueue import database, tables
@@ -27,6 +27,15 @@ def are_free(using: str, rules: Collection[str]) -> bool:
     """
     rows = tables.rule_states(using).filter(rule__in=rules).order_by("rule")
     return len(database.locked(rows).values_list("rule")) == rows.count()
+
+
+def forget_room(using: str, memos: Mapping[str, dict[str, Any]]) -> None:
+    """Void the room that passes know of these rules, since one of them is held now. Their rows are
+    locked, and these are their memos.
+    """
+    for rule, memo in memos.items():
+        laid = {**memo, "laid": memo.get("laid", 0) + 1}
+        tables.rule_states(using).filter(rule=rule).update(memo=laid)
 
 
 def memos(using: str, rules: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:

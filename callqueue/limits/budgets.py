@@ -97,6 +97,10 @@ class Book:
         budgets = self.group_budgets(group)
         return {name for budget in budgets for name, until in budget.former if until > now}
 
+    def may_owe(self, budget: Budget) -> bool:
+        """Whether an attempt may cost more than it was released for."""
+        return bool(budget.former or any(self.rules[one].settle for one in budget.rules))
+
     def queues_of(self, budget: Budget) -> list[str]:
         """The queues that calls of the budget's rules may go by, sorted."""
         return sorted({queue for rule in budget.rules for queue in self.rules[rule].queue_names})

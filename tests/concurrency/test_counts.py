@@ -69,9 +69,10 @@ def test_a_pass_makes_as_many_statements_for_two_hundred_calls_as_for_two(rule: 
     send(200, rule)
     many, other = a_pass(rule)
     assert (len(one.released), len(other.released)) == (2, 200)
-    assert many <= few + {"spread": 1, "keyed": 1}.get(
-        rule, 0
-    )  # an update a queue; the keys' turns, once they are remembered
+    # an update a queue; the keys' turns, once they are remembered; and where two are known to fit,
+    # two hundred are looked for once more and counted
+    more = {"spread": 1, "keyed": 1, "plain": 2, "long": 3}
+    assert many <= few + more[rule]
 
 
 def test_a_pass_is_no_dearer_where_much_waits() -> None:
@@ -80,7 +81,7 @@ def test_a_pass_is_no_dearer_where_much_waits() -> None:
     send(2000)
     many, _ = statements(lambda: release("default", ["plain"], batch=10))
     # MariaDB and MySQL read the version once more: their UPDATE would lock its row for all others
-    assert many == few <= (11 if connection.vendor == "mysql" else 10), few
+    assert many == few <= (12 if connection.vendor == "mysql" else 11), few
 
 
 def test_a_message_is_begun_and_recorded_in_a_few_statements_whatever_it_carries(
