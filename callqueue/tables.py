@@ -6,6 +6,7 @@ So nothing that works on rows imports the models, which themselves import much o
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from django.apps import apps
@@ -87,6 +88,7 @@ def summed(using: str) -> QuerySet[Summed]:
     return _rows("Summed", using)
 
 
+@cache  # a pass asks eight times
 def name(using: str, model: str) -> str:
     """A model's table, quoted."""
     table = apps.get_model("callqueue", model)._meta.db_table

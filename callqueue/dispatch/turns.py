@@ -65,6 +65,8 @@ class KeysInTurn:
         """After the plan: a key that was served goes behind the others, and one that is blocked is
         not looked at until it no longer is. What the keys wait for.
         """
+        if not self.rules:  # nothing is to be written
+            return Wait(is_unfinished=self._is_mid_round, is_mid_round=self._is_mid_round)
         for candidate, budget in made.kept_back:
             turn = self._turns.get((candidate.rule, candidate.priority, candidate.key))
             if turn is not None:
@@ -76,7 +78,7 @@ class KeysInTurn:
         self._save(released)
         is_mid_round = self._is_mid_round or (self._is_full and bool(self._blocked))
         return Wait(
-            self._wakes_at() if self.rules else None,
+            self._wakes_at(),
             self._on_answer,
             is_mid_round or any(released[place] >= n for place, n in self._cut.items()),
             is_mid_round,
