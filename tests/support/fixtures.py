@@ -38,6 +38,17 @@ def announced_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
+def no_queued_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test's module has a task under a rule that this test does not have."""
+    from callqueue import QueuedTask
+    from tests.celery_app import app
+
+    for name, task in list(app.tasks.items()):
+        if isinstance(task, QueuedTask):
+            monkeypatch.delitem(app.tasks, name)
+
+
+@pytest.fixture
 def listen() -> Iterator[Callable[..., Any]]:
     """`listen("127.0.0.2", port=..., answer=...)`: a server there until the test ends, which counts
     whoever connects.

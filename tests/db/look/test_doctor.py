@@ -28,7 +28,7 @@ NOBODY: Queues = {}
 
 
 @pytest.fixture(autouse=True)
-def one_rule(rules: Rules) -> None:
+def one_rule(rules: Rules, no_queued_tasks: None) -> None:
     rules(r=Rule(queues="egress"))
 
 

@@ -17,7 +17,7 @@ Rules = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def one_rule(rules: Rules) -> None:
+def one_rule(rules: Rules, no_queued_tasks: None) -> None:
     rules(r=Rule(queues="egress"))
 
 

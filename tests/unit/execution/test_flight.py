@@ -14,11 +14,14 @@ from callqueue import broker
 from callqueue.execution import flight, in_flight, request
 
 
+def _job(attempt_id: int, rule: str) -> Any:
+    attempt = SimpleNamespace(id=attempt_id, send_at=None)
+    return SimpleNamespace(attempt=attempt, call=SimpleNamespace(rule=rule), unfit=None)
+
+
 def test_calls_that_are_answered_at_once_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "_waits", {"fast": 0.001, "slow": 0.1})
-    jobs: dict[str, Any] = {
-        rule: SimpleNamespace(rule_name=rule, send_at=None) for rule in ("fast", "slow", "new")
-    }
+    jobs = {rule: _job(2, rule) for rule in ("fast", "slow", "new")}
     assert flight._threads_for([jobs["fast"]] * 50) == 0  # one begins anyway
     assert flight._threads_for([jobs["slow"]] * 50) > 50
     assert flight._threads_for([jobs["new"]]) > 1  # nobody knows yet
@@ -47,6 +50,27 @@ def test_a_flight_that_was_boarded_before_it_lands_has_not_landed(
     goes.set()
     lands.join(20)
     assert not lands.is_alive()
+
+
+def test_what_is_begun_already_is_made_while_the_flight_waits_for_the_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, goes, made = threading.Event(), threading.Event(), threading.Event()
+
+    def begin(*_: Any) -> list[Any]:
+        began.set()
+        goes.wait(20)
+        return []
+
+    monkeypatch.setattr(flight.claim, "begin", begin)
+    monkeypatch.setattr(flight.telemetry, "traced", lambda make: lambda job: made.set())
+    one = flight.Flight("default", lambda: 2)
+    monkeypatch.setattr(one, "_connected", lambda work: work())
+    threading.Thread(target=one.board, args=([1], 20), daemon=True).start()
+    assert began.wait(20)
+    one.take_off([_job(2, "r")])
+    assert made.wait(5)
+    goes.set()
 
 
 def test_a_process_with_nothing_in_flight_keeps_no_connection_that_no_call_would_take(
