@@ -26,8 +26,7 @@ from callqueue.execution.starvation import starved
 from callqueue.handlers import HTTP_METHODS, SAFE, Context, find
 from callqueue.security.redaction import REDACTED, redact_headers
 from callqueue.security.withholding import WITHHELD, at_work, clean, holds, payload_of, withhold
-from callqueue.sending import disclosure
-from callqueue.sending.disclosure import Disclosed
+from callqueue.sending.disclosure import disclose
 from callqueue.transitions import Job, Result
 
 # seconds that the first answer of a rule is expected to take, before this process knows better
@@ -88,7 +87,7 @@ def make(job: Job) -> Result:
     """
     try:
         call = job.call
-        disclosed = disclosure.disclose(call.method, job.params, rule=call.rule, key=call.key)
+        params, values = disclose(call.method, job.params, rule=call.rule, key=call.key)
     except (InvalidCall, NotAllowed) as error:
         return scrubbed(transitions.after_giving_up(job, str(error)), ())
     except BaseException as error:
@@ -97,18 +96,18 @@ def make(job: Job) -> Result:
         is_own = isinstance(error, CallQueueError)
         why = str(error) if is_own else texts.worded(error)
         return scrubbed(judging.failed(job, why), ())
-    if call.method in HTTP_METHODS and not disclosed.values:  # others' logs have nothing to tell
-        return scrubbed(_made(job, disclosed), ())
-    with at_work(disclosed.values, call.method, job.params):
-        return scrubbed(_made(job, disclosed), disclosed.values)
+    if call.method in HTTP_METHODS and not values:  # others' logs have nothing to tell
+        return scrubbed(_made(job, params), ())
+    with at_work(values, call.method, job.params):
+        return scrubbed(_made(job, params), values)
 
 
-def _made(job: Job, disclosed: Disclosed) -> Result:
+def _made(job: Job, params: Mapping[str, Any]) -> Result:
     job.gate = gate = SlotGate(job)
     try:
         if job.call.method in HTTP_METHODS:
-            return judging.of_answer(job, _requested(job, disclosed, gate))
-        return judging.of_value(job, _handled(job, dict(disclosed.params), gate))
+            return judging.of_answer(job, _requested(job, params, gate))
+        return judging.of_value(job, _handled(job, dict(params), gate))
     except wire.Dropped as dropped:
         return _given_back(job, dropped)
     except BaseException as error:
@@ -125,13 +124,13 @@ def _given_back(job: Job, dropped: wire.Dropped) -> Result:
     return transitions.after_void(job, str(dropped))
 
 
-def _requested(job: Job, disclosed: Disclosed, gate: SlotGate) -> wire.Answer:
+def _requested(job: Job, given: Mapping[str, Any], gate: SlotGate) -> wire.Answer:
     """Make an HTTP call within the rule's timeouts."""
     rule = job.sound_rule
     timeouts = wire.Timeouts(
         connect=rule.connect_timeout, read=rule.read_timeout, total=rule.total_timeout
     )
-    params, policy = _with_idempotency_key(job, disclosed.params), _policy(job)
+    params, policy = _with_idempotency_key(job, given), _policy(job)
     answer = wire.request(job.call.method, params, policy=policy, timeouts=timeouts, gate=gate)
     if answer.starved:
         starvation.pause.begin(answer.error)

@@ -8,7 +8,6 @@ refusal, which holds no value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from callqueue import conf
@@ -21,17 +20,11 @@ from callqueue.security.withholding import withhold
 from callqueue.sending import validation
 
 
-@dataclass(frozen=True)
-class Disclosed:
-    """A call's params with values in place, and those values."""
-
-    params: Mapping[str, Any] = field(repr=False)
-    values: tuple[str, ...] = field(default=(), repr=False)
-
-
-def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> Disclosed:
-    """The params with their secrets' values; each is asked for once. The whole is checked now that
-    they are known, whether `send` has ever seen it or not.
+def disclose(
+    method: str, params: Mapping[str, Any], *, rule: str, key: str
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The params with their secrets' values in place, and those values; each is asked for once. The
+    whole is checked now that they are known, whether `send` has ever seen it or not.
 
     NotAllowed where one may not go there or the call may not be made, InvalidCall where a value
     does not fit its place, SecretError where one has no value now.
@@ -47,13 +40,13 @@ def disclose(method: str, params: Mapping[str, Any], *, rule: str, key: str) -> 
         raise InvalidCall(error.field, withhold(error.why, asking.values.values())) from None
     except NotAllowed as error:
         raise NotAllowed(withhold(str(error), asking.values.values())) from None
-    return Disclosed(resolved, tuple(dict.fromkeys(asking.values.values())))
+    return resolved, tuple(dict.fromkeys(asking.values.values()))
 
 
 def values_of(method: str, params: Any, *, rule: str, key: str) -> tuple[str, ...]:
     """The values that can be had, to take them out of what is said about the call."""
     try:
-        return disclose(method, params, rule=rule, key=key).values
+        return disclose(method, params, rule=rule, key=key)[1]
     except Exception:
         return ()
 

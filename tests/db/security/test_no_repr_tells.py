@@ -155,4 +155,4 @@ def test_nothing_in_hand_shows_what_is_secret(
         while behaviour.run():
             pass
     assert watch.told == set()
-    assert {"Job", "Result", "Disclosed", "Config", "CallRequest"} <= watch.seen
+    assert {"Job", "Result", "Config", "CallRequest"} <= watch.seen
