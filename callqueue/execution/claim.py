@@ -227,18 +227,20 @@ def _begun(job: Job, worker: str) -> dict[str, Any]:
 def _reason_against(job: Job) -> str | None:
     """Why the call cannot be made any more, if so."""
     call, data = job.call, job.call.call_data
+    is_readable = isinstance(data, Mapping) and isinstance(data.get("params"), Mapping)
+    if is_readable:  # other code may have changed it, and not its column
+        call.method = str(data.get("method", "")).lower()
     if call.expires_at_dt is not None and call.expires_at_dt <= from_us(job.clock.wall):
         return EXPIRED
     if job.rule is None:
         return f"the rule {call.rule!r} is not in CALLQUEUE['RULES'] any more"
     if call.failed_count and transitions.is_key_stale(job, from_us(job.clock.wall)):
         return transitions.STALE  # it waited for longer than its backoff: in a hold, or a backlog
-    if not isinstance(data, Mapping) or not isinstance(data.get("params"), Mapping):
+    if not is_readable:
         return (
             "its call_data cannot be read; "
             "is the key that encrypted it missing from ENCRYPTION_KEYS?"
         )
-    call.method = str(data.get("method", "")).lower()
     if call.method not in HTTP_METHODS and call.method not in {*methods(), states.PERMIT}:
         return f"there is no handler for the method {call.method!r} any more"
     for name in ("classify", "settle"):
