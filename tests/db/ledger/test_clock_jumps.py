@@ -583,6 +583,23 @@ def test_a_hold_that_is_laid_after_the_jump_is_as_long_too(
     assert abs(left - timedelta(seconds=30)) < timedelta(seconds=0.1)
 
 
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_a_lease_that_was_written_by_the_wrong_time_is_as_long_as_it_was_to_be(
+    two_clocks: Clocks, jump: int
+) -> None:
+    """By a begin, which waits for nobody, before the look that finds the jump."""
+    assert released(two_clocks) == 20
+    clock_jumps.watch("default").look()
+    two_clocks.pass_by(1)
+    two_clocks.jump(jump)
+    wrong = two_clocks.ledger  # as it is until somebody looks
+    CallAttempt.objects.update(started_at=wrong, lease_until=wrong + timedelta(seconds=90))
+    two_clocks.pass_by(1)
+    clock_jumps.watch("default").look()
+    (lease,) = set(CallAttempt.objects.values_list("lease_until", flat=True))
+    assert abs(lease - two_clocks.ledger - timedelta(seconds=89)) < timedelta(seconds=0.1)
+
+
 def test_nothing_that_counts_is_deleted_because_the_clock_has_jumped(two_clocks: Clocks) -> None:
     used_up(two_clocks)
     CallQueue.objects.all().delete()
