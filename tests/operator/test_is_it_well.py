@@ -21,6 +21,7 @@ from tests.operator.asking import (
     every,
     number,
     send,
+    tables,
     waiting,
 )
 from tests.support.behaviour import Vendor, release, run
@@ -256,6 +257,8 @@ def test_asking_takes_few_statements_whatever_there_is(
     few = asked(ask, rules, 6, 3, 2)
     assert asked(ask, rules, 6, 60, 30) == few
     assert asked(ask, rules, 248, 3, 2) == few
+    page = ask.page("dashboard")
+    assert (len(tables(page)[-1]), len(page) < 150_000) == (1 + 248 + 1, True)
 
 
 def test_the_page_of_a_rule_takes_as_many_statements_whether_calls_wait(

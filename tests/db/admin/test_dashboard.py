@@ -8,9 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -143,41 +141,6 @@ def test_the_table_is_sorted_by_numbers(rules: Rules, root: Client) -> None:
         assert 'aria-sort="descending"' in page
         assert list(rows(root, o=f"-{column}"))[:3] == ["b", "c", "a"]
     assert len(rows(root, o="nonsense")) == 4
-
-
-def test_250_rules_take_16_statements_and_a_page_of_150_kb(
-    rules: Rules, root: Client, dispenser: DispenserState
-) -> None:
-    names = [f"provider-number-{i}" for i in range(250)]
-    shared = SlidingWindow("1000/h", name="all")
-    rules(**{n: Rule(limits=[SlidingWindow("10/s"), shared]) for n in names})
-    CallQueue.objects.bulk_create(
-        [
-            CallQueue(rule=name, key=f"k{i}", ready=True, call_data={})
-            for i, name in enumerate(names * 2)
-        ]
-    )
-    now = int(ledger_time.now("default").timestamp())
-    buckets = [1000] * (len(sums.BOUNDS) + 1)
-    Sum.objects.bulk_create(
-        [
-            Sum(
-                rule=name, width=width, start=(now - 60) // width * width, sent=60_000, done=50_000,
-                failed=5_000, throttled=4_000, waits=buckets, answers=buckets,
-            )
-            for name in names
-            for width in (sums.MINUTE_S, sums.QUARTER_S)
-        ]
-    )  # fmt: skip
-    summed()
-    root.get(reverse(DASHBOARD))  # settings are read
-    with CaptureQueriesContext(connection) as asked:
-        page = root.get(reverse(DASHBOARD))
-    theirs = ("django_session", "auth_user", "SAVEPOINT")
-    own = [one["sql"] for one in asked if not any(name in one["sql"] for name in theirs)]
-    assert len(own) <= 16, "\n".join(sql[:150] for sql in own)
-    assert len(page.content) < 150_000
-    assert text_of(page).partition("cq-rules")[2].count("<tr>") == 252
 
 
 def test_what_is_fetched_again_is_the_page_itself(rules: Rules, root: Client) -> None:
