@@ -47,6 +47,7 @@ REASONS = {
     "dispatch/release_pass.py:_attempts": OWN,
     "dispatch/publisher.py:publish": OWN,
     "dispatch/choosing.py:with_full_queues": OWN,
+    "dispatch/choosing.py:may_be_behind": OWN,
     "dispatch/dispenser.py:Dispenser._poll_ready_if_due": OWN,
     "dispatch/release_pass.py:_conclude": OWN,
     "permits/transport.py:wanted": "what its own code may ask for",

@@ -449,15 +449,15 @@ def test_the_dispensers_patience_is_that_of_its_passes_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The task hands its connection on to whatever runs next in its process."""
-    from callqueue.ledger import account
+    from callqueue.ledger.account import Account
     from callqueue.tasks import dispense
 
     def shown() -> str:
         return str(database.rows("default", "SHOW idle_in_transaction_session_timeout")[0][0])
 
-    usual, inside, read = shown(), [], account.read
+    usual, inside, read = shown(), [], Account.read
     monkeypatch.setattr(
-        account, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named)
+        Account, "read", lambda *given, **named: inside.append(shown()) or read(*given, **named)
     )
     send("r")
     assert in_a_worker(lambda: (dispense(0.1), shown())) == (0, usual)
