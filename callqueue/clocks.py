@@ -1,8 +1,7 @@
 """Clocks: a reading of the database's, between two instants of this process's own.
 
 The database's clock is the only one that is compared. Ledger time is what it shows less how far the
-ledger was moved (`ledger.ledger_time`): microseconds since the epoch. Monotonic instants, of this
-process alone, are seconds.
+ledger was moved (`ledger.ledger_time`). Its instants are `Us`, those of this process alone `Mono`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,33 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    # To mypy an instant is no bare number; what lies between two is one. When it runs it is.
+
+    class Us(int):
+        """An instant in microseconds since the epoch: of ledger time, unless a name says wall."""
+
+        def __add__(self, us: int, /) -> Us: ...
+        @overload
+        def __sub__(self, instant: Us, /) -> int: ...  # type: ignore[overload-overlap]
+        @overload
+        def __sub__(self, us: int, /) -> Us: ...
+        def __sub__(self, other: int, /) -> int: ...
+
+    class Mono(float):
+        """An instant in seconds of a monotonic clock: this process's own."""
+
+        def __add__(self, seconds: float, /) -> Mono: ...
+        @overload
+        def __sub__(self, instant: Mono, /) -> float: ...  # type: ignore[overload-overlap]
+        @overload
+        def __sub__(self, seconds: float, /) -> Mono: ...
+        def __sub__(self, other: float, /) -> float: ...
+
+else:
+    Us, Mono = int, float
 
 # microseconds that the two clocks may differ by between two readings, besides a share of the time
 TOLERANCE = 10_000
@@ -20,14 +46,14 @@ DRIFT = 1e-4  # how much one clock may run faster than the other, as a share
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
-def monotonic() -> float:
+def monotonic() -> Mono:
     """Seconds that have passed, those of a suspended machine included where it can tell (Linux):
     leases go by them too.
 
     `time.monotonic` stands still meanwhile, so a worker that slept past its lease would send, and
     the database's clock would seem to have jumped.
     """
-    return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
+    return Mono(time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME))
 
 
 @dataclass(frozen=True)
@@ -38,13 +64,13 @@ class Reading:
     Without a jump that nobody has dealt with, ledger time goes on as time does, whoever reads it.
     """
 
-    at: int
-    before: float
-    after: float
+    at: Us
+    before: Mono
+    after: Mono
     moved: int = 0
 
     @property
-    def wall(self) -> int:
+    def wall(self) -> Us:
         """What the database's clock showed."""
         return self.at + self.moved
 
@@ -59,18 +85,18 @@ class Reading:
         least, most, slack = self._bounds(later)
         return 0 if least - slack <= went <= most + slack else went - least
 
-    def credit(self, later: Reading) -> int:
+    def credit(self, later: Reading) -> Us:
         """The instant that `later` may be taken for: what it read, but no more since this reading
         than time surely went by.
         """
         least, _, slack = self._bounds(later)
         return min(later.at, self.at + least + slack)
 
-    def latest(self, instant: float) -> int:
+    def latest(self, instant: Mono) -> Us:
         """The latest that ledger time can have been at this monotonic instant."""
         return self.at + round((instant - self.before) * 1_000_000)
 
-    def monotonic_at(self, instant: int) -> float:
+    def monotonic_at(self, instant: Us) -> Mono:
         """A monotonic instant at which ledger time has certainly reached `instant`."""
         return self.after + (instant - self.at) / 1_000_000
 

@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import conf, database, states, tables
+from callqueue.clocks import Us
 from callqueue.database import from_us, quoted, rows
 from callqueue.ledger import account as ledger
 from callqueue.ledger import holds, ledger_time, rule_rows, settings
@@ -118,7 +119,7 @@ def _forecast(call: CallQueue, using: str, tells_why_held: bool) -> Forecast:
     return Forecast(reason, position, max(released_at, call.due_at_dt))
 
 
-def _account(using: str, book: Book, group: tuple[str, ...], now: int, key: str) -> ledger.Account:
+def _account(using: str, book: Book, group: tuple[str, ...], now: Us, key: str) -> ledger.Account:
     """What is charged now to the limits of a group of rules, for this key."""
     memo = ledger.Memo.load(group, rule_rows.memos(using, group), book.version)
     account = ledger.read(using, book, group, now, memo)

@@ -16,6 +16,8 @@ from django.db.models import Func
 from django.db.models.sql import Query
 from django.utils.deconstruct import deconstructible
 
+from callqueue.clocks import Us
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 # Read it and set it in this module only: a copy that was imported does not follow.
@@ -84,17 +86,17 @@ def _postgresql_interval(ahead: timedelta) -> str:
 # --- Instants as numbers
 
 
-def to_us(instant: datetime) -> int:
+def to_us(instant: datetime) -> Us:
     """An aware datetime as whole microseconds since the epoch."""
-    return (instant - EPOCH) // MICROSECOND
+    return Us((instant - EPOCH) // MICROSECOND)
 
 
-def from_us(instant: int) -> datetime:
+def from_us(instant: Us) -> datetime:
     """Whole microseconds since the epoch as an aware datetime."""
     return EPOCH + timedelta(microseconds=instant)
 
 
-def instant_us(value: Any) -> int:
+def instant_us(value: Any) -> Us:
     """Microseconds since the epoch from what a driver returned: a datetime, else UTC, or text."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from callqueue.aside import Errand
+from callqueue.clocks import Us
 from callqueue.dispatch.room import ROOMY, Room
 from callqueue.ledger.account import GLANCED, Glance
 
@@ -35,14 +36,14 @@ class Wait:
     makes them to have made some.
     """
 
-    until: int | None = None
+    until: Us | None = None
     on_answer: bool = False
     is_unfinished: bool = False
     is_mid_round: bool = False
     on_room: bool = False
 
     @classmethod
-    def for_room(cls, instant: int | None) -> Wait:
+    def for_room(cls, instant: Us | None) -> Wait:
         """For room in a limit: from an instant; where that is None, once an answer comes, or word
         that a call was sent.
         """

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from callqueue.clocks import Us
 from callqueue.database import to_us
 from callqueue.dispatch.next_look import Wait
 from callqueue.dispatch.room import ROOMY, Room
@@ -36,7 +37,7 @@ class Release:
 
     candidate: Candidate
     queue: str
-    send_at: int | None
+    send_at: Us | None
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Plan:
         kept_back = self.kept_back if len(own) == len(self.releases) else []
         return Plan(own, self.wait, kept_back, self.binding)
 
-    def keep_back(self, candidate: Candidate, budget: Budget, instant: int | None) -> None:
+    def keep_back(self, candidate: Candidate, budget: Budget, instant: Us | None) -> None:
         """Note that a candidate waits for room until `instant`; for an answer where it is None."""
         self.binding.setdefault(candidate.rule, budget.id)
         if budget.limit.is_keyed:
@@ -125,7 +126,7 @@ def room(account: Account, rule: str, most: int, queues: Collection[str]) -> int
     return min(most, sum(by_queue))
 
 
-def has_room_at(account: Account, rule: str, queues: Collection[str]) -> int | None:
+def has_room_at(account: Account, rule: str, queues: Collection[str]) -> Us | None:
     """From when on the rule's own limits let a call of cost 1 go; None: after an answer."""
     of_rule, of_queues = _own_meters(account, rule, queues)
     found = [_latest(of_rule, account.now)]
@@ -174,13 +175,13 @@ def _own_meters(
     )
 
 
-def _latest(meters: Iterable[Meter], now: int) -> int | None:
+def _latest(meters: Iterable[Meter], now: Us) -> Us | None:
     """When all of these meters let a call go; None: after an answer."""
     instants = [meter.free_at(1) for meter in meters]
     return None if None in instants else max((at for at in instants if at is not None), default=now)
 
 
-def most_that_fits(meter: Meter, until: int, most: int, cost: int = 1) -> int:
+def most_that_fits(meter: Meter, until: Us, most: int, cost: int = 1) -> int:
     """The largest number up to `most` of calls of this cost that fit by `until`."""
     low, high = 0, most
     while low < high:
@@ -200,7 +201,7 @@ class _Way(NamedTuple):
     """
 
     queue: str
-    instant: int | None
+    instant: Us | None
     binding: tuple[Budget, str] | None
     charges: Sequence[tuple[Meter, int]] = ()
 
@@ -241,7 +242,7 @@ class _Planner:
         has_room = self.room.has(self._count[is_http], is_http=is_http)
         return candidate.has_maker or has_room
 
-    def _release(self, candidate: Candidate, way: _Way, instant: int) -> None:
+    def _release(self, candidate: Candidate, way: _Way, instant: Us) -> None:
         send_at = instant if instant > self.account.now else None
         self.made.releases.append(Release(candidate, way.queue, send_at))
         if not candidate.has_maker:

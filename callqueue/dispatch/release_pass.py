@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from callqueue import callbacks, clocks, conf, database, states, tables, transitions
-from callqueue.clocks import Reading
+from callqueue.clocks import Reading, Us
 from callqueue.database import from_us
 from callqueue.dispatch import next_look
 from callqueue.dispatch.choosing import choose, may_be_behind
@@ -374,7 +374,7 @@ class _Locked:
     book: Book
     group: Sequence[str]
     rows: Mapping[str, LockedRule]
-    now: int
+    now: Us
     reading: Reading
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
 from callqueue.dispatch import planning
 from callqueue.dispatch.next_look import Wait
@@ -189,7 +190,7 @@ class KeysInTurn:
         ]
         ready_calls.save(self.using, served, self._blocked, self._spent)
 
-    def _wakes_at(self) -> int | None:
+    def _wakes_at(self) -> Us | None:
         """The first instant at which a key that waits is to be looked at, or charges leave a budget
         that keys wait for.
         """

@@ -22,7 +22,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from callqueue import clocks, conf, database, events, states, tables, texts, transitions
-from callqueue.clocks import Reading
+from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us
 from callqueue.execution.starvation import starved
 from callqueue.handlers import HTTP_METHODS, methods
@@ -156,7 +156,7 @@ def _can_begin(row: Mapping[str, Any], worker: str) -> bool:
 
 
 def _read_clock(
-    using: str, rows: Sequence[Mapping[str, Any]], before: float
+    using: str, rows: Sequence[Mapping[str, Any]], before: Mono
 ) -> tuple[Reading, datetime]:
     """The database's clock as the rows brought it, narrowed by earlier readings; and from when on
     it is known to be steady.

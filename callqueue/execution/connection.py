@@ -39,6 +39,7 @@ from urllib3.response import BaseHTTPResponse
 from urllib3.util.wait import wait_for_read, wait_for_socket, wait_for_write
 
 from callqueue import clocks
+from callqueue.clocks import Mono
 from callqueue.execution.starvation import starved
 from callqueue.security.addresses import Place, literal_address, refusal
 
@@ -124,15 +125,15 @@ class Gate:
     whatever its timeouts say.
     """
 
-    sent_at: float | None = None
+    sent_at: Mono | None = None
     ends: float = math.inf
     is_passed = False  # something was sent, or is about to be
     is_whole = False  # the last byte has left
-    arrived: float | None = None  # when the other side had all of it, as far as that is known
+    arrived: Mono | None = None  # when the other side had all of it, as far as that is known
     is_late = False  # it had not at the last look
     is_told = False  # the ledger knows when it was sent
 
-    def arrived_by(self, sent: float, answered: float) -> float:
+    def arrived_by(self, sent: Mono, answered: Mono) -> Mono:
         """The latest instant at which the other side can have had all of what was sent then, as far
         as this process saw.
         """
@@ -160,7 +161,7 @@ def reason_of(error: Exception) -> str:
     return str(said) or type(error).__name__
 
 
-def now() -> float:
+def now() -> Mono:
     """Seconds, from a clock that never jumps; a test may put another in its place."""
     return clock()
 

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from callqueue import clocks, conf, events, outcome, states, texts, transitions
+from callqueue.clocks import Mono
 from callqueue.execution import claim, starvation
 from callqueue.execution.wire import Answer
 from callqueue.handlers import IDEMPOTENT
@@ -70,14 +71,14 @@ def lost(job: Job, why: str) -> Result:
 def unfit(job: Job) -> Result:
     """The result of a job that cannot be made any more."""
     if job.unfit == claim.EXPIRED:
-        return transitions.after_expiry(job).at(job.now(), 0.0)
+        return transitions.after_expiry(job).at(job.now(), Mono(0.0))
     if job.unfit == claim.NEWER:
         return transitions.after_void(job, job.unfit, job.wall(job.now()) + ELSEWHERE)
     if job.unfit == claim.STARVED:
         starvation.pause.begin(claim.STARVED)
         return transitions.after_void(job, claim.STARVED)
     given_up = transitions.after_giving_up(job, job.unfit or "", states.VOIDED)
-    return given_up.at(job.now(), 0.0)
+    return given_up.at(job.now(), Mono(0.0))
 
 
 def _of_answer(job: Job, answer: Answer, now: datetime) -> Result:

@@ -15,6 +15,7 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, connections
 
 from callqueue import clocks, database, events, transitions
+from callqueue.clocks import Mono
 from callqueue.database import from_us
 from callqueue.ledger import settings
 from callqueue.ledger.tallies import is_tallied
@@ -63,7 +64,7 @@ def _write(
     reading, rows = locked.reading, []
     for job in jobs:
         latest = reading.before - (patience[job.call.rule] or 0.0) - LATE
-        sent_at = from_us(reading.latest(max(job.gate.arrived or 0.0, latest)))
+        sent_at = from_us(reading.latest(max(job.gate.arrived or Mono(0.0), latest)))
         rows.append({"pk": job.attempt.id, "worker": job.attempt.worker, "sent_at": sent_at})
     return transitions.tell(using, rows)
 
@@ -81,7 +82,7 @@ def _patience(using: str, rule: str) -> float | None:
     return min(patient, default=None)
 
 
-def _is_slow(gate: Any, now: float) -> bool:
+def _is_slow(gate: Any, now: Mono) -> bool:
     """Whether what passed this gate is to be told of: sent a while ago, as a whole, and arrived."""
     if gate is None or gate.is_told or not gate.is_whole:
         return False

@@ -31,6 +31,7 @@ from urllib3.exceptions import DecodeError, HTTPError
 from urllib3.response import BaseHTTPResponse
 from urllib3.util.ssl_ import create_urllib3_context
 
+from callqueue.clocks import Mono
 from callqueue.execution.connection import (
     HERE,
     IDLE_SECONDS,
@@ -70,7 +71,7 @@ class Answer:
     """How far the call got, and what came back, its body read and bounded."""
 
     response: requests.Response | None = field(repr=False)
-    sent_at: float | None
+    sent_at: Mono | None
     # why there is no response, or why its body is not whole; holds no query string and no header
     error: str = ""
     sent: bool = False  # any byte of a request may have reached the network

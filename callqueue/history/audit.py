@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from callqueue import conf, events, states, tables
+from callqueue.clocks import Us
 from callqueue.database import as_parameter, from_us, micros_sql, quoted, rows, to_us
 from callqueue.ledger import ledger_time, settings
 from callqueue.limits.budgets import Book, Budget, cost_of
@@ -73,10 +74,10 @@ class Seen:
     key: str
     queue: str
     cost: Any
-    counted: int
-    began: int
-    finished: int | None
-    released: int = 0
+    counted: Us
+    began: Us
+    finished: Us | None
+    released: Us = Us(0)
 
 
 def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool = True) -> Audit:
@@ -99,7 +100,7 @@ def audit(using: str, *, since: timedelta, rules: Sequence[str] = (), tell: bool
     return result
 
 
-def judge(book: Book, attempts: Iterable[Seen], now: int, since: datetime) -> Audit:
+def judge(book: Book, attempts: Iterable[Seen], now: Us, since: datetime) -> Audit:
     """The findings on attempts, which come about in the order of their ends; none much later than
     its rule's timeout.
     """
@@ -131,13 +132,13 @@ def _longest_lag(book: Book) -> int:
 
 
 def _in_order(
-    attempts: Iterable[Seen], flights: Container[str], now: int, lag: int
-) -> Iterator[tuple[int, bool, int, Seen]]:
+    attempts: Iterable[Seen], flights: Container[str], now: Us, lag: int
+) -> Iterator[tuple[Us, bool, int, Seen]]:
     """When each attempt was counted, and of those of `flights` when it was begun, by the instant:
     whether it is that, a running number, and the attempt. `lag`: how long after it was sent an
     attempt may end.
     """
-    upcoming: list[tuple[int, bool, int, Seen]] = []
+    upcoming: list[tuple[Us, bool, int, Seen]] = []
     for number, seen in enumerate(attempts):
         heapq.heappush(upcoming, (seen.counted, False, number, seen))
         if seen.rule in flights:
@@ -157,7 +158,7 @@ class _Audited:
         self.is_of_flights = budget.limit.counts_in_flight
         self.tallies: dict[str, Tally] = {}
 
-    def see(self, instant: int, seen: Seen) -> None:
+    def see(self, instant: Us, seen: Seen) -> None:
         """Count an attempt that was counted, or begun, at this instant."""
         cost = cost_of(seen.cost, self.limit.unit)
         if cost and self.budget.counts(seen.rule, seen.released):
@@ -204,10 +205,10 @@ class Tally:
         self.limit: Any = limit
         self.highest = self.counted = self._level = self._area = self._time = 0
         self._pause_us = 0 if limit.is_calendar else limit.window_us or SECOND
-        self._at: int | None = None
+        self._at: Us | None = None
         self._ends: list[tuple[float, int]] = []
 
-    def add(self, instant: int, cost: int, end: float = FOREVER) -> None:
+    def add(self, instant: Us, cost: int, end: float = FOREVER) -> None:
         """So much was counted or begun at this instant; `end`: of what was begun."""
         if self.limit.is_calendar:
             instant, end = self.limit.window(instant)
@@ -215,12 +216,12 @@ class Tally:
             end = instant + self.limit.window_us
         while self._ends and self._ends[0][0] <= instant:
             at, over = heapq.heappop(self._ends)
-            self._change(int(at), -over)
+            self._change(Us(at), -over)
         heapq.heappush(self._ends, (end, cost))
         self._change(instant, cost)
         self.counted += cost
 
-    def _change(self, instant: int, by: int) -> None:
+    def _change(self, instant: Us, by: int) -> None:
         length = 0 if self._at is None else instant - self._at
         if self._level or length <= self._pause_us:
             self._area += self._level * length
@@ -246,7 +247,7 @@ class Bucket(Tally):
         self._cap = self._level = limit.capacity * self.limit.period_us
         self._spilled = 0
 
-    def add(self, instant: int, cost: int, end: float = FOREVER) -> None:
+    def add(self, instant: Us, cost: int, end: float = FOREVER) -> None:
         n, period = self.limit.n, self.limit.period_us
         level = self._level + (0 if self._at is None else n * (instant - self._at))
         spilled = max(0, level - self._cap)
@@ -264,7 +265,7 @@ class Bucket(Tally):
 # --- the ledger's attempts, page by page
 
 
-def _attempts(using: str, book: Book, cut: int, now: int) -> Iterator[Seen]:
+def _attempts(using: str, book: Book, cut: Us, now: Us) -> Iterator[Seen]:
     """The attempts of all rules by the end; the open ones that a worker has begun come last."""
     what = "cost" if any(b.limit.unit != "calls" for b in book.all_budgets()) else "calls"
     rules = {rule for budget in book.all_budgets() for rule in _charging(budget)}
@@ -274,7 +275,7 @@ def _attempts(using: str, book: Book, cut: int, now: int) -> Iterator[Seen]:
         yield _seen(row, now)
 
 
-def _ended(using: str, what: str, rule: str, cut: int) -> Iterator[Seen]:
+def _ended(using: str, what: str, rule: str, cut: Us) -> Iterator[Seen]:
     where = (
         "rule = %s AND outcome <> %s AND finished_at >= %s AND (finished_at > %s OR id > %s) "
         f"ORDER BY finished_at, id LIMIT {PAGE}"
@@ -282,7 +283,7 @@ def _ended(using: str, what: str, rule: str, cut: int) -> Iterator[Seen]:
     finished, last = as_parameter(using, from_us(cut)), 0
     while page := _rows(using, what, where, [rule, states.VOIDED, finished, finished, last]):
         for row in page:
-            yield _seen(row, 0)
+            yield _seen(row, Us(0))
         finished, last = as_parameter(using, from_us(page[-1][7])), page[-1][0]
 
 
@@ -295,7 +296,7 @@ def _rows(using: str, what: str, where: str, params: list[Any]) -> list[Any]:
     return rows(using, f"SELECT {listed} FROM {table} WHERE {where}", params)
 
 
-def _seen(row: Any, now: int) -> Seen:
+def _seen(row: Any, now: Us) -> Seen:
     _, rule, key, queue, cost, sent, began, finished, released = row
     cost = json.loads(cost) if isinstance(cost, str | bytes) else cost
     if sent is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from callqueue import conf, database, states, tables
+from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
     from_us,
@@ -164,7 +165,7 @@ def settle(using: str) -> bool:
         if end > now - SETTLED_S or end * SECOND > summed.until:
             return False
         before = _read(tables.sums(using).filter(width=QUARTER_S, start=start))
-        bounds = start * SECOND - 1, end * SECOND - 1
+        bounds = Us(start * SECOND - 1), Us(end * SECOND - 1)
         counted = _longer(_counted(using, *bounds, reading.moved), QUARTER_S)
         late = {scope: one.beyond(before.get(scope[0], Sums())) for scope, one in counted.items()}
         late = {scope: one for scope, one in late.items() if one != Sums()}
@@ -193,7 +194,7 @@ def _locked(using: str) -> Any:
     return row
 
 
-def _counted(using: str, since: int, until: int, moved: int) -> Stretches:
+def _counted(using: str, since: Us, until: Us, moved: int) -> Stretches:
     """What ended in (since, until], by minutes of ledger time that was moved so far. One
     statement.
     """

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from callqueue import states
+from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
     from_us,
@@ -66,8 +67,8 @@ class Open:
     cost: Any
     calls: int
     count: int
-    released_at: int
-    unbegun_since: int | None
+    released_at: Us
+    unbegun_since: Us | None
     is_told: bool
 
 
@@ -82,11 +83,11 @@ class Aged:
     queue: str
     cost: Any
     charged: Any
-    sent_at: int | None
-    finished_at: int | None
-    released_at: int = 0  # read where a budget has former rules
+    sent_at: Us | None
+    finished_at: Us | None
+    released_at: Us = Us(0)  # read where a budget has former rules
 
-    def charges(self, limit: Limit) -> list[tuple[int, int]]:
+    def charges(self, limit: Limit) -> list[tuple[Us, int]]:
         """What it charges a limit, and since when that ages; what its answer added, since then."""
         cost, more, found = cost_of(self.cost, limit.unit), 0, []
         if self.charged is not None and self.finished_at is not None:
@@ -153,7 +154,7 @@ def _open_sums_sql(
 
 def aged_since(
     using: str,
-    rules_by_since: Mapping[int, Sequence[str]],
+    rules_by_since: Mapping[Us, Sequence[str]],
     *,
     told: int | None,
     by_units: bool,
@@ -192,7 +193,7 @@ def aged_since(
         )
 
 
-def answered_lately(using: str, rules: Sequence[str], now: int) -> list[tuple[str, str]]:
+def answered_lately(using: str, rules: Sequence[str], now: Us) -> list[tuple[str, str]]:
     """The rules and keys of what was answered in the last seconds. One statement."""
     sql = (
         f"SELECT DISTINCT rule, {quoted(using, 'key')} FROM {attempts_table(using)} "
@@ -209,7 +210,7 @@ class Glance:
 
     open: int
     untold: int
-    newest_end: int
+    newest_end: Us
 
 
 def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
@@ -227,7 +228,7 @@ def glances(using: str, rules: Sequence[str]) -> dict[str, Glance]:
     each = f"SELECT %s, {counts}, ({newest})"
     found = of_each(using, [(each, [rule] * 4) for rule in rules])
     return {
-        rule: Glance(int(is_open), int(untold), 0 if ended is None else instant_us(ended))
+        rule: Glance(int(is_open), int(untold), Us(0) if ended is None else instant_us(ended))
         for rule, is_open, untold, ended in found
     }
 
@@ -248,8 +249,8 @@ class Account:
     using: str
     book: Book
     rules: tuple[str, ...]
-    now: int
-    until: int
+    now: Us
+    until: Us
     memo: Memo = field(default_factory=Memo)
     is_whole: bool = False
     moved: int = 0  # by how much ledger time is behind the wall
@@ -259,10 +260,10 @@ class Account:
         self.open_count = self.untold_count = 0
         self.open_by_queue: dict[str, int] = defaultdict(int)
         self.open_by_rule: dict[str, int] = defaultdict(int)
-        self.unbegun_since: dict[str, int] = {}
+        self.unbegun_since: dict[str, Us] = {}
         self.tallies: dict[str, Tallies] = {}
         self.open: dict[Scope, int] = defaultdict(int)
-        self.aged: dict[Scope, list[tuple[int, int]]] = defaultdict(list)
+        self.aged: dict[Scope, list[tuple[Us, int]]] = defaultdict(list)
         self._meters: dict[Scope, Meter] = {}
         self._keys_read: set[str] = set()
         self._room: KnownRoom | None = None
@@ -456,20 +457,20 @@ class Account:
         ):
             self._charge_aged(found, by_rule[found.rule])
 
-    def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[int, list[str]]:
+    def _rules_by_since(self, budgets: Sequence[Budget]) -> dict[Us, list[str]]:
         """Since when the attempts of which rules are wanted: no rule's are read for the sake of a
         longer window of another's.
         """
-        since: dict[str, int] = {}
+        since: dict[str, Us] = {}
         for budget in budgets:
             for rule in (*budget.rules, *(name for name, _ in budget.former)):
                 since[rule] = min(self._since(budget), since.get(rule, self.now))
-        found: dict[int, list[str]] = {}
+        found: dict[Us, list[str]] = {}
         for rule, instant in sorted(since.items()):
             found.setdefault(instant, []).append(rule)
         return found
 
-    def _since(self, budget: Budget) -> int:
+    def _since(self, budget: Budget) -> Us:
         """The end after which an attempt may matter. A kept level needs only what is newer."""
         limit = budget.limit
         since = limit.horizon(self.now)
@@ -492,10 +493,10 @@ def read(
     using: str,
     book: Book,
     rules: Sequence[str],
-    now: int,
+    now: Us,
     memo: Memo | None = None,
     *,
-    until: int | None = None,
+    until: Us | None = None,
     has_corrections: bool = False,
     is_whole: bool = False,
 ) -> Account:

@@ -22,7 +22,7 @@ from typing import Any
 from django.db.models import Case, DateTimeField, F, Value, When
 
 from callqueue import clocks, database, events, states, tables
-from callqueue.clocks import ClockEstimate, Reading
+from callqueue.clocks import ClockEstimate, Mono, Reading, Us
 from callqueue.database import from_us
 from callqueue.ledger import ledger_time
 from callqueue.ledger.rule_rows import SILENT
@@ -50,11 +50,11 @@ class Watch:
     def __init__(self, using: str) -> None:
         self.using, self.pid = using, os.getpid()
         self.last: Reading | None = None  # as narrow as the readings of the last seconds make it
-        self.since: float | None = None
+        self.since: Mono | None = None
         self.narrowed = ClockEstimate()
-        self.steady_from: int | None = None
+        self.steady_from: Us | None = None
         self._suspicious = False
-        self._late_since: float | None = None  # when it found that others had set ledger time back
+        self._late_since: Mono | None = None  # when it found that others had set ledger time back
         self._looking, self._keeping = threading.Lock(), threading.Lock()
 
     def look(self) -> int:
@@ -83,7 +83,7 @@ class Watch:
             time.sleep(SETTLED / 10)
             self.look()
 
-    def credited(self, reading: Reading) -> int | None:
+    def credited(self, reading: Reading) -> Us | None:
         """What ledger time may be taken for at this reading; None where the clock has jumped: look
         before anything is counted.
 
@@ -98,7 +98,7 @@ class Watch:
             self._keep(reading)
             return reading.at if last is None else last.credit(reading)
 
-    def take(self, reading: Reading) -> tuple[Reading, int]:
+    def take(self, reading: Reading) -> tuple[Reading, Us]:
         """Follow one reading more: as narrow as others make it, and the instant since when the
         clock is known to be steady.
 
@@ -214,7 +214,7 @@ def forget_readings(*, is_new: bool = True) -> None:
     for using in list(_watches):
         _watches[using] = Watch(using)
         if not is_new:
-            _watches[using].since = -math.inf
+            _watches[using].since = Mono(-math.inf)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
 
+from callqueue.clocks import Us
 from callqueue.ledger.tallies import is_tallied
 from callqueue.ledger.tally_rows import fingerprint
 from callqueue.limits.budgets import Book, Budget
@@ -34,7 +35,7 @@ class KnownRoom:
     been laid, of which none was in force; `open`: by rule, how many attempts are open at most.
     """
 
-    at: int
+    at: Us
     moved: int
     print: str
     laid: Mapping[str, int]
@@ -57,7 +58,7 @@ class KnownRoom:
         return replace(self, free=free, open=more)
 
     def is_of(
-        self, budgets: Sequence[Budget], now: int, moved: int, laid: Mapping[str, int]
+        self, budgets: Sequence[Budget], now: Us, moved: int, laid: Mapping[str, int]
     ) -> bool:
         """Whether it holds at `now` for these budgets, and there is some in each."""
         is_of_now = self.moved == moved and self.at <= now and self.laid == laid
@@ -88,17 +89,17 @@ def print_of(budgets: tuple[Budget, ...]) -> str:
 class KnownMeter(Meter):
     """A meter over known room: what fits, fits at once; of more it knows nothing."""
 
-    def __init__(self, free: int, now: int) -> None:
+    def __init__(self, free: int, now: Us) -> None:
         self._n, self._now = free, now
 
     @property
     def used(self) -> int:
         return self._open
 
-    def free_at(self, cost: int) -> int:
+    def free_at(self, cost: int) -> Us:
         if cost > self.free:
             raise NotKnown
         return self._now
 
-    def known_at(self, cost: int) -> int | None:
+    def known_at(self, cost: int) -> Us | None:
         return None if cost > self.free else self._now

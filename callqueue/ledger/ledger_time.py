@@ -19,7 +19,7 @@ from typing import Any
 from django.db.models import F
 
 from callqueue import clocks, database, tables
-from callqueue.clocks import Reading
+from callqueue.clocks import Mono, Reading
 from callqueue.database import MICROSECOND, ClockNow, from_us, to_us
 
 ROW = 1  # the key of the only row
@@ -86,7 +86,7 @@ def read(using: str) -> Reading:
     return brought(using, before, shown, moved)
 
 
-def brought(using: str, before: float, shown: Any, moved: int | None) -> Reading:
+def brought(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
     """The reading that a statement made after `before` brought along. The clock of SQLite, which
     brings none, is this host's.
     """
@@ -105,7 +105,7 @@ def held(using: str, *, lazily: bool = False) -> Reading:
     return brought_held(using, before, shown, moved)
 
 
-def brought_held(using: str, before: float, shown: Any, moved: int | None) -> Reading:
+def brought_held(using: str, before: Mono, shown: Any, moved: int | None) -> Reading:
     """The reading that another statement brought, inside a transaction: with `moved_sql` held."""
     if moved is None:
         make_frame(using)

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from callqueue.clocks import Us
 from callqueue.ledger.tally_rows import fingerprint
 from callqueue.limits.budgets import Budget
 from callqueue.limits.kinds import Usage
@@ -83,12 +84,12 @@ class Level(NamedTuple):
     tokens times the period; `print`: of what budget.
     """
 
-    at: int
+    at: Us
     level: int
     print: str
 
 
-def kept_level(memo: Memo, budget: Budget, value: str, since: int, now: int) -> Level | None:
+def kept_level(memo: Memo, budget: Budget, value: str, since: Us, now: Us) -> Level | None:
     """What an earlier pass kept of the bucket, where it is of this very budget, and of no earlier
     than `since` and no later than `now`.
     """
@@ -100,7 +101,7 @@ def kept_level(memo: Memo, budget: Budget, value: str, since: int, now: int) -> 
 
 
 def brought_up(
-    memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: int, now: int
+    memo: Memo, budget: Budget, value: str, usage: Usage, oldest_open: Us, now: Us
 ) -> Usage:
     """The usage since the level that is kept from an earlier pass; and keep the level of the oldest
     instant that an open attempt may still age from, or be charged more from.

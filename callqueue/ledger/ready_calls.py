@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import Any
 
 from callqueue import database, states, tables
+from callqueue.clocks import Us
 from callqueue.database import quoted, rows, run
 from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger.tallies import Scope
@@ -228,7 +229,7 @@ def of_answer(scope: Scope) -> str:
     return of_room(("answer", *scope))  # type: ignore[arg-type]
 
 
-def wake(using: str, rules: Sequence[str], until: int, freed: Iterable[str]) -> None:
+def wake(using: str, rules: Sequence[str], until: Us, freed: Iterable[str]) -> None:
     """Let the keys be looked at again that wait until then at most, or for one of `freed`."""
     listed = ", ".join(f"'{one}'" for one in sorted(freed)) or "NULL"  # digests, safe in SQL
     run(
@@ -295,7 +296,7 @@ def gather(using: str, rule: str, after: Pair = FIRST) -> Pair | None:
     return tuple(found[-1][:2]) if len(found) == TAKEN else None
 
 
-def take_news(using: str, rules: Sequence[str], now: int) -> bool:
+def take_news(using: str, rules: Sequence[str], now: Us) -> bool:
     """Give turns to the keys of which there is news, where they have none, by priority; whether
     some is left.
     """
@@ -373,12 +374,12 @@ def save(
     database.update_each(tables.KeyTurn, using, waits)
 
 
-def next_wake(using: str, rules: Sequence[str]) -> int | None:
+def next_wake(using: str, rules: Sequence[str]) -> Us | None:
     """The first instant at which a key that waits is to be looked at again."""
     table = tables.name(using, "KeyTurn")
     one = f"SELECT MIN(blocked_until) FROM {table} WHERE rule = %s AND blocked_on <> ''"
     found = database.of_each(using, [(one, (rule,)) for rule in rules])
-    return min((int(at) for (at,) in found if at is not None), default=None)
+    return min((Us(at) for (at,) in found if at is not None), default=None)
 
 
 def _turns(using: str) -> Any:

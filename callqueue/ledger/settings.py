@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from callqueue import conf, database, events, tables
+from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
 from callqueue.ledger import ledger_time, rule_rows
 from callqueue.limits.budgets import Book
@@ -171,7 +172,7 @@ def book_in_force(using: str, own: Book | None = None, *, at: int | None = None)
     at = version(using) if at is None else at
     kept = _books.get(using)
     if kept is None or kept[0] != at or kept[1] is not own:
-        now = to_us(ledger_time.now(using)) if at else 0
+        now = to_us(ledger_time.now(using)) if at else Us(0)
         book = (read(using) if at else Stated()).book(own, now)
         kept = _books[using] = (at, own, book)
     return kept[2]

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from callqueue import database, tables
+from callqueue.clocks import Us
 from callqueue.ledger import tally_rows
 from callqueue.ledger.tally_rows import Kept, Tally, fingerprint, longest_gap, stored_name
 from callqueue.limits.budgets import Book, Budget, cost_of
@@ -54,15 +55,15 @@ class Tallies:
     """
 
     def __init__(
-        self, using: str, budget: Budget, now: int, kept: Mapping[str, Any] | None, until: int
+        self, using: str, budget: Budget, now: Us, kept: Mapping[str, Any] | None, until: Us
     ) -> None:
         self.using, self.budget, self.limit = using, budget, budget.limit
         self.now, self.until = now, until
         self.print = fingerprint(budget)
         self.by_value: dict[str, Tally] = {}
-        self.near: dict[str, list[tuple[int, int]]] = {}
+        self.near: dict[str, list[tuple[Us, int]]] = {}
         self.freed: set[str] = set()
-        self._next_leave: int | None = None
+        self._next_leave: Us | None = None
         believed = self._believed(kept)
         self.is_anew = self._has_advanced = believed is None
         self.kept = believed or Kept(self.print, self.horizon(), now)
@@ -96,7 +97,7 @@ class Tallies:
             name = stored_name(self.budget)
             self.know(tally_rows.stored(self.using, {name: wanted}).get(name, ()), wanted)
 
-    def know(self, rows: Iterable[tuple[str, int, int, int]], asked: Iterable[str] = ()) -> None:
+    def know(self, rows: Iterable[tally_rows.Stored], asked: Iterable[str] = ()) -> None:
         """Take in what rows say, (value, used, full_at, pk), of all that were asked about. What is
         known already may be newer.
         """
@@ -126,7 +127,7 @@ class Tallies:
         end = self.horizon()
         return tally_rows.Leaving(self.budget, self.kept.left, end, self.looks_ahead_to(end))
 
-    def let_leave(self, found: Sequence[tuple[str, int, int]]) -> None:
+    def let_leave(self, found: Sequence[tuple[str, Us, int]]) -> None:
         """Advance by what was found."""
         self._has_advanced = True
         begin, end = self.kept.left, self.horizon()
@@ -142,7 +143,7 @@ class Tallies:
         if found or end - begin > longest_gap(self.limit) // 2:
             self.kept.left = max(begin, end)
 
-    def correct(self, value: str, ended: int, charged: int, cost: int) -> None:
+    def correct(self, value: str, ended: Us, charged: int, cost: int) -> None:
         """An attempt that is counted as it was charged cost something else, or has left before it
         was known to have ended.
         """
@@ -151,14 +152,14 @@ class Tallies:
         if ended <= self.kept.left and cost:
             self.take_away(value, ended, cost)
 
-    def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
+    def settle_ended(self, value: str, ended: Us, charged: int, cost: int) -> None:
         """The same of one that was settled after its end: what has left was taken away when it did.
         Where it was not, it counts too long, until the tally is counted anew.
         """
         if ended > self.kept.left:
             self.correct(value, ended, charged, cost)
 
-    def next_leave(self) -> int:
+    def next_leave(self) -> Us:
         """The earliest instant past `until` at which more may leave than is known now."""
         if self._next_leave is None:
             recounted = self.kept.counted + self.limit.window_us // FORMER + 1
@@ -189,19 +190,19 @@ class Tallies:
         """Whether attempts leave one by one. What former rules used is counted anew instead."""
         return not self.kept.has_former
 
-    def horizon(self) -> int:
+    def horizon(self) -> Us:
         """Until when attempts have left: those that ended by then."""
         return self.limit.horizon(self.now) - 1
 
-    def looks_ahead_to(self, end: int) -> int:
+    def looks_ahead_to(self, end: Us) -> Us:
         """Until when those have ended that leave while this pass releases."""
-        return end + self.until - self.now
+        return end + (self.until - self.now)
 
-    def take_away(self, value: str, ended: int, cost: int) -> None:
+    def take_away(self, value: str, ended: Us, cost: int) -> None:
         """An attempt that ended then has left."""
         self.change(value, -cost)
 
-    def counts_from(self) -> int:
+    def counts_from(self) -> Us:
         """The end after which attempts are counted, where they are counted anew."""
         return self.limit.horizon(self.now) - 1
 
@@ -214,9 +215,9 @@ class Tallies:
         """Whether what is kept can be brought up to now."""
         return known.has_former or self.horizon() - known.left <= longest_gap(self.limit)
 
-    def find_next(self) -> int:
+    def find_next(self) -> Us:
         """When more may leave than is known now. At most one statement."""
-        after = self.horizon() + self.until - self.now
+        after = self.looks_ahead_to(self.horizon())
         ended = tally_rows.first_end(self.using, self.budget, after)
         return (self.now if ended is None else ended) + self.limit.window_us + 1
 
@@ -244,7 +245,7 @@ class Tallies:
         if self.budget.former:
             self._count_former(self.counts_from())
 
-    def _count_former(self, horizon: int) -> None:
+    def _count_former(self, horizon: Us) -> None:
         """Add what former rules used. They are charged no more, so that it can only become less
         until it is counted anew.
         """
@@ -286,7 +287,7 @@ class CalendarTallies(Tallies):
     def is_current(self, known: Kept) -> bool:
         return known.left == self.horizon()
 
-    def find_next(self) -> int:
+    def find_next(self) -> Us:
         jitter = self.limit.jitter_us
         return self.limit.window(self.now - jitter)[1] + jitter
 
@@ -304,11 +305,11 @@ class _WindowMeter(Meter):
             self._tallies.advance()
         return self._n + self._excess(0)
 
-    def free_at(self, cost: int) -> int | None:
+    def free_at(self, cost: int) -> Us | None:
         instant = self.known_at(cost)
         return self._tallies.next_leave() if instant is None else instant
 
-    def known_at(self, cost: int) -> int | None:
+    def known_at(self, cost: int) -> Us | None:
         """When the cost fits; None where it fits only after more has left than is known."""
         excess = self._excess(cost)
         if excess > 0:
@@ -342,24 +343,24 @@ class BucketTallies(Tallies):
     def meter(self, value: str) -> Meter:
         return _BucketMeter(self, value)
 
-    def horizon(self) -> int:
+    def horizon(self) -> Us:
         return self.now - LATE
 
-    def looks_ahead_to(self, end: int) -> int:
+    def looks_ahead_to(self, end: Us) -> Us:
         return end
 
-    def take_away(self, value: str, ended: int, cost: int) -> None:
+    def take_away(self, value: str, ended: Us, cost: int) -> None:
         self._lower(value, ended, cost)
         self.change(value, -cost)
 
-    def settle_ended(self, value: str, ended: int, charged: int, cost: int) -> None:
+    def settle_ended(self, value: str, ended: Us, charged: int, cost: int) -> None:
         """What it cost more is missing from the level; what it cost less may be in it no more."""
         super().settle_ended(value, ended, charged, cost)
         if ended <= self.kept.left and cost > charged:
             self.load([value])
             self._lower(value, ended, cost - charged)
 
-    def counts_from(self) -> int:
+    def counts_from(self) -> Us:
         return self.kept.left  # what ended before is in the level
 
     def count(self, charged: Iterable[tuple[str, int]]) -> None:
@@ -372,13 +373,13 @@ class BucketTallies(Tallies):
             tally = self.of(value)
             tally.used, tally.full_at = tally.used + cost, tally.full_at or empty_until
 
-    def _lower(self, value: str, ended: int, cost: int) -> None:
+    def _lower(self, value: str, ended: Us, cost: int) -> None:
         """Take so much out of the level; what is known late is as if it had been taken later."""
         tally = self.of(value)
         tally.full_at = max(tally.full_at, ended) + self.time_to_fill(cost)
         tally.is_changed = True
 
-    def find_next(self) -> int:
+    def find_next(self) -> Us:
         return self.now + SECOND
 
     def time_to_fill(self, cost: int) -> int:
@@ -402,11 +403,11 @@ class _BucketMeter(Meter):
     def free(self) -> int:
         return self._meter.free
 
-    def free_at(self, cost: int) -> int | None:
+    def free_at(self, cost: int) -> Us | None:
         instant = self.known_at(cost)
         return self._tallies.next_leave() if instant is None else instant
 
-    def known_at(self, cost: int) -> int | None:
+    def known_at(self, cost: int) -> Us | None:
         """When the cost fits; None where it waits for what is open."""
         return self._meter.free_at(cost)
 
@@ -429,7 +430,7 @@ def is_tallied(limit: Limit) -> bool:
 
 
 def tallies_of(
-    using: str, kept: Sequence[tuple[Budget, Mapping[str, Any] | None]], now: int, until: int
+    using: str, kept: Sequence[tuple[Budget, Mapping[str, Any] | None]], now: Us, until: Us
 ) -> list[Tallies]:
     """The tallies of these budgets at `now`, from what was kept of each, and counted anew where
     that is not to be believed; a pass releases up to `until`. One statement for most together.

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from callqueue import database, states, tables
+from callqueue.clocks import Us
 from callqueue.database import as_parameter, from_us, instant_us, loaded, places, quoted, rows
 from callqueue.limits.budgets import Budget, Former, cost_of, costs_more
 from callqueue.limits.kinds import SECOND, Limit
@@ -19,7 +20,7 @@ PARTS = 250  # budgets that one statement asks about
 ENDED = "finished_at > %s AND finished_at <= %s"
 SLOTS = 240  # parts of a bucket's window that a recount tells apart
 CORRECTIONS = 1000  # corrections that one statement takes in
-Stored = tuple[str, int, int, int]  # a tally's row: value, used, full_at, pk
+Stored = tuple[str, int, Us, int]  # a tally's row: value, used, full_at, pk
 
 
 @dataclass
@@ -29,12 +30,12 @@ class Tally:
     """
 
     used: int = 0
-    full_at: int = 0
+    full_at: Us = Us(0)
     pk: int | None = None
     is_changed: bool = False
     planned: int = 0
 
-    def is_idle(self, now: int) -> bool:
+    def is_idle(self, now: Us) -> bool:
         """Whether nothing is charged, so that nothing is to be kept."""
         return self.used == 0 and self.full_at <= now
 
@@ -49,8 +50,8 @@ class Kept:
     """
 
     print: str
-    left: int
-    counted: int
+    left: Us
+    counted: Us
     has_former: bool = False
     values: dict[str, int] = field(default_factory=dict)
 
@@ -80,17 +81,17 @@ class Leaving(NamedTuple):
     """
 
     budget: Budget
-    begin: int
-    end: int
-    ahead: int
+    begin: Us
+    end: Us
+    ahead: Us
 
 
-def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int, int]]]:
+def left(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, Us, int]]]:
     """What left each of these budgets: (value, ended, cost). A statement for PARTS of them.
 
     What is still to be corrected stays: whoever corrects it takes it away.
     """
-    found: list[list[tuple[str, int, int]]] = [[] for _ in asked]
+    found: list[list[tuple[str, Us, int]]] = [[] for _ in asked]
     for place, told, ended, spent in _by_layers(using, asked, _left_sql):
         value = _value(asked[place].budget, told)
         found[place].append((value, instant_us(ended), int(spent or 0)))
@@ -195,7 +196,7 @@ def fullest(using: str, names: Sequence[str], most: int) -> dict[str, list[Store
 
 def _collect(found: dict[str, list[Stored]], listed: Iterable[Sequence[Any]]) -> None:
     for budget, value, used, full_at, pk in listed:
-        found.setdefault(budget, []).append((value, int(used), int(full_at), int(pk)))
+        found.setdefault(budget, []).append((value, int(used), Us(full_at), int(pk)))
 
 
 def charged(using: str, asked: Sequence[Leaving]) -> list[list[tuple[str, int]]]:
@@ -237,7 +238,7 @@ def _charged_sql(using: str, asked: Sequence[Leaving], number: int) -> tuple[str
     return sql, [*of_cost, *params, states.VOIDED]
 
 
-def charged_by_former(using: str, budget: Budget, horizon: int) -> Iterator[tuple[str, int]]:
+def charged_by_former(using: str, budget: Budget, horizon: Us) -> Iterator[tuple[str, int]]:
     """What former rules' attempts cost that are open or ended after the horizon: (value, cost)."""
     column, (cost, of_cost) = _column(using, budget), _cost_sql(using, budget)
     where, of_former = _of_former(using, budget)
@@ -251,7 +252,7 @@ def charged_by_former(using: str, budget: Budget, horizon: int) -> Iterator[tupl
         yield value, int(spent or 0)
 
 
-def by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
+def by_slots(using: str, budget: Budget, begin: Us, end: Us) -> Iterator[tuple[str, Us, int]]:
     """What ended in (begin, end], summed up by slots of the window at each one's latest end, oldest
     first: (value, ended, cost).
     """
@@ -271,7 +272,7 @@ def by_slots(using: str, budget: Budget, begin: int, end: int) -> Iterator[tuple
         yield value, instant_us(ended), int(spent or 0)
 
 
-def first_end(using: str, budget: Budget, after: int) -> int | None:
+def first_end(using: str, budget: Budget, after: Us) -> Us | None:
     """The first end of an attempt after this instant."""
     one = (
         f"SELECT MIN(finished_at) FROM {attempts_table(using)} "
@@ -295,7 +296,7 @@ class Correction(NamedTuple):
     queue: str
     cost: Any
     charged: Any
-    ended: int
+    ended: Us
 
 
 def next_corrections(using: str, group: Sequence[str]) -> list[Correction]:
@@ -382,5 +383,5 @@ def _cost_sql(using: str, budget: Budget) -> tuple[str, list[Any]]:
     return database.json_number_sql(using, "cost", budget.limit.unit)
 
 
-def _parameters(using: str, *instants: int) -> list[Any]:
+def _parameters(using: str, *instants: Us) -> list[Any]:
     return [as_parameter(using, from_us(instant)) for instant in instants]

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from django.core.exceptions import ImproperlyConfigured
 
+from callqueue.clocks import Us
 from callqueue.limits.kinds import Limit
 from callqueue.limits.rules import Rule
 
@@ -21,7 +22,7 @@ Cost = int | Mapping[str, int]
 
 
 # a rule, and the last instant (microseconds) at which what it released counts
-Former = tuple[str, int]
+Former = tuple[str, Us]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Budget:
         """What the settings and operators call it."""
         return self.settings_id or self.id
 
-    def counts(self, rule: str, released_at: int) -> bool:
+    def counts(self, rule: str, released_at: Us) -> bool:
         """Whether an attempt that the rule released at this instant is charged to it."""
         return rule in self.rules or any(
             rule == name and released_at <= until for name, until in self.former
@@ -92,7 +93,7 @@ class Book:
         """Every budget of a group once."""
         return tuple({b.id: b for rule in group for b in self.budgets[rule]}.values())
 
-    def left_lately(self, group: Iterable[str], now: int) -> set[str]:
+    def left_lately(self, group: Iterable[str], now: Us) -> set[str]:
         """The former rules of a group of which a pass by older settings may still be under way."""
         budgets = self.group_budgets(group)
         return {name for budget in budgets for name, until in budget.former if until > now}

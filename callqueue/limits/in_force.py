@@ -15,6 +15,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from callqueue.clocks import Us
 from callqueue.limits.budgets import Book, Budget, Former, groups_of, with_rate
 from callqueue.limits.kinds import DAY, KINDS, SECOND, Limit
 from callqueue.limits.rules import Rule
@@ -39,10 +40,10 @@ class Stated:
 
     version: int = 0
     opinions: Mapping[str, Opinion] = field(default_factory=dict)
-    lapsed: Sequence[tuple[Opinion, int]] = ()
+    lapsed: Sequence[tuple[Opinion, Us]] = ()
     rates: Mapping[str, str] = field(default_factory=dict)
 
-    def book(self, own: Book, now: int) -> Book:
+    def book(self, own: Book, now: Us) -> Book:
         """What is in force at `now` (microseconds) for a process with these settings: its own
         limits, and those of all opinions.
 
@@ -69,12 +70,12 @@ class Stated:
             ),
         )
 
-    def past(self, limit: str) -> dict[str, int]:
+    def past(self, limit: str) -> dict[str, Us]:
         """The rules that lapsed opinions charged to a named limit, and up to which instant."""
-        until: dict[str, int] = {}
+        until: dict[str, Us] = {}
         for opinion, lapsed_at in self.lapsed:
             for rule in (rule for name, rule in named(opinion) if name == limit):
-                until[rule] = max(until.get(rule, 0), lapsed_at + LINGERS)
+                until[rule] = max(until.get(rule, Us(0)), lapsed_at + LINGERS)
         return until
 
     @property
@@ -82,7 +83,7 @@ class Stated:
         """The longest in which any limit that anybody stated counts what was charged to it."""
         every = [*self.opinions.values(), *(opinion for opinion, _ in self.lapsed)]
         by_place = {str(place): opinion for place, opinion in enumerate(every)}
-        book = Stated(opinions=by_place, rates=self.rates).book(Book({}, {}, {}), 0)
+        book = Stated(opinions=by_place, rates=self.rates).book(Book({}, {}, {}), Us(0))
         return max((budget.limit.window_us for budget in book.all_budgets()), default=0)
 
 
@@ -90,12 +91,12 @@ class Stated:
 class _Joint:
     """A limit, in one variant or several, for all rules that any opinion counts in it."""
 
-    past: Mapping[str, int]
+    past: Mapping[str, Us]
     variants: dict[str, Limit] = field(default_factory=dict)
     rules: set[str] = field(default_factory=set)
     is_unreadable: bool = False
 
-    def budgets(self, settings_id: str, now: int) -> list[Budget]:
+    def budgets(self, settings_id: str, now: Us) -> list[Budget]:
         """One for each variant; where there are several, each with an id of its own."""
         rules = tuple(sorted(self.rules))
         return [
@@ -109,7 +110,7 @@ class _Joint:
             for digest, variant in self.variants.items()
         ]
 
-    def _former(self, oldest: int) -> tuple[Former, ...]:
+    def _former(self, oldest: Us) -> tuple[Former, ...]:
         former = ((rule, until) for rule, until in self.past.items() if rule not in self.rules)
         return tuple(sorted((rule, until) for rule, until in former if until > oldest))
 

@@ -11,6 +11,7 @@ from statistics import fmean
 from django.db.models.functions import Coalesce
 
 from callqueue import states, tables
+from callqueue.clocks import Us
 from callqueue.database import as_parameter, from_us, micros_sql, places, rows
 from callqueue.limits.kinds import SECOND
 
@@ -56,7 +57,7 @@ class Stall:
     queue: str
     calls: int
     rules: tuple[str, ...]
-    since: int
+    since: Us
 
 
 @dataclass(frozen=True)
@@ -68,32 +69,32 @@ class Attempts:
 
     flights: Mapping[str, Flight]
     paces: Mapping[str, Pace]
-    workers: Sequence[int]
+    workers: Sequence[Us]
     stalls: Sequence[Stall]
 
 
-def read(using: str, names: Sequence[str], now: int) -> Attempts:
+def read(using: str, names: Sequence[str], now: Us) -> Attempts:
     """What attempts of these rules do as of `now`, in microseconds. Reads what is open, and what
     was answered in the last minute.
     """
     flights: dict[str, Flight] = {}
     answered: dict[str, list[tuple[int, int, bool]]] = {name: [] for name in names}
-    unbegun: dict[str, list[tuple[str, int, int]]] = {}  # by queue: rule, calls, since when
-    last: dict[str, int] = {}  # by queue, when a call was begun
-    processes: dict[str, int] = {}
+    unbegun: dict[str, list[tuple[str, int, Us]]] = {}  # by queue: rule, calls, since when
+    last: dict[str, Us] = {}  # by queue, when a call was begun
+    processes: dict[str, Us] = {}
     for kind, name, queue, many, some, us, begun in rows(using, *_sql(using, names, now)):
         if kind == _WORKER:
             process = name.rpartition(":")[0]
-            processes[process] = max(int(begun), processes.get(process, 0))
+            processes[process] = max(Us(begun), processes.get(process, Us(0)))
             continue
-        last[queue] = max(last.get(queue, 0), int(begun or 0))
+        last[queue] = max(last.get(queue, Us(0)), Us(begun or 0))
         if kind == _ANSWERED:
             answered[name].append((int(many), int(us), bool(some)))
             continue
         flight = flights.get(name, Flight())
         flights[name] = Flight(flight.count + int(many), flight.begun + int(some))
         if us is not None:
-            unbegun.setdefault(queue, []).append((name, int(many) - int(some), int(us)))
+            unbegun.setdefault(queue, []).append((name, int(many) - int(some), Us(us)))
     lately, patience = now - WORKERS_S * SECOND, now - UNBEGUN_S * SECOND
     stalls = [
         Stall(
@@ -116,7 +117,7 @@ def read(using: str, names: Sequence[str], now: int) -> Attempts:
 _OPEN, _ANSWERED, _WORKER = 0, 1, 2
 
 
-def _sql(using: str, names: Sequence[str], now: int) -> tuple[str, list[object]]:
+def _sql(using: str, names: Sequence[str], now: Us) -> tuple[str, list[object]]:
     """The statement and its parameters. Its rows: kind, rule or worker, queue, how many, how many
     of them begun (or whether any is stamped), microseconds, and when a worker began the last.
     """

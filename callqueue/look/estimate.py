@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from callqueue.clocks import Us
 from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
 
 TOLD_S = 0.15  # after which, usually, the ledger knows that a call was sent
@@ -60,7 +61,7 @@ class Gate:
         whole = self.limit.capacity // max(self.cost, 1e-9)
         return self.cost if self.limit.keeps_level or not whole else self.limit.capacity / whole
 
-    def seconds(self, amount: float, now: int) -> float | None:
+    def seconds(self, amount: float, now: Us) -> float | None:
         """Seconds until so much has passed; None where nobody can say."""
         way = WAY_S if self.charged_s and self.waits_for_answers else 0.0
         charged = self.charged_s + way
@@ -76,7 +77,7 @@ class Gate:
         """Whether its room opens as calls are answered, or told of, and not with time alone."""
         return not self.limit.ages_unanswered or self.limit.keeps_level
 
-    def last_period(self, amount: float, now: int) -> tuple[float, float]:
+    def last_period(self, amount: float, now: Us) -> tuple[float, float]:
         """When the period begins in which the last of it passes, in seconds, and the share of the
         backlog that is left for it.
         """
@@ -85,7 +86,7 @@ class Gate:
         start, left = self.limit.last_period(self.meter, amount, now, self.charged_s)
         return start, left / amount
 
-    def at(self, seconds: float, now: int) -> Gate:
+    def at(self, seconds: float, now: Us) -> Gate:
         """The gate so much later, when what is charged now has gone."""
         limit = self.limit
         if seconds * SECOND < limit.window_us or limit.is_calendar:
@@ -96,7 +97,7 @@ class Gate:
         return replace(self, meter=meter, emptiest=emptiest, before=0.0)
 
 
-def seconds(gates: Sequence[Gate], calls: float, now: int) -> float | None:
+def seconds(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Seconds until so many calls have passed all of these gates, which they come to now; None
     where nobody can say. 0 without gates.
     """
@@ -113,7 +114,7 @@ def seconds(gates: Sequence[Gate], calls: float, now: int) -> float | None:
     return None
 
 
-def _passed(gates: Sequence[Gate], calls: float, now: int) -> float | None:
+def _passed(gates: Sequence[Gate], calls: float, now: Us) -> float | None:
     """Whichever holds them longest: of each gate the whole periods, and then the others for what is
     left.
     """

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from callqueue import states, tables
+from callqueue.clocks import Us
 from callqueue.database import as_parameter, from_us, instant_us, of_each, slot_sql, to_us
 from callqueue.history import sums
 from callqueue.ledger import account as ledger
@@ -24,7 +25,7 @@ from callqueue.limits.kinds import SECOND, Limit, Meter, Usage
 from callqueue.look import words
 
 PARTS = 240  # of a short window, which are told apart
-Spread = Sequence[tuple[int, int]]  # so many calls, ended at an instant
+Spread = Sequence[tuple[Us, int]]  # so many calls, ended at an instant
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class LimitLook:
     free: int
     value: str
     in_flight: int
-    opens_at: int | None
+    opens_at: Us | None
     meter: Meter
     emptiest: Meter
 
@@ -84,7 +85,7 @@ def read(
     using: str,
     book: Book,
     names: Sequence[str],
-    now: int,
+    now: Us,
     *,
     key: str | None = None,
     backlog: Mapping[str, int] | None = None,
@@ -121,7 +122,7 @@ def read(
     return listed, account.memo.binding
 
 
-def unused(book: Book, budget: Budget, now: int) -> LimitLook:
+def unused(book: Book, budget: Budget, now: Us) -> LimitLook:
     """A limit of which nothing has ever been used."""
     limit = budget.limit
     meter = limit.meter(Usage(level=limit.capacity * limit.period_us, since=now), now)
@@ -246,7 +247,7 @@ def _is_few(limit: Limit) -> bool:
     return limit.is_keyed and limit.capacity <= COARSE and not limit.is_calendar
 
 
-def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[int, int]]:
+def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[Us, int]]:
     """What the ended attempts of one value of a key charge, and from when that ages. One statement.
     Those of a part of keys are found among all keys that mention it.
     """
@@ -267,12 +268,12 @@ def _ended(account: ledger.Account, budget: Budget, value: str) -> list[tuple[in
 
 def _ends(
     account: ledger.Account, budgets: Sequence[Budget], *, is_whole: bool
-) -> dict[str, list[tuple[int, int]]]:
+) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when: of a window that is shorter than sums are wide, all,
     by small parts; of others the first, for whose leave a pass waits. Of all rules, what has room
     is not asked about. One statement for many of them.
     """
-    using, found = account.using, dict[str, list[tuple[int, int]]]()
+    using, found = account.using, dict[str, list[tuple[Us, int]]]()
     selects, end = list[tuple[str, list[object]]](), as_parameter(using, from_us(account.now))
     for place, budget in enumerate(budgets):
         limit, since = budget.limit, budget.limit.horizon(account.now) - 1
@@ -304,7 +305,7 @@ def _is_short(limit: Limit) -> bool:
     return limit.window_us <= sums.MINUTE_S * SECOND
 
 
-def _spread(using: str, budgets: Sequence[Budget], now: int) -> dict[str, list[tuple[int, int]]]:
+def _spread(using: str, budgets: Sequence[Budget], now: Us) -> dict[str, list[tuple[Us, int]]]:
     """By budget, how many calls ended when in its long window, the oldest first, by stretches. One
     statement, if there are any budgets.
     """
@@ -315,10 +316,10 @@ def _spread(using: str, budgets: Sequence[Budget], now: int) -> dict[str, list[t
     first = min(budget.limit.horizon(now) for budget in budgets) // SECOND
     rules = {rule for budget in budgets for rule in _charging(budget)}
     stored = tables.sums(using).filter(rule__in=rules, width__in=widths.values())
-    by_rule: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    by_rule: dict[tuple[str, int], list[tuple[Us, int]]] = {}
     columns = stored.filter(start__gt=first - sums.QUARTER_S).order_by("start")
     for rule, width, start, sent in columns.values_list("rule", "width", "start", "sent"):
-        at = min(now, (start + width) * SECOND)
+        at = min(now, Us((start + width) * SECOND))
         by_rule.setdefault((rule, width), []).append((at, sent))
     return {
         budget.id: sorted(
@@ -341,7 +342,7 @@ def _charging(budget: Budget) -> list[str]:
     return [*budget.rules, *(name for name, _ in budget.former)]
 
 
-def _shared_out(used: int, spread: Spread, now: int) -> list[tuple[int, int]]:
+def _shared_out(used: int, spread: Spread, now: Us) -> list[tuple[Us, int]]:
     """So much in all, shared out as the calls are, the first at least one; where nothing is known
     of those, as of now.
     """

@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
 
+from callqueue.clocks import Us
 from callqueue.database import from_us, to_us
 from callqueue.history.sums import Recent
 from callqueue.limits.budgets import Book, key_part
@@ -55,7 +56,7 @@ class HoldLook:
         """Whether it keeps back the calls of this key."""
         return self.is_on_keys and key is not None and key_part(key, self.per) == self.value
 
-    def seconds(self, wall: int) -> float:
+    def seconds(self, wall: Us) -> float:
         """Seconds until it ends, by what the clock shows; infinite where it does not by itself."""
         return FOREVER if self.until is None else max(0.0, (to_us(self.until) - wall) / SECOND)
 
@@ -76,7 +77,7 @@ class RuleLook:
 
     name: str
     rule: Rule
-    now: int
+    now: Us
     moved: int
     is_dispensing: bool
     has_fallen_silent: bool
@@ -118,7 +119,7 @@ class RuleLook:
         """Seconds until a hold ends."""
         return hold.seconds(self.now + self.moved)
 
-    def shown(self, instant: int) -> datetime:
+    def shown(self, instant: Us) -> datetime:
         """An instant of ledger time as the database's clock shows it."""
         return from_us(instant + self.moved)
 
@@ -276,14 +277,14 @@ class Look:
     `before`: of a look at other rates, the same moment with those in force.
     """
 
-    now: int
+    now: Us
     moved: int
     book: Book
     rules: Sequence[RuleLook]
     signs: Sequence[Sign]
-    workers: Sequence[int]
+    workers: Sequence[Us]
     stalls: Sequence[Stall]
-    summed_until: int
+    summed_until: Us
     differences: Sequence[Difference]
     before: Look | None = None
 
@@ -292,7 +293,7 @@ class Look:
         """The moment, as the database's clock shows it."""
         return self.shown(self.now)
 
-    def shown(self, instant: int) -> datetime:
+    def shown(self, instant: Us) -> datetime:
         """An instant of ledger time as the database's clock shows it."""
         return from_us(instant + self.moved)
 

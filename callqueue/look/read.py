@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from callqueue import clocks, conf, database, tables
+from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
     from_us,
@@ -128,7 +129,7 @@ def _rule(known: _Known, name: str) -> RuleLook:
     )
 
 
-def _moment(using: str) -> tuple[int, int, int, int, list[alive.Sign]]:
+def _moment(using: str) -> tuple[Us, int, Us, int, list[alive.Sign]]:
     """The instant that it is now, how far the ledger was moved, up to when everything that had
     ended is added up (0 where nothing ever was), the version of the settings in force, and every
     dispenser's last sign of life. One statement.
@@ -149,7 +150,7 @@ def _moment(using: str) -> tuple[int, int, int, int, list[alive.Sign]]:
         if name is not None
     ]
     judged = alive.judged(signs, from_us(reading.wall))
-    return reading.at, reading.moved, int(until or 0), int(version), judged
+    return reading.at, reading.moved, Us(until or 0), int(version), judged
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class _Known:
 
     using: str
     book: Book
-    now: int
+    now: Us
     moved: int
     signs: Sequence[alive.Sign]
     attempts: Attempts
@@ -178,7 +179,7 @@ class _Known:
         using: str,
         book: Book,
         names: Sequence[str],
-        now: int,
+        now: Us,
         moved: int,
         key: str | None,
         signs: Sequence[alive.Sign],
@@ -268,7 +269,7 @@ class _KeysHeld:
 
 
 def _holds(
-    using: str, now: int, moved: int, key: str | None
+    using: str, now: Us, moved: int, key: str | None
 ) -> tuple[dict[str, list[HoldLook]], dict[str, _KeysHeld]]:
     """By rule, the holds in force on the whole rule and on queues, a few of those on keys, the last
     to end first, and those on this key; and what all on keys come to. One statement.
@@ -390,7 +391,7 @@ def _sizes_of_parts(known: _Known) -> dict[tuple[str, str], Sizes]:
 
 
 def largest_keys(
-    using: str, rule: str, most: int, now: int
+    using: str, rule: str, most: int, now: Us
 ) -> tuple[list[tuple[str, int, bool]], int]:
     """The keys of a rule that have most calls ready, how many, and whether each is held; and the
     count of all its keys. One statement, which reads an index entry for each call.

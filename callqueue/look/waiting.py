@@ -10,6 +10,7 @@ from statistics import mean, median
 from typing import Any
 
 from callqueue import tables
+from callqueue.clocks import Us
 from callqueue.database import (
     as_parameter,
     from_us,
@@ -38,7 +39,7 @@ class Waiting:
     ready: int = 0
     later: int = 0
     sizes: list[tuple[int, int]] = field(default_factory=list)
-    oldest_due: int | None = None
+    oldest_due: Us | None = None
 
     @property
     def calls(self) -> int:
@@ -47,7 +48,7 @@ class Waiting:
 
 
 def read(
-    using: str, names: Sequence[str], keyed: Collection[str], now: int, moved: int
+    using: str, names: Sequence[str], keyed: Collection[str], now: Us, moved: int
 ) -> tuple[dict[str, Waiting], Mapping[str, float]]:
     """What waits of each of these rules; of `keyed` ones also how it is spread over keys, which
     takes thrice as long to count. And by rule, calls that come in each second, over the last
@@ -84,7 +85,7 @@ _LATER, _READY, _CREATED = range(3)
 
 
 def _counts_sql(
-    using: str, names: Sequence[str], keyed: Collection[str], now: int, moved: int
+    using: str, names: Sequence[str], keyed: Collection[str], now: Us, moved: int
 ) -> tuple[str, Sequence[Any]]:
     """The statement and its parameters. Its rows: what waits, a rule, so many calls, of how many
     keys each, and when the oldest was due. Of the newest calls: in which part of the last minute so
@@ -133,7 +134,7 @@ def _all(using: str, names: Sequence[str]) -> list[tuple[str, int]]:
     return [(rule, int(count)) for rule, count in rows(using, sql, list(names))]
 
 
-def _incoming(created: Sequence[tuple[str, int, int, int]], now: int) -> Mapping[str, float]:
+def _incoming(created: Sequence[tuple[str, int, int, int]], now: Us) -> Mapping[str, float]:
     """By rule, calls that come in each second, from (rule, how many, in which part, since when)."""
     first, width = 0, RECENT_S * SECOND // PARTS  # the first part that was read whole
     if sum(count for _, count, _, _ in created) >= NEWEST:

@@ -15,6 +15,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 from callqueue import clocks
+from callqueue.clocks import Mono
 
 if TYPE_CHECKING:
     import requests
@@ -192,7 +193,7 @@ def answer(
     return response
 
 
-def _as_answer(given: Any, url: str, sent_at: float) -> wire.Answer:
+def _as_answer(given: Any, url: str, sent_at: Mono) -> wire.Answer:
     """The client's Answer for what the test gave. Raises what is no exception of requests'."""
     import requests
 

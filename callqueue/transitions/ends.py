@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from callqueue import callbacks, clocks, database, states, tables
-from callqueue.clocks import Reading
+from callqueue.clocks import Mono, Reading
 from callqueue.database import from_us, to_us
 from callqueue.handlers import HTTP_METHODS, IDEMPOTENT
 from callqueue.ledger.transaction import calls_to_end, untimed
@@ -34,7 +34,7 @@ class Job:
     call: tables.CallQueue = field(repr=False)
     clock: Reading
     rule: Rule | None  # None: these settings have it no more
-    lease_ends: float = 0.0  # monotonic
+    lease_ends: Mono = Mono(0.0)  # monotonic
     unfit: str | None = None  # why it cannot be made any more
     # what its request passes, and which knows when it was sent; None before it is made
     gate: Any = None
@@ -63,11 +63,11 @@ class Job:
         """What the database's clock showed at an instant of ledger time, as of begin."""
         return instant + timedelta(microseconds=self.clock.moved)
 
-    def shown_at(self, instant: float) -> datetime:
+    def shown_at(self, instant: Mono) -> datetime:
         """The latest that ledger time can have been at this monotonic instant."""
         return from_us(self.clock.latest(instant))
 
-    def slot_opens(self) -> float | None:
+    def slot_opens(self) -> Mono | None:
         """The monotonic instant at which its slot has certainly opened; None without a slot."""
         send_at = self.attempt.send_at
         return None if send_at is None else self.clock.monotonic_at(to_us(send_at))
@@ -99,14 +99,14 @@ class Result:
     value: Any = field(default=None, repr=False)
     sent_at: datetime | None = None
     ended_at: datetime | None = None
-    ended_mono: float = 0.0
+    ended_mono: Mono = Mono(0.0)
     cost: Any = None
     hold: dict[str, Any] | None = field(default=None, repr=False)
     is_whole: bool = True
     kept: Mapping[str, Any] | None = field(default=None, repr=False)
     is_bare: bool = False
 
-    def at(self, ended_at: datetime, ended_mono: float, sent_at: datetime | None = None) -> Result:
+    def at(self, ended_at: datetime, ended_mono: Mono, sent_at: datetime | None = None) -> Result:
         """This result, with the instants at which its attempt was sent and ended."""
         self.ended_at, self.ended_mono, self.sent_at = ended_at, ended_mono, sent_at
         return self

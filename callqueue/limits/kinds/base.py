@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
+from callqueue.clocks import Us
 from callqueue.texts import nearest
 
 D = TypeVar("D")
@@ -96,8 +97,8 @@ class Usage:
     """
 
     open: int = 0
-    aged: Sequence[tuple[int, int]] = ()
-    since: int = 0
+    aged: Sequence[tuple[Us, int]] = ()
+    since: Us = Us(0)
     level: int = 0
     may_owe: bool = False
 
@@ -123,11 +124,11 @@ class Meter:
         """What fits now."""
         return max(0, self._n - self.used)
 
-    def free_at(self, cost: int) -> int | None:
+    def free_at(self, cost: int) -> Us | None:
         """The earliest instant, from now on, at which `cost` fits; None: not before an answer."""
         raise NotImplementedError
 
-    def known_at(self, cost: int) -> int | None:
+    def known_at(self, cost: int) -> Us | None:
         """As `free_at`, but None where that only says when to ask again."""
         return self.free_at(cost)
 
@@ -234,7 +235,7 @@ class Limit:
         """Microseconds of the period that its rate names."""
         return self.window_us
 
-    def horizon(self, now: int) -> int:
+    def horizon(self, now: Us) -> Us:
         """The instant before which nothing that aged or ended matters at `now`."""
         return now - self.window_us
 
@@ -245,7 +246,7 @@ class Limit:
         """
         return self.window_us + self.jitter_us
 
-    def aged_from(self, sent_at: int | None, finished_at: int | None) -> int:
+    def aged_from(self, sent_at: Us | None, finished_at: Us | None) -> Us:
         """The latest instant at which the provider can have counted an attempt that was sent, or
         answered.
 
@@ -259,11 +260,11 @@ class Limit:
         counted = sent_at + self.jitter_us
         return counted if finished_at is None else min(finished_at, counted)
 
-    def meter(self, usage: Usage, now: int) -> Meter:
+    def meter(self, usage: Usage, now: Us) -> Meter:
         """A meter of this limit over `usage`."""
         raise NotImplementedError
 
-    def level(self, usage: Usage, until: int) -> int:
+    def level(self, usage: Usage, until: Us) -> int:
         """What is left of it at `until`, open charges apart, in its own measure: see `Usage.level`.
 
         Only of a limit that `keeps_level`.
@@ -295,7 +296,7 @@ class Limit:
     # --- how a backlog goes through it; no release goes by this
 
     def seconds_until_gone(
-        self, meter: Meter, amount: float, now: int, latency: float
+        self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
         """Seconds until a backlog that charges `amount` has passed; None where that hangs on
         unknown latencies. An estimate: a simulation follows each call instead, and takes its time.
@@ -305,7 +306,7 @@ class Limit:
         """
         return 0.0 if amount <= meter.free else self.seconds_for(meter, amount, now, latency)
 
-    def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
+    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         """Seconds until more than is free has passed. Here every period room opens in the same
         order: what is free now first, then each as its charge leaves. What is open now is taken to
         have half of its time behind it.
@@ -318,7 +319,7 @@ class Limit:
         return full * period + wait
 
     def last_period(
-        self, meter: Meter, amount: float, now: int, latency: float
+        self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
         """When the period begins in which the last of a backlog passes, in seconds, and how much of
         it is left for that period; all of it, at once, where room opens evenly.

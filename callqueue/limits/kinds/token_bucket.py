@@ -7,6 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import ClassVar, Self
 
+from callqueue.clocks import Us
 from callqueue.limits.kinds.base import (
     SECOND,
     Meter,
@@ -56,13 +57,13 @@ class TokenBucket(RateLimit):
         # Meanwhile the others of its tokens are there.
         return (self.burst - 1) * self.period_us // self.n
 
-    def meter(self, usage: Usage, now: int) -> Meter:
+    def meter(self, usage: Usage, now: Us) -> Meter:
         return _BucketMeter(self, usage, now)
 
-    def level(self, usage: Usage, until: int) -> int:
+    def level(self, usage: Usage, until: Us) -> int:
         return self.level_at(usage, until)[0]
 
-    def level_at(self, usage: Usage, until: int) -> tuple[int, int]:
+    def level_at(self, usage: Usage, until: Us) -> tuple[int, Us]:
         """What the bucket holds at `until`, open charges apart, and the instant of that level
         (`until`, or the last leave).
 
@@ -85,13 +86,13 @@ class TokenBucket(RateLimit):
     def times(self, count: int) -> Self:
         return replace(super().times(count), burst=self.burst * count)
 
-    def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
+    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         """Until the last token of it is there; it holds no more of them at once than its size."""
         filled = (amount - meter.free) * self.period_us / self.n / SECOND
         return max(filled, amount / self.burst * latency)
 
     def last_period(
-        self, meter: Meter, amount: float, now: int, latency: float
+        self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
         return 0.0, amount
 
@@ -101,7 +102,7 @@ class _BucketMeter(Meter):
     refills exactly n of them.
     """
 
-    def __init__(self, limit: TokenBucket, usage: Usage, now: int) -> None:
+    def __init__(self, limit: TokenBucket, usage: Usage, now: Us) -> None:
         self._n, self._period, self._now = limit.n, limit.period_us, now
         self._cap = limit.burst * limit.period_us
         self._level, self._at = limit.level_at(usage, now)
@@ -117,7 +118,7 @@ class _BucketMeter(Meter):
         level = self._level - self._n * max(0, self._at - self._now)
         return max(0, level // self._period - self._open)
 
-    def free_at(self, cost: int) -> int | None:
+    def free_at(self, cost: int) -> Us | None:
         wanted = (self._open + cost) * self._period
         if wanted > self._cap:
             return None

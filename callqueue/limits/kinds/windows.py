@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
+from callqueue.clocks import Us
 from callqueue.limits.kinds.base import (
     DAY,
     MOST_JITTER,
@@ -36,7 +37,7 @@ WINDOWS = 400
 class SlidingWindow(RateLimit):
     """At most n in any window of the period, wherever the window begins."""
 
-    def meter(self, usage: Usage, now: int) -> Meter:
+    def meter(self, usage: Usage, now: Us) -> Meter:
         aged = [charge for charge in usage.aged if charge[0] + self.period_us >= now]
         return WindowMeter(self.n, usage.open, aged, now, self.period_us)
 
@@ -45,7 +46,7 @@ class WindowMeter(Meter):
     """A window, or none: charges leave one period after the instant they age from."""
 
     def __init__(
-        self, n: int, open_cost: int, aged: Sequence[tuple[int, int]], now: int, period: int
+        self, n: int, open_cost: int, aged: Sequence[tuple[Us, int]], now: Us, period: int
     ) -> None:
         self._n, self._now, self._period, self._open = n, now, period, open_cost
         self._instants = [at for at, _ in aged]
@@ -56,7 +57,7 @@ class WindowMeter(Meter):
     def used(self) -> int:
         return self._open + self._aged
 
-    def free_at(self, cost: int) -> int | None:
+    def free_at(self, cost: int) -> Us | None:
         excess = self.used + cost - self._n
         if excess <= 0:
             return self._now
@@ -92,7 +93,7 @@ class Concurrency(Limit):
     def window_us(self) -> int:
         return 0
 
-    def meter(self, usage: Usage, now: int) -> Meter:
+    def meter(self, usage: Usage, now: Us) -> Meter:
         return WindowMeter(self.n, usage.open, [], now, 0)
 
     def with_rate(self, rate: str) -> Self:
@@ -104,14 +105,14 @@ class Concurrency(Limit):
         return replace(self, n=self.n * count)
 
     def seconds_until_gone(
-        self, meter: Meter, amount: float, now: int, latency: float
+        self, meter: Meter, amount: float, now: Us, latency: float
     ) -> float | None:
         if latency:
             return max(0, math.ceil(amount + meter.used) - 1) // self.n * latency
         return 0.0 if amount <= meter.free else None
 
     def last_period(
-        self, meter: Meter, amount: float, now: int, latency: float
+        self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
         return 0.0, amount
 
@@ -174,12 +175,12 @@ class FixedWindow(RateLimit):
         # What is not known to be counted when a window begins counts in it, too.
         return self.jitter_us
 
-    def window(self, instant: int) -> tuple[int, int]:
+    def window(self, instant: Us) -> tuple[Us, Us]:
         """The calendar window around `instant`: its first instant, and the first after it."""
         begin, end = self._on_the_wall(instant + self.moved)
         return begin - self.moved, end - self.moved
 
-    def _on_the_wall(self, instant: int) -> tuple[int, int]:
+    def _on_the_wall(self, instant: Us) -> tuple[Us, Us]:
         zone = self.zone
         day = datetime.fromtimestamp(instant // SECOND, zone).date()
         if self.period_us % DAY == 0:
@@ -190,13 +191,13 @@ class FixedWindow(RateLimit):
         start = midnight + (instant - midnight) // self.period_us * self.period_us
         return start, min(start + self.period_us, _midnight(day.toordinal() + 1, zone))
 
-    def horizon(self, now: int) -> int:
+    def horizon(self, now: Us) -> Us:
         return self.window(now - self.jitter_us)[0] - self.jitter_us
 
-    def meter(self, usage: Usage, now: int) -> Meter:
+    def meter(self, usage: Usage, now: Us) -> Meter:
         return _CalendarMeter(self, usage, now)
 
-    def seconds_for(self, meter: Meter, amount: float, now: int, latency: float) -> float:
+    def seconds_for(self, meter: Meter, amount: float, now: Us, latency: float) -> float:
         """Until the beginning of the window in which the last of it fits."""
         wanted = math.ceil((amount - meter.free) / self.n)
         first = instant = self.window(now)[1]
@@ -207,7 +208,7 @@ class FixedWindow(RateLimit):
         return float((instant - now + (wanted - counted) * each) + self.jitter_us) / SECOND
 
     def last_period(
-        self, meter: Meter, amount: float, now: int, latency: float
+        self, meter: Meter, amount: float, now: Us, latency: float
     ) -> tuple[float, float]:
         if amount <= meter.free:
             return 0.0, amount
@@ -220,7 +221,7 @@ class _CalendarMeter(Meter):
     clock may be that far off.
     """
 
-    def __init__(self, limit: FixedWindow, usage: Usage, now: int) -> None:
+    def __init__(self, limit: FixedWindow, usage: Usage, now: Us) -> None:
         self._n, self._now, self._open = limit.n, now, usage.open
         self._jitter = limit.jitter_us
         start, end = limit.window(now - self._jitter)
@@ -236,17 +237,17 @@ class _CalendarMeter(Meter):
     def used(self) -> int:
         return self._open + self._counts[0]
 
-    def free_at(self, cost: int) -> int | None:
+    def free_at(self, cost: int) -> Us | None:
         for (instant, _), count in zip(self._changes, self._counts, strict=True):
             if self._open + count + cost <= self._n:
                 return instant
         return None
 
 
-def _midnight(ordinal: int, zone: ZoneInfo) -> int:
+def _midnight(ordinal: int, zone: ZoneInfo) -> Us:
     """A local day's first instant; not 00:00 where the clock is put forward at midnight."""
     day = datetime.fromordinal(ordinal).replace(tzinfo=zone)
     instant = day.astimezone(UTC)
     while instant.astimezone(zone).date() < day.date():
         instant += timedelta(minutes=15)
-    return int(instant.timestamp()) * SECOND
+    return Us(int(instant.timestamp()) * SECOND)
