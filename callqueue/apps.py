@@ -1,4 +1,6 @@
-"""The Django app: registers the system checks, and the tasks, which are sent by their names."""
+"""The Django app: registers the system checks, the tasks, which are sent by their names, and what
+Celery's workers do besides.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class CallQueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from callqueue import checks, tasks  # noqa: F401
+        from callqueue import checks, tasks, worker  # noqa: F401
 
         pre_migrate.connect(refuse_to_take_others_along, sender=self)
 

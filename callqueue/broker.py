@@ -202,6 +202,15 @@ def send_by_name(app: Any, name: str, args: tuple[Any, ...]) -> None:
         _within_patience(app, lambda **how: task.apply_async(args, **how))
 
 
+def queue_of(app: Any, name: str, queue: str = "") -> str:
+    """Where a message of the task goes: to this queue, or where the task or CELERY_TASK_ROUTES
+    say.
+    """
+    queue = queue or getattr(app.tasks.get(name), "queue", "") or ""
+    found = app.amqp.router.route({"queue": queue} if queue else {}, name)["queue"]
+    return str(getattr(found, "name", found))
+
+
 def registered(app: Any, name: str) -> Any:
     """The task of this name, to be run in this process; None where the project has none. The
     project's tasks are imported first where no worker has done so.

@@ -1,20 +1,22 @@
-"""The maker: makes in this process what its dispenser releases, without broker and workers.
+"""Makers: they make in this process what its dispenser releases, all of it or a part.
 
 In: attempts that a pass has begun as it charged them. Out: the ends of their calls, in the
-database. HTTP calls and those of handlers, tasks too, are made by the threads of the process's
-flight, as in a worker; it takes no more of either than it has room for. Unknown calls are
-reconciled in threads beside it.
+database. They are made by the threads of the process's flight, as those of messages are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callqueue import aside, broker, callbacks
+from celery import current_app
+
+from callqueue import aside, broker, callbacks, conf
+from callqueue.dispatch import publisher
 from callqueue.dispatch.release_pass import Begins, Begun
-from callqueue.dispatch.room import Room
+from callqueue.dispatch.room import ROOMY, Room
 from callqueue.execution import claim, in_flight, starvation
 from callqueue.handlers import HTTP_METHODS
+from callqueue.look.alive import RUN, WORKER
 from callqueue.maintenance import reconcile
 
 SLOTS = 4  # a process has room for as many HTTP calls as a worker with so many
@@ -23,11 +25,13 @@ ASKING = 4  # threads that ask reconcile hooks at most
 
 
 class Maker:
-    """Makes the calls of one process. It has SLOTS times CALLS_PER_SLOT HTTP calls in flight at
-    most, and HANDLED others. `leave` when no more are to come.
+    """Makes all that its process releases, tasks and other handlers' calls too, without broker and
+    workers. It has SLOTS times CALLS_PER_SLOT HTTP calls in flight at most, and HANDLED others, and
+    takes no more of either. Unknown calls are reconciled in threads beside it. `leave` when no more
+    are to come.
     """
 
-    kind = "run"
+    kind = RUN
     concurrency = SLOTS
 
     def __init__(self, using: str) -> None:
@@ -49,8 +53,7 @@ class Maker:
 
     def take(self, begins: Begins, begun: Begun) -> None:
         """Have these calls made."""
-        jobs = claim.take_begun(self.using, begun.rows, begun.reading)
-        self.flight.take_off(jobs)
+        take_off(self.using, begun)
 
     def reconcile(self, using: str, queues: Sequence[str]) -> None:
         """Ask what became of unknown calls, where there are any: beside what asks already, since a
@@ -69,3 +72,49 @@ class Maker:
             broker.leave(callbacks.SENDING)
         finally:
             in_flight.know_worker(None)
+
+
+class WorkersMaker:
+    """Makes a few HTTP calls in a process of a Celery worker, of those that go by queues which it
+    consumes; the others are published.
+    """
+
+    kind = WORKER
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    def room(self) -> Room:
+        """Workers make what this process does not."""
+        return ROOMY
+
+    def begins(self) -> Begins | None:
+        """Who begins the next pass's first calls; None where this process has enough to do."""
+        flight = in_flight.flight_of(self.using)
+        most = min(conf.current().in_workers - len(flight.under_way), flight.room())
+        queues = consumed_queues()
+        return Begins(claim.name_worker(), claim.READS, queues, most) if most > 0 else None
+
+    def take(self, begins: Begins, begun: Begun) -> None:
+        """Have these calls made."""
+        take_off(self.using, begun)
+
+    def reconcile(self, using: str, queues: Sequence[str]) -> None:
+        """A worker does, in a task."""
+        publisher.ask_to_recover(using, queues)
+
+
+def take_off(using: str, begun: Begun) -> None:
+    """Have these calls made by this process's flight."""
+    jobs = claim.take_begun(using, begun.rows, begun.reading)
+    in_flight.flight_of(using).take_off(jobs)
+
+
+def consumed_queues() -> set[str]:
+    """The queues of these settings' rules that this process's worker consumes, by the names that
+    the rules have for them.
+    """
+    consumed = current_app.amqp.queues.consume_from
+    default = broker.queue_of(current_app, publisher.MAKE_API_CALL)
+    named = {queue for rule in conf.current().rules.values() for queue in rule.queue_names}
+    return {queue for queue in named if (queue or default) in consumed}

@@ -10,9 +10,10 @@ from celery import shared_task
 from django.db.models import BigAutoField
 
 from callqueue import broker, callbacks, conf, database, events
-from callqueue.dispatch.dispenser import Dispenser, has_steady_dispenser, stand_by
+from callqueue.dispatch.dispenser import Dispenser, stand_by
 from callqueue.execution import executor, in_flight
 from callqueue.integrations import queued_result
+from callqueue.look import alive
 from callqueue.maintenance import cleanup, reconcile, recovery
 
 _dispensers: dict[str, Dispenser] = {}
@@ -57,16 +58,16 @@ def _connection_of(task: Any, using: str) -> AbstractContextManager[None]:
 @shared_task(name="callqueue.dispenser", ignore_result=True, serializer="json", max_retries=0)
 def dispense(seconds: float | None = None, using: str = "default") -> int:
     """Release calls for `seconds` (by default nine tenths of the beat interval), then leave the
-    worker's slot to others. Does nothing while a dispenser of its own process runs.
+    worker's slot to others. Does nothing while a process or a worker dispenses all rules.
     """
     dispenser = _dispensers.setdefault(using, Dispenser(using))
     if dispense.request.is_eager:
         return dispenser.run_once()
     with _connection_of(dispense, using):
-        if has_steady_dispenser(using):
+        if alive.is_outranked(using, alive.BEAT):
             stand_by(using, dispenser)
         else:
-            dispenser.membership.kind = "beat"
+            dispenser.membership.kind = alive.BEAT
             dispenser.run(seconds=conf.current().interval * 0.9 if seconds is None else seconds)
     return 0
 

@@ -1,4 +1,4 @@
-"""The Celery application of the tests, and two tasks for tests to send.
+"""The Celery application of the tests, and tasks for tests to send.
 
 It reads its settings lazily from Django's (`CELERY_...`), so importing it needs neither.
 """
@@ -6,6 +6,7 @@ It reads its settings lazily from Django's (`CELERY_...`), so importing it needs
 from __future__ import annotations
 
 import os
+import time
 
 from celery import Celery
 
@@ -23,6 +24,20 @@ def echo(path: str, text: str) -> None:
     """
     with open(path, "a", encoding="utf-8") as file:
         file.write(text + "\n")
+
+
+@app.task(name="tests.compute")
+def compute(path: str, pid: int) -> None:
+    """In the process of this id, compute for as long as the file is there, which says so. Another
+    is busy for a moment, so that the next message goes to the one that is meant.
+    """
+    if os.getpid() != pid:
+        time.sleep(0.5)
+        return
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{pid}\n")
+    while os.path.exists(path):
+        sum(range(10_000))
 
 
 @app.task(name="tests.fail")

@@ -52,6 +52,7 @@ class Config:
     keep_response_bytes: int
     interval: float
     poll: float
+    in_workers: int
     release_lease: float
     grace: float
     other_hosts: str = "pass"
@@ -112,7 +113,8 @@ setting_changed.connect(forget, dispatch_uid="callqueue.conf")
 def _read() -> tuple[Config, list[str]]:
     """The settings, with defaults in place of what is wrong, and what is wrong."""
     reader = Reader(getattr(settings, "CALLQUEUE", {}))
-    intervals = reader.numbers("DISPENSER", {"INTERVAL": 0.05, "POLL": 0.001})
+    of_dispensers = {"INTERVAL": 0.05, "POLL": 0.001, "IN_WORKERS": 0}
+    dispenser = reader.numbers("DISPENSER", of_dispensers)
     leases = reader.numbers("LEASE", {"RELEASE": 0.1, "GRACE": 0.1})
     book = reader.book()
     config = Config(
@@ -128,8 +130,9 @@ def _read() -> tuple[Config, list[str]]:
         max_call_bytes=reader.size("MAX_CALL_BYTES"),
         max_response_bytes=reader.size("MAX_RESPONSE_BYTES"),
         keep_response_bytes=reader.size("KEEP_RESPONSE_BYTES", least=0),
-        interval=intervals["INTERVAL"],
-        poll=intervals["POLL"],
+        interval=dispenser["INTERVAL"],
+        poll=dispenser["POLL"],
+        in_workers=int(dispenser["IN_WORKERS"]),
         release_lease=leases["RELEASE"],
         grace=leases["GRACE"],
         other_hosts=reader.choice("OTHER_HOSTS", OTHER_HOSTS),

@@ -55,7 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "MAX_RESPONSE_BYTES": 1048576,
     "KEEP_RESPONSE_BYTES": 65536,
     "OTHER_HOSTS": "pass",
-    "DISPENSER": {"INTERVAL": 1.0, "POLL": 0.05},
+    "DISPENSER": {"INTERVAL": 1.0, "POLL": 0.05, "IN_WORKERS": 8},
     "LEASE": {"RELEASE": 300, "GRACE": 30},
 }
 
@@ -235,7 +235,7 @@ class Reader:
                 or not isinstance(value, int | float)
                 or not least[name] <= value <= 86400
             ):
-                self.note(key, f"{name} is not a number of seconds from {least[name]:g} to 86400")
+                self.note(key, f"{name} is not a number from {least[name]:g} to 86400")
             else:
                 numbers[name] = float(value)
         return {name: float(value) for name, value in numbers.items()}

@@ -27,13 +27,12 @@ from callqueue.dispatch.chores import HEARTBEAT, Chores
 from callqueue.dispatch.next_look import RuleGroup
 from callqueue.dispatch.publisher import Outbox, is_full
 from callqueue.dispatch.release_pass import Begins, Begun, Pass, release
-from callqueue.dispatch.room import NO_ROOM, Room
+from callqueue.dispatch.room import NO_ROOM, ROOMY, Room
 from callqueue.ledger import account, clock_jumps, ready_calls
 from callqueue.ledger.settings import Party
 from callqueue.limits import in_force
 from callqueue.limits.budgets import Book
-from callqueue.limits.in_force import digest_of, opinion_of
-from callqueue.look import alive
+from callqueue.look.alive import BEAT, RUN, STEADY
 from callqueue.maintenance import recovery
 
 SHORT = 0.01  # seconds: a shorter wait is not worth being woken from
@@ -113,15 +112,15 @@ class Listener:
 
 
 class Maker(Protocol):
-    """Who makes in this process what is released: see callqueue.maker."""
+    """Who makes in this process what is released, or a part of it: see callqueue.maker."""
 
     kind: str  # as DispenserState has it
 
     def room(self) -> Room:
-        """How many it can take now."""
+        """How many calls may be released now."""
 
-    def begins(self) -> Begins:
-        """Who begins what the next pass releases."""
+    def begins(self) -> Begins | None:
+        """Who begins what the next pass releases; None where nobody here does."""
 
     def take(self, begins: Begins, begun: Begun) -> None:
         """Make what it has begun; returns at once."""
@@ -133,8 +132,9 @@ class Maker(Protocol):
 class Dispenser:
     """A dispenser of one process. `run` until told to stop, or `run_once`, then `leave`.
 
-    Released attempts go to `publish`; or to the `maker`, and then no more are released than it has
-    room for. `settings` gives the book of its settings, and `name` is what others know it by.
+    Released attempts that the `maker` begins are made here, and the others go to `publish`; no
+    more are released than the maker says that there is room for. `settings` gives the book of its
+    settings, and `name` is what others know it by.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class Dispenser:
         self.using, self.only, self.maker = using, frozenset(rules), maker
         self.outbox = Outbox(using, publish, self._broker_refused)
         self.settings = settings
-        self.name = name or _name_of_process(os.getpid())
+        self.name = name or name_of_process(os.getpid())
         self.groups: dict[tuple[str, ...], RuleGroup] = {}
         self.membership = Membership(using, self.name, settings)
-        if maker is None and publish is publisher.publish:
+        if (maker is None or maker.kind != RUN) and publish is publisher.publish:
             self.membership.broker = broker.address(current_app)
         ask = maker.reconcile if maker else publisher.ask_to_recover
         self.chores = Chores(using, self.membership.heartbeat, ask, cleans=maker is not None)
@@ -169,7 +169,7 @@ class Dispenser:
         if self.maker is not None:
             self.membership.kind = self.maker.kind
         elif seconds is None and not self.only:
-            self.membership.kind = "steady"
+            self.membership.kind = STEADY
         end, pause = math.inf if seconds is None else time.monotonic() + seconds, 0.0
         try:
             while not stop.is_set() and time.monotonic() < end:
@@ -259,30 +259,27 @@ class Dispenser:
             self._emit_once_a_minute("pass_failed", rules=",".join(group.rules), error=why)
 
     def _release(self, group: RuleGroup) -> Pass:
-        """Run a pass over the group's rules, and have published or made what it released."""
-        if self.maker is not None:
-            return self._release_and_make(group, self.maker)
+        """Run a pass over the group's rules, and have made or published what it released, once that
+        is known to be committed.
+        """
+        begins = None if self.maker is None else self.maker.begins()
+        room = ROOMY if self.maker is None else self.maker.room()
+        group.unmade = begins.worker if begins is not None else ""
         group.unpublished_from = group.unpublished_from or clocks.monotonic()
-        done = self._pass(group)
-        if done.released:
-            rules = ",".join(group.rules)
-            events.emit("calls_released", rules=rules, attempts=len(done.released))
-            beside = self.chores.is_loop and not current_app.conf.task_always_eager
-            self.outbox.send(group, done.released, beside=beside)
-        else:
-            group.unpublished_from = 0.0
-        return done
-
-    def _release_and_make(self, group: RuleGroup, maker: Maker) -> Pass:
-        """Run a pass, and make what it has begun, once that is known to be committed."""
-        begins, room = maker.begins(), maker.room()
-        group.unmade = begins.worker
         done = self._pass(group, room=room, begins=begins)
         # What there is room for yet may stand behind what there was none for.
         group.left = NO_ROOM if done.released else room
-        if done.begun is not None:
-            maker.take(begins, done.begun)
+        if self.maker is not None and begins is not None and done.begun is not None:
+            self.maker.take(begins, done.begun)
         group.unmade = ""
+        if done.released:
+            rules = ",".join(group.rules)
+            events.emit("calls_released", rules=rules, attempts=len(done.released))
+        if rest := [one for one in done.released if not one.is_begun]:
+            beside = self.chores.is_loop and not current_app.conf.task_always_eager
+            self.outbox.send(group, rest, beside=beside)
+        else:
+            group.unpublished_from = 0.0
         return done
 
     def _pass(self, group: RuleGroup, **options: Any) -> Pass:
@@ -386,15 +383,9 @@ class Dispenser:
 
 
 @lru_cache
-def _name_of_process(pid: int) -> str:
+def name_of_process(pid: int) -> str:
     """A name that no other dispenser has: containers often share hosts' names and process ids."""
     return f"{texts.host()}:{pid}:{secrets.token_hex(2)}"
-
-
-def has_steady_dispenser(using: str) -> bool:
-    """Whether a process that is alive dispenses all rules, by the limits of these settings."""
-    digest = digest_of(opinion_of(conf.current().book))
-    return any(one.kind == "steady" and one.digest == digest for one in alive.alive(using))
 
 
 def stand_by(using: str, dispenser: Dispenser) -> None:
@@ -407,7 +398,7 @@ def stand_by(using: str, dispenser: Dispenser) -> None:
     now = time.monotonic()
     if now - _told.get(using, -HEARTBEAT) >= HEARTBEAT:
         _told[using] = now
-        recovery.beat(using, dispenser.name, "beat")
+        recovery.beat(using, dispenser.name, BEAT)
 
 
 class Membership:

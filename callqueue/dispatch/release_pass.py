@@ -13,11 +13,12 @@ worker is to be sent is left to a dispenser, and keeps its room.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from callqueue import callbacks, clocks, conf, database, states, tables, transitions
@@ -28,6 +29,7 @@ from callqueue.dispatch.choosing import choose, may_be_behind
 from callqueue.dispatch.next_look import NO_STREAK, NextLook, Streak, Wait
 from callqueue.dispatch.planning import Choice, Release
 from callqueue.dispatch.room import ROOMY, Room
+from callqueue.handlers import HTTP_METHODS
 from callqueue.ledger import account as ledger
 from callqueue.ledger import clock_jumps, holds, ledger_time, ready_calls, rule_rows, settings
 from callqueue.ledger.account import Account
@@ -51,7 +53,7 @@ class Released:
     """An attempt that is charged and may be published.
 
     `waits`: no worker would make its call at once, since its slot is still to open, or workers are
-    behind.
+    behind. `is_begun`: with its charge, so that it is not to be published.
     """
 
     attempt_id: int
@@ -59,16 +61,31 @@ class Released:
     method: str
     rule: str
     waits: bool = False
+    is_begun: bool = False
 
 
 @dataclass(frozen=True)
 class Begins:
     """Who makes what a pass releases, and has it begun with its charge: under a name that no other
-    pass has. `reads` names what it wants to know of the calls.
+    pass has. `reads` names what it wants to know of the calls. `queues`: it makes HTTP calls that
+    go by these alone, and `most` of them at most; what else is released is to be published.
     """
 
     worker: str
     reads: tuple[str, ...]
+    queues: Collection[str] | None = None
+    most: int | None = None
+
+    def share(self, releases: Iterable[Release]) -> set[int]:
+        """The calls of these that it makes, by id: the first ones."""
+        fit = (
+            made.candidate.id
+            for made in releases
+            if not made.candidate.has_maker
+            if self.queues is None
+            or (made.queue in self.queues and made.candidate.method in HTTP_METHODS)
+        )
+        return set(islice(fit, self.most))
 
 
 @dataclass(frozen=True)
@@ -138,16 +155,21 @@ def charge(
     """
     if not releases:
         return [], []
-    by_queue: dict[str, list[int]] = {}
+    begun = set[int]()
+    if begins is not None:
+        begun = begins.share(releases) if own is None else {own.id}
+    rest: dict[str, list[int]] = {}
+    mine: dict[str, list[int]] = {}
     for made in releases:
         call = made.candidate
-        by_queue.setdefault(made.queue, []).append(call.id)
+        (mine if call.id in begun else rest).setdefault(made.queue, []).append(call.id)
         account.charge(call.rule, call.key, made.queue, call.cost)
+    transitions.release(account.using, rest, wall, is_lazy=not mine)
     reads = None if begins is None else _columns(account.using, begins.reads)
-    found = transitions.release(account.using, by_queue, wall, reads)
-    attempts = _attempts(account, releases, "" if begins is None else begins.worker, own)
+    found = transitions.release(account.using, mine, wall, reads)
+    attempts = _attempts(account, releases, begins, begun, own)
     ids = _insert_attempts(account.using, attempts)
-    return ids, _begun(found, ids, attempts) if begins is not None else []
+    return ids, _begun(found, ids, attempts)
 
 
 @lru_cache
@@ -170,9 +192,14 @@ def _begun(
     ]
 
 
-def _released(account: Account, ids: Sequence[int], releases: Sequence[Release]) -> list[Released]:
-    """Those that are to be published."""
-    lead = account.until - account.now
+def _released(
+    account: Account,
+    ids: Sequence[int],
+    releases: Sequence[Release],
+    begun: Sequence[Mapping[str, Any]],
+) -> list[Released]:
+    """Those that this process publishes, or makes."""
+    lead, own = account.until - account.now, {one["a.id"] for one in begun}
     behind = {rule for rule, at in account.unbegun_since.items() if account.now - at > lead}
     return [
         Released(
@@ -181,6 +208,7 @@ def _released(account: Account, ids: Sequence[int], releases: Sequence[Release])
             made.candidate.method,
             made.candidate.rule,
             waits=made.send_at is not None or made.candidate.rule in behind,
+            is_begun=attempt_id in own,
         )
         for attempt_id, made in zip(ids, releases, strict=True)
         if not made.candidate.has_maker
@@ -188,22 +216,23 @@ def _released(account: Account, ids: Sequence[int], releases: Sequence[Release])
 
 
 def _attempts(
-    account: Account, releases: Sequence[Release], worker: str, own: _Own | None
+    account: Account,
+    releases: Sequence[Release],
+    begins: Begins | None,
+    begun: Collection[int],
+    own: _Own | None,
 ) -> list[dict[str, Any]]:
-    """An open attempt for each release, begun by this worker unless it has no name, or the call
-    has a maker that is another.
-    """
+    """An open attempt for each release, begun where the call is among those."""
     config, at = conf.current(), from_us(account.now)
 
     def attempt(made: Release) -> dict[str, Any]:
-        call, begins, lease = made.candidate, worker, config.release_lease
-        if own is not None and own.id == call.id:
-            lease = own.maker.lease
-        elif call.has_maker:
-            begins, lease = "", CLAIMED
-        elif worker:
-            lease = config.lease(config.rules.get(call.rule))
-        return _attempt(made, at, timedelta(seconds=lease), begins)
+        call, worker = made.candidate, ""
+        if begins is not None and call.id in begun:
+            rule = config.rules.get(call.rule)
+            worker, lease = begins.worker, config.lease(rule) if own is None else own.maker.lease
+        else:
+            lease = CLAIMED if call.has_maker else config.release_lease
+        return _attempt(made, at, timedelta(seconds=lease), worker)
 
     return [attempt(made) for made in releases]
 
@@ -467,7 +496,7 @@ def _make(
     sake = None if own is None else (own.maker.rule, own.maker.priority)
     lead = LEAD if own is None else own.maker.lead
     # Whether workers are behind, which packs what is many for them, only a count says.
-    most = batch if begins is not None else SPREAD
+    most = SPREAD if begins is None or begins.queues is not None else batch
     account, held, choice = _account(locked, lead), NOT_HELD, None
     if _knows_enough(account, locked):
         with suppress(NotKnown):
@@ -531,7 +560,7 @@ def _conclude(made: _Made, batch: int, last: Streak) -> Pass:
     where an operator alone knows when, every REVIEW.
     """
     account, gone = made.account, len(made.ids)
-    released = _released(account, made.ids, made.choice.releases)
+    released = _released(account, made.ids, made.choice.releases, made.begun)
     wait, opens_in = made.choice.wait, None
     if len(released) >= batch:
         wait |= Wait(is_unfinished=True, on_room=batch < BATCH)

@@ -30,6 +30,8 @@ _worker: tuple[int, Any] = (0, None)  # the process of the worker, and the worke
 # shared by a worker and the children of its pool: not 0 once it is told to go
 _told: mmap.mmap | bytearray = bytearray(1)
 _tasks = 0  # that this process has run
+# what is done before it is waited for what is in flight: who puts calls into flight ends
+before_landing: list[Callable[[], None]] = []
 
 
 def take(using: str, attempt_ids: Sequence[int], task: Any) -> int:
@@ -93,6 +95,8 @@ def land(*, seconds: float | None = None) -> None:
     or for so many seconds; and a moment for the messages that announce it. What is left then,
     leases decide.
     """
+    for end in before_landing:
+        end()
     for own in list(_flights.values()):
         if own.pid == os.getpid():
             own.land(seconds=seconds)
@@ -113,12 +117,17 @@ def most() -> int:
     where the worker was told to go. A child of the prefork pool is one slot; the process of any
     other pool has them all. No more than it has descriptors for.
     """
-    if _told[0]:
+    if is_told_to_go():
         return 0
     pid, worker = _worker
     slots = getattr(worker, "concurrency", 1) if pid == os.getpid() else 1
     wanted = conf.current().calls_per_slot * (slots if isinstance(slots, int) else 1)
     return int(min(wanted, starvation.most()))
+
+
+def is_told_to_go() -> bool:
+    """Whether the worker was."""
+    return bool(_told[0])
 
 
 def flight_of(using: str) -> Flight:

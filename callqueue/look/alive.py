@@ -12,7 +12,11 @@ from datetime import datetime, timedelta
 from callqueue import conf, tables
 from callqueue.ledger import ledger_time
 from callqueue.ledger.settings import SILENCE  # after which its opinion counts no more, either
+from callqueue.limits.in_force import digest_of, opinion_of
 
+# the kinds of dispensers, as DispenserState has them; who goes first stands first
+RUN, STEADY, WORKER, BUSY, BEAT = "run", "steady", "worker", "busy", "beat"
+RANKS = (STEADY, WORKER, BUSY, BEAT)
 BEAT_SILENT_S = 120  # without a run of beat's task after which no beat is taken to run
 
 
@@ -30,7 +34,7 @@ class Sign:
     @property
     def has_ended(self) -> bool:
         """Whether it took its leave: it was stopped, or ran only once."""
-        return not self.digest and self.kind != "beat"
+        return not self.digest and self.kind != BEAT
 
 
 def signs(using: str, now: datetime) -> list[Sign]:
@@ -45,15 +49,29 @@ def signs(using: str, now: datetime) -> list[Sign]:
 def judged(listed: Iterable[Sign], now: datetime) -> list[Sign]:
     """These signs, with which of the dispensers run."""
     found = [replace(one, is_alive=_is_alive(one.at, one.kind, one.digest, now)) for one in listed]
-    if not any(one.is_alive and one.kind not in ("beat", "run") for one in found):
+    if not any(one.is_alive and one.kind not in (BEAT, RUN) for one in found):
         return found
     # where a process dispenses to workers, beat's tasks stand by
-    return [replace(one, is_alive=one.is_alive and one.kind != "beat") for one in found]
+    return [replace(one, is_alive=one.is_alive and one.kind != BEAT) for one in found]
 
 
 def alive(using: str) -> list[Sign]:
     """The dispensers that run. Beat's task releases in its runs, and may be between two of them."""
     return [one for one in signs(using, ledger_time.now(using)) if one.is_alive]
+
+
+def is_outranked(using: str, kind: str, name: str = "", *, releases: bool = True) -> bool:
+    """Whether a dispenser of this kind and name leaves the work to another that is alive, and
+    dispenses all rules by the limits of these settings: to one of a kind that goes first, and to
+    one of its own; but of two that `releases` already, the one whose name comes first goes on.
+    """
+    digest, rank = digest_of(opinion_of(conf.current().book)), RANKS.index(kind)
+    last = (rank, name) if releases else (rank + 1, "")
+    return any(
+        one.digest == digest and one.name != name and (RANKS.index(one.kind), one.name) < last
+        for one in alive(using)
+        if one.kind in RANKS
+    )
 
 
 def has_fallen_silent(found: Sequence[Sign]) -> bool:
@@ -68,11 +86,11 @@ def silence_s(found: Sequence[Sign], now: datetime) -> float | None:
 
 def has_beat(found: Sequence[Sign], now: datetime) -> bool:
     """Whether beat's dispenser task has run lately, though it may have stood by."""
-    return any(one.kind == "beat" and _is_alive(one.at, one.kind, "", now) for one in found)
+    return any(one.kind == BEAT and _is_alive(one.at, one.kind, "", now) for one in found)
 
 
 def _is_alive(at: datetime, kind: str, digest: str, now: datetime) -> bool:
-    if kind == "beat":
+    if kind == BEAT:
         return at > now - timedelta(seconds=max(BEAT_SILENT_S, 3 * conf.current().interval))
     # who has no opinion has taken his leave
     return bool(digest) and at > now - timedelta(seconds=SILENCE)

@@ -40,9 +40,11 @@ OVERDUE = timedelta(days=2)  # that calls may be past their retention, where cle
 NEWEST = 1000  # calls whose callbacks are looked at
 WRONG = ("callqueue.W003", "callqueue.W013")  # system checks that warn, and stop or lose calls
 DISPENSE = (
-    "run `manage.py callqueue_run`; or `manage.py callqueue_dispenser`, or beat with "
-    "callqueue.beat_schedule(), beside a worker"
+    "run `manage.py callqueue_run`; or `celery worker` on a rule's queues; or "
+    "`manage.py callqueue_dispenser` beside workers"
 )
+# what a dispenser runs in
+HOSTS = {alive.RUN: "callqueue_run", alive.WORKER: "a worker", alive.BUSY: "a busy worker"}
 RUNS = "none is needed: callqueue_run makes all calls itself"
 OTHERS = "callbacks and beat's tasks go by Celery's own routes, not by the rules' queues"
 
@@ -83,12 +85,13 @@ class Facts:
             running = alive.alive(self.using)
         except (DatabaseError, InterfaceError):  # another check says so
             return False
-        return bool(running) and all(one.kind == "run" for one in running)
+        return bool(running) and all(one.kind == alive.RUN for one in running)
 
     @property
-    def runs(self) -> bool:
-        """Whether one that makes its calls itself runs: it does what beat would do, too."""
-        return any(one.kind == "run" for one in self.look.dispensers)
+    def cleans_up(self) -> bool:
+        """Whether one runs that makes calls itself: it does what beat would do, too."""
+        makers = (alive.RUN, alive.WORKER, alive.BUSY)
+        return any(one.kind in makers for one in self.look.dispensers)
 
     @cached_property
     def queues(self) -> Mapping[str, set[str]]:
@@ -267,8 +270,9 @@ def _schedule(facts: Facts) -> str:
             "keep one: take it out of CELERY_BEAT_SCHEDULE, "
             "or run `manage.py callqueue_schedule --remove`",
         )
-    if facts.runs:
-        return f"in {places[0]}; callqueue_run cleans up" if places else "callqueue_run cleans up"
+    if facts.cleans_up:
+        said = "whoever releases cleans up, too"
+        return f"in {places[0]}; {said}" if places else said
     if not places:  # cleanup is a cron job's; whether it runs can be seen by what it leaves
         if (late := cleanup.overdue_for(facts.using)) > OVERDUE:
             raise Wrong(
@@ -295,7 +299,7 @@ def _dispenser(facts: Facts) -> str:
     seen, now = facts.look.signs, facts.look.time
     if running := [one for one in seen if one.is_alive]:
         named = [
-            f"{one.name} (callqueue_run)" if one.kind == "run" else one.name for one in running
+            f"{one.name} ({HOSTS[one.kind]})" if one.kind in HOSTS else one.name for one in running
         ]
         return f"running: {', '.join(named)}"
     if not seen:
@@ -456,14 +460,4 @@ def _queues_of_plain_tasks(using: str) -> set[str]:
     """The queues of what is sent beside calls: callbacks of the newest calls, and beat's chores."""
     newest = tables.calls(using).order_by("-pk").values_list("callback", flat=True)[:NEWEST]
     wanted = {(str(name), "") for name in newest if name} | set(periodic.scheduled(_celery_app()))
-    return {_queue_of_task(name, queue) for name, queue in wanted}
-
-
-def _queue_of_task(name: str, queue: str) -> str:
-    """Where a message of the task goes: to this queue, or where the task or CELERY_TASK_ROUTES
-    say.
-    """
-    app = _celery_app()
-    queue = queue or getattr(app.tasks.get(name), "queue", "") or ""
-    found = app.amqp.router.route({"queue": queue} if queue else {}, name)["queue"]
-    return str(getattr(found, "name", found))
+    return {the_broker.queue_of(_celery_app(), name, queue) for name, queue in wanted}

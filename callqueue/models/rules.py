@@ -201,8 +201,9 @@ class DispenserState(models.Model):
     name = models.CharField(max_length=150, primary_key=True)
     started_at = models.DateTimeField()
     seen_at = models.DateTimeField()
-    # "steady": it dispenses all rules until it is told to stop, and beat's task leaves the work to
-    # it. "beat": that task, in a worker. "run": it makes calls itself. Empty: any other.
+    # "steady": a process that dispenses all rules until it is told to stop. "worker", "busy": a
+    # process of a worker, while it has time for that, and while it computes. "beat": beat's task,
+    # in a worker. "run": it makes all its calls itself. Empty: any other.
     kind = models.CharField(max_length=16, default="", db_default="", editable=False)
     # Where it publishes to, without user and password; empty where it makes calls itself.
     broker = models.CharField(max_length=255, default="", db_default="", editable=False)

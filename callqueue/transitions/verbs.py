@@ -48,6 +48,8 @@ def release(
     by_queue: Mapping[str, Sequence[int]],
     now: datetime,
     reads: database.Columns | None = None,
+    *,
+    is_lazy: bool = True,
 ) -> list[Row]:
     """Release calls, by the queue that each goes by, at an instant of wall time. To be called in
     the transaction that charges them, and has them locked in a state that may be released.
@@ -55,7 +57,8 @@ def release(
     A release may be lost in a crash of the database: its call then waits as before, and its
     message finds nothing to begin. What was begun is not lost with it, since begin waits for the
     disk, and for all that was committed before; and so does a release that is begun with it, which
-    wants these columns of the calls ("c"), and has them returned.
+    wants these columns of the calls ("c"), and has them returned. `is_lazy`: no other release of
+    the transaction is begun with it.
     """
     table, found = tables.name(using, "CallQueue"), list[Row]()
     at = database.as_parameter(using, now)
@@ -66,7 +69,7 @@ def release(
             f"dispatched_at_dt = %s, last_attempt = last_attempt + 1, ready = FALSE {which}"
         )
         if reads is None:
-            lazily = database.without_waiting_for_disk(using)
+            lazily = database.without_waiting_for_disk(using) if is_lazy else ""
             database.run(using, f"{update}{lazily}", [queue, at])
         else:
             found += reads.changed(update, [queue, at], f"FROM {table} c {which}")

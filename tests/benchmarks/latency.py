@@ -1,6 +1,6 @@
 """How long a call takes from the beginning of `send` to the API, while nothing else goes on.
 
-Two workers of two processes stand by, and a dispenser process or only beat. Calls are sent one at a
+Two workers of two processes stand by, with a dispenser process or alone. Calls are sent one at a
 time at irregular intervals, so that they meet every phase of whatever polls.
 """
 
@@ -13,41 +13,17 @@ import time
 from typing import Any
 
 from tests.benchmarks import contestants, machine
-from tests.benchmarks.contestants import Callqueue, Contestant
+from tests.benchmarks.contestants import Contestant
 from tests.benchmarks.report import quantiles, say
 from tests.benchmarks.stage import Stage, open_stage
-
-WITH_BEAT = """
-import callqueue
-CELERY_BEAT_SCHEDULE = callqueue.beat_schedule()
-"""
-
-
-class CallqueueWithBeat(Callqueue):
-    """No dispenser process: a task that beat starts each second dispenses."""
-
-    name = "callqueue, worker and beat only"
-
-    def start(self) -> None:
-        self.running.append(
-            self.stage.processes.worker("celery", concurrency=contestants.PROCESSES)
-        )
-        self.running.append(
-            self.stage.processes.worker("celery", concurrency=contestants.PROCESSES)
-        )
-        self.running.append(self.stage.processes.beat())
-        time.sleep(3)
 
 
 def measure(calls: int, names: list[str]) -> dict[str, Any]:
     """The latencies of each contestant in milliseconds."""
     found: dict[str, Any] = {}
-    systems = [contestants.ALL[name] for name in names if name != "loops"]
-    if "callqueue" in names:
-        systems.insert(1, CallqueueWithBeat)
-    for system in systems:
+    for system in [contestants.ALL[name] for name in names if name != "loops"]:
         say(f"latency: {system.name}")
-        with open_stage(contestants.SETTINGS + WITH_BEAT) as on:
+        with open_stage(contestants.SETTINGS) as on:
             contestant = system(on)
             contestant.start()
             try:

@@ -42,6 +42,7 @@ SETTINGS = """
 CALLQUEUE = {{
     "ALLOWED_NETWORKS": ["127.0.0.0/8"],
     "LEASE": {{"RELEASE": {release}, "GRACE": {grace}}},
+    "DISPENSER": {{"IN_WORKERS": {in_workers}}},
     "RULES": {{
         "r": Rule(queues={queue!r}, limits=[SlidingWindow("{rate}/s")], total_timeout={total},
                   retry=Retry(max_attempts=60, base=0.05, factor=1.0, jitter=False){more}),
@@ -73,11 +74,15 @@ class Stage:
         release: float = RELEASE,
         more: str = "",
         extra: str = "",
+        in_workers: int = 0,
     ) -> None:
-        """Settings of everything that is started from now on."""
+        """Settings of everything that is started from now on. Workers release nothing, unless they
+        are to: what is planted is for whom a test starts.
+        """
         self.rate, self.release, self.total = rate, release, total
         queue = self.processes.broker.queue("one")
         values = {"release": release, "grace": GRACE, "rate": rate, "total": total}
+        values["in_workers"] = in_workers
         source = SETTINGS.format(
             **values, queue=queue, more=f", {more}" if more else "", extra=extra
         )

@@ -51,6 +51,7 @@ def test_a_hard_time_limit_shorter_than_a_call_is_told(
         ({"RETENTION": {"dun": None}}, "did you mean 'done'"),
         ({"RETENTION": {"done": 7}}, "timedelta"),
         ({"DISPENSER": {"POL": 1}}, "did you mean 'POLL'"),
+        ({"DISPENSER": {"IN_WORKERS": -1}}, "IN_WORKERS is not a number from 0 to 86400"),
         ({"LEASE": {"GRACE": -1}}, "GRACE"),
         ({"ALLOWED_NETWORKS": ["10.0.0.0/99"]}, "ALLOWED_NETWORKS"),
         ({"ALLOWED_HOSTS": ["https://api.example.com/"]}, "without scheme"),

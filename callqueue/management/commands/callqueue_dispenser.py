@@ -54,7 +54,9 @@ class Command(CallQueueCommand):
         except (DatabaseError, InterfaceError) as error:
             self.say(f"nobody can know: the database is away: {in_one_line(error)}")
             return
-        here = [one for one in signs if one.name.startswith(f"{host()}:") and one.kind != "beat"]
+        others = (alive.WORKER, alive.BUSY, alive.BEAT)
+        here = [one for one in signs if one.name.startswith(f"{host()}:")]
+        here = [one for one in here if one.kind not in others]
         if not any(one.is_alive for one in here):
             silent = alive.silence_s(here, now)
             ago = "ever" if silent is None else f"for {silent:.0f} s"

@@ -13,7 +13,7 @@ import pytest
 
 from callqueue import Concurrency, Rule, SlidingWindow, clocks
 from callqueue.dispatch import chores
-from callqueue.dispatch.dispenser import Dispenser, _name_of_process
+from callqueue.dispatch.dispenser import Dispenser, name_of_process
 from callqueue.ledger import clock_jumps, ledger_time
 from callqueue.maintenance import recovery
 from callqueue.models import CallAttempt, CallQueue, DispenserState, Hold, RuleState
@@ -78,7 +78,7 @@ def test_dispensers_of_one_host_name_and_process_id_are_told_apart() -> None:
     """Two containers may well be alike in both: each would take the other's sign of life for its
     own.
     """
-    dispensers = [_name_of_process.__wrapped__(7) for _ in range(2)]
+    dispensers = [name_of_process.__wrapped__(7) for _ in range(2)]
     assert len(set(dispensers)) == 2
     assert Dispenser().name == Dispenser().name
 

@@ -106,6 +106,22 @@ def test_where_callqueue_run_makes_all_calls_no_broker_is_missed(
     assert not found("broker").ok
 
 
+def test_a_worker_that_releases_needs_a_broker_and_no_beat(
+    rules: Rules, celery: Callable[..., None]
+) -> None:
+    celery(broker_url="amqp://guest:guest@127.0.0.1:1//", broker_transport_options={})
+    rules(r=Rule())
+    celery(beat_schedule=beat_schedule())
+    assert not found("schedule").ok
+    recovery.beat("default", "host:1", "worker", digest="ab")
+    assert found("dispenser").detail == "running: host:1 (a worker)"
+    assert found("schedule").ok, "it does what beat would do"
+    assert not found("broker").ok
+    recovery.beat("default", "host:1", "busy", digest="ab")
+    assert found("dispenser").detail == "running: host:1 (a busy worker)"
+    assert found("schedule").ok
+
+
 def test_a_queue_without_a_worker_is_named(rules: Rules, celery: Callable[..., None]) -> None:
     celery(task_default_queue="standard")
     rules(r=Rule(queues=["egress", "other"]))

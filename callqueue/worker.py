@@ -1,0 +1,238 @@
+"""A Celery worker that releases calls, and makes some of them at once, while no dispenser process
+does: `celery worker` alone is a working system.
+
+One process of all workers does so at a time. Of the processes of one worker, it is the one that has
+the worker's seat: a lock of the operating system's, which is free as soon as its holder is dead. Of
+several workers, it is the one that is seen to be alive: see `alive.is_outranked`. A process that
+computes, so that its threads have to wait, gives the seat away to one that does not.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from billiard import get_start_method
+from celery import signals
+from django.db import DatabaseError, InterfaceError, connections
+
+from callqueue import conf, events
+from callqueue.dispatch.chores import Chore
+from callqueue.dispatch.dispenser import Dispenser, name_of_process
+from callqueue.dispatch.publisher import MAKE_API_CALL
+from callqueue.execution import in_flight
+from callqueue.ledger import clock_jumps
+from callqueue.look import alive
+from callqueue.maintenance import recovery
+from callqueue.maker import WorkersMaker, consumed_queues
+from callqueue.models import CallQueue
+
+try:
+    import fcntl
+except ImportError:  # Windows: a worker is one process there
+    fcntl = None  # type: ignore[assignment]
+
+LOOK = 1.0  # seconds between two looks whether others release, and whether this process computes
+LONG = 0.2  # seconds after which a task is taken for one that computes
+OFFER = 0.02  # seconds for which the seat is left, for another process to take
+LEAVING = 20.0  # seconds for which a process that ends waits for what it releases
+
+
+class Seat:
+    """Of a worker's processes one at a time has it. To be made before they are forked off."""
+
+    def __init__(self) -> None:
+        self.worker = os.getpid()
+        self.name = name_of_process(self.worker)  # by which other workers know who has it
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  it is open as long as the worker runs
+
+    def take(self, *, waits: bool) -> bool:
+        """Have it; False where another process has it, and it is not waited for."""
+        try:
+            if fcntl is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Have it no more, if this process does."""
+        if fcntl is not None:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def is_given_away(self) -> bool:
+        """Offer it to who waits for it; whether there was one, who has it now."""
+        self.leave()
+        time.sleep(OFFER)
+        return not self.take(waits=False)
+
+
+class Stop(threading.Event):
+    """Set also once something else is over."""
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_over = is_over
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._is_over()
+
+
+class Releaser:
+    """What releases in this process of a worker, in a thread of its own, when that is its turn."""
+
+    def __init__(self, using: str, seat: Seat) -> None:
+        self.using, self.seat, self.pid = using, seat, os.getpid()
+        self.tasks: dict[str, float] = {}  # under way: when each began, in monotonic seconds
+        self.is_releasing = self._ends = self._resigns = False
+        self._stop = Stop(self._is_over)
+        self._thread = threading.Thread(target=self._run, name="callqueue-releaser", daemon=True)
+        self._thread.start()
+
+    @property
+    def kind(self) -> str:
+        """Whether it computes: a task has been under way for LONG."""
+        began = min(list(self.tasks.values()), default=float("inf"))
+        return alive.BUSY if time.monotonic() - began > LONG else alive.WORKER
+
+    def end(self) -> None:
+        """Release no more, and wait for what is being released."""
+        self._ends = True
+        self._stop.set()
+        if self.is_releasing:
+            self._thread.join(LEAVING)
+
+    def _is_over(self) -> bool:
+        return self._ends or in_flight.is_told_to_go()
+
+    def _run(self) -> None:
+        with suppress(DatabaseError, InterfaceError):  # early, so that none waits when it may begin
+            clock_jumps.watch(self.using).settles_in()
+        connections[self.using].close()
+        while not self._is_over():
+            try:
+                # One that computes does not wait in line.
+                if self.seat.take(waits=self.kind == alive.WORKER):
+                    self._wait_and_release()
+            except BaseException as error:
+                events.emit("listener_failed", receiver="worker", error=type(error).__name__)
+            self.seat.leave()
+            connections[self.using].close()
+            time.sleep(LOOK)
+
+    def _wait_and_release(self) -> None:
+        """Release while no other worker does."""
+        while not self._is_over() and self._is_outranked():
+            time.sleep(LOOK)
+        if self._is_over():
+            return
+        dispenser = Dispenser(self.using, maker=WorkersMaker(self.using), name=self.seat.name)
+        look = Chore("seat", LOOK, lambda: self._look(dispenser), aside=False)
+        dispenser.chores.table += (look,)
+        self._stop, self._resigns, self.is_releasing = Stop(self._is_over), False, True
+        try:
+            dispenser.run(stop=self._stop)
+            # Else another process of the worker goes on, by the same name.
+            if self._resigns or in_flight.is_told_to_go():
+                dispenser.leave()
+        finally:
+            self.is_releasing = False
+
+    def _is_outranked(self) -> bool:
+        """A database that is away is waited for by the dispenser, which says so."""
+        try:
+            return alive.is_outranked(self.using, self.kind, self.seat.name, releases=False)
+        except (DatabaseError, InterfaceError):
+            connections[self.using].close()
+            return False
+
+    def _look(self, dispenser: Dispenser) -> None:
+        """While it releases: see whether another is to go on."""
+        kind = self.kind
+        if kind != dispenser.membership.kind:
+            dispenser.membership.kind = kind
+            dispenser.chores.start_over()  # say so
+        if kind == alive.BUSY and self.seat.is_given_away():
+            self._stop.set()
+        elif alive.is_outranked(self.using, kind, self.seat.name):
+            self._resigns = True
+            self._stop.set()
+
+
+# --- What Celery tells
+
+_seat: Seat | None = None
+_releaser: Releaser | None = None
+
+
+def _own() -> Releaser | None:
+    """This process's."""
+    return _releaser if _releaser is not None and _releaser.pid == os.getpid() else None
+
+
+def _may_release() -> bool:
+    return bool(conf.current().in_workers and consumed_queues())
+
+
+def _begin() -> None:
+    global _releaser
+    if _seat is not None and _own() is None and _may_release():
+        _releaser = Releaser(str(CallQueue.objects.db_for_write), _seat)
+
+
+def _worker_begins(**_: Any) -> None:
+    global _seat
+    _seat = Seat()
+
+
+def _process_begins(**_: Any) -> None:
+    """The solo pool says so too, of the worker's own process."""
+    if _seat is not None and _seat.worker != os.getpid():
+        _begin()
+
+
+def _worker_is_ready(sender: Any, **_: Any) -> None:
+    """A worker that forks must have no threads."""
+    is_prefork = type(sender.pool).__module__ == "celery.concurrency.prefork"
+    if not is_prefork or get_start_method() != "fork":
+        _begin()
+
+
+def _worker_has_ended(**_: Any) -> None:
+    """Others need not wait for its silence: perhaps no process had the seat when it was told."""
+    if _seat is not None and _may_release():
+        with suppress(DatabaseError, InterfaceError):
+            recovery.take_leave(str(CallQueue.objects.db_for_write), _seat.name)
+
+
+def _task_begins(task_id: str, task: Any, kwargs: Any, **_: Any) -> None:
+    """One that has HTTP calls made is soon done, or waits."""
+    own = _own()
+    if own is not None and (task.name != MAKE_API_CALL or (kwargs or {}).get("here")):
+        own.tasks[task_id] = time.monotonic()
+
+
+def _task_ends(task_id: str, **_: Any) -> None:
+    own = _own()
+    if own is not None:
+        own.tasks.pop(task_id, None)
+
+
+def _process_ends() -> None:
+    own = _own()
+    if own is not None:
+        own.end()
+
+
+signals.worker_init.connect(_worker_begins, weak=False)
+signals.worker_process_init.connect(_process_begins, weak=False)
+signals.worker_ready.connect(_worker_is_ready, weak=False)
+signals.worker_shutdown.connect(_worker_has_ended, weak=False)
+signals.task_prerun.connect(_task_begins, weak=False)
+signals.task_postrun.connect(_task_ends, weak=False)
+in_flight.before_landing.append(_process_ends)

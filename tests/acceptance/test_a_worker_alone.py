@@ -1,0 +1,218 @@
+"""`celery worker` and nothing else: no dispenser, no beat."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from callqueue.models import CallAttempt, CallQueue, DispenserState
+from tests.celery_app import app
+from tests.support.brokers import Broker
+from tests.support.processes import Processes, Running
+from tests.support.recorder import Recorder, used_share
+from tests.support.verdicts import (
+    Late,
+    never_over,
+    on_a_quiet_machine,
+    until_none_is_left,
+    verdict,
+    wait_until,
+)
+
+Status = CallQueue.Status
+SETTINGS = """
+CALLQUEUE = {
+    "ALLOWED_NETWORKS": ["127.0.0.0/8"],
+    "LEASE": {"RELEASE": 5, "GRACE": 0.5},
+    "RULES": {
+        "r": Rule(queues=ONE, limits=[SlidingWindow("50/s")], total_timeout=5),
+        "elsewhere": Rule(queues=OTHER, limits=[SlidingWindow("50/s")], total_timeout=5),
+    },
+}
+"""
+
+
+@pytest.fixture
+def send(
+    processes: Processes, vendor: Recorder, configure: Callable[[str], None]
+) -> Callable[..., list[CallQueue]]:
+    """Send POSTs to the vendor, each with a number of its own."""
+    one, other = (repr(processes.broker.queue(name)) for name in ("one", "other"))
+    configure(SETTINGS.replace("ONE", one).replace("OTHER", other))
+    sent: list[int] = []
+
+    def send(count: int, path: str = "/ok", rule: str = "r") -> list[CallQueue]:
+        joint = "&" if "?" in path else "?"
+        urls = [vendor.url(f"{path}{joint}n={len(sent) + n}") for n in range(count)]
+        sent.extend(range(count))
+        data = [{"method": "post", "params": {"url": url}} for url in urls]
+        return CallQueue.objects.send_many(data, rule=rule)
+
+    return send
+
+
+def wait_for_all(seconds: float) -> None:
+    unfinished = CallQueue.objects.filter(status__in=(0, 1, 2))
+    until_none_is_left(lambda: Counter(unfinished.values_list("rule", "status")), seconds)
+
+
+def releasing() -> list[DispenserState]:
+    return [one for one in DispenserState.objects.all() if one.digest]
+
+
+def made_by(call: CallQueue) -> int:
+    """The process that made it."""
+    wait_until(lambda: CallQueue.objects.get(pk=call.pk).status == Status.DONE, 30)
+    return int(CallAttempt.objects.get(call=call).worker.split(":")[1])
+
+
+def pid_that_releases(send: Callable[..., list[CallQueue]]) -> int:
+    """The process of the one worker that releases, which makes a call that is alone."""
+    return made_by(send(1)[0])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_all_calls_are_made_and_no_limit_is_exceeded(
+    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]], pool: str
+) -> None:
+    send(300)
+    processes.worker("one", pool=pool)
+    wait_for_all(60)
+    instants = sorted(arrival.at for arrival in vendor.arrivals())
+    with verdict():
+        assert set(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE}
+        assert len(instants) == CallAttempt.objects.count() == 300
+        assert [one.kind for one in releasing()] == ["worker"]
+    never_over(instants, 50, 1.0)
+    with on_a_quiet_machine():
+        assert used_share(instants, 50, 1.0) >= 0.8
+    assert processes.started[0].stop(60) == 0
+    assert not releasing()
+
+
+@pytest.mark.parametrize("broker", ["redis", "filesystem"], indirect=True)
+def test_what_another_worker_consumes_is_published_to_it(
+    broker: Broker, processes: Processes, send: Callable[..., list[CallQueue]]
+) -> None:
+    first = processes.worker("one")
+    (own,) = send(1)
+    made_by(own)
+    processes.worker("other")
+    (theirs,) = send(1, rule="elsewhere")
+    (mine,) = send(1)
+    assert made_by(theirs) not in children_of(first)
+    assert made_by(mine) in children_of(first)
+    never_begun = CallAttempt.objects.filter(started_at=None)
+    assert not never_begun.exists()
+
+
+def test_the_process_that_releases_is_killed_and_another_goes_on(
+    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]]
+) -> None:
+    worker = processes.worker("one", concurrency=3)
+    killed = pid_that_releases(send)
+    name = releasing()[0].name
+    send(150, "/delay?s=0.1")
+    wait_until(lambda: vendor.count() >= 40, 30)
+    os.kill(killed, signal.SIGKILL)
+    died = time.monotonic()
+    (after,) = send(1)
+    assert made_by(after) != killed
+    wait_for_all(60)
+    gap = longest_gap([arrival.at for arrival in vendor.arrivals() if arrival.at > died - 1])
+    with verdict():
+        arrived = Counter(arrival.query["n"] for arrival in vendor.arrivals())
+        assert set(arrived.values()) == {1}, "made twice"
+        ended = Counter(CallQueue.objects.values_list("status", flat=True))
+        assert set(ended) <= {Status.DONE, Status.UNKNOWN}
+        assert ended[Status.UNKNOWN] <= 8 + 32, "only what was in flight in that process"
+        assert [one.name for one in releasing()] == [name], "the worker goes on releasing"
+    never_over([arrival.at for arrival in vendor.arrivals()], 50, 1.0)
+    with on_a_quiet_machine():
+        assert gap < 5, gap
+    assert worker.is_alive()
+
+
+def test_a_process_that_computes_leaves_it_to_another(
+    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]], tmp_path: Path
+) -> None:
+    """One of the same worker; and once all of them compute, one of another worker."""
+    first = processes.worker("one", "computing", concurrency=2)
+    path = tmp_path / "computes"
+    computes = [pid_that_releases(send)]
+    keep_busy(processes, path, computes[0])
+    wait_until(lambda: pid_that_releases(send) != computes[0], 10)
+    other = pid_that_releases(send)
+    assert other in children_of(first)
+    keep_busy(processes, path, other)
+    wait_until(lambda: [one.kind for one in releasing()] == ["busy"], 10)
+    assert pid_that_releases(send) in children_of(first)  # it does not stop for that
+    second = processes.worker("one")
+    wait_until(lambda: [one.kind for one in releasing()] == ["worker"], 20)
+    wait_until(lambda: pid_that_releases(send) in children_of(second), 10)
+    path.unlink()  # they may stop
+
+
+def test_a_dispenser_goes_first(processes: Processes, send: Callable[..., list[CallQueue]]) -> None:
+    worker = processes.worker("one")
+    pid_that_releases(send)
+    dispenser = processes.dispenser()
+    wait_until(lambda: [one.kind for one in releasing()] == ["steady"], 20)
+    (call,) = send(1)
+    assert made_by(call) in children_of(worker)
+    attempt = CallAttempt.objects.get(call=call)
+    assert attempt.started_at > attempt.released_at
+    assert dispenser.stop() == 0
+    wait_until(lambda: [one.kind for one in releasing()] == ["worker"], 20)
+
+
+def test_processes_that_are_replaced_and_told_to_go_leave_nothing_unknown(
+    processes: Processes, vendor: Recorder, send: Callable[..., list[CallQueue]]
+) -> None:
+    once = ["--max-tasks-per-child", "3"]
+    first = processes.worker("one", "echo", concurrency=2, arguments=once)
+    calls = send(200, "/delay?s=0.3")
+    for n in range(30):
+        processes.broker.send(app, "tests.echo", "/dev/null", str(n), queue="echo")
+    wait_until(lambda: vendor.count() >= 100, 60)
+    assert first.stop(60) == 0
+    assert not CallAttempt.objects.open().filter(started_at__isnull=False).exists()
+    assert not releasing()
+    processes.worker("one")
+    wait_for_all(60)
+    with verdict():
+        assert Counter(CallQueue.objects.values_list("status", flat=True)) == {Status.DONE: 200}
+        assert len(vendor.arrivals()) == len(calls)
+    never_over([arrival.at for arrival in vendor.arrivals()], 50, 1.0)
+
+
+def keep_busy(processes: Processes, path: Path, pid: int) -> None:
+    """Have this process of the pool compute for as long as the file is there."""
+    path.touch()
+    end = time.monotonic() + 30
+    while str(pid) not in path.read_text().split():
+        if time.monotonic() > end:
+            raise Late(f"process {pid} got no task")
+        processes.broker.send(app, "tests.compute", str(path), pid, queue="computing")
+        time.sleep(0.2)
+
+
+def longest_gap(instants: list[float]) -> float:
+    ordered = sorted(instants)
+    return max(later - earlier for earlier, later in pairwise(ordered))
+
+
+def children_of(running: Running) -> set[int]:
+    found: set[int] = set()
+    for task in Path(f"/proc/{running.pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found |= set(map(int, task.read_text().split()))
+    return found

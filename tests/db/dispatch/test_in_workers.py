@@ -1,0 +1,334 @@
+"""A dispenser in a process of a Celery worker: what it makes itself, and which one releases. Real
+workers: tests/acceptance/test_a_worker_alone.py.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+
+from callqueue import Rule, SlidingWindow, broker, conf, database, worker
+from callqueue.dispatch import publisher
+from callqueue.dispatch.dispenser import Dispenser
+from callqueue.dispatch.publisher import MAKE_API_CALL, Message
+from callqueue.execution import in_flight
+from callqueue.ledger import ledger_time
+from callqueue.limits.in_force import digest_of, opinion_of
+from callqueue.look import alive
+from callqueue.look.alive import BEAT, BUSY, RUN, STEADY, WORKER
+from callqueue.maintenance import recovery
+from callqueue.maker import WorkersMaker, consumed_queues
+from callqueue.models import CallAttempt, CallQueue, DispenserState
+from callqueue.worker import Releaser, Seat
+from tests.support.behaviour import Vendor, send
+from tests.support.verdicts import wait_until
+
+Rules = Callable[..., None]
+Status = CallQueue.Status
+pytestmark = [pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Message]]:
+    """What is sent to workers; whatever is in flight has landed at the end."""
+    sent: list[Message] = []
+    monkeypatch.setattr(in_flight, "_flights", {})
+    monkeypatch.setattr(publisher, "publish", lambda using, batch: sent.extend(batch))
+    yield sent
+    in_flight.land(seconds=20)
+    database.close_kept("default")
+
+
+@pytest.fixture
+def consumes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def consume(*queues: str) -> None:
+        monkeypatch.setattr(current_app.amqp.queues, "_consume_from", dict.fromkeys(queues))
+
+    return consume
+
+
+def dispenser(published: list[Message]) -> Dispenser:
+    return Dispenser(
+        maker=WorkersMaker("default"), publish=lambda using, batch: published.extend(batch)
+    )
+
+
+# --- What it makes
+
+
+def test_it_makes_the_first_calls_of_its_queues_and_publishes_the_rest(
+    rules: Rules, remote: Vendor, published: list[Message], consumes: Callable[..., None]
+) -> None:
+    consumes("here")
+    rules(
+        {"DISPENSER": {"IN_WORKERS": 3}},
+        r=Rule(queues="here", limits=[SlidingWindow("100/s")]),
+        other=Rule(queues="elsewhere", limits=[SlidingWindow("100/s")]),
+    )
+    calls = [send("r") for _ in range(5)]
+    theirs = send("other")
+    task = CallQueue.objects.send({"method": "celery_task", "params": {"name": "x"}}, rule="r")
+    assert task is not None
+    assert dispenser(published).run_once(maintain=False) == 7
+    in_flight.land(seconds=20)
+    made = [CallQueue.objects.get(pk=call.pk).status for call in calls]
+    assert made == [Status.DONE] * 3 + [Status.DISPATCHED] * 2
+    assert len(remote.requests) == 3
+    to_workers = {pk for _, ids in published for pk in ids}
+    unbegun = CallAttempt.objects.filter(started_at=None)
+    assert to_workers == set(unbegun.values_list("pk", flat=True))
+    assert {theirs.pk, task.pk} < set(unbegun.values_list("call", flat=True))
+    lease = timedelta(seconds=conf.current().release_lease)
+    assert all(one.lease_until - one.released_at == lease for one in unbegun)
+
+
+def test_where_it_makes_any_the_release_of_the_others_waits_for_the_disk_too(
+    rules: Rules, remote: Vendor, published: list[Message], consumes: Callable[..., None]
+) -> None:
+    """What may be on the wire must not be forgotten. And of what it does not make, nothing is
+    read.
+    """
+    consumes("here")
+    rules({"DISPENSER": {"IN_WORKERS": 1}}, r=Rule(queues="here"))
+    send("r"), send("r")
+    mixed = dispenser(published)
+    with CaptureQueriesContext(connection) as said:
+        mixed.run_once(maintain=False)
+    queries = [one["sql"] for one in said.captured_queries]
+    updates = [sql for sql in queries if sql.startswith("UPDATE") and "dispatched_at_dt" in sql]
+    assert not any("synchronous_commit" in sql for sql in updates)
+    assert len(updates) == 2
+    reading = [sql for sql in queries if "call_data" in sql and "UPDATE" in sql]
+    assert len(reading) == (connection.vendor == "postgresql")
+
+
+def test_one_that_has_enough_to_do_publishes_all(
+    rules: Rules, remote: Vendor, published: list[Message], consumes: Callable[..., None]
+) -> None:
+    answers = threading.Event()
+    remote.answers["/slow"] = lambda: answers.wait(20) and 200
+    consumes("here")
+    rules({"DISPENSER": {"IN_WORKERS": 2}}, r=Rule(queues="here"))
+    releases = dispenser(published)
+    for _ in range(3):
+        send("r", "/slow")
+        releases.run_once(maintain=False)
+    assert CallAttempt.objects.filter(started_at__isnull=False).count() == 2
+    assert [len(ids) for _, ids in published] == [1]
+    answers.set()
+
+
+def test_one_that_makes_none_still_releases(
+    rules: Rules, published: list[Message], consumes: Callable[..., None]
+) -> None:
+    consumes("unknown")
+    rules(r=Rule(queues="here"))
+    send("r")
+    assert dispenser(published).run_once(maintain=False) == 1
+    assert len(published) == 1
+
+
+def test_what_is_perhaps_committed_and_made_by_nobody_goes_again(
+    rules: Rules,
+    remote: Vendor,
+    published: list[Message],
+    consumes: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The part that it would have made, and the part that was not published."""
+    consumes("here")
+    rules({"DISPENSER": {"IN_WORKERS": 1}}, r=Rule(queues="here", limits=[SlidingWindow("9/s")]))
+    send("r"), send("r")
+    releases = dispenser(published)
+
+    def lose(*_: Any) -> None:
+        raise OperationalError("the answer to the commit was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releases.maker, "take", lose)
+        with pytest.raises(OperationalError):
+            releases.tick()
+    assert CallAttempt.objects.open().count() == 2
+    releases.run_once(maintain=False)
+    in_flight.land(seconds=20)
+    assert len(remote.requests) == 1
+    assert [len(ids) for _, ids in published] == [1]
+    assert CallAttempt.objects.filter(outcome="voided").count() == 2
+
+
+def test_queues_are_named_as_rules_name_them(
+    rules: Rules, consumes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules(r=Rule(queues=["a", "b"]), default=Rule())
+    consumes("b", "celery")
+    assert consumed_queues() == {"b", ""}
+    monkeypatch.setattr(broker, "queue_of", lambda *_: "main")
+    assert consumed_queues() == {"b"}
+    consumes("b", "main")
+    assert consumed_queues() == {"b", ""}
+
+
+# --- Which one releases
+
+
+@pytest.mark.parametrize(
+    ("kind", "releases", "other", "is_outranked"),
+    [
+        (WORKER, False, STEADY, True),
+        (WORKER, True, STEADY, True),
+        (WORKER, False, WORKER, True),
+        (BUSY, False, BUSY, True),
+        (BUSY, True, WORKER, True),
+        (WORKER, False, BUSY, False),
+        (WORKER, False, BEAT, False),
+        (WORKER, False, RUN, False),
+        (WORKER, False, "", False),
+        (BEAT, True, WORKER, True),
+        (BEAT, True, BUSY, True),
+        (BEAT, True, BEAT, False),
+    ],
+)
+def test_who_goes_first(
+    rules: Rules, kind: str, releases: bool, other: str, is_outranked: bool
+) -> None:
+    rules(r=Rule())
+    digest = digest_of(opinion_of(conf.current().book))
+
+    def judged() -> bool:
+        return alive.is_outranked("default", kind, "m" if kind != BEAT else "", releases=releases)
+
+    recovery.beat("default", "z", other, digest="other")
+    assert not judged()
+    recovery.beat("default", "z", other, digest=digest)
+    assert judged() == is_outranked
+    DispenserState.objects.update(seen_at=ledger_time.now("default") - timedelta(seconds=21))
+    assert not judged()
+
+
+def test_of_two_that_release_one_goes_on_and_nobody_is_outranked_by_himself(rules: Rules) -> None:
+    rules(r=Rule())
+    digest = digest_of(opinion_of(conf.current().book))
+    for name in ("a", "b"):
+        recovery.beat("default", name, WORKER, digest=digest)
+    assert not alive.is_outranked("default", WORKER, "a")
+    assert alive.is_outranked("default", WORKER, "b")
+    recovery.take_leave("default", "a")
+    assert not alive.is_outranked("default", WORKER, "b", releases=False)
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    made = Seat()
+    yield made
+    made._file.close()
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch, seat: Seat) -> Iterator[Callable[[], Releaser]]:
+    begun: list[Releaser] = []
+    monkeypatch.setattr(worker, "LOOK", 0.05)
+
+    def begin() -> Releaser:
+        begun.append(Releaser("default", seat))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.end()
+        one._thread.join(20)
+
+
+def test_one_stands_by_for_a_dispenser_and_takes_over_at_its_end(
+    rules: Rules, remote: Vendor, consumes: Callable[..., None], begin: Callable[[], Releaser]
+) -> None:
+    consumes("here")
+    rules(r=Rule(queues="here"))
+    digest = digest_of(opinion_of(conf.current().book))
+    recovery.beat("default", "d", STEADY, digest=digest)
+    call, releaser = send("r"), begin()
+    time.sleep(0.5)
+    assert not releaser.is_releasing
+    recovery.take_leave("default", "d")
+    wait_until(lambda: CallQueue.objects.get(pk=call.pk).status == Status.DONE, 10)
+    assert releaser.is_releasing
+    recovery.beat("default", "d", STEADY, digest=digest)
+    wait_until(lambda: not releaser.is_releasing, 10)
+    assert DispenserState.objects.get(pk=releaser.seat.name).digest == ""
+
+
+def test_one_that_computes_says_so_and_another_worker_goes_first(
+    rules: Rules, consumes: Callable[..., None], begin: Callable[[], Releaser]
+) -> None:
+    consumes("here")
+    rules(r=Rule(queues="here"))
+    releaser = begin()
+    own = DispenserState.objects.filter(pk=releaser.seat.name)
+    wait_until(lambda: own.filter(kind=WORKER).exists(), 10)
+    releaser.tasks["of an id"] = time.monotonic()
+    wait_until(lambda: own.filter(kind=BUSY).exists(), 10)
+    assert releaser.is_releasing, "nobody else is there"
+    digest = digest_of(opinion_of(conf.current().book))
+    recovery.beat("default", "another", WORKER, digest=digest)
+    wait_until(lambda: own.filter(digest="").exists() and not releaser.is_releasing, 10)
+    recovery.take_leave("default", "another")
+    wait_until(lambda: releaser.is_releasing, 10)
+
+
+def test_tasks_that_have_calls_made_do_not_compute(
+    monkeypatch: pytest.MonkeyPatch, seat: Seat
+) -> None:
+    monkeypatch.setattr(Releaser, "_run", lambda self: None)
+    releaser = Releaser("default", seat)
+    monkeypatch.setattr(worker, "_releaser", releaser)
+    monkeypatch.setattr(worker, "LONG", 0.0)
+    tasks = current_app.tasks
+    worker._task_begins(task_id="1", task=tasks[MAKE_API_CALL], kwargs={})
+    assert releaser.kind == WORKER
+    worker._task_begins(task_id="2", task=tasks[MAKE_API_CALL], kwargs={"here": True})
+    time.sleep(0.001)
+    assert releaser.kind == BUSY
+    worker._task_ends(task_id="2")
+    assert releaser.kind == WORKER
+
+
+def test_a_seat_is_one_process_s_and_free_when_it_dies(seat: Seat) -> None:
+    assert seat.take(waits=False)
+    assert not seat.is_given_away(), "nobody waits"
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, b"n" if not seat.take(waits=False) else b"y")
+            seat.take(waits=True)
+            os.write(write, b"!")
+            time.sleep(60)
+        finally:
+            os._exit(0)
+    assert os.read(read, 1) == b"n"
+    wait_until(seat.is_given_away, 10)
+    assert os.read(read, 1) == b"!"
+    assert not seat.take(waits=False)
+    os.kill(child, 9)
+    assert seat.take(waits=True)
+    os.waitpid(child, 0)
+
+
+def test_a_worker_releases_where_it_consumes_a_queue_of_a_rule(
+    rules: Rules, consumes: Callable[..., None]
+) -> None:
+    rules(r=Rule(queues="here"), default=Rule(queues="main"))
+    consumes("another")
+    assert not worker._may_release()
+    consumes("another", "here")
+    assert worker._may_release()
+    rules({"DISPENSER": {"IN_WORKERS": 0}}, r=Rule(queues="here"))
+    assert not worker._may_release()
