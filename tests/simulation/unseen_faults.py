@@ -1,6 +1,6 @@
 """Faults that no seed was seen to find yet, in 150 long runs, or in those of 150 seeds that have their
 scene: `python -m tests.simulation --fault NAME --until-found` looks for one. What is found goes
-into `fault_table.py`.
+into `fault_table.py`. Those of known room are found by tests/db/dispatch/test_known_room.py.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ UNSEEN = {
     ),
     "a permit that was lost is retried": fault(
         "transitions.ends",
-        'on_lost = "unknown" if method == states.PERMIT',
+        'on_lost = "unknown" if job.method == states.PERMIT',
         'on_lost = "retry" if False',
     ),
     "workers are sent what has its maker": fault(
@@ -210,7 +210,7 @@ UNSEEN = {
         "AND %s IS NOT NULL",
     ),
     "a correction of a correction": fault(
-        "permits.granted",
+        "permits.ending",
         'believed = known["charged"] if known["correction_pending"] else known["cost"]',
         'believed = known["cost"]',
     ),
@@ -221,5 +221,36 @@ UNSEEN = {
         "ledger.ready_calls",
         "(expires_at_dt IS NULL OR expires_at_dt > %s)",
         "(expires_at_dt IS NULL OR %s IS NOT NULL)",
+    ),
+    "room is known by settings of the past": Fault(
+        Change(
+            "ledger.memo",
+            "            return cls()\n",
+            '            return cls(room=dict(stored.get("room", {})))\n',
+        ),
+        Change(
+            "ledger.known_room",
+            "self.print == print_of(tuple(budgets))",
+            "set(self.free) == {one.id for one in budgets}",
+        ),
+        runs=200,
+        scenes=["window", "shared"],
+    ),
+    "room survives a jump of the clock": fault(
+        "ledger.known_room",
+        "self.moved == moved and self.at <= now and",
+        "",
+        runs=200,
+        scenes=["calendar"],
+    ),
+    "a hold leaves known room as it was": fault(
+        "ledger.known_room", " and self.laid == laid", "", scenes=["window", "two"]
+    ),
+    "what cost more leaves known room as it was": fault(
+        "dispatch.release_pass",
+        "        not is_corrected\n",
+        "        is_corrected is not None\n",
+        runs=200,
+        scenes=["tokens"],
     ),
 }

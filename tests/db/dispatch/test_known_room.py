@@ -184,14 +184,14 @@ def test_a_limit_that_was_lowered_holds_at_once(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("9/m")]))
     assert let_go(1) == 1
     control.change_limit("default", "r", "r#0", "2/m")
-    assert let_go(5) == 1
+    assert let_go(3) == 1
 
 
 def test_other_settings_hold_at_once(rules: Rules) -> None:
     rules(r=Rule(limits=[SlidingWindow("9/m")]))
     assert let_go(1) == 1
     rules(r=Rule(limits=[SlidingWindow("2/m")]))
-    assert let_go(5) == 1
+    assert let_go(3) == 1
 
 
 def test_what_another_group_released_is_counted(rules: Rules) -> None:
