@@ -26,7 +26,7 @@ from callqueue.models import CallQueue, DispenserState
 from tests.celery_app import app
 from tests.db.commands import run
 from tests.support.behaviour import send
-from tests.support.processes import ROOT, Processes
+from tests.support.processes import ROOT
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -151,16 +151,6 @@ def test_it_ends_after_the_seconds_it_was_given(rules: Rules) -> None:
     assert 0.3 <= time.monotonic() - began < 5
     assert ran.code == 0
     assert CallQueue.objects.get(pk=call.pk).status == Status.DISPATCHED
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(processes: Processes, number: signal.Signals) -> None:
-    dispenser = processes.dispenser()
-    dispenser.wait_for_log("dispensing all rules as ")
-    dispenser.process.send_signal(number)
-    assert dispenser.wait() == 0
-    assert "ended" in dispenser.log
-    assert "Traceback" not in dispenser.log
 
 
 def test_a_signal_ends_it_while_the_database_is_away() -> None:

@@ -20,7 +20,6 @@ from callqueue.models import CallAttempt, CallQueue, DispenserState
 from callqueue.outcome import RetryLater, Succeeded
 from tests.db.commands import run
 from tests.support.behaviour import Vendor, send
-from tests.support.processes import Processes
 
 Rules = Callable[..., None]
 Status = CallQueue.Status
@@ -215,16 +214,6 @@ def test_a_signal_lets_what_is_in_flight_end_and_releases_no_more(
     run_until(lambda: len(remote.requests) == 2)
     states = list(CallQueue.objects.order_by("pk").values_list("status", flat=True))
     assert states == [Status.DONE, Status.DONE, Status.NEW]
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_process_cleanly(processes: Processes, number: signal.Signals) -> None:
-    running = processes.run()
-    running.wait_for_log("running all rules as ")
-    running.process.send_signal(number)
-    assert running.wait() == 0
-    assert "ended" in running.log
-    assert "Traceback" not in running.log
 
 
 def test_a_task_asks_for_a_retry_and_has_it(rules: Rules) -> None:

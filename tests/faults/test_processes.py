@@ -1,0 +1,316 @@
+"""Processes that are killed, frozen and told to go at every moment of their work: workers, dispensers,
+and those that release calls and make them themselves (callqueue_run), alone and side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from callqueue.history.sums import counters
+from callqueue.models import CallAttempt, CallQueue
+from tests.faults.stage import GRACE, Keeper, Stage, Status, children_of
+from tests.support.processes import Running
+from tests.support.verdicts import on_a_quiet_machine, verdict, wait_until
+
+Length = Callable[[Any, Any], Any]
+TALKATIVE = """
+LOGGING = {"version": 1, "handlers": {"all": {"class": "logging.StreamHandler"}},
+           "loggers": {"callqueue": {"handlers": ["all"], "level": "INFO"}}}
+"""
+OF_A_CALL = ["before-begin", "before-socket", "before-record", "inside-record", "after-record"]
+OF_A_RELEASE = ["inside-release", "before-publish", "inside-publish", "after-publish"]
+POINTS = {"dispenser": OF_A_RELEASE, "run": ["inside-release", *OF_A_CALL]}
+
+
+def _status(call: CallQueue) -> int:
+    call.refresh_from_db()
+    return call.status
+
+
+# --- Killed
+
+
+def test_a_pool_child_is_killed_at_every_point_of_a_call(stage: Stage, length: Length) -> None:
+    times = length(1, 10)
+    for point in OF_A_CALL:
+        stage.plant(point, *["child"] * times)
+    stage.worker(concurrency=4)
+    stage.dispenser()
+    stage.send(4 * times, method="post")
+    stage.send(4 * times, method="put")
+    stage.send(4 * times, method="get")
+    stage.wait_until_struck(60)
+    stage.wait_for_all(60)
+    stage.judge()
+
+
+@pytest.mark.parametrize("kind", POINTS)
+def test_one_is_killed_at_every_point_of_its_work(stage: Stage, length: Length, kind: str) -> None:
+    """What was charged and never published comes back when its lease is over; what never committed
+    never happened.
+    """
+    if kind == "dispenser":
+        stage.worker(concurrency=4)
+    points = POINTS[kind] * length(1, 10)
+    with stage.keep(getattr(stage, kind)) as keeper:
+        for point in points:
+            for method in ("post", "put"):
+                stage.send(10, method=method)
+            stage.plant(point, "group")
+            stage.wait_until_struck()
+        stage.wait_for_all(60)
+    assert keeper.restarts == len(points)
+    if kind == "dispenser":
+        assert stage.judge(unknown_allowed=False) == {"DONE": 20 * len(points)}
+    else:
+        stage.judge(recovery=10)
+
+
+def test_random_kills_under_load(stage: Stage, length: Length) -> None:
+    """Children, whole workers, dispensers and those that make calls themselves, at random; the seed
+    makes the choices, the machine the moments. Whoever dies, the rest goes on.
+    """
+    kills, seed = length((8, 20261120), (200, 20261121))
+    dice = random.Random(seed)
+    stage.rule(40 if kills < 50 else 60)
+    makers = [lambda: stage.worker(concurrency=3, wait=False)] * 2 + [stage.dispenser, stage.run]
+    with stage.keep(*makers) as keeper:
+        for running in keeper.running[:2]:
+            running.wait_for_log(" ready.")
+        keeper.running[3].wait_for_log("running all rules")
+        killed = seen = 0
+        while killed < kills:
+            if stage.calls().filter(status__in=(0, 1, 2)).count() < 60:
+                for method in ("post", "put", "get"):
+                    stage.send(
+                        20, path=dice.choice(["/ok", "/delay?s=0.1", "/delay?s=0.5"]), method=method
+                    )
+            wanted = seen + dice.randrange(
+                1, 12
+            )  # calls go on between two kills: what dies while it starts tells nothing
+            wait_until(lambda wanted=wanted: stage.vendor.count() >= wanted, 60)
+            time.sleep(dice.uniform(0.0, 0.1))
+            killed += strike_at_random(dice, keeper)
+            seen = stage.vendor.count()
+        stage.wait_for_all(60)
+    counts = stage.judge(
+        recovery=10
+    )  # a dispenser that is killed again and again recovers when it is back
+    assert counts["DONE"] > 2 * kills
+
+
+def strike_at_random(dice: random.Random, keeper: Keeper) -> int:
+    """A pool child, or one time in three a whole process. 0 where there was nobody to kill."""
+    if dice.random() < 0.33:
+        victim = dice.choice(keeper.running)
+        with suppress(ProcessLookupError):
+            os.killpg(victim.pid, signal.SIGKILL)
+        return 1
+    children = [pid for running in keeper.running[:2] for pid in children_of(running.pid)]
+    if not children:
+        return 0
+    with suppress(ProcessLookupError):
+        os.kill(dice.choice(sorted(children)), signal.SIGKILL)
+    return 1
+
+
+FULL = 128  # calls that are released at once, and make a few messages of many
+
+
+def _unknown_were_sent(stage: Stage) -> None:
+    """Nothing is UNKNOWN but what arrived."""
+    arrived = {arrival.query["call"] for arrival in stage.vendor.arrivals()}
+    with verdict():
+        for pk in stage.calls().unknown().values_list("pk", flat=True):
+            story = f"call {pk} never arrived, and is UNKNOWN: {list(stage.attempts().filter(call_id=pk).values())}"
+            assert str(stage.numbers[pk]) in arrived, story
+
+
+def test_a_pool_child_is_killed_in_the_middle_of_a_message(stage: Stage) -> None:
+    """What was answered is recorded; what was on the wire is UNKNOWN, and nothing else."""
+    stage.rule(FULL * 2, total=6.0)
+    for path in ("/hold/k", "/ok") * (
+        FULL // 8
+    ):  # some of either in every message, however many it carries
+        stage.send(4, path=path, method="post")
+    worker = stage.worker(concurrency=1)
+    stage.dispenser()
+    stage.vendor.wait_for(FULL)  # all that were begun have been sent
+    wait_until(lambda: stage.calls().done().exists(), 20)
+    for child in children_of(worker.pid):
+        os.kill(child, signal.SIGKILL)
+    stage.worker(concurrency=4)
+    wait_until(
+        lambda: (
+            stage.vendor.release() >= 0 and not stage.calls().filter(status__in=(0, 1, 2)).exists()
+        ),
+        60,
+    )
+    stage.judge()
+    _unknown_were_sent(stage)
+
+
+@pytest.mark.slow
+def test_sums_go_on_after_a_kill(stage: Stage) -> None:
+    """Under load: what the last dispenser had added up stays, and the next one adds what it had
+    not, each attempt once.
+    """
+    stage.rule(60)
+    stage.worker(concurrency=4)
+    first = stage.dispenser()
+    stage.send(480)
+    wait_until(lambda: _summed() > 0, 20)
+    first.kill()
+    summed, made = _summed(), CallAttempt.objects.filter(finished_at__isnull=False).count()
+    stage.dispenser()
+    began = time.monotonic()
+    wait_until(lambda: _summed() > max(summed, made), 60)
+    print(f"sums went on {time.monotonic() - began:.1f} s after the restart")
+    stage.wait_for_all(60)
+    stage.judge(unknown_allowed=False)
+    wait_until(
+        lambda: _summed() == CallAttempt.objects.filter(finished_at__isnull=False).count(), 30
+    )
+
+
+def _summed() -> int:
+    """How many attempts the sums have since ever."""
+    return counters("default", ["r"])["r"].done
+
+
+# --- Told to go
+
+
+@pytest.mark.parametrize("kind", ["dispenser", "run"])
+def test_one_that_is_told_to_go_ends_cleanly_and_another_goes_on(stage: Stage, kind: str) -> None:
+    """By SIGTERM and by SIGINT, whatever slots are still to open: nothing is UNKNOWN."""
+    stage.rule(20)
+    if kind == "dispenser":
+        stage.worker(concurrency=2)
+    start = getattr(stage, kind)
+    first = start()
+    stage.send(60, path="/delay?s=1", method="post")
+    stage.vendor.wait_for(10)
+    assert first.stop() == 0
+    if kind == "run":
+        wait_until(lambda: not stage.open_attempts(), 1)
+    second = start()
+    stage.wait_for_all(30)
+    second.process.send_signal(signal.SIGINT)
+    assert second.wait() == 0
+    for running in (first, second):
+        assert "ended" in running.log
+        assert "Traceback" not in running.log
+    assert stage.judge(unknown_allowed=False) == {"DONE": 60}
+
+
+SLOW = pytest.mark.slow  # prefork is what most run; the other pools are for `make faults`
+POOLS = ["prefork", *(pytest.param(pool, marks=SLOW) for pool in ("threads", "solo", "gevent"))]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_worker_is_told_to_go_at_once_in_the_middle_of_a_message(stage: Stage, pool: str) -> None:
+    """Only what was on the wire is UNKNOWN. Told to go politely, it waits: test_calls_in_flight."""
+    stage.rule(FULL * 2, total=6.0)
+    stage.send(FULL // 2, path="/delay?s=1.5", method="post")
+    stage.send(FULL // 2, path="/ok", method="post")
+    worker = stage.worker(concurrency=4, pool=pool)
+    stage.dispenser()
+    stage.vendor.wait_for(20)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.wait(30)
+    stage.worker(concurrency=4)
+    stage.wait_for_all(60)
+    stage.judge()
+    _unknown_were_sent(stage)
+
+
+def test_a_soft_time_limit_in_the_middle_of_a_message(stage: Stage) -> None:
+    """It strikes nobody: the tasks have ended, and their calls go on."""
+    stage.rule(FULL * 2, total=6.0)
+    stage.add_settings("CELERY_TASK_SOFT_TIME_LIMIT = 1")
+    stage.send(FULL // 2, path="/delay?s=2.5", method="post")
+    stage.send(FULL // 2, path="/ok", method="post")
+    worker = stage.worker(concurrency=4)
+    stage.dispenser()
+    stage.wait_for_all(60)
+    assert "SoftTimeLimitExceeded" not in worker.log
+    assert stage.judge(unknown_allowed=False) == {"DONE": FULL}
+
+
+# --- Frozen
+
+
+@pytest.mark.parametrize("kind", ["worker", "run"])
+def test_one_frozen_for_twice_its_lease_is_refused_when_it_wakes(stage: Stage, kind: str) -> None:
+    """Held answers arrive, but the attempts are no longer its own: what it records does not
+    count.
+    """
+    stage.rule(total=1.0)
+    stage.add_settings(TALKATIVE)
+    start: Callable[[], Running] = getattr(stage, kind)
+    if kind == "worker":
+        stage.dispenser()
+    frozen = start()
+    (post,) = stage.send(path="/hold/f", method="post")
+    (put,) = stage.send(path="/hold/f", method="put")
+    stage.vendor.wait_for(2)
+    frozen.freeze()
+    stage.vendor.release()
+    other = start()
+    # twice the lease, as the clock has it: nothing else marks that time
+    time.sleep(2 * (stage.total + GRACE))
+    wait_until(lambda: stage.vendor.release() >= 0 and _status(put) == Status.DONE, 20)
+    stage.wait_for_status(post, Status.UNKNOWN)
+    frozen.thaw()
+    frozen.wait_for_log("attempt_refused")
+    assert _status(post) == Status.UNKNOWN
+    assert len(stage.arrivals_of(post)) == 1
+    assert len(stage.arrivals_of(put)) >= 2
+    stage.judge(recovery=10)  # by one that starts meanwhile
+    assert other.is_alive()
+
+
+@pytest.mark.slow
+def test_one_that_is_frozen_between_charge_and_socket_sends_nothing_late(stage: Stage) -> None:
+    stage.add_settings(TALKATIVE)
+    stage.plant("before-begin", "stop")
+    frozen = stage.run()
+    (post,) = stage.send(method="post")
+    stage.wait_until_struck()
+    stage.run()
+    stage.wait_for_status(post, Status.UNKNOWN)
+    frozen.thaw()
+    frozen.wait_for_log("attempt_refused", timeout=20)
+    assert stage.arrivals_of(post) == []
+    stage.judge(recovery=10)  # by one that starts meanwhile
+
+
+@pytest.mark.slow
+def test_a_frozen_dispenser_holds_up_nobody(stage: Stage) -> None:
+    """Frozen inside its transaction, it holds its rule's lock until the database ends the
+    transaction.
+    """
+    stage.plant("inside-release", "stop")
+    stage.worker(concurrency=2)
+    frozen = stage.dispenser()
+    calls = stage.send(20)
+    stage.wait_until_struck()
+    began = time.monotonic()
+    stage.dispenser()
+    stage.wait_for_all(30)
+    with on_a_quiet_machine():
+        assert time.monotonic() - began < 20
+    frozen.thaw()
+    more = stage.send(20)
+    wait_until(lambda: all(_status(call) == Status.DONE for call in more), 20)
+    assert len(calls) == 20
+    assert stage.judge(unknown_allowed=False) == {"DONE": 40}
